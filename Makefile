@@ -1,0 +1,43 @@
+# Everything a person or a machine runs here. `make setup` is quick when nothing is to do.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test check bench clean
+
+BIN := .venv/bin
+# The folders that hold Python today; benchmarks and examples may be left out of an archive.
+CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.py))))
+# Each worker mounts file systems and starts sandboxes: more than eight only wait for the disk.
+WORKERS ?= logical
+TESTS ?=
+
+help:
+	@echo "make setup   the virtual environment and the programs the tests need"
+	@echo "make demo    a private copy and a sandbox, shown at work"
+	@echo "make test    all tests (TESTS='tests/trees -k overlay' for some of them)"
+	@echo "make check   style, types, import rules"
+	@echo "make bench   the benchmarks, side by side with other tools"
+	@echo "make clean   removes what these made"
+
+setup:
+	@scripts/setup
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup $(TESTS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python bench/trees.py
+	$(BIN)/python bench/sandbox.py
+
+clean:
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,200 @@
+"""Every error a user can meet, each with a stable code.
+
+    CarrelError                      internal
+    ├── ProjectError                 what a space should start from is not usable
+    │   ├── ProjectNotFound          project_not_found
+    │   ├── ProjectNotAFolder        project_not_a_folder
+    │   ├── ProjectUnreadable        project_unreadable
+    │   ├── ProjectChanged           project_changed
+    │   ├── ProjectTooLarge          project_too_large
+    │   ├── ProjectInvalid           project_invalid
+    │   ├── RefNotFound              ref_not_found
+    │   ├── GitFailed                git_failed
+    │   ├── GitTimeout               git_timeout
+    │   └── ArchiveInvalid           archive_invalid
+    ├── InsufficientDisk             insufficient_disk
+    ├── TreeError                    a private copy cannot be made or used
+    │   ├── TreeUnavailable          tree_unavailable
+    │   ├── TreeNotFound             tree_not_found
+    │   ├── TreeExists               tree_exists
+    │   ├── TreeDamaged              tree_damaged
+    │   ├── BaseNotFound             base_not_found
+    │   └── PathError
+    │       ├── PathEscapes          path_escapes
+    │       ├── PathInvalid          path_invalid
+    │       ├── PathNotFound         path_not_found
+    │       ├── PathExists           path_exists
+    │       ├── PathDenied           path_denied
+    │       └── PathWrongKind        path_wrong_kind
+    ├── SandboxUnavailable           sandbox_unavailable: the sandbox is broken, not the command
+    │   ├── IsolationUnproven        isolation_unproven
+    │   ├── LimitsUnavailable        limits_unavailable
+    │   ├── LauncherUnavailable      launcher_unavailable
+    │   └── SandboxNotFound          sandbox_not_found
+    └── CommandError                 the command is at fault, the sandbox is fine
+        ├── CommandInvalid           command_invalid
+        ├── CommandNotFound          command_not_found
+        ├── CommandNotExecutable     command_not_executable
+        └── RunNotFound              run_not_found
+
+A command that ran and ended badly is no error here: that is an `Exit`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CarrelError(Exception):
+    """Base of all. `hint` says what to do; `details` are for programs."""
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, hint: str = "", **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class ProjectError(CarrelError):
+    code = "project_invalid"
+
+
+class ProjectNotFound(ProjectError):
+    code = "project_not_found"
+
+
+class ProjectNotAFolder(ProjectError):
+    code = "project_not_a_folder"
+
+
+class ProjectUnreadable(ProjectError):
+    code = "project_unreadable"
+
+
+class ProjectChanged(ProjectError):
+    code = "project_changed"
+
+
+class ProjectTooLarge(ProjectError):
+    code = "project_too_large"
+
+
+class ProjectInvalid(ProjectError):
+    code = "project_invalid"
+
+
+class RefNotFound(ProjectError):
+    code = "ref_not_found"
+
+
+class GitFailed(ProjectError):
+    code = "git_failed"
+
+
+class GitTimeout(ProjectError):
+    code = "git_timeout"
+
+
+class ArchiveInvalid(ProjectError):
+    code = "archive_invalid"
+
+
+class InsufficientDisk(CarrelError):
+    code = "insufficient_disk"
+
+
+class TreeError(CarrelError):
+    code = "tree_unavailable"
+
+
+class TreeUnavailable(TreeError):
+    code = "tree_unavailable"
+
+
+class TreeNotFound(TreeError):
+    code = "tree_not_found"
+
+
+class TreeExists(TreeError):
+    code = "tree_exists"
+
+
+class TreeDamaged(TreeError):
+    code = "tree_damaged"
+
+
+class BaseNotFound(TreeError):
+    code = "base_not_found"
+
+
+class PathError(TreeError):
+    code = "path_invalid"
+
+
+class PathEscapes(PathError):
+    code = "path_escapes"
+
+
+class PathInvalid(PathError):
+    code = "path_invalid"
+
+
+class PathNotFound(PathError):
+    code = "path_not_found"
+
+
+class PathExists(PathError):
+    code = "path_exists"
+
+
+class PathDenied(PathError):
+    code = "path_denied"
+
+
+class PathWrongKind(PathError):
+    code = "path_wrong_kind"
+
+
+class SandboxUnavailable(CarrelError):
+    code = "sandbox_unavailable"
+
+
+class IsolationUnproven(SandboxUnavailable):
+    code = "isolation_unproven"
+
+
+class LimitsUnavailable(SandboxUnavailable):
+    code = "limits_unavailable"
+
+
+class LauncherUnavailable(SandboxUnavailable):
+    code = "launcher_unavailable"
+
+
+class SandboxNotFound(SandboxUnavailable):
+    code = "sandbox_not_found"
+
+
+class CommandError(CarrelError):
+    code = "command_invalid"
+
+
+class CommandInvalid(CommandError):
+    code = "command_invalid"
+
+
+class CommandNotFound(CommandError):
+    code = "command_not_found"
+
+
+class CommandNotExecutable(CommandError):
+    code = "command_not_executable"
+
+
+class RunNotFound(CommandError):
+    code = "run_not_found"

@@ -1,0 +1,61 @@
+"""What trees ask of the launcher: mounts that only it can make or hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from carrel.domain.trees import Owner
+
+
+@dataclass(frozen=True)
+class OverlayMount:
+    """One overlay, the uppermost lower layer first."""
+
+    lowers: tuple[Path, ...]
+    upper: Path
+    work: Path
+    target: Path
+
+
+class MountHelper(Protocol):
+    """Blocking, thread-safe. Raises `LauncherUnavailable`, or `TreeUnavailable` when the
+    kernel refuses."""
+
+    def id_map(self, inside: Owner, outside: Owner) -> int:
+        """A descriptor of a user namespace for an id-mapped mount that shows what belongs
+        to `inside` on disk as `outside`'s; root only. The caller closes it."""
+        ...
+
+    def mount_overlay(self, key: str, mount: OverlayMount) -> None:
+        """Mounts it in a user and mount namespace of its own, which the launcher holds
+        under `key` until it is released; for ordinary users. Idempotent."""
+        ...
+
+    def open_in(self, key: str, path: Path) -> int:
+        """An O_PATH descriptor of `path` as the namespace of `key` sees it."""
+        ...
+
+    def held(self) -> frozenset[str]:
+        """The keys of all namespaces that are held now."""
+        ...
+
+    def release(self, key: str) -> None:
+        """Lets go of a namespace, and with it of its mount; idempotent."""
+        ...
+
+
+class LauncherPort(Protocol):
+    """What runtimes ask of the launcher; the requests are described in `carrel.launcher`."""
+
+    async def ask(
+        self,
+        op: str,
+        fields: dict[str, Any],
+        descriptors: list[int],
+        timeout_s: float = ...,
+    ) -> tuple[dict[str, Any], list[int]]:
+        """One request and its answer. The caller owns the descriptors of both. An answer with
+        `problem` says that, and at which step, it failed. Raises `LauncherUnavailable`."""
+        ...

@@ -1,0 +1,49 @@
+"""What a sandbox may use at most, and what it did use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class LimitKind(StrEnum):
+    MEMORY = "memory"
+    CPU = "cpu"
+    PIDS = "pids"
+    DISK = "disk"
+    FILE_SIZE = "file_size"
+    OPEN_FILES = "open_files"
+    WALL_TIME = "wall_time"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """None means no limit. `strict` refuses to start where one cannot be enforced."""
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+    file_bytes: int | None = None
+    open_files: int | None = None
+    wall_seconds: float | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class LimitSupport:
+    """How (or why not) one kind of limit is enforced here."""
+
+    kind: LimitKind
+    enforced: bool
+    how: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of a whole sandbox since it started; None where this machine cannot tell."""
+
+    cpu_seconds: float | None
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    pids: int | None

@@ -1,0 +1,215 @@
+"""Sandboxes and the commands in them: the nouns and the contract of a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from carrel.domain.availability import Availability
+from carrel.domain.limits import Limits, LimitSupport, LimitKind, Usage
+from carrel.domain.trees import Owner, TreeMount
+
+
+class Network(StrEnum):
+    NONE = "none"
+    """Loopback only."""
+    OPEN = "open"
+    """The host's network."""
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A host path shown in the sandbox."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a runtime truly does. `uncovered` names, in sentences, what it does not."""
+
+    confines: bool
+    private_files: bool
+    private_processes: bool
+    private_network: bool
+    own_paths: bool
+    """The tree is at /workspace; otherwise at its own path on the host."""
+    uncovered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """All that makes one sandbox. `folder` is the space's private folder: the runtime
+    keeps the home, /tmp and the runs of the sandbox in it."""
+
+    sandbox_id: str
+    folder: Path
+    tree: Path
+    owner: Owner
+    network: Network = Network.NONE
+    limits: Limits = Limits()
+    binds: tuple[Bind, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A started sandbox; metadata only, can be written down and loaded again."""
+
+    runtime: str
+    spec: SandboxSpec
+    limits: tuple[LimitSupport, ...] = ()
+    """How each limit that was asked for is enforced."""
+
+
+class Output(StrEnum):
+    FILES = "files"
+    """stdout and stderr go to files of the run."""
+    PIPES = "pipes"
+    PTY = "pty"
+
+
+@dataclass(frozen=True)
+class Command:
+    """`argv` never passes through a shell; `env` is added to the sandbox's own; `cwd` is
+    relative to the tree, or absolute as the sandbox sees it."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = "."
+    output: Output = Output.FILES
+    stdin: bool = False
+    """Keep standard input open for `Run.stdin`; otherwise it is /dev/null."""
+    timeout_s: float | None = None
+    pty_size: tuple[int, int] = (24, 80)
+
+
+class ExitReason(StrEnum):
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    TIMEOUT = "timeout"
+    """Its own time limit, or the sandbox's wall time."""
+    MEMORY = "memory"
+    """The kernel killed it at the memory limit."""
+    DISK = "disk"
+    STOPPED = "stopped"
+    """The sandbox was stopped under it."""
+    LOST = "lost"
+    """The launcher died before it could be reaped, so nobody knows."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a command ended: exactly one of `code` and `signal`, neither when lost."""
+
+    reason: ExitReason
+    code: int | None
+    signal: int | None
+    started_at: float
+    ended_at: float
+    cpu_seconds: float
+    max_rss_bytes: int
+
+
+@dataclass(frozen=True)
+class LimitHit:
+    """An event: a limit was reached. `figure` is the limit, in the kind's own unit."""
+
+    sandbox_id: str
+    kind: LimitKind
+    figure: float
+    run_id: str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One thing the probe tried inside a sandbox."""
+
+    name: str
+    refused: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of `verify`; `holds` when every attempt was refused."""
+
+    runtime: str
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.attempts) and all(attempt.refused for attempt in self.attempts)
+
+
+class Run(Protocol):
+    """A live command. Losing it does not end the command."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def pid(self) -> int:
+        """On the host."""
+        ...
+
+    @property
+    def stdout(self) -> Path | int | None:
+        """The file, or the descriptor to read (pipe, or the pty's master)."""
+        ...
+
+    @property
+    def stderr(self) -> Path | int | None: ...
+
+    @property
+    def stdin(self) -> int | None: ...
+
+    async def wait(self) -> Exit: ...
+
+    def close(self) -> None:
+        """Closes this side's descriptors."""
+        ...
+
+
+class Runtime(Protocol):
+    """One way of confining. Raises `SandboxUnavailable` (and its kinds) when the sandbox is
+    at fault, `CommandError` when the command is; an ended command is an `Exit`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def probe(self) -> Availability:
+        """Tries the real thing, and leaves nothing."""
+        ...
+
+    async def start(self, spec: SandboxSpec, tree: TreeMount) -> Sandbox:
+        """Prepares a sandbox; costs no process until a command runs. A confining runtime
+        that fails its own proof raises `IsolationUnproven`."""
+        ...
+
+    async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run: ...
+
+    async def attach(self, sandbox: Sandbox, run_id: str) -> Run:
+        """Takes up a run of this or an earlier daemon. `RunNotFound`."""
+        ...
+
+    async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:
+        """To the run's process group. A run that has ended is no error."""
+        ...
+
+    async def usage(self, sandbox: Sandbox) -> Usage: ...
+
+    async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof: ...
+
+    async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
+        """Ask, bounded wait, kill all, reap, remove the cgroup; idempotent."""
+        ...

@@ -1,0 +1,208 @@
+"""Bases and trees: the nouns and the contract of a tree driver.
+
+Everything here is blocking file-system work: async callers use a worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from carrel.domain.availability import Availability
+from carrel.domain.projects import Project
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A host uid and gid."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something of the project that a base does not hold, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Base:
+    """An immutable, content-addressed tree of a project at one state; metadata only.
+
+    `layers` are folders, the uppermost first, in overlayfs's format (whiteouts are
+    0/0 character devices); a base kept by a driver that snapshots has exactly one.
+    On disk every entry belongs to `store_owner`; `project_owner` is whom the
+    project's files belonged to, for the way back out.
+    """
+
+    base_id: str
+    project: Project
+    folder: Path
+    layers: tuple[Path, ...]
+    entries: int
+    size_bytes: int
+    created_at: float
+    store_owner: Owner
+    project_owner: Owner
+    has_git: bool = False
+    skipped: tuple[Skipped, ...] = ()
+    unstable: tuple[str, ...] = ()
+    """Files that changed while they were read (only with `allow_changing`)."""
+
+
+@dataclass(frozen=True)
+class TreeRequest:
+    """`folder` is an existing, private folder that the driver may fill; the tree
+    appears at `folder/project`. `owner` is the host user that will write in it."""
+
+    tree_id: str
+    base: Base
+    folder: Path
+    owner: Owner
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A space's private writable view of its base; metadata only, can be written down."""
+
+    tree_id: str
+    driver: str
+    base_id: str
+    folder: Path
+    owner: Owner
+    created_ns: int
+
+    @property
+    def path(self) -> Path:
+        """Where the tree is (or is mounted) on the host."""
+        return self.folder / "project"
+
+
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+    RENAMED = "renamed"
+    MODE = "mode"
+    TYPE = "type"
+
+
+class EntryType(StrEnum):
+    FILE = "file"
+    FOLDER = "folder"
+    SYMLINK = "symlink"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference of a tree from its base. Paths are relative, as `os.fsdecode` gives.
+
+    `modified` may come with another mode too. Only regular files are `renamed`: the
+    same bytes under another name. Times alone are no change.
+    """
+
+    path: str
+    kind: ChangeKind
+    old_path: str | None = None
+    old_type: EntryType | None = None
+    new_type: EntryType | None = None
+    old_mode: int | None = None
+    new_mode: int | None = None
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class TreeUsage:
+    """What a tree costs beyond its base."""
+
+    bytes_used: int
+    files_used: int
+
+
+@dataclass(frozen=True)
+class TreeMount:
+    """How a runtime binds a tree, for as long as the context is open.
+
+    `path` always names the tree. `detached` (root only) gives, at each call, a new detached
+    mount that shows every entry as the tree's owner's; the caller closes it. `namespace`
+    (ordinary users only) is the key under which the launcher holds the mount namespace in
+    which `path` is mounted. `read_only` are further host folders that the tree needs at
+    their own path.
+    """
+
+    path: Path
+    mount_fd: int | None = None
+    detached: Callable[[], int] | None = None
+    namespace: str | None = None
+    read_only: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class TreeCapabilities:
+    """What differs between drivers, for people and for tests."""
+
+    copy_on_write: bool
+    instant: bool
+    """Creating does not grow with the project."""
+    visible_on_host: bool
+    """`Tree.path` shows the files to every program of the host."""
+    renames_base_folders: bool
+    """rename(2) of a folder that stands in the base works (else EXDEV, as between disks)."""
+    notes: tuple[str, ...] = ()
+
+
+class TreeDriver(Protocol):
+    """One way of giving private copies. Implementations: `carrel.trees.drivers`.
+
+    All methods raise `TreeUnavailable` when the machine refuses, `TreeDamaged` when what
+    is on disk is not what was made, `InsufficientDisk` when there is no room.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> TreeCapabilities: ...
+
+    def probe(self) -> Availability:
+        """Tries the real thing in the data folder, and leaves nothing."""
+        ...
+
+    def create(self, request: TreeRequest) -> Tree:
+        """Makes the tree, or raises and leaves nothing. `TreeExists` if there is one."""
+        ...
+
+    def ensure(self, tree: Tree) -> None:
+        """Makes a tree usable again after a reboot; does nothing when it is."""
+        ...
+
+    def open_root(self, tree: Tree) -> int:
+        """An O_PATH descriptor of the tree's root; the caller closes it."""
+        ...
+
+    def mount(self, tree: Tree) -> AbstractContextManager[TreeMount]:
+        """For a runtime that is about to start a sandbox on the tree."""
+        ...
+
+    def changes(self, tree: Tree) -> Iterator[Change]:
+        """Sorted by path; computed as it is read."""
+        ...
+
+    def usage(self, tree: Tree) -> TreeUsage: ...
+
+    def freeze(self, tree: Tree) -> Base:
+        """A new base with what the tree holds now; costs what changed. The caller sees
+        to it that nothing writes meanwhile."""
+        ...
+
+    def drop(self, tree: Tree) -> None:
+        """Removes the tree and all it used; idempotent, copes with half-made ones."""
+        ...

@@ -1,0 +1,202 @@
+"""The forked children: one that becomes a command, one that becomes a sandbox's holder.
+
+Neither returns. What goes wrong is written to the status pipe as one JSON line; the pipe
+closes by itself when the child executes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import stat
+from typing import Any, NoReturn
+
+from carrel.launcher import confine
+from carrel.launcher.probes import run_probe
+from carrel.linux import mounts, namespaces
+
+STAGE = "/tmp"
+"""Where a holder's private mount namespace shows what bubblewrap is to bind. As root it runs
+as the sandbox's own user, who cannot walk the data folder; every system has a /tmp, and
+covering it there hides it from nobody else."""
+SECCOMP_FD = 10
+INFO_FD = 11
+ALIVE_FD = 12
+
+Plan = dict[str, Any]
+
+
+def report(status: int, message: dict[str, Any]) -> None:
+    os.write(status, json.dumps(message).encode() + b"\n")
+
+
+def guard(status: int, step: str) -> _Guard:
+    return _Guard(status, step)
+
+
+class _Guard:
+    """Ends the child with a report when a step fails."""
+
+    def __init__(self, status: int, step: str) -> None:
+        self._status = status
+        self._step = step
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        number = error.errno if isinstance(error, OSError) else 0
+        text = f"{type(error).__name__}: {error}"
+        report(self._status, {"step": self._step, "errno": number or 0, "text": text})
+        os._exit(127)
+
+
+def become_command(
+    plan: Plan, streams: list[int], held: dict[str, int], writers: list[int]
+) -> NoReturn:
+    """In a sandbox with namespaces when `held` is not empty, else right here.
+
+    `writers`: the status pipe, and with a keeper the pipe on which it tells the end.
+    """
+    status = writers[0]
+    confine.reset_signals()
+    with guard(status, "cgroup"):
+        confine.raise_oom_score()
+        confine.join_groups(plan["join"])
+    with guard(status, "limits"):
+        confine.set_limits(plan["rlimits"])
+    if held:
+        with guard(status, "namespace"):
+            namespaces.set_dumpable(False)
+            confine.enter(held)
+            child = namespaces.fork_to_parent()
+        if child:
+            report(status, {"pid": child})
+            os._exit(0)
+    elif plan["keeper"]:
+        _keep(status, writers[1])
+    else:
+        report(status, {"pid": os.getpid()})
+    _finish(plan, streams, status)
+
+
+def _finish(plan: Plan, streams: list[int], status: int) -> NoReturn:
+    with guard(status, "terminal"):
+        os.setsid()
+        os.umask(0o022)
+        confine.set_standard_streams(streams)
+        confine.close_others(status)
+        if plan["pty"]:
+            confine.take_terminal()
+    if plan["landlock"] is not None:
+        with guard(status, "landlock"):
+            confine.apply_landlock(plan["landlock"])
+    with guard(status, "identity"):
+        if plan["uid"] is not None:
+            confine.become(plan["uid"], plan["gid"])
+    with guard(status, "cwd"):
+        os.chdir(plan["cwd"])
+    if plan["confined"]:
+        with guard(status, "privileges"):
+            confine.give_up_privileges()
+    if plan["seccomp"]:
+        with guard(status, "filter"):
+            confine.install_filter(bytes.fromhex(plan["seccomp"]))
+    if plan["probe"] is not None:
+        _probe(plan["probe"], status)
+    with guard(status, "exec"):
+        os.execvpe(plan["argv"][0], plan["argv"], plan["env"])
+    os._exit(127)
+
+
+def _probe(targets: dict[str, Any], status: int) -> NoReturn:
+    """The proof of isolation: our own code, in memory already, so that a sandbox needs no
+    interpreter of its own. Its findings go to standard output."""
+    with guard(status, "probe"):
+        os.close(status)
+        namespaces.set_dumpable(True)
+        findings = json.dumps(run_probe(targets)).encode()
+        while findings:
+            findings = findings[os.write(1, findings) :]
+    os._exit(0)
+
+
+def _keep(status: int, end: int) -> None:
+    """Without namespaces and cgroups: a keeper stays above the command, inherits all that
+    detaches itself, and ends when nothing is left. Returns in the command's process."""
+    with guard(status, "keeper"):
+        os.setsid()
+        namespaces.become_subreaper()
+        child = os.fork()
+    if child == 0:
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report(status, {"pid": child, "keeper": os.getpid()})
+    confine.close_others(end)
+    while True:
+        try:
+            pid, code, usage = os.wait4(-1, 0)
+        except ChildProcessError:
+            os._exit(0)
+        if pid == child:
+            message = {"ended": code, "cpu": usage.ru_utime + usage.ru_stime}
+            message["rss"] = usage.ru_maxrss * 1024
+            report(end, message)
+
+
+def become_holder(plan: Plan, descriptors: dict[str, int], namespace: dict[str, int]) -> NoReturn:
+    """Stages the mounts, takes on the sandbox's identity and executes bubblewrap.
+
+    `descriptors`: `status`, `stdin`, `stdout`, `stderr`, `seccomp`, `info`, `alive`, and
+    `stage:NAME` for each detached mount.
+    """
+    descriptors = {name: _above(descriptor) for name, descriptor in descriptors.items()}
+    status = descriptors["status"]
+    confine.reset_signals()
+    with guard(status, "cgroup"):
+        confine.raise_oom_score()
+        confine.join_groups(plan["join"])
+    with guard(status, "stage"):
+        os.setsid()
+        if namespace:
+            namespaces.setns(namespace["user"], namespaces.CLONE_NEWUSER)
+            namespaces.setns(namespace["mnt"], namespaces.CLONE_NEWNS)
+        elif os.geteuid() == 0:
+            _stage(plan["stage"], descriptors)
+    with guard(status, "identity"):
+        if os.geteuid() == 0:
+            confine.become(plan["uid"], plan["gid"])
+    with guard(status, "exec"):
+        os.chdir("/")
+        _place(descriptors)
+        os.execve(plan["argv"][0], plan["argv"], {"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
+
+
+def _stage(items: list[str], descriptors: dict[str, int]) -> None:
+    namespaces.unshare(namespaces.CLONE_NEWNS)
+    mounts.mount_tmpfs(STAGE, "mode=0755,size=64k")
+    for name in items:
+        descriptor = descriptors[f"stage:{name}"]
+        target = f"{STAGE}/{name}"
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.mkdir(target, 0o755)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        mounts.attach(descriptor, target)
+
+
+def _place(descriptors: dict[str, int]) -> None:
+    """The numbers that bubblewrap's arguments name."""
+    wanted = {0: "stdin", 1: "stdout", 2: "stderr"}
+    wanted |= {SECCOMP_FD: "seccomp", INFO_FD: "info", ALIVE_FD: "alive"}
+    for number, name in wanted.items():
+        os.dup2(descriptors[name], number, inheritable=True)
+
+
+def _above(descriptor: int) -> int:
+    """A copy whose number none of the fixed ones will overwrite."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, ALIVE_FD + 1)

@@ -1,0 +1,308 @@
+"""One bubblewrap per active sandbox, which holds its namespaces while commands run in it.
+
+A sandbox in which nothing runs has no process: its holder ends when it has been idle for a
+while, and the next command starts another on the same folders. The command that bubblewrap
+runs is a copy of `cat` under the name `hold`: it echoes the byte that waits on its standard
+input, which says that the sandbox is complete, and then blocks for good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from carrel.launcher import child
+from carrel.launcher.lines import LinePipe
+from carrel.launcher.loop import Loop, Timer
+from carrel.launcher.records import read_record, write_record
+from carrel.linux import namespaces, processes
+
+READY_S = 10.0
+"""Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
+LINGER_S = 10.0
+"""Long enough for the next command of a session to find the sandbox warm."""
+MOST_IDLE = 64
+"""So many may linger; beyond, the one that has been idle longest ends at once."""
+
+Problem = dict[str, Any]
+OnReady = Callable[["Holder | None", Problem | None], None]
+
+
+class Holder:
+    """The live side of one sandbox."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.init = 0
+        self.init_started = 0
+        self.namespaces: dict[str, int] = {}
+        self.waiting: list[OnReady] = []
+        self.runs: set[str] = set()
+        self.idle: Timer | None = None
+        self.on_gone: list[Callable[[], None]] = []
+        self.ending = False
+
+    @property
+    def live(self) -> bool:
+        return bool(self.namespaces) and not self.ending
+
+    def close(self) -> None:
+        for descriptor in self.namespaces.values():
+            os.close(descriptor)
+        self.namespaces.clear()
+
+    def others(self) -> list[int]:
+        """Processes of the sandbox that no command of ours is above: what detached itself."""
+        below = processes.children(self.init)
+        held = below[:1]
+        found = [pid for pid in below if pid not in held]
+        for pid in list(found):
+            found.extend(processes.descendants(pid))
+        return found
+
+
+class Holders:
+    def __init__(self, loop: Loop, folder: str) -> None:
+        self._loop = loop
+        self._folder = folder
+        self._holders: dict[str, Holder] = {}
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._adopt()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def get(self, sandbox_id: str) -> Holder | None:
+        return self._holders.get(sandbox_id)
+
+    def acquire(self, request: dict[str, Any], staged: dict[str, int], ready: OnReady) -> None:
+        """`ready` is called with a live holder, now or later, or with what went wrong."""
+        sandbox_id = request["sandbox_id"]
+        holder = self._holders.get(sandbox_id)
+        if holder is not None and holder.ending:
+            holder.on_gone.append(lambda: ready(None, {"step": "ending", "errno": 0}))
+            return
+        if holder is not None and holder.live:
+            ready(holder, None)
+            return
+        if holder is None:
+            holder = Holder(sandbox_id)
+            self._holders[sandbox_id] = holder
+            holder.waiting.append(ready)
+            _Start(self, self._loop, holder, request["holder"], staged).begin()
+        else:
+            holder.waiting.append(ready)
+
+    def enter(self, holder: Holder, run_id: str) -> None:
+        if holder.idle is not None:
+            holder.idle.cancel()
+            holder.idle = None
+        holder.runs.add(run_id)
+
+    def leave(self, holder: Holder, run_id: str) -> None:
+        holder.runs.discard(run_id)
+        if holder.runs or holder.ending:
+            return
+        # The order of insertion is the order of idleness.
+        idle = [one for one in self._holders.values() if one.idle is not None]
+        if len(idle) >= MOST_IDLE:
+            self._check_idle(min(idle, key=lambda one: one.idle.when if one.idle else 0.0))
+        holder.idle = self._loop.after(LINGER_S, lambda: self._check_idle(holder))
+
+    def _check_idle(self, holder: Holder) -> None:
+        """Ends it, unless a server that a command left behind still runs."""
+        if holder.idle is not None:
+            holder.idle.cancel()
+            holder.idle = None
+        if holder.runs or holder.ending:
+            return
+        if holder.others():
+            holder.idle = self._loop.after(LINGER_S, lambda: self._check_idle(holder))
+        else:
+            self.end(holder)
+
+    def end(self, holder: Holder) -> None:
+        """Kills the sandbox's first process, and with it the kernel kills all others."""
+        holder.ending = True
+        if processes.is_alive(holder.init, holder.init_started):
+            processes.send_signal(holder.init, signal.SIGKILL)
+
+    def gone(self, holder: Holder) -> None:
+        if holder.idle is not None:
+            holder.idle.cancel()
+        holder.ending = True
+        holder.close()
+        self._holders.pop(holder.sandbox_id, None)
+        try:
+            os.unlink(self._record_path(holder.sandbox_id))
+        except FileNotFoundError:
+            pass
+        for action in holder.on_gone:
+            action()
+
+    def write_down(self, holder: Holder) -> None:
+        record = {"init": holder.init, "started": holder.init_started}
+        write_record(self._record_path(holder.sandbox_id), record)
+
+    def _record_path(self, sandbox_id: str) -> str:
+        return os.path.join(self._folder, f"{sandbox_id}.json")
+
+    def _adopt(self) -> None:
+        """Takes up the sandboxes that an earlier launcher left running."""
+        for name in os.listdir(self._folder):
+            path = os.path.join(self._folder, name)
+            record = read_record(path)
+            if record is None or not processes.is_alive(record["init"], record["started"]):
+                os.unlink(path)
+                continue
+            holder = Holder(name.removesuffix(".json"))
+            holder.init, holder.init_started = record["init"], record["started"]
+            try:
+                holder.namespaces = open_sandbox(holder.init)
+                self.watch_end(holder)
+            except OSError:
+                continue
+            self._holders[holder.sandbox_id] = holder
+            holder.idle = self._loop.after(LINGER_S, partial(self._check_idle, holder))
+
+    def watch_end(self, holder: Holder) -> None:
+        """The first process of a pid namespace is gone after all others of it."""
+        end = os.pidfd_open(holder.init)
+
+        def ended() -> None:
+            self._loop.unwatch(end)
+            os.close(end)
+            self.gone(holder)
+
+        self._loop.watch(end, ended)
+
+
+def open_sandbox(init: int) -> dict[str, int]:
+    """The namespaces of a sandbox that differ from ours, and its root."""
+    opened = namespaces.open_namespaces(init, ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"))
+    for kind in ("net", "cgroup"):
+        if os.fstat(opened[kind]).st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino:
+            os.close(opened.pop(kind))
+    try:
+        opened["root"] = os.open(f"/proc/{init}/root", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        for descriptor in opened.values():
+            os.close(descriptor)
+        raise
+    return opened
+
+
+class _Start:
+    """The start of one holder, from the fork to the echoed byte."""
+
+    def __init__(
+        self,
+        holders: Holders,
+        loop: Loop,
+        holder: Holder,
+        plan: dict[str, Any],
+        staged: dict[str, int],
+    ) -> None:
+        self._holders = holders
+        self._loop = loop
+        self._holder = holder
+        self._plan = plan
+        self._staged = staged
+        self._problem: Problem | None = None
+        self._complaints: list[str] = []
+        self._info = b""
+        self._monitor = 0
+        self._deadline: Timer | None = None
+        self._complete = False
+
+    def begin(self) -> None:
+        status = LinePipe(self._loop, self._on_status, lambda: None)
+        errors = LinePipe(self._loop, self._on_complaint, lambda: None)
+        info = LinePipe(self._loop, self._on_info, lambda: None)
+        echo = LinePipe(self._loop, self._on_echo, lambda: None)
+        still, push = os.pipe2(os.O_CLOEXEC)
+        os.write(push, b"\n")
+        program = _memory_file(bytes.fromhex(self._plan["seccomp"]))
+        descriptors = {
+            "status": status.write,
+            "stdin": still,
+            "stdout": echo.write,
+            "stderr": errors.write,
+            "seccomp": program,
+            "info": info.write,
+            "alive": push,
+            **{f"stage:{name}": descriptor for name, descriptor in self._staged.items()},
+        }
+        namespace = self._plan.get("entered", {})
+        self._monitor = self._loop.fork(
+            lambda: child.become_holder(self._plan, descriptors, namespace)
+        )
+        for pipe in (status, errors, info, echo):
+            pipe.parent_side()
+        for descriptor in (still, push, program):
+            os.close(descriptor)
+        self._loop.on_exit(self._monitor, lambda _status, _usage: self._on_exit())
+        self._deadline = self._loop.after(READY_S, self._too_late)
+
+    def _on_status(self, line: bytes) -> None:
+        self._problem = json.loads(line)
+
+    def _on_complaint(self, line: bytes) -> None:
+        self._complaints = [*self._complaints, line.decode(errors="replace")][-5:]
+
+    def _on_info(self, line: bytes) -> None:
+        self._info += line
+
+    def _on_echo(self, _line: bytes) -> None:
+        """The sandbox is complete: `hold` runs."""
+        holder = self._holder
+        try:
+            holder.init = int(json.loads(self._info)["child-pid"])
+            holder.namespaces = open_sandbox(holder.init)
+            holder.init_started = processes.start_time(holder.init) or 0
+            self._holders.watch_end(holder)
+        except (OSError, ValueError, KeyError) as error:
+            self._fail({"step": "namespace", "errno": 0, "text": f"{error!r}"})
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._complete = True
+        self._holders.write_down(holder)
+        waiting, holder.waiting = holder.waiting, []
+        for ready in waiting:
+            ready(holder, None)
+
+    def _too_late(self) -> None:
+        self._fail({"step": "start", "errno": 0, "text": f"not ready after {READY_S:.0f} s"})
+
+    def _fail(self, problem: Problem) -> None:
+        """The answer is given when the processes are gone."""
+        self._problem = problem
+        processes.send_signal(self._monitor, signal.SIGKILL)
+        if self._holder.init:
+            processes.send_signal(self._holder.init, signal.SIGKILL)
+
+    def _on_exit(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._complete:
+            # Somebody in the sandbox killed `hold`: the rest goes with it.
+            self._holders.end(self._holder)
+            return
+        text = " ".join(self._complaints) or "bubblewrap ended before the sandbox was complete"
+        problem = self._problem or {"step": "bubblewrap", "errno": 0, "text": text}
+        waiting, self._holder.waiting = self._holder.waiting, []
+        self._holders.gone(self._holder)
+        for ready in waiting:
+            ready(None, problem)
+
+
+def _memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("carrel-filter", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

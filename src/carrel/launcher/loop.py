@@ -1,0 +1,122 @@
+"""The launcher's event loop: descriptors, timers and dead children; nothing ever waits."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+OnExit = Callable[[int, resource.struct_rusage], None]
+"""Called with the wait status and the use of a child that has been reaped."""
+
+
+class Timer:
+    """One call at one time; `cancel` is final."""
+
+    def __init__(self, when: float, action: Callable[[], None]) -> None:
+        self.when = when
+        self.action: Callable[[], None] | None = action
+
+    def cancel(self) -> None:
+        self.action = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.when < other.when
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[Timer] = []
+        self._on_exit: dict[int, OnExit] = {}
+        self._unclaimed: dict[int, tuple[int, resource.struct_rusage]] = {}
+        self._expecting = 0
+        self.running = True
+        self._wake, wake_write = socket.socketpair()
+        self._wake.setblocking(False)
+        wake_write.setblocking(False)
+        self._wake_write = wake_write
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        self.watch(self._wake.fileno(), self._reap)
+
+    def watch(self, descriptor: int, action: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, action)
+
+    def unwatch(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        timer = Timer(time.monotonic() + seconds, action)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def fork(self, become: Callable[[], None]) -> int:
+        """A child that runs `become`, which does not return."""
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            become()
+        finally:
+            os._exit(127)
+
+    def expect_children(self, more: int) -> None:
+        """While any are expected, exits of processes that nobody claimed yet are kept: a child
+        that a helper made for us may end before the helper has told us its number."""
+        self._expecting += more
+        if self._expecting == 0:
+            self._unclaimed.clear()
+
+    def on_exit(self, pid: int, action: OnExit) -> None:
+        ended = self._unclaimed.pop(pid, None)
+        if ended is not None:
+            action(*ended)
+        else:
+            self._on_exit[pid] = action
+
+    def _reap(self) -> None:
+        try:
+            while self._wake.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            action = self._on_exit.pop(pid, None)
+            if action is not None:
+                action(status, usage)
+            elif self._expecting:
+                self._unclaimed[pid] = (status, usage)
+
+    def run(self) -> None:
+        while self.running:
+            for key, _events in self._selector.select(self._until_next_timer()):
+                # An earlier action of this round may have closed it.
+                if self._selector.get_map().get(key.fd) is key:
+                    key.data()
+            self._run_timers()
+
+    def _until_next_timer(self) -> float | None:
+        while self._timers and self._timers[0].action is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0].when - time.monotonic())
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0].when <= now:
+            action = heapq.heappop(self._timers).action
+            if action is not None:
+                action()

@@ -1,0 +1,184 @@
+"""Namespaces that are held for others: id maps (as root), overlays (as an ordinary user).
+
+An ordinary user may mount only in a user namespace of his own, and the mount is gone when
+nobody holds that any more. The launcher holds it by descriptors, without a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from carrel.launcher.lines import LinePipe
+from carrel.launcher.loop import Loop
+from carrel.launcher.runs import Answer
+from carrel.linux import mounts, namespaces
+
+
+class IdMaps:
+    """User namespaces that exist only to name a mapping of ids."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def make(self, request: dict[str, Any], answer: Answer) -> None:
+        inside, outside = request["inside"], request["outside"]
+        wait, go = os.pipe2(os.O_CLOEXEC)
+        child = [0]
+
+        def on_line(_line: bytes) -> None:
+            try:
+                for kind, before, after in zip(("uid", "gid"), inside, outside, strict=True):
+                    _write(f"/proc/{child[0]}/{kind}_map", f"{before} {after} 1")
+                made = os.open(f"/proc/{child[0]}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                answer({"problem": _problem("id_map", error)}, [])
+                return
+            answer({}, [made])
+            os.close(made)
+
+        ready = LinePipe(self._loop, _problem_or(on_line, answer), lambda: os.close(go))
+        child[0] = self._loop.fork(lambda: _be_mapped(ready.write, wait, go))
+        ready.parent_side()
+        os.close(wait)
+
+
+def _be_mapped(ready: int, wait: int, go: int) -> None:
+    os.close(go)
+    try:
+        namespaces.unshare(namespaces.CLONE_NEWUSER)
+    except OSError as error:
+        _tell(ready, {"problem": _problem("unshare", error)})
+        os._exit(1)
+    os.write(ready, b"{}\n")
+    os.close(ready)
+    os.read(wait, 1)
+    os._exit(0)
+
+
+class HeldMounts:
+    """Overlays of an ordinary user, one namespace each."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._held: dict[str, dict[str, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def keys(self) -> list[str]:
+        return sorted(self._held)
+
+    def namespace(self, key: str) -> dict[str, int] | None:
+        return self._held.get(key)
+
+    def hold(self, request: dict[str, Any], answer: Answer) -> None:
+        if request["key"] in self._held:
+            answer({}, [])
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+        def on_ready() -> None:
+            self._loop.unwatch(ours.fileno())
+            body, descriptors, _, _ = socket.recv_fds(
+                ours, 4096, 3, socket.MSG_CMSG_CLOEXEC
+            )
+            ours.close()
+            if len(descriptors) != 3:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                text = body.decode(errors="replace") or "the helper died"
+                answer({"problem": {"step": "mount", "errno": 0, "text": text}}, [])
+                return
+            names = ("user", "mnt", "root")
+            self._held[request["key"]] = dict(zip(names, descriptors, strict=True))
+            answer({}, [])
+
+        self._loop.fork(lambda: _be_mounted(request, theirs))
+        theirs.close()
+        self._loop.watch(ours.fileno(), on_ready)
+
+    def open(self, request: dict[str, Any], answer: Answer) -> None:
+        held = self._held.get(request["key"])
+        if held is None:
+            answer({"problem": {"step": "open", "errno": 0, "text": "not mounted"}}, [])
+        else:
+            answer({}, [held["root"]])
+
+    def release(self, request: dict[str, Any], answer: Answer) -> None:
+        """The last close unmounts, which writes the disk's caches out: a child does that, and
+        the answer comes when it is done."""
+        held = self._held.pop(request["key"], None)
+        if held is None:
+            answer({}, [])
+            return
+        wait, go = os.pipe2(os.O_CLOEXEC)
+        child = self._loop.fork(lambda: _close_last(held, wait, go))
+        for descriptor in (*held.values(), wait, go):
+            os.close(descriptor)
+        self._loop.on_exit(child, lambda _status, _usage: answer({}, []))
+
+
+def _close_last(held: dict[str, int], wait: int, go: int) -> None:
+    """Waits until the launcher has let go, then is the last to."""
+    os.close(go)
+    os.read(wait, 1)
+    for descriptor in held.values():
+        os.close(descriptor)
+    os._exit(0)
+
+
+def _be_mounted(request: dict[str, Any], channel: socket.socket) -> None:
+    try:
+        uid, gid = os.geteuid(), os.getegid()
+        namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        # A host's unmount reaches us, so that we hold nobody's disk; ours stays here.
+        namespaces.set_propagation(namespaces.MS_SLAVE)
+        _mount(request)
+        flags = os.O_CLOEXEC
+        descriptors = [os.open(f"/proc/self/ns/{kind}", flags) for kind in ("user", "mnt")]
+        descriptors.append(os.open(request["target"], os.O_PATH | os.O_DIRECTORY | flags))
+        socket.send_fds(channel, [b"{}"], descriptors)
+    except OSError as error:
+        channel.send(str(error).encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def _mount(request: dict[str, Any]) -> None:
+    lowers = mounts.open_layers(request["lowers"])
+    upper, work = mounts.open_layers([request["upper"], request["work"]])
+    overlay = mounts.Overlay(tuple(lowers), upper, work, (("userxattr", ""),))
+    mounts.mount_overlay(overlay, request["target"])
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _problem(step: str, error: OSError) -> dict[str, Any]:
+    return {"step": step, "errno": error.errno or 0, "text": str(error)}
+
+
+def _tell(descriptor: int, message: dict[str, Any]) -> None:
+    os.write(descriptor, json.dumps(message).encode() + b"\n")
+
+
+def _problem_or(
+    on_line: Callable[[bytes], None], answer: Answer
+) -> Callable[[bytes], None]:
+    def handle(line: bytes) -> None:
+        message = json.loads(line)
+        if "problem" in message:
+            answer(message, [])
+        else:
+            on_line(line)
+
+    return handle

@@ -1,0 +1,158 @@
+"""Forbidden reads and writes, by every kind of path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from carrel.launcher.probes.attempt import (
+    HIDDEN,
+    Attempt,
+    NoTarget,
+    Targets,
+    number,
+    scratch,
+    texts,
+)
+
+_OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_UP = "../" * 40
+"""Above the root from any folder, in one path."""
+
+_SECRETS = ("/etc/shadow", "/etc/gshadow", "/etc/ssh/ssh_host_ed25519_key", "/proc/kcore")
+_SYSTEM_FOLDERS = ("/", "/usr", "/usr/bin", "/etc", "/sys", "/proc/sys")
+_KERNEL_FILES = (
+    "/etc/passwd",
+    "/proc/sysrq-trigger",
+    "/proc/sys/kernel/core_pattern",
+    "/proc/sys/kernel/modprobe",
+    "/proc/sys/vm/drop_caches",
+    "/proc/sys/fs/binfmt_misc/register",
+    "/sys/kernel/uevent_helper",
+    "/sys/fs/cgroup/release_agent",
+    "/sys/fs/cgroup/cgroup.procs",
+)
+
+
+def _forbidden(targets: Targets) -> Sequence[str]:
+    return texts(targets, "forbidden_paths")
+
+
+def _secrets(_targets: Targets) -> Sequence[str]:
+    return _SECRETS
+
+
+def _system_folders(_targets: Targets) -> Sequence[str]:
+    return _SYSTEM_FOLDERS
+
+
+def _kernel_files(_targets: Targets) -> Sequence[str]:
+    return _KERNEL_FILES
+
+
+def _outside_doors(targets: Targets) -> Sequence[str]:
+    """Where /proc would show another root: its first process, and one known outside."""
+    pids = ("1", str(number(targets, "host_pid")))
+    return [f"/proc/{pid}/{door}" for pid in pids for door in ("root", "cwd")]
+
+
+def _look(path: str) -> str:
+    """What is to be seen of a file or folder, without touching it."""
+    descriptor = os.open(path, _OPEN)
+    try:
+        with os.scandir(descriptor) as entries:
+            return f"listed: {next((entry.name for entry in entries), 'empty')}"
+    except NotADirectoryError:
+        return f"read {len(os.read(descriptor, 64))} bytes"
+    finally:
+        os.close(descriptor)
+
+
+def _read(_targets: Targets, path: str) -> str:
+    return _look(path)
+
+
+def _read_own_root(_targets: Targets, path: str) -> str:
+    return _look("/proc/self/root" + path)
+
+
+def _read_above(_targets: Targets, path: str) -> str:
+    return _look("/proc/self/cwd/" + _UP + path.lstrip("/"))
+
+
+def _read_door(targets: Targets, door: str) -> str:
+    """All that is forbidden, seen from another process's root or working folder."""
+    refusal: OSError | None = None
+    for path in texts(targets, "forbidden_paths"):
+        for way in (door + path, f"{door}/{_UP}{path.lstrip('/')}"):
+            try:
+                return f"{way}: {_look(way)}"
+            except OSError as error:
+                if error.errno not in HIDDEN:
+                    raise
+                refusal = error
+    if refusal is None:
+        raise NoTarget("'forbidden_paths' was not given")
+    raise refusal
+
+
+def _write(_targets: Targets, path: str) -> str:
+    """Opens a file for writing without writing; makes an entry in a folder and removes it."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
+    except IsADirectoryError:
+        return _make_in(path)
+    return "opened for writing"
+
+
+def _make_in(folder: str) -> str:
+    entry = f"{folder}/.carrel-probe-{os.getpid()}"
+    os.close(os.open(entry, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.unlink(entry)
+    return "made a file"
+
+
+def _own_file(targets: Targets, purpose: str) -> str:
+    """A file that the sandbox may have; without one an attempt would prove nothing."""
+    path = f"{scratch(targets)}/.carrel-probe-{purpose}-{os.getpid()}"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise NoTarget(f"{scratch(targets)!r} cannot be written ({error})") from None
+    return path
+
+
+def _link_in(targets: Targets, path: str) -> str:
+    """A hard link to what is forbidden, in the sandbox's own folder."""
+    link = _own_file(targets, "link")
+    os.unlink(link)
+    os.link(path, link, follow_symlinks=False)
+    os.unlink(link)
+    return "linked"
+
+
+def _move_out(targets: Targets, folder: str) -> str:
+    """The sandbox's own file, renamed into what is forbidden."""
+    here = _own_file(targets, "move")
+    there = f"{folder}/{os.path.basename(here)}"
+    try:
+        os.rename(here, there)
+    except OSError:
+        os.unlink(here)
+        raise
+    os.unlink(there)
+    return "moved out"
+
+
+ATTEMPTS = (
+    Attempt("read {}", _read, _forbidden, HIDDEN),
+    Attempt("read {} through /proc/self/root", _read_own_root, _forbidden, HIDDEN),
+    Attempt("read {} through ..", _read_above, _forbidden, HIDDEN),
+    Attempt("read what is forbidden through {}", _read_door, _outside_doors, HIDDEN),
+    Attempt("read {}", _read, _secrets, HIDDEN),
+    Attempt("write {}", _write, _forbidden, HIDDEN),
+    Attempt("write in {}", _write, _system_folders, HIDDEN),
+    Attempt("open {} for writing", _write, _kernel_files, HIDDEN),
+    Attempt("hard link {} into the sandbox", _link_in, _forbidden, HIDDEN),
+    Attempt("move a file out to {}", _move_out, _forbidden, HIDDEN),
+)

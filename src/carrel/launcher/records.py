@@ -1,0 +1,24 @@
+"""Small JSON files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+def write_record(path: str, record: dict[str, Any]) -> None:
+    partial = f"{path}.partial"
+    with open(partial, "w") as file:
+        json.dump(record, file)
+    os.rename(partial, path)
+
+
+def read_record(path: str) -> dict[str, Any] | None:
+    """None when there is none, or none of ours."""
+    try:
+        with open(path) as file:
+            record = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None

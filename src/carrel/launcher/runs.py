@@ -1,0 +1,324 @@
+"""A command from its request to its exit file.
+
+`run.json` in the run's folder says which process it is; `exit.json` how it ended. Both are
+written before anybody is told, so that a client (or a launcher) that comes later knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from carrel.launcher import child
+from carrel.launcher.groups import group_members, kill_group, remove_group
+from carrel.launcher.holders import Holder, Holders, Problem
+from carrel.launcher.lines import LinePipe
+from carrel.launcher.loop import Loop, Timer
+from carrel.launcher.records import read_record, write_record
+from carrel.linux import processes
+
+TERMINATE_S = 1.0
+"""From the polite signal to the last one when a command's time is up."""
+
+Answer = Callable[[dict[str, Any], list[int]], None]
+
+
+class Run:
+    def __init__(self, request: dict[str, Any], on_exit: int, kept: list[int]) -> None:
+        self.run_id: str = request["run_id"]
+        self.sandbox_id: str = request["sandbox_id"]
+        self.folder: str = request["folder"]
+        self.group: str | None = request.get("group")
+        self.out_of_memory: list[str] | None = request.get("oom")
+        self.watchers = [on_exit]
+        self.kept = kept
+        self.pid = 0
+        self.keeper = 0
+        self.started_at = time.time()
+        self.reason = ""
+        self.timers: list[Timer] = []
+        self.holder: Holder | None = None
+        self.kills_before = _count(self.out_of_memory)
+        self.answer: Answer | None = None
+        self.problem: Problem | None = None
+        self.launched = False
+        self.ended: tuple[int, dict[str, Any]] | None = None
+        self.exit: dict[str, Any] | None = None
+
+    def members(self) -> list[int]:
+        """All processes of the command, as far as they can be told from the sandbox's others."""
+        if self.group is not None:
+            return group_members(self.group)
+        top = self.keeper or self.pid
+        below = processes.descendants(top)
+        return below if self.keeper else [top, *below]
+
+
+class Runs:
+    def __init__(self, loop: Loop, holders: Holders) -> None:
+        self._loop = loop
+        self._holders = holders
+        self._runs: dict[str, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def of(self, sandbox_id: str) -> list[Run]:
+        return [run for run in self._runs.values() if run.sandbox_id == sandbox_id]
+
+    def start(self, request: dict[str, Any], descriptors: list[int], answer: Answer) -> None:
+        """Descriptors: stdin, stdout, stderr, the exit pipe, `kept` ones, staged mounts."""
+        streams, rest = descriptors[:3], descriptors[4:]
+        kept, staged_fds = rest[: request["kept"]], rest[request["kept"] :]
+        run = Run(request, descriptors[3], kept)
+        if "holder" not in request:
+            self._launch(run, request, streams, answer)
+            return
+        staged = dict(zip(request["holder"]["stage"], staged_fds, strict=True))
+
+        def ready(holder: Holder | None, problem: Problem | None) -> None:
+            if holder is None:
+                _close_all(streams)
+                _close_all(run.watchers)
+                _close_all(run.kept)
+                answer({"problem": problem}, [])
+                return
+            run.holder = holder
+            self._holders.enter(holder, run.run_id)
+            self._launch(run, request, streams, answer)
+
+        self._holders.acquire(request, staged, ready)
+        _close_all(staged_fds)
+
+    def _launch(
+        self, run: Run, request: dict[str, Any], streams: list[int], answer: Answer
+    ) -> None:
+        plan = request["plan"]
+        run.answer = answer
+        self._runs[run.run_id] = run
+        try:
+            if run.group is not None:
+                os.mkdir(run.group)
+                plan["join"] = [*plan["join"], f"{run.group}/cgroup.procs"]
+        except OSError as error:
+            _close_all(streams)
+            run.problem = {"step": "cgroup", "errno": error.errno, "text": str(error)}
+            self._settle(run)
+            return
+        status = LinePipe(self._loop, partial(self._on_status, run), partial(self._on_closed, run))
+        pipes = [status]
+        if plan["keeper"]:
+            pipes.append(LinePipe(self._loop, partial(self._on_kept, run), lambda: None))
+        writers = [pipe.write for pipe in pipes]
+        held = run.holder.namespaces if run.holder is not None else {}
+        self._loop.expect_children(1)
+        self._loop.fork(lambda: child.become_command(plan, streams, held, writers))
+        for pipe in pipes:
+            pipe.parent_side()
+        _close_all(streams)
+        if request.get("timeout") is not None:
+            timer = self._loop.after(request["timeout"], lambda: self.expire(run, "timeout"))
+            run.timers.append(timer)
+
+    def _on_status(self, run: Run, line: bytes) -> None:
+        message = json.loads(line)
+        if "pid" not in message:
+            run.problem = message
+            return
+        run.pid = message["pid"]
+        run.keeper = message.get("keeper", 0)
+        record = {"run_id": run.run_id, "pid": run.pid, "keeper": run.keeper}
+        record["started"] = processes.start_time(run.keeper or run.pid)
+        record["started_at"] = run.started_at
+        write_record(os.path.join(run.folder, "run.json"), record)
+        if not run.keeper:
+            self._loop.on_exit(
+                run.pid, lambda status, usage: self._on_exit(run, status, _use(usage))
+            )
+
+    def _on_kept(self, run: Run, line: bytes) -> None:
+        message = json.loads(line)
+        self._on_exit(run, message["ended"], {"cpu": message["cpu"], "rss": message["rss"]})
+
+    def _on_exit(self, run: Run, status: int, usage: dict[str, Any]) -> None:
+        """Held back until it is known whether the command ran at all."""
+        run.ended = (status, usage)
+        if run.launched:
+            self._finish(run)
+
+    def _on_closed(self, run: Run) -> None:
+        """The status pipe closes when the command executes, or when it could not."""
+        self._loop.expect_children(-1)
+        if not run.pid and run.problem is None:
+            run.problem = {"step": "fork", "errno": 0, "text": "the helper died"}
+        self._settle(run)
+
+    def _settle(self, run: Run) -> None:
+        if run.answer is None:
+            return
+        answer, run.answer = run.answer, None
+        if run.problem is not None:
+            self._forget(run)
+            _remove(os.path.join(run.folder, "run.json"))
+            answer({"problem": run.problem}, [])
+            return
+        run.launched = True
+        answer({"pid": run.pid, "started_at": run.started_at}, [])
+        if run.ended is not None:
+            self._finish(run)
+
+    def _finish(self, run: Run) -> None:
+        if run.ended is None or run.run_id not in self._runs:
+            return
+        status, usage = run.ended
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        reason = run.reason or ("exited" if number is None else "signaled")
+        killed = number == signal.SIGKILL and not run.reason
+        if killed and _count(run.out_of_memory) > run.kills_before:
+            reason = "memory"
+        run.exit = {
+            "reason": reason,
+            "code": None if number is not None else os.WEXITSTATUS(status),
+            "signal": number,
+            "started_at": run.started_at,
+            "ended_at": time.time(),
+            "cpu_seconds": usage["cpu"],
+            "max_rss_bytes": usage["rss"],
+        }
+        write_record(os.path.join(run.folder, "exit.json"), run.exit)
+        self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        self._runs.pop(run.run_id, None)
+        for timer in run.timers:
+            timer.cancel()
+        for descriptor in run.watchers:
+            if run.exit is not None:
+                _tell(descriptor, run.exit)
+        _close_all(run.watchers)
+        _close_all(run.kept)
+        if run.group is not None:
+            remove_group(run.group)
+        if run.holder is not None:
+            self._holders.leave(run.holder, run.run_id)
+
+    def expire(self, run: Run, reason: str) -> None:
+        """Asks, then kills all that belongs to the command."""
+        run.reason = run.reason or reason
+        processes.send_group_signal(run.pid, signal.SIGTERM)
+        run.timers.append(self._loop.after(TERMINATE_S, lambda: self.kill(run, reason)))
+
+    def kill(self, run: Run, reason: str) -> None:
+        if run.run_id not in self._runs:
+            return
+        run.reason = run.reason or reason
+        if run.group is None or not kill_group(run.group):
+            processes.kill_all(run.members())
+            processes.send_group_signal(run.pid, signal.SIGKILL)
+
+    def signal(self, run_id: str, number: int) -> bool:
+        run = self._runs.get(run_id)
+        if run is None or not run.pid:
+            return False
+        return processes.send_group_signal(run.pid, number)
+
+    def get(self, run_id: str) -> Run | None:
+        return self._runs.get(run_id)
+
+    def attach(self, request: dict[str, Any], on_exit: int, answer: Answer) -> None:
+        """A client takes up a run again: ours, one that has ended, or an earlier launcher's."""
+        run = self._runs.get(request["run_id"])
+        if run is not None:
+            run.watchers.append(on_exit)
+            answer({"pid": run.pid, "started_at": run.started_at}, run.kept)
+            return
+        folder = request["folder"]
+        ended = read_record(os.path.join(folder, "exit.json"))
+        record = read_record(os.path.join(folder, "run.json"))
+        if record is None:
+            os.close(on_exit)
+            answer({"problem": {"step": "attach", "text": "no such run"}}, [])
+            return
+        if ended is None:
+            ended = self._adopt(record, folder, on_exit)
+        if ended is not None:
+            _tell(on_exit, ended)
+            os.close(on_exit)
+        answer({"pid": record["pid"], "started_at": record["started_at"]}, [])
+
+    def _adopt(
+        self, record: dict[str, Any], folder: str, on_exit: int
+    ) -> dict[str, Any] | None:
+        """Its launcher died: we can see when it ends, but not how. A keeper still knows."""
+        top = record["keeper"] or record["pid"]
+        if not processes.is_alive(top, record["started"]):
+            lost = _lost(record)
+            write_record(os.path.join(folder, "exit.json"), lost)
+            return lost
+        end = os.pidfd_open(top)
+
+        def ended() -> None:
+            self._loop.unwatch(end)
+            os.close(end)
+            lost = _lost(record)
+            write_record(os.path.join(folder, "exit.json"), lost)
+            _tell(on_exit, lost)
+            os.close(on_exit)
+
+        self._loop.watch(end, ended)
+        return None
+
+
+def _lost(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "reason": "lost",
+        "code": None,
+        "signal": None,
+        "started_at": record["started_at"],
+        "ended_at": time.time(),
+        "cpu_seconds": 0.0,
+        "max_rss_bytes": 0,
+    }
+
+
+def _tell(descriptor: int, message: dict[str, Any]) -> None:
+    try:
+        os.write(descriptor, json.dumps(message).encode())
+    except BrokenPipeError:
+        pass  # The client is gone; the exit file stays.
+
+
+def _use(usage: resource.struct_rusage) -> dict[str, Any]:
+    return {"cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss * 1024}
+
+
+def _count(source: list[str] | None) -> int:
+    """How often the kernel killed something of the sandbox for want of memory."""
+    if source is None:
+        return 0
+    path, key = source
+    try:
+        with open(path) as file:
+            pairs = dict(line.split()[:2] for line in file if len(line.split()) >= 2)
+    except OSError:
+        return 0
+    return int(pairs.get(key, 0))
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    descriptors.clear()
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,176 @@
+"""The launcher's loop: connections, requests, and its own end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from carrel.launcher import wire
+from carrel.launcher.holders import Holders
+from carrel.launcher.loop import Loop, Timer
+from carrel.launcher.mounts import HeldMounts, IdMaps
+from carrel.launcher.runs import Answer, Runs
+from carrel.launcher.stops import Stop
+from carrel.launcher.wire import Message
+
+IDLE_EXIT_S = 60.0
+"""With no client, nothing running and nothing held there is nothing to be here for."""
+
+Handler = Callable[[Message, list[int], Answer], None]
+
+
+class Server:
+    def __init__(self, listener: socket.socket, folder: str, version: str) -> None:
+        self._loop = Loop()
+        self._listener = listener
+        self._version = version
+        self._holders = Holders(self._loop, os.path.join(folder, "holders"))
+        self._runs = Runs(self._loop, self._holders)
+        self._id_maps = IdMaps(self._loop)
+        self._mounts = HeldMounts(self._loop)
+        self._connections: set[socket.socket] = set()
+        self._idle: Timer | None = None
+        self._handlers: dict[str, Handler] = {
+            "hello": self._hello,
+            "run": self._run,
+            "attach": self._attach,
+            "signal": self._signal,
+            "kill": self._kill,
+            "stop": self._stop,
+            "id_map": lambda message, _fds, answer: self._id_maps.make(message, answer),
+            "hold": lambda message, _fds, answer: self._mounts.hold(message, answer),
+            "open": lambda message, _fds, answer: self._mounts.open(message, answer),
+            "release": lambda message, _fds, answer: self._mounts.release(message, answer),
+            "held": lambda _message, _fds, answer: answer({"keys": self._mounts.keys()}, []),
+            "shutdown": self._shutdown,
+        }
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end())
+        self._listener.setblocking(False)
+        self._loop.watch(self._listener.fileno(), self._accept)
+        self._rest()
+        self._loop.run()
+
+    def _end(self) -> None:
+        self._loop.running = False
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _pid, uid, _gid = struct.unpack("3i", credentials)
+        if uid not in (os.geteuid(), 0):
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._connections.add(connection)
+        self._loop.watch(connection.fileno(), lambda: self._readable(connection))
+
+    def _readable(self, connection: socket.socket) -> None:
+        try:
+            received = wire.receive(connection)
+        except BlockingIOError:
+            return
+        except (wire.WireError, OSError):
+            received = None
+        if received is None:
+            self._drop(connection)
+            return
+        message, descriptors = received
+        self._handle(connection, message, descriptors)
+
+    def _drop(self, connection: socket.socket) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        self._loop.unwatch(connection.fileno())
+        connection.close()
+        self._rest()
+
+    def _handle(self, connection: socket.socket, message: Message, fds: list[int]) -> None:
+        number = message.get("id", 0)
+
+        def answer(reply: dict[str, Any], descriptors: list[int]) -> None:
+            """A client that went away, or does not read, gets none: what happened is in files."""
+            self._rest()
+            if connection not in self._connections:
+                return
+            try:
+                wire.send(connection, {"id": number, **reply}, descriptors)
+            except OSError:
+                self._drop(connection)
+
+        handler = self._handlers.get(message.get("op", ""))
+        try:
+            if handler is None:
+                raise ValueError(f"unknown request {message.get('op')!r}")
+            handler(message, fds, answer)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            for descriptor in fds:
+                _close_quietly(descriptor)
+            answer({"problem": {"step": "request", "errno": 0, "text": repr(error)}}, [])
+
+    def _rest(self) -> None:
+        """Starts (again) to count the time in which nobody needs us."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if not (self._connections or self._runs or self._holders or self._mounts):
+            self._idle = self._loop.after(IDLE_EXIT_S, self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        if not (self._connections or self._runs or self._holders or self._mounts):
+            self._end()
+
+    def _hello(self, _message: Message, _fds: list[int], answer: Answer) -> None:
+        reply = {"protocol": wire.PROTOCOL, "version": self._version, "pid": os.getpid()}
+        counts = {"runs": len(self._runs), "sandboxes": len(self._holders)}
+        answer({**reply, **counts, "held": len(self._mounts)}, [])
+
+    def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
+        holder = message.get("holder")
+        if holder is not None and holder.get("namespace") is not None:
+            entered = self._mounts.namespace(holder["namespace"])
+            if entered is None:
+                raise ValueError(f"no mount is held for {holder['namespace']}")
+            holder["entered"] = {"user": entered["user"], "mnt": entered["mnt"]}
+        self._runs.start(message, fds, answer)
+
+    def _attach(self, message: Message, fds: list[int], answer: Answer) -> None:
+        (on_exit,) = fds
+        self._runs.attach(message, on_exit, answer)
+
+    def _signal(self, message: Message, _fds: list[int], answer: Answer) -> None:
+        answer({"sent": self._runs.signal(message["run_id"], message["signal"])}, [])
+
+    def _kill(self, message: Message, _fds: list[int], answer: Answer) -> None:
+        run = self._runs.get(message["run_id"])
+        if run is not None:
+            self._runs.kill(run, message["reason"])
+        answer({}, [])
+
+    def _stop(self, message: Message, _fds: list[int], answer: Answer) -> None:
+        Stop(self._loop, self._holders, self._runs, answer).begin(message)
+
+    def _shutdown(self, message: Message, _fds: list[int], answer: Answer) -> None:
+        """Refused while anything runs, unless it is to run on without us."""
+        busy = len(self._runs) + len(self._holders) + len(self._mounts)
+        if busy and not message["force"]:
+            answer({"busy": busy}, [])
+            return
+        answer({"busy": 0}, [])
+        self._end()
+
+
+def _close_quietly(descriptor: int) -> None:
+    try:
+        os.close(descriptor)
+    except OSError:
+        return

@@ -1,0 +1,84 @@
+"""Becoming a process of its own: `python -I -S -c "…; main(FOLDER, READY_FD)"`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+
+from carrel.launcher.server import Server
+from carrel.linux import mounts, namespaces
+
+
+def main(folder: str, ready: int, version: str) -> None:
+    """Returns at once in the process that called; the launcher goes on in another that has
+    neither its session nor its parent. `ready` is closed when the socket listens, or when
+    another launcher has the folder already."""
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.chdir(folder)
+    lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os._exit(0)
+    _redirect()
+    namespaces.become_subreaper()
+    namespaces.join_new_keyring()
+    if os.geteuid() == 0:
+        _lean_mounts(os.path.dirname(folder))
+    # After a change of the mount namespace the working folder is still the same one.
+    server = Server(_listen(), folder, version)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    os.close(ready)
+    server.serve()
+    os.unlink("socket")
+    sys.exit(0)
+
+
+def _redirect() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, descriptor in enumerate((null, null, log)):
+        os.dup2(descriptor, number)
+    os.close(null)
+    os.close(log)
+
+
+def _listen() -> socket.socket:
+    """A relative name: the path of a data folder can be longer than a socket's may be."""
+    try:
+        os.unlink("socket")
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    old = os.umask(0o177)
+    try:
+        listener.bind("socket")
+    finally:
+        os.umask(old)
+    listener.listen(128)
+    return listener
+
+
+def _lean_mounts(data: str) -> None:
+    """A mount namespace of our own without the trees that are mounted in the data folder:
+    every sandbox starts as a copy of it, and should not cost more the more trees there are.
+    Trees come in as detached mounts."""
+    namespaces.unshare(namespaces.CLONE_NEWNS)
+    namespaces.set_propagation(namespaces.MS_PRIVATE)
+    for target in _mounted_trees(data):
+        mounts.detach_all(target)
+
+
+def _mounted_trees(data: str) -> list[str]:
+    with open("/proc/self/mountinfo", "rb") as file:
+        escaped = [line.split()[4] for line in file]
+    targets = [os.fsdecode(name.decode("unicode_escape").encode("latin-1")) for name in escaped]
+    above = os.path.join(data, "spaces") + "/"
+    return [path for path in targets if path.startswith(above) and path.endswith("/project")]

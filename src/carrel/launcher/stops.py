@@ -1,0 +1,119 @@
+"""Ending a sandbox: ask, bounded wait, kill everything, and answer when all is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from carrel.launcher.groups import group_members, kill_group
+from carrel.launcher.holders import Holder, Holders
+from carrel.launcher.loop import Loop
+from carrel.launcher.records import read_record
+from carrel.launcher.runs import Answer, Runs
+from carrel.linux import processes
+
+LOOK_S = 0.01
+"""Between two looks at whether the last process is gone: the kernel tells of no such event
+for a process group."""
+KILL_S = 10.0
+"""What SIGKILL does not end in this time waits in the kernel, for a dead disk say."""
+
+
+class Stop:
+    """One stop. `request`: sandbox_id, grace, groups (cgroup folders), runs (folder)."""
+
+    def __init__(self, loop: Loop, holders: Holders, runs: Runs, answer: Answer) -> None:
+        self._loop = loop
+        self._holders = holders
+        self._runs = runs
+        self._answer = answer
+
+    def begin(self, request: dict[str, Any]) -> None:
+        self._groups: list[str] = request["groups"]
+        self._sandbox_id: str = request["sandbox_id"]
+        self._holder: Holder | None = self._holders.get(self._sandbox_id)
+        self._earlier = _earlier_runs(request["runs"])
+        for run in self._runs.of(self._sandbox_id):
+            run.reason = run.reason or "stopped"
+        pids = self._members()
+        for pid in pids:
+            processes.send_signal(pid, signal.SIGTERM)
+            # One that is stopped would not see the other signal.
+            processes.send_signal(pid, signal.SIGCONT)
+        self._asked_until = time.monotonic() + (request["grace"] if pids else 0.0)
+        self._killed_until = self._asked_until + KILL_S
+        self._look()
+
+    def _members(self) -> list[int]:
+        """Every process of the sandbox, but not those that hold it."""
+        found: set[int] = set()
+        for group in self._groups:
+            found.update(group_members(group))
+            for name in _subgroups(group):
+                found.update(group_members(name))
+        for run in self._runs.of(self._sandbox_id):
+            if run.pid:
+                found.update(run.members())
+        for top in self._earlier:
+            found.update((top, *processes.descendants(top)))
+        if self._holder is not None and self._holder.init:
+            found.update(self._holder.others())
+            found.discard(self._holder.init)
+            found.difference_update(processes.children(self._holder.init)[:1])
+        return [pid for pid in found if processes.start_time(pid) is not None]
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._asked_until and self._members():
+            self._loop.after(LOOK_S, self._look)
+            return
+        self._kill()
+        if self._left():
+            if now > self._killed_until:
+                left = sorted(self._left())
+                self._answer({"problem": {"step": "stop", "errno": 0, "text": str(left)}}, [])
+                return
+            self._loop.after(LOOK_S, self._look)
+            return
+        self._answer({"gone": True}, [])
+
+    def _kill(self) -> None:
+        if self._holder is not None and self._holders.get(self._sandbox_id) is self._holder:
+            self._holders.end(self._holder)
+        if not any([kill_group(group) for group in self._groups]):
+            processes.kill_all(self._members())
+
+    def _left(self) -> set[int]:
+        left = set(self._members())
+        if self._holder is not None and self._holders.get(self._sandbox_id) is self._holder:
+            left.add(self._holder.init)
+        left.update(run.pid for run in self._runs.of(self._sandbox_id))
+        return left
+
+
+def _subgroups(group: str) -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(group) if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _earlier_runs(folder: str) -> list[int]:
+    """Live commands that an earlier launcher started, by what it wrote down."""
+    found = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    for name in names:
+        if os.path.exists(os.path.join(folder, name, "exit.json")):
+            continue
+        record = read_record(os.path.join(folder, name, "run.json"))
+        if record is None:
+            continue
+        top = record["keeper"] or record["pid"]
+        if processes.is_alive(top, record["started"]):
+            found.append(top)
+    return found

@@ -1,0 +1,85 @@
+"""How the launcher and its clients talk: one JSON object a packet, with descriptors.
+
+A request is `{"op": …, "id": n, …}`; its answer is `{"id": n, …}`, with `error` in it when
+it failed. A body that does not fit a packet travels in a memory file, as the last
+descriptor, and the packet is `{"memory": true}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any
+
+PROTOCOL = 1
+PACKET_BYTES = 64 * 1024
+"""Well below the smallest default of net.core.wmem_default, which bounds a packet."""
+MOST_DESCRIPTORS = 64
+MOST_BODY_BYTES = 16 * 1024 * 1024
+"""Argument lists and environments end at a few MiB; more is a mistake."""
+
+Message = dict[str, Any]
+
+
+class WireError(Exception):
+    """The other side sent something that is no message."""
+
+
+def send(connection: socket.socket, message: Message, descriptors: list[int]) -> None:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) <= PACKET_BYTES:
+        socket.send_fds(connection, [body], descriptors)
+        return
+    memory = os.memfd_create("carrel-message", os.MFD_CLOEXEC)
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(body)
+        socket.send_fds(connection, [b'{"memory":true}'], [*descriptors, memory])
+    finally:
+        os.close(memory)
+
+
+def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
+    """None at the end of the connection. The caller owns the descriptors."""
+    flags = socket.MSG_CMSG_CLOEXEC
+    body, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS, flags)
+    if not body and not descriptors:
+        return None
+    try:
+        message = _decode(body)
+        if message.get("memory") is True:
+            message = _decode(_read_memory(descriptors))
+    except WireError:
+        close_all(descriptors)
+        raise
+    return message, descriptors
+
+
+def _decode(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except ValueError as error:
+        raise WireError(f"not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise WireError("not an object")
+    return message
+
+
+def _read_memory(descriptors: list[int]) -> bytes:
+    if not descriptors:
+        raise WireError("a body in memory without its descriptor")
+    memory = descriptors.pop()
+    try:
+        size = os.fstat(memory).st_size
+        if size > MOST_BODY_BYTES:
+            raise WireError(f"a body of {size} bytes")
+        return os.pread(memory, size, 0)
+    finally:
+        os.close(memory)
+
+
+def close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    descriptors.clear()

@@ -1,0 +1,195 @@
+"""Mounts, through the calls of Linux 5.2 and later, with the older ones where those fall short.
+
+Paths are given to overlayfs as `/proc/self/fd/N`: no path is then too long for an option,
+nor has a comma, a colon or a backslash that it would misread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from carrel.linux.libc import AT_EMPTY_PATH, AT_FDCWD, call, syscall
+
+MS_NOSUID = 2
+MS_NODEV = 4
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_FSOPEN_CLOEXEC = 1
+_FSMOUNT_CLOEXEC = 1
+_FSCONFIG_SET_FLAG = 0
+_FSCONFIG_SET_STRING = 1
+_FSCONFIG_CMD_CREATE = 6
+_MOUNT_ATTR_NOSUID = 2
+_MOUNT_ATTR_NODEV = 4
+_MOUNT_ATTR_IDMAP = 0x00100000
+_LAYER_BY_LAYER = (6, 5)
+"""The first Linux that takes lower layers one at a time; before, all in one option."""
+_DISCONNECTED = "a mount that has gone"
+_PATH = os.O_PATH | os.O_CLOEXEC
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Descriptors of the layers, the uppermost lower one first, and options such as
+    `("metacopy", "on")` or `("userxattr", "")`. `source` is what mount tables show."""
+
+    lowers: tuple[int, ...]
+    upper: int
+    work: int
+    options: tuple[tuple[str, str], ...] = ()
+    source: str = "carrel"
+
+
+def mount_overlay(overlay: Overlay, target: str) -> None:
+    """Mounts it without set-user-id programs and devices. Raises OSError with the kernel's
+    own reason where it gives one."""
+    if kernel_version() >= _LAYER_BY_LAYER:
+        mount = _overlay_by_layer(overlay)
+        try:
+            attach(mount, target)
+        finally:
+            os.close(mount)
+    else:
+        mount_overlay_at_once(overlay, target)
+
+
+def mount_overlay_at_once(overlay: Overlay, target: str) -> None:
+    """The one call that every kernel has; its options must fit one page."""
+    options = [
+        "lowerdir=" + ":".join(map(descriptor_path, overlay.lowers)),
+        "upperdir=" + descriptor_path(overlay.upper),
+        "workdir=" + descriptor_path(overlay.work),
+    ]
+    options += [f"{key}={value}" if value else key for key, value in overlay.options]
+    flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV)
+    data = ",".join(options).encode()
+    call("mount", overlay.source.encode(), os.fsencode(target), b"overlay", flags, data)
+
+
+def _overlay_by_layer(overlay: Overlay) -> int:
+    context = syscall("fsopen", b"overlay", _FSOPEN_CLOEXEC)
+    try:
+        _set(context, "source", overlay.source)
+        for lower in overlay.lowers:
+            _set(context, "lowerdir+", descriptor_path(lower))
+        _set(context, "upperdir", descriptor_path(overlay.upper))
+        _set(context, "workdir", descriptor_path(overlay.work))
+        for key, value in overlay.options:
+            _set(context, key, value)
+        syscall("fsconfig", context, _FSCONFIG_CMD_CREATE, None, None, 0)
+        attributes = _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
+        return syscall("fsmount", context, _FSMOUNT_CLOEXEC, attributes)
+    except OSError as error:
+        reason = "; ".join(_complaints(context))
+        if reason:
+            raise OSError(error.errno, f"{error.strerror} ({reason})") from None
+        raise
+    finally:
+        os.close(context)
+
+
+def _set(context: int, key: str, value: str) -> None:
+    kind = _FSCONFIG_SET_STRING if value else _FSCONFIG_SET_FLAG
+    syscall("fsconfig", context, kind, key.encode(), value.encode() if value else None, 0)
+
+
+def _complaints(context: int) -> Iterator[str]:
+    """What the kernel had to say, one sentence a read."""
+    while True:
+        try:
+            line = os.read(context, 1024)
+        except OSError:
+            return
+        yield line.decode(errors="replace").strip().removeprefix("e ")
+
+
+def descriptor_path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+def clone_mount(path: str | int) -> int:
+    """A detached copy of the mount that `path` (or a descriptor) is in, with `path` as its
+    root. It goes away with the descriptor."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    if isinstance(path, int):
+        return syscall("open_tree", path, b"", flags | AT_EMPTY_PATH)
+    return syscall("open_tree", AT_FDCWD, os.fsencode(path), flags)
+
+
+def map_ids(mount: int, user_namespace: int) -> None:
+    """Shows the ids of a detached mount as the user namespace maps them."""
+    attributes = _MountAttributes(attr_set=_MOUNT_ATTR_IDMAP, userns_fd=user_namespace)
+    size = ctypes.sizeof(attributes)
+    syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
+
+
+def attach(mount: int, target: str) -> None:
+    """Puts a detached mount on a folder."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH
+    syscall("move_mount", mount, b"", AT_FDCWD, os.fsencode(target), flags)
+
+
+def unmount(target: str, flags: int = 0) -> None:
+    call("umount2", os.fsencode(target), flags | UMOUNT_NOFOLLOW)
+
+
+def detach_all(target: str) -> bool:
+    """Takes off whatever is mounted on `target`, also what is in use; says whether there
+    was anything."""
+    found = False
+    while True:
+        try:
+            unmount(target, MNT_DETACH)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOENT):
+                return found
+            raise
+        found = True
+
+
+def is_mounted(folder: str | os.PathLike[str]) -> bool:
+    """Whether a file system of its own is mounted on the folder. Looks at two folders only,
+    however many mounts there are, so it cannot see a folder bound onto its own disk."""
+    with contextlib.suppress(FileNotFoundError):
+        here, above = os.lstat(folder), os.lstat(os.path.dirname(os.fspath(folder)))
+        return here.st_dev != above.st_dev
+    return False
+
+
+def open_layers(paths: Sequence[str | os.PathLike[str]]) -> list[int]:
+    """Descriptors for `Overlay`; none stays open when one fails."""
+    opened: list[int] = []
+    try:
+        opened.extend(os.open(path, _PATH | os.O_DIRECTORY) for path in paths)
+    except OSError:
+        close_all(opened)
+        raise
+    return opened
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def kernel_version() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

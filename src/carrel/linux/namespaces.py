@@ -1,0 +1,119 @@
+"""Entering and making namespaces, and giving up privileges."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+
+from carrel.linux import libc
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_PARENT = 0x00008000
+SIGCHLD = 17
+
+MS_REC = 0x4000
+MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_NS_GET_USERNS = 0xB701
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+
+
+def unshare(flags: int) -> None:
+    libc.call("unshare", flags)
+
+
+def setns(descriptor: int, flags: int = 0) -> None:
+    libc.call("setns", descriptor, flags)
+
+
+def owning_user_namespace(descriptor: int) -> int:
+    """A descriptor of the user namespace that owns the namespace of `descriptor`."""
+    return fcntl.ioctl(descriptor, _NS_GET_USERNS)
+
+
+def set_propagation(flags: int) -> None:
+    """For the whole mount tree of this namespace."""
+    libc.call("mount", None, b"/", None, ctypes.c_ulong(flags | MS_REC), None)
+
+
+def fork_to_parent() -> int:
+    """As fork, but the child is our parent's child: a fork server enters a pid namespace in
+    a helper, and yet reaps the command itself. Only for single-threaded processes."""
+    return libc.syscall_locked("clone", CLONE_PARENT | SIGCHLD, 0, 0, 0, 0)
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    padded = [*arguments, 0, 0, 0, 0][:4]
+    libc.call("prctl", option, *(ctypes.c_ulong(value) for value in padded))
+
+
+def set_no_new_privileges() -> None:
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Not dumpable: no process of the same user may trace us or read our memory."""
+    _prctl(_PR_SET_DUMPABLE, int(dumpable))
+
+
+def set_parent_death_signal(signal: int) -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal)
+
+
+def become_subreaper() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def drop_bounding_set() -> None:
+    """Needs CAP_SETPCAP in the current user namespace; stops at the last known one."""
+    for capability in range(64):
+        try:
+            _prctl(_PR_CAPBSET_DROP, capability)
+        except OSError:
+            return
+
+
+def drop_capabilities() -> None:
+    """Clears the effective, permitted, inheritable and ambient sets."""
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    header = struct.pack("=II", _CAPABILITY_VERSION_3, 0)
+    libc.syscall("capset", ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
+
+
+def join_new_keyring() -> None:
+    """An empty session keyring, so that nobody's keys are inherited; where it is allowed."""
+    try:
+        libc.syscall("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, None, 0, 0, 0)
+    except OSError:
+        # A surrounding filter (a container's) forbids keyrings: then there is nothing to inherit.
+        return
+
+
+def open_namespaces(pid: int, kinds: tuple[str, ...]) -> dict[str, int]:
+    """Descriptors of the namespaces of a process; closes them all when one fails."""
+    opened: dict[str, int] = {}
+    try:
+        for kind in kinds:
+            opened[kind] = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        for descriptor in opened.values():
+            os.close(descriptor)
+        raise
+    return opened

@@ -1,0 +1,85 @@
+"""Finding processes again, and ending whole trees of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks since boot at which the process started; with the pid it names a process
+    for good. None when there is no such process, or only its zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[19])
+
+
+def is_alive(pid: int, started: int) -> bool:
+    return start_time(pid) == started
+
+
+def children(pid: int) -> list[int]:
+    """The direct children of a single-threaded process."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except FileNotFoundError:
+        return _children_by_scan(pid) if os.path.exists(f"/proc/{pid}") else []
+    except OSError:
+        return []
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    """For kernels without /proc/PID/task/TID/children."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents first; a snapshot."""
+    found: list[int] = []
+    pending = children(pid)
+    while pending:
+        current = pending.pop()
+        found.append(current)
+        pending.extend(children(current))
+    return found
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """False when the process is gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def send_group_signal(group: int, number: int) -> bool:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill_all(pids: list[int]) -> None:
+    """Stops them first, so that none can fork while the others are being killed."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            send_signal(pid, number)

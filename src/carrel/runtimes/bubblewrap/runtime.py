@@ -1,0 +1,198 @@
+"""The default runtime: bubblewrap makes the walls, the launcher enters them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from carrel.domain.availability import Availability
+from carrel.domain.errors import CommandInvalid, SandboxUnavailable
+from carrel.domain.limits import Usage
+from carrel.domain.runtimes import (
+    Capabilities,
+    Command,
+    Network,
+    Output,
+    Proof,
+    Run,
+    Sandbox,
+    SandboxSpec,
+)
+from carrel.domain.trees import TreeMount
+from carrel.linux import mounts
+from carrel.runtimes import seccomp_policy
+from carrel.runtimes.bubblewrap.arguments import STAGE, View, arguments
+from carrel.runtimes.bubblewrap.etc import EtcFolder
+from carrel.runtimes.engine import Confinement, Engine
+from carrel.runtimes.environment import base_environment, environment
+from carrel.runtimes.layout import HOME, INSIDE_ID, WORKSPACE, SandboxFolders
+from carrel.runtimes.proof import Prover
+
+NAME = "bubblewrap"
+
+
+class BubblewrapRuntime:
+    """Implements `Runtime`."""
+
+    def __init__(self, data: Path, engine: Engine, prover: Prover, program: str = "bwrap") -> None:
+        self._engine = engine
+        self._prover = prover
+        self._program = program
+        self._etc = EtcFolder(data)
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            confines=True,
+            private_files=True,
+            private_processes=True,
+            private_network=True,
+            own_paths=True,
+            uncovered=("The kernel itself is shared with the host.",),
+        )
+
+    async def probe(self) -> Availability:
+        """Starts a sandbox on empty folders and proves it."""
+        if shutil.which(self._program) is None:
+            return Availability(
+                False, "bubblewrap is not installed.", "sudo apt-get install bubblewrap"
+            )
+        try:
+            proof = await self._prover.try_out(self)
+        except SandboxUnavailable as error:
+            return Availability(False, error.message, _remedy(error.message))
+        return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
+
+    async def start(self, spec: SandboxSpec, tree: TreeMount) -> Sandbox:
+        sandbox = await asyncio.to_thread(self._engine.prepare, spec)
+        try:
+            await self._prover.require(self, sandbox, tree)
+        except BaseException:
+            await self.stop(sandbox)
+            raise
+        return sandbox
+
+    async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:
+        return await self._engine.run(
+            sandbox, command, lambda: self._confine(sandbox, tree, command)
+        )
+
+    def _confine(
+        self, sandbox: Sandbox, tree: TreeMount, command: Command, probe: object = None
+    ) -> Confinement:
+        spec = sandbox.spec
+        program = shutil.which(self._program)
+        if program is None:
+            raise SandboxUnavailable(
+                "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
+            )
+        filter_program = seccomp_policy.program(seccomp_policy.DEFAULT)
+        staged, view = self._view(spec, tree)
+        terminal = command.output is Output.PTY
+        base = base_environment(spec.sandbox_id, HOME, "/tmp")
+        return Confinement(
+            uid=INSIDE_ID,
+            gid=INSIDE_ID,
+            confined=True,
+            cwd=working_folder(command.cwd),
+            env=environment(base, spec.env, command.env, terminal=terminal),
+            seccomp=filter_program,
+            holder={
+                "argv": arguments(program, view, spec.network, survive=tree.namespace is None),
+                "uid": spec.owner.uid,
+                "gid": spec.owner.gid,
+                "namespace": tree.namespace,
+                "seccomp": filter_program.hex(),
+            },
+            staged=staged,
+            probe=probe if isinstance(probe, dict) else None,
+        )
+
+    def _view(self, spec: SandboxSpec, tree: TreeMount) -> tuple[dict[str, int], View]:
+        """As root through detached mounts: bubblewrap runs as the sandbox's user, who cannot
+        walk the data folder. Otherwise plain paths."""
+        folders = SandboxFolders(spec.folder)
+        etc = self._etc.current()
+        extra = [(bind.source, bind.target, bind.writable) for bind in spec.binds]
+        extra += [(path, str(path), False) for path in tree.read_only]
+        sources = {"tree": tree.path, "home": folders.home, "tmp": folders.tmp, "etc": etc}
+        sources |= {f"bind{number}": source for number, (source, _, _) in enumerate(extra)}
+        if os.geteuid() != 0:
+            names = {name: str(path) for name, path in sources.items()}
+            staged: dict[str, int] = {}
+        else:
+            names = {name: f"{STAGE}/{name}" for name in sources}
+            staged = _stage(sources, tree.detached)
+        binds = tuple(
+            (names[f"bind{number}"], target, writable)
+            for number, (_, target, writable) in enumerate(extra)
+        )
+        view = View(names["tree"], names["home"], names["tmp"], names["etc"], binds)
+        return staged, view
+
+    async def attach(self, sandbox: Sandbox, run_id: str) -> Run:
+        return await self._engine.attach(sandbox, run_id)
+
+    async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:
+        await self._engine.signal(run_id, signal)
+
+    async def usage(self, sandbox: Sandbox) -> Usage:
+        return await asyncio.to_thread(self._engine.usage, sandbox)
+
+    async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof:
+        return await self._prover.prove(
+            NAME,
+            sandbox,
+            lambda targets, command: self._engine.run(
+                sandbox, command, lambda: self._confine(sandbox, tree, command, targets)
+            ),
+        )
+
+    async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
+        await self._engine.stop(sandbox, grace_s)
+
+
+def _stage(sources: dict[str, Path], tree: Callable[[], int] | None) -> dict[str, int]:
+    staged: dict[str, int] = {}
+    with ExitStack() as undo:
+        for name, source in sources.items():
+            given = tree is not None and name == "tree"
+            staged[name] = tree() if given and tree else mounts.clone_mount(str(source))
+            undo.callback(os.close, staged[name])
+        undo.pop_all()
+    return staged
+
+
+def working_folder(cwd: str) -> str:
+    """In the sandbox's own words. Only names: whether it is there, the sandbox will say."""
+    if "\0" in cwd:
+        raise CommandInvalid("A folder's name cannot hold NUL.", hint="Remove it.")
+    return os.path.normpath(os.path.join(WORKSPACE, cwd))
+
+
+def _remedy(message: str) -> str:
+    """For the two usual prohibitions."""
+    for path, value in (
+        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"),
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0"),
+    ):
+        try:
+            forbidden = Path(path).read_text().strip() == value
+        except OSError:
+            continue
+        if forbidden:
+            wanted = "0" if value == "1" else "1"
+            key = path.removeprefix("/proc/sys/").replace("/", ".")
+            return f"sudo sysctl -w {key}={wanted}"
+    return ""
+
+
+__all__ = ["NAME", "BubblewrapRuntime", "Network"]

@@ -1,0 +1,295 @@
+"""What all runtimes on this machine share: running, taking up, signalling, stopping.
+
+A runtime says how a command is confined (`Confinement`); the engine does the rest through
+the launcher, and tells of limits that were hit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from carrel.domain.errors import RunNotFound, SandboxUnavailable
+from carrel.domain.ids import is_id, new_id
+from carrel.domain.launching import LauncherPort
+from carrel.domain.limits import Limits, LimitSupport, Usage
+from carrel.domain.runtimes import Command, Exit, LimitHit, Sandbox, SandboxSpec
+from carrel.runtimes.layout import SandboxFolders
+from carrel.runtimes.limits.watching import LimitWatch
+from carrel.runtimes.limits.cgroups import CgroupHandle, Cgroups
+from carrel.runtimes.limits.rlimits import rlimits
+from carrel.runtimes.live import LiveRun
+from carrel.runtimes.problems import as_error, check_command
+from carrel.runtimes.streams import Streams, open_streams
+
+STOP_MARGIN_S = 20.0
+"""Over the grace: killing and reaping have their own bounds in the launcher."""
+ENDING_TRIES = 5
+"""A sandbox that is just ending from idleness is started anew; more often is a fault."""
+
+OnEvent = Callable[[LimitHit], None]
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """How one command is confined, as the launcher wants it.
+
+    `holder` and `staged` (name and descriptor of each detached mount) only for runtimes with
+    namespaces; the engine closes the descriptors.
+    """
+
+    uid: int | None
+    gid: int | None
+    confined: bool
+    cwd: str
+    env: dict[str, str]
+    landlock: dict[str, Any] | None = None
+    seccomp: bytes = b""
+    holder: dict[str, Any] | None = None
+    staged: dict[str, int] = field(default_factory=dict)
+    probe: dict[str, Any] | None = None
+
+
+class Engine:
+    def __init__(
+        self, runtime: str, launcher: LauncherPort, cgroups: Cgroups, on_event: OnEvent
+    ) -> None:
+        self._runtime = runtime
+        self._launcher = launcher
+        self._cgroups = cgroups
+        self._on_event = on_event
+        self._watches: dict[str, LimitWatch] = {}
+
+    # Starting
+
+    def prepare(self, spec: SandboxSpec) -> Sandbox:
+        """Folders and groups; no process."""
+        if not is_id(spec.sandbox_id):
+            raise SandboxUnavailable(f"{spec.sandbox_id!r} is no id of a sandbox.")
+        SandboxFolders(spec.folder).make(spec.owner)
+        support = self._support(spec.limits, spec)
+        self._cgroups.create(spec.sandbox_id, spec.limits)
+        return Sandbox(self._runtime, spec, support)
+
+    def _support(self, limits: Limits, spec: SandboxSpec) -> tuple[LimitSupport, ...]:
+        return LimitWatch.support(limits, self._cgroups, spec.folder)
+
+    def group(self, sandbox: Sandbox) -> CgroupHandle:
+        return self._cgroups.load(sandbox.spec.sandbox_id)
+
+    # Running
+
+    async def run(
+        self, sandbox: Sandbox, command: Command, confine: Callable[[], Confinement]
+    ) -> LiveRun:
+        """`confine` is called for each try; what it opens is closed here."""
+        check_command(command)
+        run_id = new_id("ru")
+        folder = SandboxFolders(sandbox.spec.folder).run(run_id)
+        folder.mkdir(mode=0o700, parents=True)
+        streams = open_streams(command, folder)
+        try:
+            live = await self._launch(sandbox, command, run_id, streams, confine)
+        except BaseException:
+            streams.close_ours()
+            _remove_folder(folder)
+            raise
+        finally:
+            streams.close_given()
+        return live
+
+    async def _launch(
+        self,
+        sandbox: Sandbox,
+        command: Command,
+        run_id: str,
+        streams: Streams,
+        confine: Callable[[], Confinement],
+    ) -> LiveRun:
+        watch = self._watch(sandbox)
+        for _ in range(ENDING_TRIES):
+            confinement = confine()
+            done, told = os.pipe2(os.O_CLOEXEC)
+            live = LiveRun(
+                run_id,
+                streams,
+                done,
+                lambda: self._find_exit(sandbox, live),
+                lambda ended: watch.ended(run_id, ended),
+            )
+            request = self._request(sandbox, command, run_id, confinement, len(streams.held))
+            sent = [*streams.given, told, *streams.held, *confinement.staged.values()]
+            try:
+                reply, _ = await self._launcher.ask("run", request, sent)
+            except BaseException:
+                os.close(done)
+                raise
+            finally:
+                for descriptor in (told, *confinement.staged.values()):
+                    os.close(descriptor)
+            problem = reply.get("problem")
+            if problem is None:
+                watch.started(run_id)
+                live.begin(reply["pid"])
+                return live
+            os.close(done)
+            if problem["step"] != "ending":
+                raise as_error(problem, command)
+        raise SandboxUnavailable("The sandbox keeps ending.", hint="Look at the launcher's log.")
+
+    def _request(
+        self,
+        sandbox: Sandbox,
+        command: Command,
+        run_id: str,
+        confinement: Confinement,
+        kept: int,
+    ) -> dict[str, Any]:
+        spec = sandbox.spec
+        group = self.group(sandbox)
+        namespaced = confinement.holder is not None
+        plan = {
+            "join": list(group.procs_files),
+            "rlimits": rlimits(spec.limits, pids_enforced=group.limits_pids),
+            "keeper": not namespaced and group.tracking is None,
+            "pty": command.output == "pty",
+            "landlock": confinement.landlock,
+            "uid": confinement.uid,
+            "gid": confinement.gid,
+            "cwd": confinement.cwd,
+            "confined": confinement.confined,
+            "seccomp": confinement.seccomp.hex(),
+            "probe": confinement.probe,
+            "argv": list(command.argv),
+            "env": confinement.env,
+        }
+        request: dict[str, Any] = {
+            "sandbox_id": spec.sandbox_id,
+            "run_id": run_id,
+            "folder": str(SandboxFolders(spec.folder).run(run_id)),
+            "group": self._cgroups.run_group(group, run_id),
+            "oom": group.oom_source,
+            "timeout": _least(command.timeout_s, spec.limits.wall_seconds),
+            "kept": kept,
+            "plan": plan,
+        }
+        if confinement.holder is not None:
+            holder = {**confinement.holder, "join": list(group.procs_files)}
+            request["holder"] = {**holder, "stage": list(confinement.staged)}
+        return request
+
+    def _watch(self, sandbox: Sandbox) -> LimitWatch:
+        sandbox_id = sandbox.spec.sandbox_id
+        watch = self._watches.get(sandbox_id)
+        if watch is None:
+            watch = LimitWatch(sandbox, self._cgroups, self._on_event, self._kill)
+            self._watches[sandbox_id] = watch
+        return watch
+
+    async def _kill(self, run_id: str, reason: str) -> None:
+        await self._launcher.ask("kill", {"run_id": run_id, "reason": reason}, [])
+
+    # Taking up
+
+    async def attach(self, sandbox: Sandbox, run_id: str) -> LiveRun:
+        if not is_id(run_id):
+            raise RunNotFound(f"{run_id!r} is no id of a run.", hint="`carrel runs` lists them.")
+        folder = SandboxFolders(sandbox.spec.folder).run(run_id)
+        streams = Streams(stdout=folder / "stdout", stderr=folder / "stderr")
+        watch = self._watch(sandbox)
+        done, told = os.pipe2(os.O_CLOEXEC)
+        live = LiveRun(
+            run_id,
+            streams,
+            done,
+            lambda: self._find_exit(sandbox, live),
+            lambda ended: watch.ended(run_id, ended),
+        )
+        try:
+            reply, descriptors = await self._attach(sandbox, run_id, told)
+        except BaseException:
+            os.close(done)
+            raise
+        if descriptors:
+            streams.stdin = streams.stdout = descriptors[0]
+            streams.stderr = None
+        elif not (folder / "stdout").exists():
+            streams.stdout = streams.stderr = None
+        watch.started(run_id)
+        live.begin(reply["pid"])
+        return live
+
+    async def _attach(
+        self, sandbox: Sandbox, run_id: str, told: int
+    ) -> tuple[dict[str, Any], list[int]]:
+        folder = str(SandboxFolders(sandbox.spec.folder).run(run_id))
+        try:
+            reply, descriptors = await self._launcher.ask(
+                "attach", {"run_id": run_id, "folder": folder}, [told]
+            )
+        finally:
+            os.close(told)
+        if reply.get("problem") is not None:
+            raise as_error(reply["problem"])
+        return reply, descriptors
+
+    async def _find_exit(self, sandbox: Sandbox, live: LiveRun) -> dict[str, Any] | None:
+        """The launcher went away. Its exit file, or another launcher, knows more."""
+        path = SandboxFolders(sandbox.spec.folder).run(live.run_id) / "exit.json"
+        try:
+            record: dict[str, Any] = json.loads(path.read_text())
+            return record
+        except (OSError, ValueError):
+            done, told = os.pipe2(os.O_CLOEXEC)
+        try:
+            await self._attach(sandbox, live.run_id, told)
+        except BaseException:
+            os.close(done)
+            raise
+        live.resume(done)
+        return None
+
+    # Ending
+
+    async def signal(self, run_id: str, number: int) -> None:
+        await self._launcher.ask("signal", {"run_id": run_id, "signal": number}, [])
+
+    def usage(self, sandbox: Sandbox) -> Usage:
+        return self._cgroups.usage(self.group(sandbox))
+
+    async def stop(self, sandbox: Sandbox, grace_s: float) -> None:
+        group = self.group(sandbox)
+        fields = {
+            "sandbox_id": sandbox.spec.sandbox_id,
+            "grace": grace_s,
+            "groups": list(group.folders),
+            "runs": str(SandboxFolders(sandbox.spec.folder).runs),
+        }
+        reply, _ = await self._launcher.ask("stop", fields, [], timeout_s=grace_s + STOP_MARGIN_S)
+        if reply.get("problem") is not None:
+            raise SandboxUnavailable(
+                f"Processes {reply['problem']['text']} of the sandbox do not end.",
+                hint="They wait in the kernel, mostly for a disk or a network mount.",
+            )
+        watch = self._watches.pop(sandbox.spec.sandbox_id, None)
+        if watch is not None:
+            await watch.close()
+        await asyncio.to_thread(self._cgroups.remove, group)
+
+
+def _least(*values: float | None) -> float | None:
+    given = [value for value in values if value is not None]
+    return min(given) if given else None
+
+
+def _remove_folder(folder: os.PathLike[str]) -> None:
+    for entry in os.scandir(folder):
+        os.unlink(entry.path)
+    os.rmdir(folder)
+
+
+__all__ = ["Confinement", "Engine", "Exit", "OnEvent"]

@@ -1,0 +1,126 @@
+"""A live run: its streams, and its end as the launcher tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from carrel.domain.runtimes import Exit, ExitReason
+from carrel.runtimes.streams import Streams
+
+Find = Callable[[], Awaitable["dict[str, Any] | None"]]
+"""Asks again how a run ended, when the launcher went away before it could tell."""
+
+
+def parse_exit(record: dict[str, Any]) -> Exit:
+    return Exit(
+        reason=ExitReason(record["reason"]),
+        code=record["code"],
+        signal=record["signal"],
+        started_at=record["started_at"],
+        ended_at=record["ended_at"],
+        cpu_seconds=record["cpu_seconds"],
+        max_rss_bytes=record["max_rss_bytes"],
+    )
+
+
+class LiveRun:
+    """Implements `Run`. Made inside the running event loop, which hears of its end."""
+
+    def __init__(
+        self,
+        run_id: str,
+        streams: Streams,
+        exit_pipe: int,
+        find: Find,
+        on_exit: Callable[[Exit], None],
+    ) -> None:
+        self.run_id = run_id
+        self.pid = 0
+        self._streams = streams
+        self._exit_pipe = exit_pipe
+        self._find = find
+        self._on_exit = on_exit
+        self._told = b""
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Exit] = self._loop.create_future()
+        self._search: asyncio.Task[None] | None = None
+
+    @property
+    def stdin(self) -> int | None:
+        return self._streams.stdin
+
+    @property
+    def stdout(self) -> Path | int | None:
+        return self._streams.stdout
+
+    @property
+    def stderr(self) -> Path | int | None:
+        return self._streams.stderr
+
+    def begin(self, pid: int) -> None:
+        self.pid = pid
+        os.set_blocking(self._exit_pipe, False)
+        self._loop.add_reader(self._exit_pipe, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            chunk = os.read(self._exit_pipe, 65536)
+        except BlockingIOError:
+            return
+        if chunk:
+            self._told += chunk
+            return
+        self._close_pipe()
+        if self._told:
+            self._end(parse_exit(json.loads(self._told)))
+        else:
+            self._search = self._loop.create_task(self._look_for_end())
+
+    async def _look_for_end(self) -> None:
+        try:
+            record = await self._find()
+        except Exception as error:
+            if not self._ended.done():
+                self._ended.set_exception(error)
+            return
+        if record is not None:
+            self._end(parse_exit(record))
+
+    def resume(self, exit_pipe: int) -> None:
+        """Another launcher has taken the run up."""
+        self._exit_pipe = exit_pipe
+        self.begin(self.pid)
+
+    def _end(self, ended: Exit) -> None:
+        if self._ended.done():
+            return
+        self._ended.set_result(ended)
+        self._on_exit(ended)
+
+    async def wait(self) -> Exit:
+        return await asyncio.shield(self._ended)
+
+    def _close_pipe(self) -> None:
+        if self._exit_pipe >= 0:
+            self._loop.remove_reader(self._exit_pipe)
+            os.close(self._exit_pipe)
+            self._exit_pipe = -1
+
+    def close_input(self) -> None:
+        """The command reads to the end of its standard input."""
+        if self._streams.stdin is not None and self._streams.stdin != self._streams.stdout:
+            os.close(self._streams.stdin)
+        self._streams.stdin = None
+
+    def close(self) -> None:
+        self._streams.close_ours()
+        self._close_pipe()
+        if self._search is not None:
+            self._search.cancel()
+        if not self._ended.done():
+            self._ended.cancel()

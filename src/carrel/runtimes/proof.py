@@ -1,0 +1,184 @@
+"""Isolation is proven, not assumed: what is tried in a sandbox, and when.
+
+A proof tries to reach things that really are there: a file beside the sandbox's own folders,
+this very process, a listener on the host's loopback, an abstract socket. It holds for one
+configuration of a runtime on one kernel, so it is made once for each in a process's life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from carrel.domain.errors import IsolationUnproven, SandboxUnavailable
+from carrel.domain.ids import new_id
+from carrel.domain.runtimes import (
+    Attempt,
+    Command,
+    Network,
+    Output,
+    Proof,
+    Run,
+    Runtime,
+    Sandbox,
+    SandboxSpec,
+)
+from carrel.domain.trees import TreeMount
+from carrel.linux import processes
+from carrel.runtimes.identity import Identities
+
+PROBE_S = 20.0
+"""The probe takes milliseconds; on a machine that swaps it may take seconds."""
+
+Execute = Callable[[dict[str, Any], Command], Awaitable[Run]]
+
+
+class Prover:
+    def __init__(self, data: Path, identities: Identities) -> None:
+        self._data = data
+        self._identities = identities
+        self._proven: set[tuple[object, ...]] = set()
+        self._lock: asyncio.Lock | None = None
+
+    async def require(self, runtime: Runtime, sandbox: Sandbox, tree: TreeMount) -> None:
+        """Raises `IsolationUnproven` unless this configuration holds."""
+        key = _configuration(sandbox)
+        if key in self._proven:
+            return
+        proof = await runtime.verify(sandbox, tree)
+        check(proof)
+        self._proven.add(key)
+
+    async def prove(self, name: str, sandbox: Sandbox, execute: Execute) -> Proof:
+        with self._targets(name, sandbox.spec) as targets:
+            command = Command(argv=("probe",), output=Output.PIPES, timeout_s=PROBE_S)
+            run = await execute(targets, command)
+            try:
+                output, errors = await asyncio.gather(
+                    asyncio.to_thread(_read_all, run.stdout),
+                    asyncio.to_thread(_read_all, run.stderr),
+                )
+                ended = await run.wait()
+            finally:
+                run.close()
+        if ended.code != 0:
+            raise IsolationUnproven(
+                f"The probe of {name} ended with {ended}: {errors.decode(errors='replace')[-500:]}"
+            )
+        found = json.loads(output)
+        return Proof(name, tuple(Attempt(one["name"], one["refused"], one["detail"]) for one in found))
+
+    async def try_out(self, runtime: Runtime) -> Proof:
+        """A whole sandbox on an empty tree, proven and stopped again; leaves nothing."""
+        sandbox_id = new_id("sp")
+        (self._data / "spaces").mkdir(mode=0o711, parents=True, exist_ok=True)
+        folder = self._data / "spaces" / sandbox_id
+        owner = self._identities.take(sandbox_id)
+        try:
+            folder.mkdir(mode=0o711)
+            tree = folder / "project"
+            tree.mkdir(mode=0o755)
+            if os.geteuid() == 0:
+                os.chown(tree, owner.uid, owner.gid)
+            spec = SandboxSpec(sandbox_id, folder, tree, owner)
+            sandbox = await runtime.start(spec, TreeMount(tree))
+            try:
+                proof = await runtime.verify(sandbox, TreeMount(tree))
+            finally:
+                await runtime.stop(sandbox)
+            check(proof)
+            return proof
+        except OSError as error:
+            raise SandboxUnavailable(f"The data folder cannot be used: {error}.") from None
+        finally:
+            self._identities.give_back(sandbox_id, owner)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def _targets(self, name: str, spec: SandboxSpec) -> Iterator[dict[str, Any]]:
+        """Real things of the host, for as long as the probe runs."""
+        secret = secrets.token_hex(16)
+        space = f"carrel-proof-{secret}"
+        with (
+            tempfile.TemporaryDirectory(prefix="proof-", dir=self._data) as other,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.socket(socket.AF_UNIX) as abstract,
+            _outside_process(secret) as outside,
+        ):
+            canary = Path(other) / "tree" / "secret"
+            canary.parent.mkdir()
+            canary.write_text(secret)
+            canary.chmod(0o644)
+            canary.parent.chmod(0o755)
+            os.chmod(other, 0o755)
+            abstract.bind(f"\0{space}")
+            abstract.listen()
+            yield {
+                "runtime": name,
+                "network": str(spec.network),
+                "forbidden_paths": [str(canary), str(self._data), str(Path.home())],
+                "host_pid": outside,
+                "host_pid_start": processes.start_time(outside),
+                "host_loopback_port": listener.getsockname()[1],
+                "abstract_socket": space,
+                "unix_sockets": [str(path) for path in _sockets() if path.exists()],
+                "secret_env": secret,
+                "scratch": "/tmp" if name == "bubblewrap" else str(spec.folder / "tmp"),
+            }
+
+
+@contextmanager
+def _outside_process(secret: str) -> Iterator[int]:
+    """A process of the host with a secret in its environment, which ends with us."""
+    wait, go = os.pipe2(os.O_CLOEXEC)
+    actions = [(os.POSIX_SPAWN_DUP2, wait, 0), (os.POSIX_SPAWN_CLOSE, go)]
+    pid = os.posix_spawnp("cat", ["cat"], {"CARREL_PROOF": secret}, file_actions=actions)
+    os.close(wait)
+    try:
+        yield pid
+    finally:
+        os.close(go)
+        os.waitpid(pid, 0)
+
+
+def _sockets() -> tuple[Path, ...]:
+    runtime = Path(f"/run/user/{os.getuid()}")
+    names = ("docker.sock", "podman/podman.sock", "containerd/containerd.sock")
+    names += ("dbus/system_bus_socket", "systemd/private")
+    return (*(Path("/run") / name for name in names), runtime / "bus", Path("/var/run/docker.sock"))
+
+
+def _configuration(sandbox: Sandbox) -> tuple[object, ...]:
+    spec = sandbox.spec
+    shown = tuple((bind.target, bind.writable) for bind in spec.binds)
+    return (sandbox.runtime, spec.network, shown, os.geteuid(), os.uname().release)
+
+
+def check(proof: Proof) -> None:
+    if proof.holds:
+        return
+    through = [f"{one.name} ({one.detail})" for one in proof.attempts if not one.refused]
+    raise IsolationUnproven(
+        f"{proof.runtime} does not hold on this machine: {', '.join(through[:5])}.",
+        hint="Choose another runtime, or report this with the output of `carrel doctor`.",
+        attempts=through,
+    )
+
+
+def _read_all(stream: object) -> bytes:
+    if not isinstance(stream, int):
+        raise TypeError("the probe's output is not a pipe")
+    with open(stream, "rb", closefd=False) as file:
+        return file.read()
+
+
+__all__ = ["Network", "Prover", "check"]

@@ -1,0 +1,291 @@
+"""Reading and writing in a tree from outside.
+
+What is in a tree was put there by strangers, who may be changing it right now. A path is
+therefore resolved to a descriptor beneath the tree's root, and everything is done to that
+descriptor, or to one name in the folder that it is. Symlinks inside the tree are followed
+on the way; what would lead out is refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import io
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from carrel.domain.errors import PathExists, PathInvalid, PathWrongKind
+from carrel.domain.trees import EntryType, Owner, Tree, TreeDriver
+from carrel.linux.openat2 import open_beneath
+from carrel.trees.moving import move_entry
+from carrel.trees.paths import check_path, path_errors, split_path
+from carrel.trees.removal import remove_entry
+
+MAX_READ = 64 << 20
+"""The most that one `read` answers; bigger files are read in parts, or with `open_read`."""
+_MAX_LINKS = 40
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Opener = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One entry as it is itself: a symlink is not followed, `target` is where it points."""
+
+    name: str
+    type: EntryType
+    mode: int
+    size: int
+    modified_ns: int
+    target: str | None = None
+
+
+class TreeFiles:
+    """Blocking. Paths are relative to the root, as `os.fsdecode` gives them.
+
+    All methods raise `PathError`s: `PathInvalid`, `PathEscapes`, `PathNotFound`,
+    `PathDenied`, `PathWrongKind`; and `InsufficientDisk`.
+    """
+
+    def __init__(
+        self, root_fd: int, owner: Owner | None = None, *, opener: Opener = open_beneath
+    ) -> None:
+        """`root_fd` stays the caller's. New entries are given to `owner`, by default whom
+        the root belongs to. `opener` is there for the tests of the fallback."""
+        self._root = root_fd
+        status = os.fstat(root_fd)
+        self._owner = owner or Owner(status.st_uid, status.st_gid)
+        self._opener = opener
+
+    def stat(self, path: str) -> FileInfo:
+        with self._opened(path, follow=False) as fd:
+            name = os.path.basename(path.rstrip("/"))
+            return _describe(name, os.fstat(fd), lambda: os.readlink(b"", dir_fd=fd))
+
+    def list(self, path: str = ".") -> builtins.list[FileInfo]:
+        """The entries of a folder, sorted by name."""
+        found = []
+        with self._opened(path) as place, path_errors(path):
+            folder = os.open(b".", _FOLDER, dir_fd=place)
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        # What goes away while we look was never there.
+                        with contextlib.suppress(FileNotFoundError):
+                            found.append(_describe_in(folder, entry.name))
+            finally:
+                os.close(folder)
+        return sorted(found, key=lambda info: info.name)
+
+    def read(self, path: str, offset: int = 0, limit: int = MAX_READ) -> bytes:
+        """At most `limit` bytes from `offset`; fewer at the end of the file."""
+        if offset < 0 or limit < 0:
+            raise PathInvalid("An offset and a limit are not negative.")
+        with self.open_read(path) as file, path_errors(path):
+            file.seek(offset)
+            return file.read(min(limit, MAX_READ))
+
+    def open_read(self, path: str) -> BinaryIO:
+        """An open regular file; nothing else is ever opened, so nothing can block."""
+        with self._opened(path) as place, path_errors(path):
+            _expect_regular(path, os.fstat(place))
+            fd = os.open(f"/proc/self/fd/{place}", _READ)
+        return io.BufferedReader(io.FileIO(fd))
+
+    def write(
+        self, path: str, data: bytes | Iterable[bytes], mode: int | None = None
+    ) -> None:
+        """Replaces or makes a file, all at once: readers see the old or the new content.
+
+        An existing file keeps its mode unless one is given; a symlink is written through.
+        """
+        with self._place_to_write(path) as (folder, name), path_errors(path):
+            old = _status(folder, name)
+            if old is not None:
+                _expect_regular(path, old)
+            if mode is None:
+                mode = 0o644 if old is None else stat.S_IMODE(old.st_mode)
+            chunks = (data,) if isinstance(data, bytes) else data
+            write_atomically(folder, name, chunks, mode=mode & 0o777, owner=self._owner)
+
+    def mkdir(self, path: str, mode: int = 0o755, *, parents: bool = False) -> None:
+        """`PathExists` if there is something; with `parents` a folder there is fine."""
+        if parents:
+            self._make_parents(path, mode)
+            return
+        with self._parent(path) as (folder, name), path_errors(path):
+            make_folder(folder, name, mode=mode & 0o7777, owner=self._owner)
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Of a symlink, the link; of a folder only an empty one unless `recursive`."""
+        with self._parent(path) as (folder, name), path_errors(path):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                os.unlink(name, dir_fd=folder)
+            elif recursive:
+                remove_entry(folder, name)
+            else:
+                _remove_folder(path, folder, name)
+
+    def move(self, source: str, target: str, *, replace: bool = False) -> None:
+        """Renames a file, folder or symlink; `PathExists` unless `replace`."""
+        with (
+            self._parent(source) as (old_folder, old_name),
+            self._parent(target) as (new_folder, new_name),
+            path_errors(f"{source} -> {target}"),
+        ):
+            move_entry((old_folder, old_name), (new_folder, new_name), replace=replace)
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, *, follow: bool = True) -> Iterator[int]:
+        with path_errors(path):
+            fd = self._opener(self._root, check_path(path), follow=follow)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, bytes]]:
+        """The folder that holds the last component, and that component."""
+        above, name = split_path(path)
+        with self._opened(above) as fd:
+            yield fd, name
+
+    @contextlib.contextmanager
+    def _place_to_write(self, path: str) -> Iterator[tuple[int, bytes]]:
+        """As `_parent`, of the file that symlinks at the end of the path name at last."""
+        for _ in range(_MAX_LINKS):
+            with self._parent(path) as (folder, name):
+                try:
+                    target = os.readlink(name, dir_fd=folder)
+                except OSError as error:
+                    if error.errno not in (errno.EINVAL, errno.ENOENT):
+                        raise
+                    yield folder, name
+                    return
+            path = os.path.join(os.path.dirname(path.rstrip("/")), os.fsdecode(target))
+        raise PathWrongKind(f"{path!r} is behind too many symlinks.")
+
+    def _make_parents(self, path: str, mode: int) -> None:
+        check_path(path)
+        parts = path.rstrip("/").split("/")
+        for count in range(1, len(parts) + 1):
+            step = "/".join(parts[:count])
+            try:
+                if parts[count - 1] not in ("", ".", ".."):
+                    self.mkdir(step, mode)
+            except PathExists:
+                with self._opened(step) as fd:
+                    if not stat.S_ISDIR(os.fstat(fd).st_mode):
+                        raise PathWrongKind(f"{step!r} is not a folder.") from None
+
+
+@contextlib.contextmanager
+def open_files(driver: TreeDriver, tree: Tree) -> Iterator[TreeFiles]:
+    """The files of a tree for a while."""
+    root = driver.open_root(tree)
+    try:
+        yield TreeFiles(root)
+    finally:
+        os.close(root)
+
+
+def write_atomically(
+    folder: int, name: bytes, chunks: Iterable[bytes], *, mode: int, owner: Owner
+) -> None:
+    """A file beside the wanted one takes its place when it is complete; raises OSError."""
+    temporary = b".carrel-" + secrets.token_hex(8).encode()
+    fd = os.open(temporary, _NEW, 0o600, dir_fd=folder)
+    try:
+        with io.FileIO(fd, "wb") as file:
+            for chunk in chunks:
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            give(fd, owner)
+            os.fchmod(fd, mode)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def make_folder(folder: int, name: bytes, *, mode: int, owner: Owner) -> None:
+    """Raises OSError."""
+    os.mkdir(name, 0o700, dir_fd=folder)
+    # Opened as a folder, so it is none of the files that somebody might put in its place.
+    fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        give(fd, owner)
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+def give(fd: int, owner: Owner) -> None:
+    """Hands over what root has just made; an ordinary user's is already its own."""
+    if os.geteuid() == 0:
+        os.fchown(fd, owner.uid, owner.gid)
+
+
+def entry_type(mode: int) -> EntryType:
+    if stat.S_ISREG(mode):
+        return EntryType.FILE
+    if stat.S_ISDIR(mode):
+        return EntryType.FOLDER
+    return EntryType.SYMLINK if stat.S_ISLNK(mode) else EntryType.OTHER
+
+
+def _describe(
+    name: str, status: os.stat_result, read_link: Callable[[], bytes]
+) -> FileInfo:
+    kind = entry_type(status.st_mode)
+    return FileInfo(
+        name=name,
+        type=kind,
+        mode=stat.S_IMODE(status.st_mode),
+        size=status.st_size if kind is EntryType.FILE else 0,
+        modified_ns=status.st_mtime_ns,
+        target=os.fsdecode(read_link()) if kind is EntryType.SYMLINK else None,
+    )
+
+
+def _describe_in(folder: int, name: str) -> FileInfo:
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return _describe(name, os.fstat(fd), lambda: os.readlink(b"", dir_fd=fd))
+    finally:
+        os.close(fd)
+
+
+def _status(folder: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _expect_regular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise PathWrongKind(f"{path!r} is not a regular file.")
+
+
+def _remove_folder(path: str, folder: int, name: bytes) -> None:
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise PathWrongKind(
+            f"{path!r} is a folder that is not empty.", hint="Delete it recursively."
+        ) from None

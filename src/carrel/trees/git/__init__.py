@@ -1,0 +1,1 @@
+"""Everything that knows git: running it safely, reading its files, mirrors and checkouts."""

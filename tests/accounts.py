@@ -1,0 +1,132 @@
+"""Running things as an ordinary user, from tests that run as root."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent
+PYTHON = "python"
+"""As the first word of a command for `run_as`: an interpreter that the user can start."""
+
+PROBE_TIMEOUT_S = 30.0
+"""An interpreter starts in a fraction of a second; the rest is for a loaded machine."""
+RUN_TIMEOUT_S = 100.0
+"""Less than a test may take, so that its failure shows what the command had said."""
+
+_PROBE = """
+import sys
+assert sys.version_info >= (3, 11), "Python %s is too old" % sys.version.split()[0]
+import carrel, click, msgspec, pathspec, psutil, pytest, zstandard
+"""
+
+
+class Account(NamedTuple):
+    uid: int
+    gid: int
+
+
+class Interpreter(NamedTuple):
+    executable: str
+    pythonpath: str
+
+
+def ordinary_account() -> Account:
+    """A user that no account has and no other test process uses; without root, oneself."""
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid())
+    number = 1_800_000_000 + os.getpid()
+    if not _is_mapped(number):
+        number = 40_000 + os.getpid() % 20_000
+    return Account(number, number)
+
+
+def run_as(
+    account: Account,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | str = "/",
+    timeout: float = RUN_TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command as `account`, in an environment of its own, and captures its output.
+
+    `PYTHON` as its first word stands for an interpreter with this project and what it
+    needs; where the user can start none, the test is skipped.
+    """
+    words = [*argv]
+    full = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": "/nonexistent"}
+    if words[0] == PYTHON:
+        interpreter = interpreter_for(account)
+        words[0] = interpreter.executable
+        full["PYTHONPATH"] = interpreter.pythonpath
+        full["PYTHONDONTWRITEBYTECODE"] = "1"
+    full.update(env or {})
+    return _run(account, words, full, cwd, timeout)
+
+
+@functools.cache
+def interpreter_for(account: Account) -> Interpreter:
+    """Ours, if the user can start it; else the system's, with our packages."""
+    packages = sysconfig.get_path("platlib")
+    candidates = (
+        Interpreter(sys.executable, f"{SOURCE / 'src'}:{SOURCE}"),
+        Interpreter("/usr/bin/python3", f"{SOURCE / 'src'}:{SOURCE}:{packages}"),
+    )
+    refusals = []
+    for candidate in candidates:
+        try:
+            result = _run(
+                account,
+                [candidate.executable, "-c", _PROBE],
+                {"PYTHONPATH": candidate.pythonpath, "PYTHONDONTWRITEBYTECODE": "1"},
+                "/",
+                PROBE_TIMEOUT_S,
+            )
+        except OSError as error:
+            refusals.append(f"{candidate.executable}: {error.strerror}")
+            continue
+        if result.returncode == 0:
+            return candidate
+        last = result.stderr.strip().rpartition("\n")[2]
+        refusals.append(f"{candidate.executable}: {last}")
+    pytest.skip(f"uid {account.uid} cannot start Python here ({'; '.join(refusals)})")
+
+
+def _run(
+    account: Account,
+    argv: list[str],
+    env: dict[str, str],
+    cwd: Path | str,
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    identity: dict[str, object] = {}
+    if os.geteuid() == 0:
+        identity = {"user": account.uid, "group": account.gid, "extra_groups": ()}
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        argv,
+        env=env,
+        cwd=cwd,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+        **identity,
+    )
+
+
+def _is_mapped(number: int) -> bool:
+    ranges = (
+        map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()
+    )
+    return any(inside <= number < inside + count for inside, _outside, count in ranges)

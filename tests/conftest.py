@@ -1,0 +1,45 @@
+"""What tests of all rooms share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.accounts import Account, ordinary_account
+from tests.folders import remove_folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Keeps a person's git configuration and Carrel settings, and the variables of a git
+    hook that may have started the tests, out of them."""
+    identity = {"NAME": "Tester", "EMAIL": "tester@example.org"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "CARREL_DATA"):
+            patch.delenv(name, raising=False)
+        for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+            patch.setenv(name, "/dev/null")
+        for role in ("AUTHOR", "COMMITTER"):
+            for key, value in identity.items():
+                patch.setenv(f"GIT_{role}_{key}", value)
+        yield
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """A data folder that other users can pass through, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
+    try:
+        folder.chmod(0o711)
+        yield folder
+    finally:
+        remove_folder(folder)
+
+
+@pytest.fixture(scope="session")
+def ordinary_user() -> Account:
+    """An unprivileged user; see `tests.accounts.run_as`."""
+    return ordinary_account()

@@ -1,0 +1,55 @@
+"""Taking away what a test left on disk, whatever it mounted or forbade there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+UNMOUNT_TIMEOUT_S = 20.0
+"""A lazy unmount does not wait for users of the mount; only a stuck disk takes this long."""
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """The mount points at or below `folder`, in this process's namespace, the last first."""
+    top = os.path.realpath(folder)
+    points = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        point = os.fsdecode(_unescape(line.split(b" ")[4]))
+        if point == top or point.startswith(top + "/"):
+            points.append(point)
+    return points[::-1]
+
+
+def remove_folder(folder: Path) -> None:
+    """Unmounts what is mounted below it, then removes it, read-only folders too.
+
+    Refuses while a mount remains: to delete through one would empty what is behind it.
+    """
+    for point in mounts_below(folder):
+        subprocess.run(
+            ["umount", "--lazy", "--", point],
+            timeout=UNMOUNT_TIMEOUT_S,
+            capture_output=True,
+            check=False,
+        )
+    if remaining := mounts_below(folder):
+        raise RuntimeError(f"still mounted, so not removed: {remaining}")
+    if not folder.exists():
+        return
+    _open_up(folder)
+    shutil.rmtree(folder)
+
+
+def _open_up(folder: Path) -> None:
+    for parent, names, _files in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+
+
+def _unescape(field: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

@@ -1,0 +1,101 @@
+"""The import rules of the rooms hold, and would be noticed if they did not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 60.0
+"""Reading the whole package takes about a second; the rest is for a loaded machine."""
+
+OWN_ROOMS = {
+    "domain": {"domain"},
+    "linux": {"linux"},
+    "launcher": {"launcher", "linux"},
+    "trees": {"trees", "domain", "linux"},
+    "runtimes": {"runtimes", "domain", "linux"},
+    "config": {"config", "domain"},
+}
+LIBRARIES: dict[str, set[str]] = {
+    "trees": {"msgspec", "pathspec", "zstandard"},
+    "runtimes": {"msgspec", "psutil"},
+    "config": {"msgspec"},
+}
+
+OFFENCES = {
+    "domain": ["carrel.linux", "click", "msgspec"],
+    "linux": ["carrel.domain", "psutil"],
+    "launcher": ["carrel.domain", "carrel.trees", "msgspec"],
+    "trees": ["carrel.runtimes", "carrel.launcher", "carrel.config", "carrel.cli", "click"],
+    "runtimes": ["carrel.trees", "carrel.launcher", "carrel.app", "zstandard"],
+}
+
+
+def _lint(source: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            Path(sys.executable).with_name("lint-imports"),
+            "--no-cache",
+            "--config",
+            ROOT / "pyproject.toml",
+        ],
+        env={**os.environ, "PYTHONPATH": str(source), "NO_COLOR": "1", "COLUMNS": "200"},
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_the_contracts_hold() -> None:
+    result = _lint(ROOT / "src")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def offended(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What import-linter says of a copy in which every room breaks its rules."""
+    copy = tmp_path_factory.mktemp("offences")
+    shutil.copytree(ROOT / "src" / "carrel", copy / "carrel")
+    (copy / "carrel" / "app.py").touch()
+    (copy / "carrel" / "attic.py").touch()
+    for room, targets in OFFENCES.items():
+        lines = "".join(f"import {target}\n" for target in targets)
+        (copy / "carrel" / room / "offence.py").write_text(lines)
+    result = _lint(copy)
+    assert result.returncode == 1, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("room", "target"), [(room, target) for room in OFFENCES for target in OFFENCES[room]]
+)
+def test_a_broken_rule_is_noticed(offended: str, room: str, target: str) -> None:
+    assert f"carrel.{room}.offence -> {target} " in offended
+
+
+def test_a_room_without_a_place_is_noticed(offended: str) -> None:
+    assert "attic" in offended
+
+
+def test_each_room_imports_only_what_it_may() -> None:
+    """The contracts forbid the libraries of today; this allows the ones that may be."""
+    graph = grimp.build_graph("carrel", include_external_packages=True, cache_dir=None)
+    stray = []
+    for room, own in OWN_ROOMS.items():
+        allowed = {"carrel"} | {f"carrel.{name}" for name in own} | LIBRARIES.get(room, set())
+        allowed |= sys.stdlib_module_names
+        for module in {f"carrel.{room}"} | graph.find_descendants(f"carrel.{room}"):
+            for target in graph.find_modules_directly_imported_by(module):
+                depth = 2 if target.startswith("carrel.") else 1
+                if ".".join(target.split(".")[:depth]) not in allowed:
+                    stray.append(f"{module} -> {target}")
+    assert stray == []
