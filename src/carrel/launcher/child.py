@@ -10,12 +10,13 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import stat
 from typing import Any, NoReturn
 
 from carrel.launcher import confine
 from carrel.launcher.probes import run_probe
-from carrel.linux import mounts, namespaces
+from carrel.linux import landlock, mounts, namespaces
 
 STAGE = "/tmp"
 """Where a holder's private mount namespace shows what bubblewrap is to bind. As root it runs
@@ -60,7 +61,8 @@ def become_command(
 ) -> NoReturn:
     """In a sandbox with namespaces when `held` is not empty, else right here.
 
-    `writers`: the status pipe, and with a keeper the pipe on which it tells the end.
+    `writers`: the status pipe, the socket for a terminal, and with a keeper the pipe on
+    which it tells the end.
     """
     status = writers[0]
     confine.reset_signals()
@@ -78,31 +80,35 @@ def become_command(
             report(status, {"pid": child})
             os._exit(0)
     elif plan["keeper"]:
-        _keep(status, writers[1])
+        _keep(status, writers[2])
     else:
         report(status, {"pid": os.getpid()})
-    _finish(plan, streams, status)
+    _finish(plan, streams, status, writers[1])
 
 
-def _finish(plan: Plan, streams: list[int], status: int) -> NoReturn:
-    with guard(status, "terminal"):
+def _finish(plan: Plan, streams: list[int], status: int, channel: int) -> NoReturn:
+    with guard(status, "streams"):
         os.setsid()
         os.umask(0o022)
         confine.set_standard_streams(streams)
-        confine.close_others(status)
-        if plan["pty"]:
-            confine.take_terminal()
+        confine.close_others(status, channel)
     if plan["landlock"] is not None:
+        if plan["pty"] is not None:
+            _terminal(plan, status, channel)
         with guard(status, "landlock"):
             confine.apply_landlock(plan["landlock"])
     with guard(status, "identity"):
         if plan["uid"] is not None:
             confine.become(plan["uid"], plan["gid"])
+    if plan["pty"] is not None and plan["landlock"] is None:
+        _terminal(plan, status, channel)
     with guard(status, "cwd"):
         os.chdir(plan["cwd"])
     if plan["confined"]:
         with guard(status, "privileges"):
             confine.give_up_privileges()
+            if plan["scope_sockets"]:
+                landlock.scope_abstract_sockets()
     if plan["seccomp"]:
         with guard(status, "filter"):
             confine.install_filter(bytes.fromhex(plan["seccomp"]))
@@ -111,6 +117,20 @@ def _finish(plan: Plan, streams: list[int], status: int) -> NoReturn:
     with guard(status, "exec"):
         os.execvpe(plan["argv"][0], plan["argv"], plan["env"])
     os._exit(127)
+
+
+def _terminal(plan: Plan, status: int, channel: int) -> None:
+    """Before Landlock takes the devices away; else as the user that it is to belong to."""
+    with guard(status, "terminal"):
+        ours, theirs = confine.open_terminal(plan["pty"])
+        if os.geteuid() == 0 and plan["uid"] is not None:
+            os.fchown(theirs, plan["uid"], plan["gid"])
+        with socket.socket(fileno=channel) as sender:
+            socket.send_fds(sender, [b"t"], [ours])
+        os.close(ours)
+        confine.take_terminal(theirs)
+        confine.set_standard_streams([theirs, theirs, theirs])
+        os.close(theirs)
 
 
 def _probe(targets: dict[str, Any], status: int) -> NoReturn:
@@ -178,7 +198,7 @@ def become_holder(plan: Plan, descriptors: dict[str, int], namespace: dict[str, 
 
 def _stage(items: list[str], descriptors: dict[str, int]) -> None:
     namespaces.unshare(namespaces.CLONE_NEWNS)
-    mounts.mount_tmpfs(STAGE, "mode=0755,size=64k")
+    namespaces.mount_tmpfs(STAGE, "mode=0755,size=64k")
     for name in items:
         descriptor = descriptors[f"stage:{name}"]
         target = f"{STAGE}/{name}"
@@ -195,6 +215,7 @@ def _place(descriptors: dict[str, int]) -> None:
     wanted |= {SECCOMP_FD: "seccomp", INFO_FD: "info", ALIVE_FD: "alive"}
     for number, name in wanted.items():
         os.dup2(descriptors[name], number, inheritable=True)
+    confine.close_others(*(number for number in wanted if number > 2), descriptors["status"])
 
 
 def _above(descriptor: int) -> int:

@@ -8,12 +8,15 @@ import fcntl
 import os
 import resource
 import signal
+import struct
 import termios
 from typing import Any
 
 from carrel.linux import landlock, namespaces, seccomp
 
 ENTERED = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+_TIOCSPTLCK = 0x40045431
+_TIOCGPTPEER = 0x5441
 OOM_SCORE = 200
 """When the host itself runs out of memory, what runs in sandboxes goes before the host's own."""
 
@@ -91,8 +94,17 @@ def give_up_privileges() -> None:
     namespaces.drop_capabilities()
 
 
-def take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+def open_terminal(size: list[int]) -> tuple[int, int]:
+    """A pseudo-terminal of the file system we are in now, so that programs find its name."""
+    ours = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(ours, _TIOCSPTLCK, struct.pack("i", 0))
+    theirs = fcntl.ioctl(ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    return ours, theirs
+
+
+def take_terminal(terminal: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
 def apply_landlock(rules: dict[str, Any]) -> None:
@@ -111,7 +123,10 @@ def set_standard_streams(streams: list[int]) -> None:
         os.dup2(descriptor, number, inheritable=True)
 
 
-def close_others(kept: int) -> None:
+def close_others(*kept: int) -> None:
     """All descriptors but the standard ones and `kept`."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 1 << 20)
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, 1 << 20)

@@ -24,7 +24,7 @@ from carrel.linux import namespaces, processes
 READY_S = 10.0
 """Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
 LINGER_S = 10.0
-"""Long enough for the next command of a session to find the sandbox warm."""
+"""Between two looks at a sandbox that only its own servers still use."""
 MOST_IDLE = 64
 """So many may linger; beyond, the one that has been idle longest ends at once."""
 
@@ -103,7 +103,7 @@ class Holders:
             holder.idle = None
         holder.runs.add(run_id)
 
-    def leave(self, holder: Holder, run_id: str) -> None:
+    def leave(self, holder: Holder, run_id: str, linger: float) -> None:
         holder.runs.discard(run_id)
         if holder.runs or holder.ending:
             return
@@ -111,7 +111,7 @@ class Holders:
         idle = [one for one in self._holders.values() if one.idle is not None]
         if len(idle) >= MOST_IDLE:
             self._check_idle(min(idle, key=lambda one: one.idle.when if one.idle else 0.0))
-        holder.idle = self._loop.after(LINGER_S, lambda: self._check_idle(holder))
+        holder.idle = self._loop.after(linger, lambda: self._check_idle(holder))
 
     def _check_idle(self, holder: Holder) -> None:
         """Ends it, unless a server that a command left behind still runs."""

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from carrel.launcher import wire
 from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop
 from carrel.launcher.runs import Answer
@@ -83,9 +84,7 @@ class HeldMounts:
 
         def on_ready() -> None:
             self._loop.unwatch(ours.fileno())
-            body, descriptors, _, _ = socket.recv_fds(
-                ours, 4096, 3, socket.MSG_CMSG_CLOEXEC
-            )
+            body, descriptors = wire.receive_descriptors(ours, 4096, 3)
             ours.close()
             if len(descriptors) != 3:
                 for descriptor in descriptors:

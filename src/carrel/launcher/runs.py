@@ -10,12 +10,13 @@ import json
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from carrel.launcher import child
+from carrel.launcher import child, wire
 from carrel.launcher.groups import group_members, kill_group, remove_group
 from carrel.launcher.holders import Holder, Holders, Problem
 from carrel.launcher.lines import LinePipe
@@ -30,14 +31,16 @@ Answer = Callable[[dict[str, Any], list[int]], None]
 
 
 class Run:
-    def __init__(self, request: dict[str, Any], on_exit: int, kept: list[int]) -> None:
+    def __init__(self, request: dict[str, Any], on_exit: int) -> None:
         self.run_id: str = request["run_id"]
         self.sandbox_id: str = request["sandbox_id"]
         self.folder: str = request["folder"]
         self.group: str | None = request.get("group")
+        self.linger: float = request["linger"]
         self.out_of_memory: list[str] | None = request.get("oom")
         self.watchers = [on_exit]
-        self.kept = kept
+        self.kept: list[int] = []
+        """Its terminal, which must not hang up when the client goes away."""
         self.pid = 0
         self.keeper = 0
         self.started_at = time.time()
@@ -47,6 +50,7 @@ class Run:
         self.kills_before = _count(self.out_of_memory)
         self.answer: Answer | None = None
         self.problem: Problem | None = None
+        self.channel: socket.socket | None = None
         self.launched = False
         self.ended: tuple[int, dict[str, Any]] | None = None
         self.exit: dict[str, Any] | None = None
@@ -73,10 +77,9 @@ class Runs:
         return [run for run in self._runs.values() if run.sandbox_id == sandbox_id]
 
     def start(self, request: dict[str, Any], descriptors: list[int], answer: Answer) -> None:
-        """Descriptors: stdin, stdout, stderr, the exit pipe, `kept` ones, staged mounts."""
-        streams, rest = descriptors[:3], descriptors[4:]
-        kept, staged_fds = rest[: request["kept"]], rest[request["kept"] :]
-        run = Run(request, descriptors[3], kept)
+        """Descriptors: stdin, stdout, stderr, the exit pipe, staged mounts."""
+        streams, staged_fds = descriptors[:3], descriptors[4:]
+        run = Run(request, descriptors[3])
         if "holder" not in request:
             self._launch(run, request, streams, answer)
             return
@@ -86,7 +89,6 @@ class Runs:
             if holder is None:
                 _close_all(streams)
                 _close_all(run.watchers)
-                _close_all(run.kept)
                 answer({"problem": problem}, [])
                 return
             run.holder = holder
@@ -102,25 +104,19 @@ class Runs:
         plan = request["plan"]
         run.answer = answer
         self._runs[run.run_id] = run
-        try:
-            if run.group is not None:
-                os.mkdir(run.group)
-                plan["join"] = [*plan["join"], f"{run.group}/cgroup.procs"]
-        except OSError as error:
-            _close_all(streams)
-            run.problem = {"step": "cgroup", "errno": error.errno, "text": str(error)}
-            self._settle(run)
-            return
         status = LinePipe(self._loop, partial(self._on_status, run), partial(self._on_closed, run))
         pipes = [status]
+        run.channel, theirs = socket.socketpair()
         if plan["keeper"]:
             pipes.append(LinePipe(self._loop, partial(self._on_kept, run), lambda: None))
-        writers = [pipe.write for pipe in pipes]
+        ends = [pipe.write for pipe in pipes[1:]]
+        writers = [status.write, theirs.fileno(), *ends]
         held = run.holder.namespaces if run.holder is not None else {}
         self._loop.expect_children(1)
         self._loop.fork(lambda: child.become_command(plan, streams, held, writers))
         for pipe in pipes:
             pipe.parent_side()
+        theirs.close()
         _close_all(streams)
         if request.get("timeout") is not None:
             timer = self._loop.after(request["timeout"], lambda: self.expire(run, "timeout"))
@@ -169,7 +165,10 @@ class Runs:
             answer({"problem": run.problem}, [])
             return
         run.launched = True
-        answer({"pid": run.pid, "started_at": run.started_at}, [])
+        if run.channel is not None:
+            run.kept = _received(run.channel)
+            run.channel = None
+        answer({"pid": run.pid, "started_at": run.started_at}, run.kept)
         if run.ended is not None:
             self._finish(run)
 
@@ -203,10 +202,12 @@ class Runs:
                 _tell(descriptor, run.exit)
         _close_all(run.watchers)
         _close_all(run.kept)
+        if run.channel is not None:
+            run.channel.close()
         if run.group is not None:
             remove_group(run.group)
         if run.holder is not None:
-            self._holders.leave(run.holder, run.run_id)
+            self._holders.leave(run.holder, run.run_id, run.linger)
 
     def expire(self, run: Run, reason: str) -> None:
         """Asks, then kills all that belongs to the command."""
@@ -273,6 +274,16 @@ class Runs:
 
         self._loop.watch(end, ended)
         return None
+
+
+def _received(channel: socket.socket) -> list[int]:
+    """The terminal, which the child sent before it executed, if it was to have one."""
+    channel.setblocking(False)
+    with channel:
+        try:
+            return wire.receive_descriptors(channel, 1, 1)[1]
+        except BlockingIOError:
+            return []
 
 
 def _lost(record: dict[str, Any]) -> dict[str, Any]:

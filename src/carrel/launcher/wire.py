@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from typing import Any
 
 PROTOCOL = 1
@@ -42,8 +43,7 @@ def send(connection: socket.socket, message: Message, descriptors: list[int]) ->
 
 def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
     """None at the end of the connection. The caller owns the descriptors."""
-    flags = socket.MSG_CMSG_CLOEXEC
-    body, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS, flags)
+    body, descriptors = receive_descriptors(connection, PACKET_BYTES, MOST_DESCRIPTORS)
     if not body and not descriptors:
         return None
     try:
@@ -54,6 +54,20 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
         close_all(descriptors)
         raise
     return message, descriptors
+
+
+def receive_descriptors(
+    connection: socket.socket, size: int, most: int
+) -> tuple[bytes, list[int]]:
+    """As `socket.recv_fds`, which forgets its flags: the descriptors are not inherited."""
+    space = socket.CMSG_LEN(most * struct.calcsize("i"))
+    body, ancillary, _, _ = connection.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            count = len(content) // struct.calcsize("i")
+            descriptors.extend(struct.unpack(f"{count}i", content[: count * 4]))
+    return body, descriptors
 
 
 def _decode(body: bytes) -> Message:

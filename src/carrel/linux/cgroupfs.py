@@ -83,7 +83,8 @@ def hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...]:
             version, names = 2, frozenset(read(mount, "cgroup.controllers").split())
             path = own.get(_UNIFIED)
         elif kind == "cgroup":
-            version, names = 1, frozenset(super_options.split(",")) & own.keys()
+            version = 1
+            names = frozenset(name for name in super_options.split(",") if name in own)
             path = next((own[name] for name in sorted(names)), None)
         else:
             continue

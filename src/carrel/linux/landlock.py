@@ -69,9 +69,7 @@ class Rules(TypedDict):
 
 
 _READ = _READ_FILE | _READ_DIR
-_ALL = (
-    _EXECUTE | _WRITE_FILE | _READ | _REMOVE_AND_MAKE | _REFER | _TRUNCATE | _RESOLVE_UNIX
-)
+_ALL = _EXECUTE | _WRITE_FILE | _READ | _REMOVE_AND_MAKE | _REFER | _TRUNCATE | _RESOLVE_UNIX
 _DEVICE = _READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 
 
@@ -175,6 +173,18 @@ def restrict(rules: Rules, version: int | None = None) -> int:
     finally:
         os.close(ruleset)
     return version
+
+
+def scope_abstract_sockets() -> None:
+    """Restricts nothing but abstract Unix sockets: those made outside this process and what
+    it starts are out of reach. For sandboxes that share the host's network, whose names
+    these sockets have. Needs ABI 6 and no-new-privs; raises OSError."""
+    attributes = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)
+    ruleset = libc.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
+    try:
+        libc.syscall("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
 
 
 ABSTRACT_SOCKETS_OPEN = "Abstract Unix sockets outside can be connected to (ABI 6 closes this)."

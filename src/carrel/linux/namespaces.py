@@ -20,6 +20,8 @@ CLONE_PARENT = 0x00008000
 SIGCHLD = 17
 
 MS_REC = 0x4000
+_MS_NOSUID = 2
+_MS_NODEV = 4
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
 
@@ -51,6 +53,12 @@ def owning_user_namespace(descriptor: int) -> int:
 def set_propagation(flags: int) -> None:
     """For the whole mount tree of this namespace."""
     libc.call("mount", None, b"/", None, ctypes.c_ulong(flags | MS_REC), None)
+
+
+def mount_tmpfs(target: str, options: str) -> None:
+    """A small file system in memory, without set-user-id programs and devices."""
+    flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    libc.call("mount", b"tmpfs", target.encode(), b"tmpfs", flags, options.encode())
 
 
 def fork_to_parent() -> int:

@@ -1,16 +1,26 @@
-"""Copies that share their blocks: FICLONE, and the plain copy where there is none."""
+"""Copies that share their blocks, the plain copy where they cannot, and what is shared."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import struct
 
 FICLONE = 0x40049409
 _NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.ETXTBSY}
 )
 _CHUNK = 16 << 20
+
+_FIEMAP = 0xC020660B
+_MAP = struct.Struct("=QQIIII")
+_EXTENT = struct.Struct("=Q8xQ16xI12x")
+_EXTENTS = 128
+_MAP_SYNC = 1
+_EXTENT_LAST = 1
+_EXTENT_SHARED = 0x2000
+_TO_THE_END = (1 << 64) - 1
 
 
 def clone_file(src_fd: int, dst_fd: int) -> bool:
@@ -75,3 +85,27 @@ def _copy_range(src_fd: int, dst_fd: int, start: int, end: int) -> int:
             break
         position += count
     return position
+
+
+def unshared_bytes(descriptor: int) -> int | None:
+    """How many bytes on disk no other file shares; None where the file system cannot tell."""
+    total = start = 0
+    while True:
+        request = bytearray(_MAP.size + _EXTENTS * _EXTENT.size)
+        _MAP.pack_into(request, 0, start, _TO_THE_END - start, _MAP_SYNC, 0, _EXTENTS, 0)
+        try:
+            fcntl.ioctl(descriptor, _FIEMAP, request)
+        except OSError as error:
+            if error.errno in _NOT_HERE:
+                return None
+            raise
+        mapped = _MAP.unpack_from(request)[3]
+        for index in range(mapped):
+            logical, length, flags = _EXTENT.unpack_from(request, _MAP.size + index * _EXTENT.size)
+            if not flags & _EXTENT_SHARED:
+                total += length
+            if flags & _EXTENT_LAST:
+                return total
+            start = logical + length
+        if not mapped:
+            return total

@@ -16,12 +16,12 @@ from typing import Any
 from carrel.domain.errors import RunNotFound, SandboxUnavailable
 from carrel.domain.ids import is_id, new_id
 from carrel.domain.launching import LauncherPort
-from carrel.domain.limits import Limits, LimitSupport, Usage
-from carrel.domain.runtimes import Command, Exit, LimitHit, Sandbox, SandboxSpec
+from carrel.domain.limits import Usage
+from carrel.domain.runtimes import Command, LimitHit, Output, Sandbox, SandboxSpec
 from carrel.runtimes.layout import SandboxFolders
+from carrel.runtimes.limits.cgroups import CgroupHandle
+from carrel.runtimes.limits.enforcing import Enforcement
 from carrel.runtimes.limits.watching import LimitWatch
-from carrel.runtimes.limits.cgroups import CgroupHandle, Cgroups
-from carrel.runtimes.limits.rlimits import rlimits
 from carrel.runtimes.live import LiveRun
 from carrel.runtimes.problems import as_error, check_command
 from carrel.runtimes.streams import Streams, open_streams
@@ -30,6 +30,9 @@ STOP_MARGIN_S = 20.0
 """Over the grace: killing and reaping have their own bounds in the launcher."""
 ENDING_TRIES = 5
 """A sandbox that is just ending from idleness is started anew; more often is a fault."""
+
+LINGER_S = 10.0
+"""How long an idle sandbox keeps its namespaces: the next command of a session finds it warm."""
 
 OnEvent = Callable[[LimitHit], None]
 
@@ -48,6 +51,8 @@ class Confinement:
     cwd: str
     env: dict[str, str]
     landlock: dict[str, Any] | None = None
+    scope_sockets: bool = False
+    """Abstract Unix sockets of others are out of reach, where the network is not one's own."""
     seccomp: bytes = b""
     holder: dict[str, Any] | None = None
     staged: dict[str, int] = field(default_factory=dict)
@@ -56,11 +61,17 @@ class Confinement:
 
 class Engine:
     def __init__(
-        self, runtime: str, launcher: LauncherPort, cgroups: Cgroups, on_event: OnEvent
+        self,
+        runtime: str,
+        launcher: LauncherPort,
+        enforcement: Enforcement,
+        on_event: OnEvent,
+        linger_s: float = LINGER_S,
     ) -> None:
         self._runtime = runtime
+        self._linger_s = linger_s
         self._launcher = launcher
-        self._cgroups = cgroups
+        self._enforcement = enforcement
         self._on_event = on_event
         self._watches: dict[str, LimitWatch] = {}
 
@@ -71,15 +82,8 @@ class Engine:
         if not is_id(spec.sandbox_id):
             raise SandboxUnavailable(f"{spec.sandbox_id!r} is no id of a sandbox.")
         SandboxFolders(spec.folder).make(spec.owner)
-        support = self._support(spec.limits, spec)
-        self._cgroups.create(spec.sandbox_id, spec.limits)
+        support = self._enforcement.put_in_force(spec)
         return Sandbox(self._runtime, spec, support)
-
-    def _support(self, limits: Limits, spec: SandboxSpec) -> tuple[LimitSupport, ...]:
-        return LimitWatch.support(limits, self._cgroups, spec.folder)
-
-    def group(self, sandbox: Sandbox) -> CgroupHandle:
-        return self._cgroups.load(sandbox.spec.sandbox_id)
 
     # Running
 
@@ -121,10 +125,10 @@ class Engine:
                 lambda: self._find_exit(sandbox, live),
                 lambda ended: watch.ended(run_id, ended),
             )
-            request = self._request(sandbox, command, run_id, confinement, len(streams.held))
-            sent = [*streams.given, told, *streams.held, *confinement.staged.values()]
+            request = self._request(sandbox, command, run_id, confinement)
+            sent = [*streams.given, told, *confinement.staged.values()]
             try:
-                reply, _ = await self._launcher.ask("run", request, sent)
+                reply, received = await self._launcher.ask("run", request, sent)
             except BaseException:
                 os.close(done)
                 raise
@@ -133,6 +137,8 @@ class Engine:
                     os.close(descriptor)
             problem = reply.get("problem")
             if problem is None:
+                if received:
+                    streams.stdin = streams.stdout = received[0]
                 watch.started(run_id)
                 live.begin(reply["pid"])
                 return live
@@ -147,21 +153,21 @@ class Engine:
         command: Command,
         run_id: str,
         confinement: Confinement,
-        kept: int,
     ) -> dict[str, Any]:
         spec = sandbox.spec
-        group = self.group(sandbox)
-        namespaced = confinement.holder is not None
+        group = self._enforcement.group(sandbox)
+        own = self._enforcement.cgroups.run_group(group, run_id)
         plan = {
-            "join": list(group.procs_files),
-            "rlimits": rlimits(spec.limits, pids_enforced=group.limits_pids),
-            "keeper": not namespaced and group.tracking is None,
-            "pty": command.output == "pty",
+            "join": list(own.procs),
+            "rlimits": self._enforcement.rlimits(spec),
+            "keeper": confinement.holder is None and own.tracking is None,
+            "pty": list(command.pty_size) if command.output is Output.PTY else None,
             "landlock": confinement.landlock,
             "uid": confinement.uid,
             "gid": confinement.gid,
             "cwd": confinement.cwd,
             "confined": confinement.confined,
+            "scope_sockets": confinement.scope_sockets,
             "seccomp": confinement.seccomp.hex(),
             "probe": confinement.probe,
             "argv": list(command.argv),
@@ -171,14 +177,14 @@ class Engine:
             "sandbox_id": spec.sandbox_id,
             "run_id": run_id,
             "folder": str(SandboxFolders(spec.folder).run(run_id)),
-            "group": self._cgroups.run_group(group, run_id),
-            "oom": group.oom_source,
+            "group": own.tracking,
+            "oom": _oom_source(group),
             "timeout": _least(command.timeout_s, spec.limits.wall_seconds),
-            "kept": kept,
+            "linger": self._linger_s,
             "plan": plan,
         }
         if confinement.holder is not None:
-            holder = {**confinement.holder, "join": list(group.procs_files)}
+            holder = {**confinement.holder, "join": list(group.procs)}
             request["holder"] = {**holder, "stage": list(confinement.staged)}
         return request
 
@@ -186,7 +192,7 @@ class Engine:
         sandbox_id = sandbox.spec.sandbox_id
         watch = self._watches.get(sandbox_id)
         if watch is None:
-            watch = LimitWatch(sandbox, self._cgroups, self._on_event, self._kill)
+            watch = LimitWatch(sandbox, self._enforcement, self._on_event, self._kill)
             self._watches[sandbox_id] = watch
         return watch
 
@@ -259,10 +265,10 @@ class Engine:
         await self._launcher.ask("signal", {"run_id": run_id, "signal": number}, [])
 
     def usage(self, sandbox: Sandbox) -> Usage:
-        return self._cgroups.usage(self.group(sandbox))
+        return self._enforcement.cgroups.usage(self._enforcement.group(sandbox))
 
     async def stop(self, sandbox: Sandbox, grace_s: float) -> None:
-        group = self.group(sandbox)
+        group = self._enforcement.group(sandbox)
         fields = {
             "sandbox_id": sandbox.spec.sandbox_id,
             "grace": grace_s,
@@ -277,8 +283,17 @@ class Engine:
             )
         watch = self._watches.pop(sandbox.spec.sandbox_id, None)
         if watch is not None:
-            await watch.close()
-        await asyncio.to_thread(self._cgroups.remove, group)
+            watch.close()
+        await asyncio.to_thread(self._enforcement.lift, sandbox)
+
+
+def _oom_source(group: CgroupHandle) -> list[str] | None:
+    """Where the kernel counts what it killed for want of memory."""
+    folder = group.folder("memory")
+    if folder is None:
+        return None
+    name = "memory.events" if (folder / "memory.events").exists() else "memory.oom_control"
+    return [str(folder / name), "oom_kill"]
 
 
 def _least(*values: float | None) -> float | None:
@@ -290,6 +305,3 @@ def _remove_folder(folder: os.PathLike[str]) -> None:
     for entry in os.scandir(folder):
         os.unlink(entry.path)
     os.rmdir(folder)
-
-
-__all__ = ["Confinement", "Engine", "Exit", "OnEvent"]

@@ -58,8 +58,12 @@ class Prover:
         check(proof)
         self._proven.add(key)
 
-    async def prove(self, name: str, sandbox: Sandbox, execute: Execute) -> Proof:
+    async def prove(
+        self, name: str, sandbox: Sandbox, uncovered: tuple[str, ...], execute: Execute
+    ) -> Proof:
+        """`uncovered` names attempts that the runtime's capabilities say it does not refuse."""
         with self._targets(name, sandbox.spec) as targets:
+            targets["uncovered"] = list(uncovered)
             command = Command(argv=("probe",), output=Output.PIPES, timeout_s=PROBE_S)
             run = await execute(targets, command)
             try:

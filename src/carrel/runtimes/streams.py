@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pty
 import struct
 import termios
 from dataclasses import dataclass, field
@@ -17,20 +16,17 @@ _OUTPUT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 @dataclass
 class Streams:
-    """`given` are the command's 0, 1, 2; `held` go to the launcher, to keep a terminal alive
-    without us; the others are ours, or paths."""
+    """`given` are the command's 0, 1, 2; the others are ours, or paths."""
 
     given: list[int] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
     stdin: int | None = None
     stdout: int | Path | None = None
     stderr: int | Path | None = None
 
     def close_given(self) -> None:
-        for descriptor in {*self.given, *self.held}:
+        for descriptor in set(self.given):
             os.close(descriptor)
         self.given.clear()
-        self.held.clear()
 
     def close_ours(self) -> None:
         ours = {end for end in (self.stdin, self.stdout, self.stderr) if isinstance(end, int)}
@@ -44,26 +40,17 @@ class Streams:
 def open_streams(command: Command, folder: Path) -> Streams:
     streams = Streams()
     try:
+        _input(streams, command.stdin and command.output is not Output.PTY)
         if command.output is Output.PTY:
-            _terminal(streams, command.pty_size)
+            # The sandbox makes the terminal itself, and the launcher hands it to us.
+            streams.given += [os.dup(streams.given[0]), os.dup(streams.given[0])]
         else:
-            _input(streams, command.stdin)
             _outputs(streams, command.output, folder)
     except OSError:
         streams.close_given()
         streams.close_ours()
         raise
     return streams
-
-
-def _terminal(streams: Streams, size: tuple[int, int]) -> None:
-    ours, theirs = pty.openpty()
-    os.set_inheritable(ours, False)
-    os.set_inheritable(theirs, False)
-    streams.given = [theirs, theirs, theirs]
-    streams.stdin = streams.stdout = ours
-    streams.held = [os.dup(ours)]
-    resize(theirs, size)
 
 
 def resize(terminal: int, size: tuple[int, int]) -> None:

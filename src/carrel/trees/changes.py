@@ -19,10 +19,11 @@ from carrel.trees.folders import join
 from carrel.trees.layers import Entry, Layers
 from carrel.trees.renames import Candidate, pair_renames
 
-Ignore = Callable[[str], bool]
+Ignore = Callable[[str, Entry | None], bool]
+"""Asked with a path and what the tree has there."""
 
 
-def ignore_nothing(_path: str) -> bool:
+def ignore_nothing(_path: str, _entry: Entry | None) -> bool:
     return False
 
 
@@ -30,7 +31,7 @@ def ignore_nothing(_path: str) -> bool:
 class Comparison:
     """`settled_ns`: what changed for the last time before then, and has the base's size and
     mtime, is a copy that nobody touched. The kernel alone writes the ctime, so nobody can
-    claim that. None where there are no copies. `ignore` names paths that are not compared.
+    claim that. None where there are no copies. What `ignore` names is not compared.
     """
 
     tree: Layers
@@ -50,8 +51,8 @@ class Comparison:
                 stack.pop()
             elif pair.descend:
                 stack.append(self._compare_folders(pair.path, pair.tree, pair.base))
-            elif (change := self._compare(pair)) is not None:
-                yield Candidate(change, pair.tree or pair.base)
+            elif (entry := pair.tree or pair.base) and (change := self._compare(pair, entry)):
+                yield Candidate(change, entry)
 
     def _compare_folders(
         self, path: str, tree: Entry | None, base: Entry | None
@@ -62,7 +63,7 @@ class Comparison:
         items = []
         for name, (new, old) in self._names(tree, base).items():
             below = join(path, name)
-            if self.ignore(below):
+            if self.ignore(below, new):
                 continue
             items.append((name, _Pair(below, new, old)))
             if (new and new.is_folder) or (old and old.is_folder):
@@ -86,12 +87,11 @@ class Comparison:
         old = self.base.children(base) if base is not None else {}
         return {name: (new.get(name), old.get(name)) for name in new.keys() | old.keys()}
 
-    def _compare(self, pair: _Pair) -> Change | None:
+    def _compare(self, pair: _Pair, shown: Entry) -> Change | None:
         new, old = pair.tree, pair.base
         kind = self._kind(new, old)
         if kind is None:
             return None
-        shown = new or old
         return Change(
             path=pair.path,
             kind=kind,
@@ -99,7 +99,7 @@ class Comparison:
             new_type=_type(new),
             old_mode=_mode(old),
             new_mode=_mode(new),
-            size=shown.status.st_size if shown and shown.is_file else 0,
+            size=shown.status.st_size if shown.is_file else 0,
         )
 
     def _kind(self, new: Entry | None, old: Entry | None) -> ChangeKind | None:

@@ -100,9 +100,7 @@ class TreeFiles:
             fd = os.open(f"/proc/self/fd/{place}", _READ)
         return io.BufferedReader(io.FileIO(fd))
 
-    def write(
-        self, path: str, data: bytes | Iterable[bytes], mode: int | None = None
-    ) -> None:
+    def write(self, path: str, data: bytes | Iterable[bytes], mode: int | None = None) -> None:
         """Replaces or makes a file, all at once: readers see the old or the new content.
 
         An existing file keeps its mode unless one is given; a symlink is written through.
@@ -165,14 +163,12 @@ class TreeFiles:
         """As `_parent`, of the file that symlinks at the end of the path name at last."""
         for _ in range(_MAX_LINKS):
             with self._parent(path) as (folder, name):
-                try:
-                    target = os.readlink(name, dir_fd=folder)
-                except OSError as error:
-                    if error.errno not in (errno.EINVAL, errno.ENOENT):
-                        raise
+                with path_errors(path):
+                    target = _link_target(folder, name)
+                if target is None:
                     yield folder, name
                     return
-            path = os.path.join(os.path.dirname(path.rstrip("/")), os.fsdecode(target))
+            path = os.path.join(os.path.dirname(path.rstrip("/")), target)
         raise PathWrongKind(f"{path!r} is behind too many symlinks.")
 
     def _make_parents(self, path: str, mode: int) -> None:
@@ -246,9 +242,7 @@ def entry_type(mode: int) -> EntryType:
     return EntryType.SYMLINK if stat.S_ISLNK(mode) else EntryType.OTHER
 
 
-def _describe(
-    name: str, status: os.stat_result, read_link: Callable[[], bytes]
-) -> FileInfo:
+def _describe(name: str, status: os.stat_result, read_link: Callable[[], bytes]) -> FileInfo:
     kind = entry_type(status.st_mode)
     return FileInfo(
         name=name,
@@ -272,6 +266,16 @@ def _status(folder: int, name: bytes) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
+        return None
+
+
+def _link_target(folder: int, name: bytes) -> str | None:
+    try:
+        return os.fsdecode(os.readlink(name, dir_fd=folder))
+    except OSError as error:
+        # EINVAL: something else than a symlink.
+        if error.errno not in (errno.EINVAL, errno.ENOENT):
+            raise
         return None
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from carrel.linux.openat2 import open_beneath
 from carrel.linux.xattrs import get_xattr
 
-_MAX_OPEN = 48
+_MAX_OPEN = 16
+"""Per root; a base has several. What is closed is opened again from the root."""
 _MAX_PATH = 4000
 """A longer path is opened in pieces, each shorter than the kernel's limit."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

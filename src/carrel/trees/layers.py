@@ -158,9 +158,7 @@ class Layers:
             return status.st_rdev == 0
         if not stat.S_ISREG(status.st_mode) or status.st_size or place.root is self._roots[-1]:
             return False
-        return (
-            self._note(place, "whiteout") is not None and self._note(part, "opaque") == b"x"
-        )
+        return self._note(place, "whiteout") is not None and self._note(part, "opaque") == b"x"
 
     def _note(self, place: Place, name: str) -> bytes | None:
         return place.root.xattr(place.path, f"{self._prefix}{name}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from carrel.domain.trees import Change, ChangeKind, EntryType
 from carrel.trees.contents import digest
 from carrel.trees.layers import Entry
+
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class Candidate:
     """A change, and the entry that came or went."""
 
     change: Change
-    entry: Entry | None
+    entry: Entry
 
 
 def pair_renames(candidates: Iterator[Candidate]) -> Iterator[Change]:
@@ -47,9 +50,7 @@ def _may_pair(candidate: Candidate) -> bool:
     if change.kind is ChangeKind.ADDED:
         return change.new_type is EntryType.FILE and change.size > 0
     return (
-        change.kind is ChangeKind.DELETED
-        and change.old_type is EntryType.FILE
-        and change.size > 0
+        change.kind is ChangeKind.DELETED and change.old_type is EntryType.FILE and change.size > 0
     )
 
 
@@ -74,43 +75,61 @@ def _pair(candidates: list[Candidate]) -> dict[str, Change]:
 
 
 def _match(alike: list[Candidate]) -> Iterator[tuple[Change, Change]]:
-    """Pairs among files of one size; those that kept their last name find one another first."""
-    names: dict[tuple[int, int], bytes | None] = {}
-    added: dict[bytes, list[Change]] = defaultdict(list)
-    deleted: dict[bytes, list[Change]] = defaultdict(list)
-    for one in alike:
-        content = _content(one, names)
-        if content is not None:
-            side = added if one.change.kind is ChangeKind.ADDED else deleted
-            side[content].append(one.change)
-    for content, come in added.items():
-        gone = deleted.get(content, [])
-        for same_name in (True, False):
-            for change in list(come):
-                partner = next((one for one in gone if not same_name or _alike(one, change)), None)
-                if partner is not None:
-                    come.remove(change)
-                    gone.remove(partner)
-                    yield change, partner
+    """Pairs among files of one size. What is the very same file on disk, as under a folder
+    of an overlay that was moved, needs no reading."""
+    rest: list[Candidate] = []
+    for group in _grouped(alike, lambda one: one.entry.key).values():
+        yield from _zip(group, rest)
+    read, rest = rest, []
+    if len({one.change.kind for one in read}) == 2:
+        for content, group in _grouped(read, _content).items():
+            if content is not None:
+                yield from _zip(group, rest)
 
 
-def _alike(one: Change, other: Change) -> bool:
-    return os.path.basename(one.path) == os.path.basename(other.path)
+def _grouped(
+    candidates: list[Candidate], name: Callable[[Candidate], _Name]
+) -> dict[_Name, list[Candidate]]:
+    groups: dict[_Name, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        groups[name(candidate)].append(candidate)
+    return groups
 
 
-def _content(candidate: Candidate, names: dict[tuple[int, int], bytes | None]) -> bytes | None:
-    """What names the bytes; a file that shows up twice is read once."""
-    entry = candidate.entry
-    if entry is None:
+def _zip(group: list[Candidate], rest: list[Candidate]) -> Iterator[tuple[Change, Change]]:
+    """Pairs files of the same bytes, those that kept their last name first; the others go
+    to `rest`."""
+    gone = [one for one in group if one.change.kind is ChangeKind.DELETED]
+    come = [one for one in group if one.change.kind is ChangeKind.ADDED]
+    by_name = _grouped(gone[::-1], _last_name)
+    strangers = []
+    paired = set()
+    for one in come:
+        if partners := by_name.get(_last_name(one)):
+            partner = partners.pop().change
+            paired.add(partner.path)
+            yield one.change, partner
+        else:
+            strangers.append(one)
+    left = [one for one in gone if one.change.path not in paired]
+    for one, other in zip(strangers, left, strict=False):
+        yield one.change, other.change
+    count = min(len(strangers), len(left))
+    rest += strangers[count:] + left[count:]
+
+
+def _last_name(candidate: Candidate) -> str:
+    return os.path.basename(candidate.change.path)
+
+
+def _content(candidate: Candidate) -> bytes | None:
+    """What names the bytes; None when they have gone meanwhile."""
+    content = candidate.entry.content
+    try:
+        descriptor = content.root.open_file(content.path)
+    except FileNotFoundError:
         return None
-    if entry.key not in names:
-        try:
-            descriptor = entry.content.root.open_file(entry.content.path)
-        except FileNotFoundError:
-            names[entry.key] = None
-            return None
-        try:
-            names[entry.key] = digest(descriptor, candidate.change.size)
-        finally:
-            os.close(descriptor)
-    return names[entry.key]
+    try:
+        return digest(descriptor, candidate.change.size)
+    finally:
+        os.close(descriptor)

@@ -16,9 +16,7 @@ GIT_TIMEOUT_S = 60.0
 """Every repository here is tiny; the rest is for a loaded machine."""
 
 
-def git(
-    folder: Path, *args: str, env: Mapping[str, str] | None = None, check: bool = True
-) -> str:
+def git(folder: Path, *args: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
     """Runs git as a person would, and gives what it printed."""
     result = subprocess.run(
         ["git", "-c", "protocol.file.allow=always", *args],
@@ -104,10 +102,6 @@ def apply_plan(source: Path, plan: GitPlan | None, target: Path) -> Path:
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_bytes(content)
     return target
-
-
-def copy(source: Path, target: Path, plan: GitPlan | None) -> Path:
-    return apply_plan(source, plan, target)
 
 
 def exercise(folder: Path, *, name: str = "made-here") -> None:

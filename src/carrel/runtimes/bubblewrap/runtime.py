@@ -23,7 +23,7 @@ from carrel.domain.runtimes import (
     SandboxSpec,
 )
 from carrel.domain.trees import TreeMount
-from carrel.linux import mounts
+from carrel.linux import landlock, mounts
 from carrel.runtimes import seccomp_policy
 from carrel.runtimes.bubblewrap.arguments import STAGE, View, arguments
 from carrel.runtimes.bubblewrap.etc import EtcFolder
@@ -56,7 +56,7 @@ class BubblewrapRuntime:
             private_processes=True,
             private_network=True,
             own_paths=True,
-            uncovered=("The kernel itself is shared with the host.",),
+            uncovered=("The kernel itself is shared with the host.", *_open_network_gaps()),
         )
 
     async def probe(self) -> Availability:
@@ -104,6 +104,7 @@ class BubblewrapRuntime:
             confined=True,
             cwd=working_folder(command.cwd),
             env=environment(base, spec.env, command.env, terminal=terminal),
+            scope_sockets=spec.network is Network.OPEN and _can_scope(),
             seccomp=filter_program,
             holder={
                 "argv": arguments(program, view, spec.network, survive=tree.namespace is None),
@@ -151,6 +152,7 @@ class BubblewrapRuntime:
         return await self._prover.prove(
             NAME,
             sandbox,
+            uncovered_attempts(sandbox.spec.network),
             lambda targets, command: self._engine.run(
                 sandbox, command, lambda: self._confine(sandbox, tree, command, targets)
             ),
@@ -169,6 +171,30 @@ def _stage(sources: dict[str, Path], tree: Callable[[], int] | None) -> dict[str
             undo.callback(os.close, staged[name])
         undo.pop_all()
     return staged
+
+
+def _can_scope() -> bool:
+    return landlock.abi() >= landlock.ABI_SCOPE
+
+
+def _open_network_gaps() -> tuple[str, ...]:
+    """Abstract Unix sockets have their names in the network, not in the file system."""
+    if _can_scope():
+        return (
+            "With an open network, commands of one sandbox do not reach each other's abstract "
+            "Unix sockets either.",
+        )
+    return (
+        "With an open network, abstract Unix sockets of the host can be connected to "
+        "(Landlock's ABI 6, in Linux 6.12, closes this).",
+    )
+
+
+def uncovered_attempts(network: Network) -> tuple[str, ...]:
+    """Attempts of the probe that this kernel lets through, as the capabilities say."""
+    if network is Network.OPEN and not _can_scope():
+        return ("connect to an abstract socket of the host",)
+    return ()
 
 
 def working_folder(cwd: str) -> str:

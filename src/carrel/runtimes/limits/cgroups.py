@@ -17,14 +17,12 @@ from pathlib import Path
 from carrel.domain.errors import LimitsUnavailable, SandboxUnavailable
 from carrel.domain.limits import LimitKind, Limits, LimitSupport, Usage
 from carrel.linux import cgroupfs
-from carrel.runtimes.limits.sites import LIMITING, Site, Survey, survey
+from carrel.runtimes.limits import controls
+from carrel.runtimes.limits.sites import LIMITING, PROBE, Site, Survey, probe_name, survey
 
-_PERIOD_US = 100_000
-_LEAST_QUOTA_US = 1_000
-"""The kernel takes no smaller share of a period."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _KINDS = {"memory": LimitKind.MEMORY, "pids": LimitKind.PIDS, "cpu": LimitKind.CPU}
-_PROBE = Limits(memory_bytes=64 << 20, cpus=0.5, pids=64)
+_PROBE_LIMITS = Limits(memory_bytes=64 << 20, cpus=0.5, pids=64)
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,11 @@ class Cgroups:
 
     def _surveyed(self) -> Survey:
         with self._lock:
-            if self._survey is None:
-                self._survey = self._look()
-            return self._survey
+            known = self._survey
+            # A parent that someone removed must be made anew with its controllers.
+            if known is None or not all(site.folder.is_dir() for site in known.sites):
+                known = self._survey = self._look()
+            return known
 
     def _roles(self) -> dict[str, Site]:
         """The site of each controller; the tracking one is the freezer's."""
@@ -112,16 +112,14 @@ class Cgroups:
             )
         return self._support
 
-    def _try(
-        self, name: str, kind: LimitKind, site: Site | None, refusals: str
-    ) -> LimitSupport:
+    def _try(self, name: str, kind: LimitKind, site: Site | None, refusals: str) -> LimitSupport:
         if site is None:
             reason = f"no usable cgroup has the {name} controller. {refusals}".strip()
             return LimitSupport(kind, False, reason)
-        group = site.folder / f"probe-{name}-{threading.get_native_id()}"
+        group = site.folder / probe_name()
         try:
-            group.mkdir(exist_ok=True)
-            _WRITERS[name](group, _PROBE)
+            group.mkdir()
+            controls.LIMITERS[name](group, _PROBE_LIMITS)
         except OSError as error:
             return LimitSupport(kind, False, f"{group}: {error.strerror}")
         finally:
@@ -138,10 +136,10 @@ class Cgroups:
         handle = self._handle(_checked(group_id), roles)
         try:
             for folder in handle.folders:
-                Path(folder).mkdir(parents=True, exist_ok=True)
+                Path(folder).mkdir(exist_ok=True)
             for name in LIMITING:
                 if (group := handle.folder(name)) is not None:
-                    _WRITERS[name](group, limits)
+                    controls.LIMITERS[name](group, limits)
         except OSError as error:
             self.remove(handle)
             raise LimitsUnavailable(
@@ -154,8 +152,12 @@ class Cgroups:
         controllers = tuple((name, str(site.folder / group_id)) for name, site in roles.items())
         folders = tuple(dict.fromkeys(folder for _, folder in controllers))
         tracking = next(
-            (folder for role in ("freezer", "pids", "memory", "cpu", "cpuacct")
-             for name, folder in controllers if name == role),
+            (
+                folder
+                for role in ("freezer", "pids", "memory", "cpu", "cpuacct")
+                for name, folder in controllers
+                if name == role
+            ),
             None,
         )
         procs = tuple(f"{folder}/{cgroupfs.PROCS}" for folder in folders)
@@ -182,7 +184,7 @@ class Cgroups:
         for site in self._surveyed().sites:
             with contextlib.suppress(FileNotFoundError):
                 found.update(path.name for path in site.folder.iterdir() if path.is_dir())
-        return frozenset(name for name in found if not name.startswith("probe-"))
+        return frozenset(name for name in found if not name.startswith(PROBE))
 
     def run_group(self, handle: CgroupHandle, run_id: str) -> CgroupHandle:
         """A group for one command, below the sandbox's in the tracking tree; the command
@@ -205,23 +207,25 @@ class Cgroups:
     def usage(self, handle: CgroupHandle) -> Usage:
         memory, pids = handle.folder("memory"), handle.folder("pids")
         return Usage(
-            cpu_seconds=_cpu_seconds(handle.folder("cpuacct")),
-            memory_bytes=_first(memory, "memory.current", "memory.usage_in_bytes"),
-            memory_peak_bytes=_first(memory, "memory.peak", "memory.max_usage_in_bytes"),
-            pids=_first(pids, "pids.current"),
+            cpu_seconds=controls.cpu_seconds(handle.folder("cpuacct")),
+            memory_bytes=controls.first(memory, "memory.current", "memory.usage_in_bytes"),
+            memory_peak_bytes=controls.first(memory, "memory.peak", "memory.max_usage_in_bytes"),
+            pids=controls.first(pids, "pids.current"),
         )
 
     def memory_events(self, handle: CgroupHandle) -> int | None:
         """How many processes the kernel has killed at the memory limit."""
-        return _count(handle.folder("memory"), "oom_kill", "memory.events", "memory.oom_control")
+        return controls.count(
+            handle.folder("memory"), "oom_kill", "memory.events", "memory.oom_control"
+        )
 
     def pids_events(self, handle: CgroupHandle) -> int | None:
         """How often a fork was refused at the limit of processes."""
-        return _count(handle.folder("pids"), "max", "pids.events")
+        return controls.count(handle.folder("pids"), "max", "pids.events")
 
     def cpu_throttled(self, handle: CgroupHandle) -> int | None:
         """In how many periods (a tenth of a second each) the group had to wait."""
-        return _count(handle.folder("cpu"), "nr_throttled", "cpu.stat")
+        return controls.count(handle.folder("cpu"), "nr_throttled", "cpu.stat")
 
     def members(self, handle: CgroupHandle) -> frozenset[int]:
         """The processes of the sandbox or command, by their number on the host."""
@@ -237,9 +241,7 @@ class Cgroups:
     def remove(self, handle: CgroupHandle, timeout: float = cgroupfs.REMOVE_TIMEOUT_S) -> None:
         """Removes the groups, those of commands first; idempotent. Kills nothing: raises
         `SandboxUnavailable` when there are still processes after `timeout`."""
-        stuck = [
-            folder for folder in handle.folders if not cgroupfs.remove(Path(folder), timeout)
-        ]
+        stuck = [folder for folder in handle.folders if not cgroupfs.remove(Path(folder), timeout)]
         if stuck:
             pids = sorted(self.members(handle))
             raise SandboxUnavailable(
@@ -252,74 +254,3 @@ class Cgroups:
 def _kill_file(folder: str | None) -> str | None:
     found = cgroupfs.kill_file(Path(folder)) if folder is not None else None
     return str(found) if found is not None else None
-
-
-def _limit_memory(group: Path, limits: Limits) -> None:
-    """With swap: a sandbox that is over its limit must not push others into it."""
-    if limits.memory_bytes is None:
-        return
-    value = str(limits.memory_bytes)
-    if (group / "memory.max").exists():
-        cgroupfs.write(group, "memory.max", value)
-        if (group / "memory.swap.max").exists():
-            cgroupfs.write(group, "memory.swap.max", "0")
-        return
-    both = "memory.memsw.limit_in_bytes"
-    if (group / both).exists() and _lowers(group, both, limits.memory_bytes):
-        # The kernel keeps memory at or below memory and swap together at all times.
-        cgroupfs.write(group, "memory.limit_in_bytes", value)
-        cgroupfs.write(group, both, value)
-        return
-    if (group / both).exists():
-        cgroupfs.write(group, both, value)
-    else:
-        cgroupfs.write(group, "memory.swappiness", "0")
-    cgroupfs.write(group, "memory.limit_in_bytes", value)
-
-
-def _lowers(group: Path, name: str, value: int) -> bool:
-    current = cgroupfs.read_number(group, name)
-    return current is None or value <= current
-
-
-def _limit_cpu(group: Path, limits: Limits) -> None:
-    if limits.cpus is None:
-        return
-    quota = max(_LEAST_QUOTA_US, round(limits.cpus * _PERIOD_US))
-    if (group / "cpu.max").exists():
-        cgroupfs.write(group, "cpu.max", f"{quota} {_PERIOD_US}")
-    else:
-        cgroupfs.write(group, "cpu.cfs_period_us", str(_PERIOD_US))
-        cgroupfs.write(group, "cpu.cfs_quota_us", str(quota))
-
-
-def _limit_pids(group: Path, limits: Limits) -> None:
-    if limits.pids is not None:
-        cgroupfs.write(group, "pids.max", str(limits.pids))
-
-
-_WRITERS = {"memory": _limit_memory, "cpu": _limit_cpu, "pids": _limit_pids}
-
-
-def _first(folder: Path | None, *names: str) -> int | None:
-    if folder is None:
-        return None
-    values = (cgroupfs.read_number(folder, name) for name in names)
-    return next((value for value in values if value is not None), None)
-
-
-def _count(folder: Path | None, key: str, *names: str) -> int | None:
-    if folder is None:
-        return None
-    counts = (cgroupfs.read_table(folder, name).get(key) for name in names)
-    return next((count for count in counts if count is not None), None)
-
-
-def _cpu_seconds(folder: Path | None) -> float | None:
-    if folder is None:
-        return None
-    usec = cgroupfs.read_table(folder, "cpu.stat").get("usage_usec")
-    if usec is not None:
-        return usec / 1e6
-    nanoseconds = cgroupfs.read_number(folder, "cpuacct.usage")
-    return nanoseconds / 1e9 if nanoseconds is not None else None

@@ -22,12 +22,11 @@ from carrel.linux.cgroupfs import Hierarchy
 
 PARENT = "carrel"
 """All groups are below one of this name."""
+PROBE = "probe-"
 _LEAF = "carrel-self"
 """Where the processes go that stand in the way of handing controllers on."""
 LIMITING = ("memory", "pids", "cpu")
-_SINCE_2 = frozenset({"cpuacct", "freezer"})
-"""What every group of version 2 does without a controller for it."""
-_USEFUL_1 = frozenset({*LIMITING, *_SINCE_2})
+_USEFUL = frozenset({*LIMITING, "cpuacct", "freezer"})
 _CHILD_TIMEOUT_S = 5.0
 """For a shell that reads one line to end once its input was closed."""
 
@@ -58,7 +57,8 @@ def survey(trees: tuple[Hierarchy, ...] | None = None) -> Survey:
     sites: list[Site] = []
     refusals: list[str] = []
     for tree in trees:
-        if tree.version == 1 and not tree.controllers & _USEFUL_1:
+        had = frozenset[str]().union(*(site.controllers for site in sites))
+        if tree.version == 1 and not tree.controllers & _USEFUL - had:
             continue
         if not tree.writable:
             refusals.append(f"{tree.mount} is mounted read-only.")
@@ -116,14 +116,16 @@ def _prepare(tree: Hierarchy, parent: Path) -> Site:
     folder = parent / PARENT
     if tree.version == 1:
         folder.mkdir(exist_ok=True)
-        return Site(1, folder, tree.controllers & _USEFUL_1)
+        return Site(1, folder, tree.controllers & _USEFUL)
     offered = cgroupfs.read(parent, "cgroup.controllers").split()
     wanted = frozenset(offered) & frozenset(LIMITING)
     if cgroupfs.enable(parent, wanted) != wanted and cgroupfs.read(parent, cgroupfs.PROCS).strip():
         _step_aside(parent)
         cgroupfs.enable(parent, wanted)
     folder.mkdir(exist_ok=True)
-    return Site(2, folder, cgroupfs.enable(folder, wanted) | _SINCE_2)
+    # What every group of version 2 does without a controller for it.
+    built_in = {"cpuacct", "freezer"} if (folder / "cgroup.freeze").exists() else {"cpuacct"}
+    return Site(2, folder, cgroupfs.enable(folder, wanted) | built_in)
 
 
 def _step_aside(parent: Path) -> None:
@@ -136,9 +138,23 @@ def _step_aside(parent: Path) -> None:
             cgroupfs.write(leaf, cgroupfs.PROCS, pid)
 
 
+def probe_name() -> str:
+    """Of a group that is made to see whether that works; tells who made it."""
+    return f"{PROBE}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what one that died while it tried has left."""
+    for group in folder.glob(f"{PROBE}*"):
+        if not Path(f"/proc/{group.name.removeprefix(PROBE).split('-')[0]}").exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+
 def _try(site: Site) -> None:
     """Does once what a sandbox will need. Raises OSError."""
-    group = site.folder / f"probe-{os.getpid()}-{secrets.token_hex(4)}"
+    _sweep(site.folder)
+    group = site.folder / probe_name()
     group.mkdir()
     try:
         with _child() as pid:

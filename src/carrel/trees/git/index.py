@@ -122,11 +122,12 @@ def entries(index: Path) -> Iterator[IndexEntry]:
             yield IndexEntry(path, found.mode, data[start:end], stage, found)
 
 
-def restat(index: Path, lookup: Lookup) -> int:
+def restat(index: Path, lookup: Lookup, *, racy: bool = False) -> int:
     """Replaces the stat data of entries; gives how many.
 
     `lookup(path, recorded)` answers with the stat to record, or None to leave the entry
-    as it is. Submodules, folders of a sparse index and racy entries are not asked for.
+    as it is. Submodules, folders of a sparse index and racy entries are not asked for
+    (with `racy` the latter are: only for who wrote the files itself a moment ago).
     The file is replaced atomically, with the same mode, owner and mtime. An index that
     is missing, damaged or split in two files is left alone (0).
     """
@@ -139,7 +140,8 @@ def restat(index: Path, lookup: Lookup) -> int:
         return 0
     before = index.stat()
     patched = bytearray(data)
-    count = _patch(patched, parsed.entries, int(before.st_mtime), lookup)
+    racy_from = _MASK32 + 1 if racy else int(before.st_mtime)
+    count = _patch(patched, parsed.entries, racy_from, lookup)
     if count:
         _seal(patched, parsed.hash_size)
         _replace(index, patched, before)
@@ -153,14 +155,14 @@ def _read(index: Path) -> bytes:
         return b""
 
 
-def _patch(data: bytearray, found: list[tuple[int, bytes]], written_s: int, lookup: Lookup) -> int:
+def _patch(data: bytearray, found: list[tuple[int, bytes]], racy_from: int, lookup: Lookup) -> int:
     unpack, pack, make = _STAT.unpack_from, _STAT.pack_into, IndexStat._make
     not_files = (GITLINK, stat.S_IFDIR)
     count = 0
     for offset, path in found:
         fields = unpack(data, offset)
         mode = fields[6]
-        if fields[2] >= written_s or mode in not_files:
+        if fields[2] >= racy_from or mode in not_files:
             continue
         new = lookup(path, make(fields))
         if new is not None:

@@ -49,10 +49,14 @@ def read_small(path: bytes) -> bytes | None:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
-    with os.fdopen(handle, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             return None
-        return file.read(_MAX_SMALL_FILE)
+        return os.read(handle, _MAX_SMALL_FILE)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
 
 
 def names(folder: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -62,14 +63,19 @@ def run_git_remote(
     *,
     cwd: Path | None = None,
     timeout_s: float,
+    env: Mapping[str, str] | None = None,
     on_line: OnLine | None = None,
 ) -> bytes:
     """Talks with a remote: the user's own configuration counts, a project's never does.
 
     Raises as `run_git` does. Give `--progress` to have steps on `on_line`.
     """
+    # A remote can hang for ever. Should we be killed, nobody else would end the command.
+    watchdog = ["timeout", "--signal=KILL", f"{timeout_s + _KILL_WAIT_S:.3f}"]
     argv = ["git", *options(remote=True), *args]
-    whole = environment(None, remote=True)
+    if shutil.which(watchdog[0]):
+        argv = watchdog + argv
+    whole = environment(env, remote=True)
     if "GIT_SSH_COMMAND" not in whole and "GIT_SSH" not in whole and not _own_ssh(whole):
         whole["GIT_SSH_COMMAND"] = ssh_command()
     return _run(argv, whole, cwd, timeout_s, Pump(b"", on_line or _ignore))
@@ -137,8 +143,8 @@ def _run(
 
 
 def _name(argv: Sequence[str]) -> str:
-    """The command's own name: the first word that is no option nor an option's value."""
-    words = iter(argv[1:])
+    """The command's own name: the first word after git that is no option nor its value."""
+    words = iter(argv[argv.index("git") + 1 :])
     for word in words:
         if word in ("-c", "-C"):
             next(words, None)

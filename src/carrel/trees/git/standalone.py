@@ -203,9 +203,10 @@ class _Planner:
 
     def _point(self, root: bytes, located: bytes) -> None:
         """Makes `.git` of a checkout a relative pointer, if it is not that already."""
-        content = b"gitdir: " + _relative(located, root) + b"\n"
-        if read_small(os.path.join(self._top, root, b".git")) != content:
-            self._generate[_join(root, b".git")] = content
+        wanted = _relative(located, root)
+        current = read_small(os.path.join(self._top, root, b".git")) or b""
+        if os.path.normpath(current.removeprefix(b"gitdir:").strip()) != wanted:
+            self._generate[_join(root, b".git")] = b"gitdir: " + wanted + b"\n"
 
     def _own(self, git: bytes, folder: bytes, root: bytes | None, own: bytes = b"") -> None:
         """Cuts what ties a git folder to its place. `own`: where its index is, if that

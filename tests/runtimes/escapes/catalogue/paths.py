@@ -21,6 +21,12 @@ from tests.runtimes.escapes.inside import (
 UP = "../" * 60
 
 
+def look_into(folder: str) -> str:
+    if found := os.listdir(folder):
+        return f"lists {found[:3]}"
+    raise Refused("empty")
+
+
 @escape("paths.absolute", USER)
 def absolute(targets: Targets) -> str:
     return read(targets.canary)
@@ -40,7 +46,7 @@ def odd_spellings(targets: Targets) -> str:
         f"/proc/../{targets.canary}",
         f"{targets.work}/{UP}{targets.canary}",
     )
-    return first_success([lambda path=path: read(path) for path in spellings])  # type: ignore[misc]
+    return first_success(read, spellings)
 
 
 @escape("paths.own_root", USER)
@@ -94,7 +100,7 @@ def data_folder(targets: Targets) -> str:
 
 @escape("paths.home_of_root", ROOT)
 def home_of_root(_targets: Targets) -> str:
-    return f"lists {os.listdir('/root')[:3]}"
+    return look_into("/root")
 
 
 @escape("paths.shadow", ROOT)
@@ -104,13 +110,8 @@ def shadow(_targets: Targets) -> str:
 
 @escape("paths.folders_of_the_host", ROOT)
 def folders_of_the_host(_targets: Targets) -> str:
-    def look(folder: str) -> str:
-        if found := os.listdir(folder):
-            return f"{folder} has {found[:3]}"
-        raise Refused(f"{folder} is empty")
-
     folders = ("/var/log", "/var/lib", "/boot", "/srv", "/media", "/mnt", "/root")
-    return first_success([lambda folder=folder: look(folder) for folder in folders])  # type: ignore[misc]
+    return first_success(look_into, folders)
 
 
 @escape("paths.sources_of_mounts")
@@ -119,26 +120,36 @@ def sources_of_mounts(targets: Targets) -> str:
     with open("/proc/self/mountinfo") as file:
         words = file.read().replace(",", " ").replace("=", " ").replace(":", " ").split()
     told = {word for word in words if word.startswith(targets.data)}
-    return first_success([lambda path=path: f"lists {os.listdir(path)}" for path in sorted(told)])  # type: ignore[misc]
+    return first_success(look_into, sorted(told))
 
 
 @escape("paths.where_output_goes")
 def where_output_goes(targets: Targets) -> str:
     told = [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)]
     folders = [os.path.dirname(path) for path in told if path.startswith(targets.data)]
-    return first_success([lambda path=path: f"lists {os.listdir(path)}" for path in folders])  # type: ignore[misc]
+    return first_success(look_into, folders)
 
 
 @escape("paths.new_system_files")
 def new_system_files(_targets: Targets) -> str:
-    folders = ("/", "/usr", "/usr/bin", "/usr/lib", "/usr/local/bin", "/etc", "/bin", "/lib", "/sys")
-    return first_success([lambda f=folder: create(f"{f}/carrel-escape") for folder in folders])  # type: ignore[misc]
+    folders = (
+        "/",
+        "/usr",
+        "/usr/bin",
+        "/usr/lib",
+        "/usr/local/bin",
+        "/etc",
+        "/bin",
+        "/lib",
+        "/sys",
+    )
+    return first_success(create, [f"{folder}/carrel-escape" for folder in folders])
 
 
 @escape("paths.system_programs")
 def system_programs(_targets: Targets) -> str:
     files = ("/usr/bin/env", "/bin/sh", "/etc/passwd", "/etc/hosts", "/etc/ld.so.cache")
-    return first_success([lambda path=path: open_for_writing(path) for path in files])  # type: ignore[misc]
+    return first_success(open_for_writing, files)
 
 
 @escape("paths.modes_of_system_files")

@@ -1,0 +1,1 @@
+"""Bases: immutable trees of projects, kept once and shared by all spaces."""

@@ -1,0 +1,348 @@
+"""Reads which files a folder has and what they look like, fast, and again even faster.
+
+The first look lists every folder. A later one asks about all paths that are known: a
+folder whose own times are unchanged has the same names in it as before, so only folders
+that changed are listed again. Contents are never read here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from carrel.domain.errors import ProjectTooLarge, ProjectUnreadable
+from carrel.domain.trees import Skipped
+from carrel.linux.libc import AT_FDCWD
+from carrel.linux.statx import ROW, Answers, StatBatch
+from carrel.trees.bases.exclusion import Exclusion
+from carrel.trees.bases.filesystems import pseudo_file_system
+from carrel.trees.bases.listing import Listing, Origin, differing, shown
+from carrel.trees.bases.places import FOLDER, PATH_LIMIT, join, open_folder, split
+
+_BATCH = 2048
+_MODES = slice(6, None, ROW // 2)
+_REGULAR, _FOLDER, _SYMLINK = 8, 4, 10
+_KINDS = {1: "a named pipe", 2: "a character device", 6: "a block device", 12: "a socket"}
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_NAMED = 5
+"""So many paths are named in an error; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class Sieve:
+    """What a scan leaves out. `named` are paths of the base that something else provides
+    or that are not wanted; `data` is Carrel's own folder."""
+
+    exclusion: Exclusion
+    named: frozenset[bytes] = frozenset()
+    data: os.stat_result | None = None
+    max_files: int | None = None
+
+    def drops(self, path: bytes, *, folder: bool) -> bool:
+        return path in self.named or (
+            bool(self.exclusion) and self.exclusion.matches(path, folder=folder)
+        )
+
+    @property
+    def is_open(self) -> bool:
+        return not self.named and not self.exclusion
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A listing, and what in it is not as in the one before: numbers of entries that are
+    new or different, and paths (relative to the origin) that are no longer there."""
+
+    listing: Listing
+    touched: list[int]
+    gone: list[bytes] = field(default_factory=list)
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.touched or self.gone)
+
+
+def unreadable(paths: Iterable[bytes], reason: str) -> ProjectUnreadable:
+    found = sorted(paths)
+    names = ", ".join(repr(shown(path)) for path in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ProjectUnreadable(
+        f"{len(found)} of the project's entries cannot be read ({reason}): {names}{more}.",
+        hint="Exclude them, or give yourself the permission to read them.",
+        paths=[os.fsdecode(path) for path in found[:_NAMED]],
+        count=len(found),
+    )
+
+
+class Scanner:
+    """One origin, looked at once; not for two threads."""
+
+    def __init__(self, origin: Origin, sieve: Sieve, batch: StatBatch) -> None:
+        self._origin = origin
+        self._sieve = sieve
+        self._batch = batch
+        self._listing = Listing(origin, taken_ns=time.time_ns())
+        self._queue: list[bytes] = []
+        self._denied: dict[bytes, str] = {}
+        self._root_fd = -1
+        self._device = 0
+
+    def full(self, on_count: Callable[[int], None] = lambda _count: None) -> Sighting:
+        """Lists everything. Raises OSError when the origin itself cannot be opened,
+        `ProjectUnreadable`, `ProjectTooLarge`."""
+        self._open()
+        try:
+            top = self._batch.run(self._root_fd, [b"."], self._device)
+            self._listing.extend([b""], top.rows)
+            self._walk([b""], on_count)
+        finally:
+            os.close(self._root_fd)
+        self._refuse_unreadable()
+        return Sighting(self._listing, list(range(len(self._listing))))
+
+    def again(self, known: Listing) -> Sighting:
+        """Looks at what is known, and for what is new. Raises as `full`."""
+        self._open()
+        try:
+            paths = [b".", *known.paths[1:]]
+            answers = self._ask(paths)
+            touched = differing(known.rows, answers.rows)
+            if not touched:
+                self._listing.paths, self._listing.rows = known.paths, known.rows
+                self._listing.skipped = known.skipped
+                return Sighting(self._listing, [])
+            return self._update(known, answers, touched)
+        finally:
+            os.close(self._root_fd)
+
+    def _open(self) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._root_fd = os.open(self._origin.path, flags)
+        self._device = os.fstat(self._root_fd).st_dev
+
+    # Looking at everything
+
+    def _walk(self, folders: list[bytes], on_count: Callable[[int], None]) -> None:
+        self._queue += folders
+        pending: list[bytes] = []
+        while self._queue or pending:
+            if self._queue and len(pending) < _BATCH:
+                pending += self._list(self._queue.pop())
+                continue
+            self._judge(pending, self._ask(pending))
+            pending = []
+            on_count(len(self._listing))
+
+    def _list(self, folder: bytes) -> list[bytes]:
+        """The paths in a folder."""
+        try:
+            # Faster than `open_folder`. A symlink that has come in between shows names
+            # that the copy, which follows none, will not find.
+            if len(folder) < PATH_LIMIT:
+                fd = os.open(folder or b".", FOLDER, dir_fd=self._root_fd)
+            else:
+                fd = open_folder(self._root_fd, folder)
+        except OSError as error:
+            self._explain(folder, error)
+            return []
+        try:
+            names = "\0".join(os.listdir(fd))
+        except OSError as error:
+            self._explain(folder, error)
+            return []
+        finally:
+            os.close(fd)
+        if not names:
+            return []
+        prefix = folder + b"/" if folder else b""
+        return [prefix + name for name in os.fsencode(names).split(b"\0")]
+
+    def _ask(self, paths: list[bytes]) -> Answers:
+        answers = self._batch.run(self._root_fd, paths, self._device)
+        for index in [at for at in answers.failed if len(paths[at]) >= PATH_LIMIT]:
+            self._ask_deep(paths[index], index, answers)
+        modes = memoryview(answers.rows).cast("H")
+        for index, device in answers.foreign.items():
+            # The field after the mode numbers the file system; see `Row.mount`.
+            modes[index * ROW // 2 + 7] = 1 + device % 65535
+        return answers
+
+    def _ask_deep(self, path: bytes, index: int, answers: Answers) -> None:
+        folder, name = split(path)
+        try:
+            fd = open_folder(self._root_fd, folder)
+        except OSError as error:
+            self._explain(path, error)
+            return
+        try:
+            one = self._batch.run(fd, [name], self._device)
+        finally:
+            os.close(fd)
+        if not one.failed:
+            answers.failed.remove(index)
+            answers.rows[index * ROW : (index + 1) * ROW] = one.rows
+            if one.foreign:
+                answers.foreign[index] = one.foreign[0]
+
+    def _judge(self, paths: list[bytes], answers: Answers) -> list[int]:
+        """Takes what belongs to the base; gives the numbers of the new entries."""
+        modes = memoryview(answers.rows).cast("H")[_MODES].tolist()
+        dropped = set(answers.failed)
+        for index in answers.failed:
+            self._explain_failure(paths[index])
+        if self._sieve.is_open:
+            # Most entries are regular files with nothing to say about them.
+            asked = [index for index, mode in enumerate(modes) if mode >> 12 != _REGULAR]
+        else:
+            asked = list(range(len(paths)))
+        dropped |= {
+            index
+            for index in asked
+            if index not in dropped
+            and self._leaves_out(paths[index], modes[index], index, answers)
+        }
+        kept = Listing(self._origin, paths, answers.rows).without(dropped)
+        first = len(self._listing)
+        self._listing.extend(kept.paths, kept.rows)
+        self._guard()
+        return list(range(first, len(self._listing)))
+
+    def _leaves_out(self, path: bytes, mode: int, index: int, answers: Answers) -> bool:
+        kind = mode >> 12
+        if self._sieve.drops(self._in_base(path), folder=kind == _FOLDER):
+            return True
+        if kind == _FOLDER:
+            return not self._enters(path, index, answers)
+        if kind in (_REGULAR, _SYMLINK):
+            return False
+        self._skip(path, f"is {_KINDS.get(kind, 'a special file')}")
+        return True
+
+    def _enters(self, path: bytes, index: int, answers: Answers) -> bool:
+        data = self._sieve.data
+        device = answers.foreign.get(index, self._device)
+        if data is not None and device == data.st_dev:
+            inode = int.from_bytes(answers.rows[index * ROW + 16 : index * ROW + 24], "little")
+            if inode == data.st_ino:
+                self._skip(path, "is Carrel's own data folder")
+                return False
+        if index in answers.foreign and (kind := pseudo_file_system(device)):
+            self._skip(path, f"is a mounted {kind} file system")
+            return False
+        self._queue.append(path)
+        return True
+
+    # Looking again
+
+    def _update(self, known: Listing, answers: Answers, touched: list[int]) -> Sighting:
+        failed = set(answers.failed)
+        for index in answers.failed:
+            self._explain_failure(known.paths[index])
+        modes = memoryview(answers.rows).cast("H")[_MODES]
+        dropped = set(failed)
+        lost: list[bytes] = []
+        for index in touched:
+            if index in failed or index == 0:
+                continue
+            path = known.paths[index]
+            if self._leaves_out(path, modes[index], index, answers):
+                dropped.add(index)
+            if index in dropped or modes[index] >> 12 != _FOLDER:
+                lost.append(path + b"/")
+        if 0 in touched:
+            self._queue.append(b"")
+        modes.release()
+        if lost:
+            # Below what is no folder any more, paths may still lead somewhere: by symlink.
+            below = tuple(lost)
+            dropped |= {at for at, path in enumerate(known.paths) if path.startswith(below)}
+        kept = Listing(self._origin, known.paths, answers.rows).without(dropped)
+        return self._add_new(known, kept, sorted(dropped), touched)
+
+    def _add_new(
+        self, known: Listing, kept: Listing, dropped: list[int], touched: list[int]
+    ) -> Sighting:
+        self._listing.paths = list(kept.paths)
+        self._listing.rows = bytearray(kept.rows)
+        listed = set(self._queue)
+        self._listing.skipped += [
+            skip for skip in known.skipped if self._parent_of(skip) not in listed
+        ]
+        first = len(self._listing)
+        self._list_new(set(kept.paths))
+        self._refuse_unreadable()
+        gone = [known.paths[index] for index in dropped]
+        left_out = set(dropped)
+        moved = [at - bisect_left(dropped, at) for at in touched if at not in left_out]
+        return Sighting(self._listing, [*moved, *range(first, len(self._listing))], gone)
+
+    def _list_new(self, have: set[bytes]) -> None:
+        """Lists the folders in the queue for paths that are not known yet."""
+        fresh: list[bytes] = []
+        while self._queue:
+            fresh += [path for path in self._list(self._queue.pop()) if path not in have]
+        if fresh:
+            self._judge(fresh, self._ask(fresh))
+            self._walk([], lambda _count: None)
+
+    def _parent_of(self, skip: Skipped) -> bytes:
+        parent, _ = split(os.fsencode(skip.path))
+        target = self._origin.target
+        return parent[len(target) + 1 :] if target else parent
+
+    # What is reported
+
+    def _in_base(self, path: bytes) -> bytes:
+        return join(self._origin.target, path)
+
+    def _skip(self, path: bytes, why: str) -> None:
+        self._listing.skipped.append(Skipped(os.fsdecode(self._in_base(path)), why))
+
+    def _explain_failure(self, path: bytes) -> None:
+        folder, name = split(path)
+        try:
+            fd = open_folder(self._root_fd, folder)
+            try:
+                os.stat(name, dir_fd=fd, follow_symlinks=False)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._explain(path, error)
+
+    def _explain(self, path: bytes, error: OSError) -> None:
+        """What has gone meanwhile is no trouble: the folder it was in shows it."""
+        if error.errno not in _GONE:
+            self._denied[self._in_base(path)] = error.strerror or str(error)
+
+    def _refuse_unreadable(self) -> None:
+        if self._denied:
+            raise unreadable(self._denied, next(iter(self._denied.values())))
+
+    def _guard(self) -> None:
+        limit = self._sieve.max_files
+        if limit is not None and len(self._listing) - 1 > limit:
+            raise ProjectTooLarge(
+                f"The project has more than the {limit} files that were allowed.",
+                hint="Exclude what is not needed, or allow more.",
+                limit=limit,
+            )
+
+
+def look_at_files(origins: list[Origin], batch: StatBatch) -> list[Listing]:
+    """Listings of single files, those that are there; symlinks at their place are not
+    followed."""
+    now = time.time_ns()
+    answers = batch.run(AT_FDCWD, [origin.path for origin in origins], 0)
+    failed = set(answers.failed)
+    found = []
+    for index, origin in enumerate(origins):
+        rows = answers.rows[index * ROW : (index + 1) * ROW]
+        mode = int.from_bytes(rows[12:14], "little")
+        if index not in failed and stat.S_ISREG(mode) | stat.S_ISLNK(mode):
+            found.append(Listing(origin, [b""], rows, [], now))
+    return found

@@ -1,0 +1,1 @@
+"""The ways of giving private copies, one file each."""

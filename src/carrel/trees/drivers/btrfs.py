@@ -1,0 +1,189 @@
+"""Trees as btrfs snapshots of a base's subvolume.
+
+A snapshot keeps the owner of every file, so on disk a tree belongs to the store's own
+user. Sandboxes see it through an id-mapped mount that shows it as theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from carrel.domain.availability import Availability
+from carrel.domain.errors import CarrelError, TreeUnavailable
+from carrel.domain.launching import MountHelper
+from carrel.domain.trees import (
+    Base,
+    Change,
+    Owner,
+    Tree,
+    TreeCapabilities,
+    TreeMount,
+    TreeRequest,
+    TreeUsage,
+)
+from carrel.linux import btrfs, mounts
+from carrel.linux.ids import store_gid, store_uid
+from carrel.trees.changes import Comparison
+from carrel.trees.drivers.common import (
+    Bases,
+    begin,
+    expect,
+    make,
+    note_prefix,
+    open_roots,
+    probe_folder,
+    remove_folders,
+    settle,
+    some_owner,
+    tree_errors,
+)
+from carrel.trees.drivers.host_overlay import no_id_maps
+from carrel.trees.folders import Root
+from carrel.trees.layers import Layers
+from carrel.trees.usage import measure, unshared_since
+
+
+class BtrfsDriver:
+    name = "btrfs"
+
+    def __init__(self, data: Path, bases: Bases, helper: MountHelper) -> None:
+        self._data = data
+        self._bases = bases
+        self._helper = helper
+
+    @property
+    def capabilities(self) -> TreeCapabilities:
+        return TreeCapabilities(
+            copy_on_write=True,
+            instant=True,
+            visible_on_host=True,
+            renames_base_folders=True,
+            notes=("On the host, files belong to the store's own user.",)
+            if os.geteuid() == 0
+            else (),
+        )
+
+    def probe(self) -> Availability:
+        try:
+            if not btrfs.on_btrfs(self._data):
+                return Availability(
+                    False,
+                    f"{str(self._data)!r} is not on btrfs.",
+                    remedy="Put the data folder on btrfs.",
+                )
+            with probe_folder(self._data) as folder:
+                self._try(folder)
+        except (CarrelError, OSError) as refusal:
+            return Availability(False, f"A snapshot did not work: {refusal}")
+        return Availability(True, "A subvolume was made, snapshotted and deleted.")
+
+    def _try(self, folder: Path) -> None:
+        store = Owner(store_uid(), store_gid())
+        one, two = folder / "one", folder / "two"
+        btrfs.create_subvolume(one)
+        if os.geteuid() == 0:
+            os.chown(one, store.uid, store.gid)
+        btrfs.snapshot(one, two)
+        owner = some_owner()
+        with self._shown(two, store, owner) as mount:
+            if mount is not None and os.fstat(mount).st_uid != owner.uid:
+                raise TreeUnavailable("An id-mapped mount did not show another owner.")
+        for path in (two, one):
+            delete(path)
+
+    def create(self, request: TreeRequest) -> Tree:
+        source = _subvolume(request.base)
+        private = begin(request)
+        tree = make(request, self.name, 0)
+        try:
+            with tree_errors("snapshot the base"):
+                btrfs.snapshot(source, tree.path)
+                created_ns = settle(private)
+        except BaseException:
+            with contextlib.suppress(CarrelError):
+                self.drop(tree)
+            raise
+        return make(request, self.name, created_ns)
+
+    def ensure(self, tree: Tree) -> None:
+        expect(tree, tree.path)
+
+    def open_root(self, tree: Tree) -> int:
+        expect(tree, tree.path)
+        with tree_errors("open the tree"):
+            return os.open(tree.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @contextlib.contextmanager
+    def mount(self, tree: Tree) -> Iterator[TreeMount]:
+        expect(tree, tree.path)
+        with self._shown(tree.path, Owner(store_uid(), store_gid()), tree.owner) as mount:
+            yield TreeMount(tree.path, mount_fd=mount)
+
+    @contextlib.contextmanager
+    def _shown(self, path: Path, store: Owner, owner: Owner) -> Iterator[int | None]:
+        if os.geteuid() != 0:
+            yield None
+            return
+        with tree_errors("show the tree to a sandbox"):
+            clone = mounts.clone_mount(str(path))
+        try:
+            if owner != store:
+                self._map(clone, store, owner)
+            yield clone
+        finally:
+            os.close(clone)
+
+    def _map(self, clone: int, store: Owner, owner: Owner) -> None:
+        namespace = self._helper.id_map(store, owner)
+        try:
+            mounts.map_ids(clone, namespace)
+        except OSError as error:
+            raise no_id_maps(error) from error
+        finally:
+            os.close(namespace)
+
+    def changes(self, tree: Tree) -> Iterator[Change]:
+        expect(tree, tree.path)
+        base = self._bases.get(tree.base_id)
+        with open_roots((tree.path, *base.layers)) as roots:
+            yield from Comparison(
+                Layers(roots[:1], None),
+                Layers(roots[1:], note_prefix()),
+                settled_ns=tree.created_ns,
+            ).changes()
+
+    def usage(self, tree: Tree) -> TreeUsage:
+        expect(tree, tree.path)
+        with Root.at(tree.path) as root, tree_errors("measure the tree"):
+            return measure(root, unshared_since(tree.created_ns))
+
+    def drop(self, tree: Tree) -> None:
+        with tree_errors("delete the snapshot"):
+            delete(tree.path)
+        remove_folders(tree)
+
+
+def delete(path: Path) -> None:
+    """Deletes a snapshot; where that is refused, as to ordinary users, it is left to be
+    emptied like a folder."""
+    if not btrfs.is_subvolume(path):
+        return
+    try:
+        btrfs.delete_subvolume(path)
+    except OSError as error:
+        # ENOTEMPTY: another subvolume was made in it.
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOTEMPTY, errno.EROFS):
+            raise
+
+
+def _subvolume(base: Base) -> Path:
+    if len(base.layers) != 1 or not btrfs.is_subvolume(base.layers[0]):
+        raise TreeUnavailable(
+            f"The base {base.base_id} is not kept as a btrfs subvolume.",
+            hint="Build it again with the btrfs driver chosen.",
+        )
+    return base.layers[0]

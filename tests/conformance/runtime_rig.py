@@ -1,0 +1,165 @@
+"""A runtime on a data folder of its own, with everything it needs, and gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from carrel.domain.ids import new_id
+from carrel.domain.limits import Limits
+from carrel.domain.runtimes import (
+    Bind,
+    Command,
+    Exit,
+    LimitHit,
+    Network,
+    Output,
+    Run,
+    Runtime,
+    Sandbox,
+    SandboxSpec,
+)
+from carrel.domain.trees import TreeMount
+from carrel.launcher.client import Launcher
+from carrel.runtimes.bubblewrap.runtime import BubblewrapRuntime
+from carrel.runtimes.engine import LINGER_S, Engine
+from carrel.runtimes.identity import Identities
+from carrel.runtimes.landlock import LandlockRuntime
+from carrel.runtimes.limits.cgroups import Cgroups
+from carrel.runtimes.limits.disk import ProjectQuotas
+from carrel.runtimes.limits.enforcing import Enforcement
+from carrel.runtimes.process import ProcessRuntime
+from carrel.runtimes.proof import Prover
+
+RUNTIMES = ("process", "landlock", "bubblewrap")
+WAIT_S = 30.0
+"""For what takes milliseconds on a quiet machine."""
+
+
+@dataclass
+class Finished:
+    """A command that ran to its end."""
+
+    exit: Exit
+    out: str
+    err: str
+
+
+@dataclass
+class Rig:
+    """One runtime, any number of sandboxes."""
+
+    data: Path
+    name: str
+    launcher: Launcher
+    linger_s: float = LINGER_S
+    events: list[LimitHit] = field(default_factory=list)
+    sandboxes: list[Sandbox] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.identities = Identities(self.data)
+        self.cgroups = Cgroups()
+        self.runtime = self.make_runtime()
+
+    def make_runtime(self) -> Runtime:
+        """Another one on the same data folder is what a restarted daemon has."""
+        enforcement = Enforcement(self.cgroups, ProjectQuotas())
+        engine = Engine(
+            self.name, self.launcher, enforcement, self.events.append, self.linger_s
+        )
+        prover = Prover(self.data, self.identities)
+        if self.name == "bubblewrap":
+            return BubblewrapRuntime(self.data, engine, prover)
+        if self.name == "landlock":
+            return LandlockRuntime(engine, prover)
+        return ProcessRuntime(engine)
+
+    async def start(
+        self,
+        *,
+        limits: Limits | None = None,
+        network: Network = Network.NONE,
+        binds: tuple[Bind, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> Sandbox:
+        spec = self.spec(limits or Limits(), network, binds, env or {})
+        sandbox = await self.runtime.start(spec, TreeMount(spec.tree))
+        self.sandboxes.append(sandbox)
+        return sandbox
+
+    def spec(
+        self, limits: Limits, network: Network, binds: tuple[Bind, ...], env: dict[str, str]
+    ) -> SandboxSpec:
+        sandbox_id = new_id("sp")
+        folder = self.data / "spaces" / sandbox_id
+        folder.parent.mkdir(mode=0o711, exist_ok=True)
+        folder.mkdir(mode=0o711)
+        owner = self.identities.take(sandbox_id)
+        tree = folder / "project"
+        tree.mkdir(mode=0o755)
+        if os.geteuid() == 0:
+            os.chown(tree, owner.uid, owner.gid)
+        return SandboxSpec(sandbox_id, folder, tree, owner, network, limits, binds, env)
+
+    async def begin(
+        self,
+        sandbox: Sandbox,
+        *argv: str,
+        output: Output = Output.FILES,
+        stdin: bool = False,
+        cwd: str = ".",
+        env: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        pty_size: tuple[int, int] = (24, 80),
+    ) -> Run:
+        command = Command(tuple(argv), env or {}, cwd, output, stdin, timeout_s, pty_size)
+        return await self.runtime.run(sandbox, TreeMount(sandbox.spec.tree), command)
+
+    async def run(self, sandbox: Sandbox, *argv: str, **options: object) -> Finished:
+        """To its end, with its output from the run's files."""
+        run = await self.begin(sandbox, *argv, **options)  # type: ignore[arg-type]
+        return await finish(run)
+
+    async def sh(self, sandbox: Sandbox, script: str, **options: object) -> Finished:
+        return await self.run(sandbox, "/bin/sh", "-c", script, **options)
+
+    def tree_of(self, sandbox: Sandbox) -> str:
+        """As the sandbox itself calls it."""
+        return "/workspace" if self.runtime.capabilities.own_paths else str(sandbox.spec.tree)
+
+    async def close(self) -> None:
+        for sandbox in self.sandboxes:
+            await self.runtime.stop(sandbox, grace_s=0.2)
+            self.identities.give_back(sandbox.spec.sandbox_id, sandbox.spec.owner)
+
+
+async def finish(run: Run) -> Finished:
+    async with asyncio.timeout(WAIT_S):
+        ended = await run.wait()
+    out = run.stdout.read_text(errors="replace") if isinstance(run.stdout, Path) else ""
+    err = run.stderr.read_text(errors="replace") if isinstance(run.stderr, Path) else ""
+    run.close()
+    return Finished(ended, out, err)
+
+
+@asynccontextmanager
+async def open_rig(data: Path, name: str, linger_s: float = LINGER_S) -> AsyncIterator[Rig]:
+    """Afterwards the launcher has nothing left to do, which it says itself, and is gone."""
+    rig = Rig(data, name, Launcher(data), linger_s)
+    try:
+        yield rig
+    finally:
+        await rig.close()
+        busy = rig.launcher.shutdown(force=False)
+        if busy:
+            rig.launcher.shutdown(force=True)
+        assert busy == 0, f"{busy} things were left running"
+
+
+def have(program: str) -> bool:
+    return shutil.which(program) is not None
