@@ -36,6 +36,13 @@ async def rig(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
         yield opened
 
 
+@pytest.fixture(params=[name for name in RUNTIMES if name != "process"])
+async def confining(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
+    """Runtimes that promise walls."""
+    async with open_rig(data, request.param) as opened:
+        yield opened
+
+
 # How a command runs and ends
 
 
@@ -240,9 +247,9 @@ connection.sendall(b"from inside")
 
 
 async def test_a_server_is_reachable_by_the_next_command(rig: Rig) -> None:
-    if rig.name == "landlock":
-        pytest.skip("landlock refuses loopback with network none, and says so")
-    sandbox = await rig.start()
+    # Known gap: without namespaces there is no loopback to oneself under `none`.
+    network = Network.OPEN if rig.name == "landlock" else Network.NONE
+    sandbox = await rig.start(network=network)
     server = await rig.begin(
         sandbox, "/usr/bin/python3", "-c", _SERVER, output=Output.PIPES
     )
@@ -263,7 +270,7 @@ async def test_what_a_command_leaves_running_goes_on(rig: Rig) -> None:
     sandbox = await rig.start()
     script = "setsid sh -c 'echo $$ > left; exec sleep 61' >/dev/null 2>&1 & until [ -s left ]; do :; done"
     assert (await rig.sh(sandbox, script, timeout_s=WAIT_S)).exit.code == 0
-    assert (await rig.sh(sandbox, "kill -0 $(cat left) && echo alive")).out == "alive\n"
+    assert (await rig.sh(sandbox, "[ -d /proc/$(cat left) ] && echo alive")).out == "alive\n"
 
 
 async def test_files_belong_to_the_sandboxs_user(rig: Rig) -> None:
@@ -301,9 +308,8 @@ async def test_binds_are_shown(rig: Rig, data: Path) -> None:
 # Others
 
 
-async def test_two_sandboxes_do_not_meet(rig: Rig) -> None:
-    if not rig.runtime.capabilities.confines:
-        pytest.skip("this runtime confines nothing, and says so")
+async def test_two_sandboxes_do_not_meet(confining: Rig) -> None:
+    rig = confining
     one, two = await rig.start(), await rig.start()
     await rig.sh(one, 'echo secret > file; echo secret > ~/file; echo secret > "$TMPDIR/file"')
     sleeper = await rig.begin(one, "sleep", "60")
@@ -340,9 +346,8 @@ async def test_an_open_network_is_the_hosts(rig: Rig) -> None:
         assert (await rig.run(sandbox, "/usr/bin/python3", "-c", client)).exit.code == 0
 
 
-async def test_without_network_the_host_is_out_of_reach(rig: Rig) -> None:
-    if not rig.runtime.capabilities.confines:
-        pytest.skip("this runtime confines nothing, and says so")
+async def test_without_network_the_host_is_out_of_reach(confining: Rig) -> None:
+    rig = confining
     sandbox = await rig.start()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import secrets
 
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _PATTERN = re.compile(r"(sp|ba|ru)_[a-z2-7]{12}")
 
 
 def new_id(prefix: str) -> str:
     """A fresh id such as `sp_k3v…`; sixty random bits, never reused."""
-    return f"{prefix}_" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
+    return f"{prefix}_{base64.b32encode(secrets.token_bytes(8))[:12].decode().lower()}"
 
 
 def is_id(text: str) -> bool:

@@ -1,6 +1,6 @@
-"""The forked children: one that becomes a command, one that becomes a sandbox's holder.
+"""The forked children: those that become commands, and one that becomes a sandbox's holder.
 
-Neither returns. What goes wrong is written to the status pipe as one JSON line; the pipe
+None returns. What goes wrong is written to the status pipe as one JSON line; the pipe
 closes by itself when the child executes.
 """
 
@@ -14,7 +14,7 @@ import socket
 import stat
 from typing import Any, NoReturn
 
-from carrel.launcher import confine
+from carrel.launcher import confine, wire
 from carrel.launcher.probes import run_probe
 from carrel.linux import landlock, mounts, namespaces
 
@@ -25,6 +25,8 @@ covering it there hides it from nobody else."""
 SECCOMP_FD = 10
 INFO_FD = 11
 ALIVE_FD = 12
+EXECUTING = b"x"
+"""The last word of a child before it executes; a terminal goes along."""
 
 Plan = dict[str, Any]
 
@@ -56,92 +58,114 @@ class _Guard:
         os._exit(127)
 
 
-def become_command(
-    plan: Plan, streams: list[int], held: dict[str, int], writers: list[int]
-) -> NoReturn:
-    """In a sandbox with namespaces when `held` is not empty, else right here.
+def become_spare(base: Plan, held: dict[str, int], status: int, channel: int) -> NoReturn:
+    """Enters a sandbox, gives everything up, waits for orders and becomes their command."""
+    confine.reset_signals()
+    with guard(status, "cgroup"):
+        confine.raise_oom_score()
+        confine.join_groups(base["join"])
+    with guard(status, "namespace"):
+        namespaces.set_dumpable(False)
+        confine.enter(held)
+        child = namespaces.fork_to_parent()
+    if child:
+        report(status, {"pid": child})
+        os._exit(0)
+    with guard(status, "identity"):
+        os.setsid()
+        os.umask(0o022)
+        confine.close_others(status, channel)
+        namespaces.drop_bounding_set()
+        confine.become(base["uid"], base["gid"])
+        confine.give_up_privileges()
+    with guard(status, "filter"):
+        if base["scope_sockets"]:
+            landlock.scope_abstract_sockets()
+        confine.install_filter(bytes.fromhex(base["seccomp"]))
+    sender = socket.socket(fileno=channel)
+    orders = wire.receive(sender)
+    if orders is None:
+        os._exit(0)
+    plan, streams = orders
+    with guard(status, "streams"):
+        confine.set_standard_streams(streams)
+        terminal = _terminal(plan)
+        confine.close_others(status, channel, *terminal)
+        confine.set_limits(plan["rlimits"])
+    _execute(plan, status, sender, terminal)
+
+
+def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoReturn:
+    """Right here, without namespaces.
 
     `writers`: the status pipe, the socket for a terminal, and with a keeper the pipe on
     which it tells the end.
     """
-    status = writers[0]
+    status, channel = writers[:2]
     confine.reset_signals()
     with guard(status, "cgroup"):
         confine.raise_oom_score()
         confine.join_groups(plan["join"])
-    with guard(status, "limits"):
-        confine.set_limits(plan["rlimits"])
-    if held:
-        with guard(status, "namespace"):
-            namespaces.set_dumpable(False)
-            confine.enter(held)
-            child = namespaces.fork_to_parent()
-        if child:
-            report(status, {"pid": child})
-            os._exit(0)
-    elif plan["keeper"]:
+    if plan["keeper"]:
         _keep(status, writers[2])
     else:
         report(status, {"pid": os.getpid()})
-    _finish(plan, streams, status, writers[1])
-
-
-def _finish(plan: Plan, streams: list[int], status: int, channel: int) -> NoReturn:
     with guard(status, "streams"):
         os.setsid()
         os.umask(0o022)
         confine.set_standard_streams(streams)
-        confine.close_others(status, channel)
+        # Before Landlock takes the devices away.
+        terminal = _terminal(plan)
+        confine.close_others(status, channel, *terminal)
+        confine.set_limits(plan["rlimits"])
     if plan["landlock"] is not None:
-        if plan["pty"] is not None:
-            _terminal(plan, status, channel)
         with guard(status, "landlock"):
             confine.apply_landlock(plan["landlock"])
     with guard(status, "identity"):
+        if plan["confined"]:
+            namespaces.drop_bounding_set()
         if plan["uid"] is not None:
             confine.become(plan["uid"], plan["gid"])
-    if plan["pty"] is not None and plan["landlock"] is None:
-        _terminal(plan, status, channel)
+        if plan["confined"]:
+            confine.give_up_privileges()
+    with guard(status, "filter"):
+        if plan["seccomp"]:
+            confine.install_filter(bytes.fromhex(plan["seccomp"]))
+    _execute(plan, status, socket.socket(fileno=channel), terminal)
+
+
+def _execute(plan: Plan, status: int, sender: socket.socket, terminal: list[int]) -> NoReturn:
     with guard(status, "cwd"):
         os.chdir(plan["cwd"])
-    if plan["confined"]:
-        with guard(status, "privileges"):
-            confine.give_up_privileges()
-            if plan["scope_sockets"]:
-                landlock.scope_abstract_sockets()
-    if plan["seccomp"]:
-        with guard(status, "filter"):
-            confine.install_filter(bytes.fromhex(plan["seccomp"]))
-    if plan["probe"] is not None:
-        _probe(plan["probe"], status)
     with guard(status, "exec"):
+        socket.send_fds(sender, [EXECUTING], terminal)
+        if plan["probe"] is not None:
+            _probe(plan["probe"], status)
         os.execvpe(plan["argv"][0], plan["argv"], plan["env"])
     os._exit(127)
 
 
-def _terminal(plan: Plan, status: int, channel: int) -> None:
-    """Before Landlock takes the devices away; else as the user that it is to belong to."""
-    with guard(status, "terminal"):
-        ours, theirs = confine.open_terminal(plan["pty"])
-        if os.geteuid() == 0 and plan["uid"] is not None:
-            os.fchown(theirs, plan["uid"], plan["gid"])
-        with socket.socket(fileno=channel) as sender:
-            socket.send_fds(sender, [b"t"], [ours])
-        os.close(ours)
-        confine.take_terminal(theirs)
-        confine.set_standard_streams([theirs, theirs, theirs])
-        os.close(theirs)
+def _terminal(plan: Plan) -> list[int]:
+    """Makes it, takes it as our own, and gives back the other side, for the launcher."""
+    if plan["pty"] is None:
+        return []
+    ours, theirs = confine.open_terminal(plan["pty"])
+    if os.geteuid() == 0 and plan["uid"] is not None:
+        os.fchown(theirs, plan["uid"], plan["gid"])
+    confine.take_terminal(theirs)
+    confine.set_standard_streams([theirs, theirs, theirs])
+    os.close(theirs)
+    return [ours]
 
 
 def _probe(targets: dict[str, Any], status: int) -> NoReturn:
     """The proof of isolation: our own code, in memory already, so that a sandbox needs no
     interpreter of its own. Its findings go to standard output."""
-    with guard(status, "probe"):
-        os.close(status)
-        namespaces.set_dumpable(True)
-        findings = json.dumps(run_probe(targets)).encode()
-        while findings:
-            findings = findings[os.write(1, findings) :]
+    os.close(status)
+    namespaces.set_dumpable(True)
+    findings = json.dumps(run_probe(targets)).encode()
+    while findings:
+        findings = findings[os.write(1, findings) :]
     os._exit(0)
 
 

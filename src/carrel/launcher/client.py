@@ -161,8 +161,8 @@ class Launcher:
     # Starting
 
     def _try_connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = os.open(self._folder, os.O_PATH | os.O_CLOEXEC)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # Through the descriptor: the path itself may be too long for an address.
             connection.connect(f"/proc/self/fd/{folder}/socket")

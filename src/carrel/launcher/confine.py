@@ -89,8 +89,8 @@ def _in_user_namespace() -> bool:
 
 
 def give_up_privileges() -> None:
+    """The bounding set went before: that takes a capability."""
     namespaces.set_no_new_privileges()
-    namespaces.drop_bounding_set()
     namespaces.drop_capabilities()
 
 

@@ -13,13 +13,16 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carrel.launcher import child
 from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.records import read_record, write_record
 from carrel.linux import namespaces, processes
+
+if TYPE_CHECKING:
+    from carrel.launcher.spares import Spare
 
 READY_S = 10.0
 """Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
@@ -40,6 +43,9 @@ class Holder:
         self.init = 0
         self.init_started = 0
         self.namespaces: dict[str, int] = {}
+        self.base: dict[str, Any] = {}
+        """What every process of the sandbox joins and becomes."""
+        self.spare: Spare | None = None
         self.waiting: list[OnReady] = []
         self.runs: set[str] = set()
         self.idle: Timer | None = None
@@ -51,6 +57,9 @@ class Holder:
         return bool(self.namespaces) and not self.ending
 
     def close(self) -> None:
+        if self.spare is not None:
+            self.spare.discard()
+            self.spare = None
         for descriptor in self.namespaces.values():
             os.close(descriptor)
         self.namespaces.clear()
@@ -91,6 +100,7 @@ class Holders:
             return
         if holder is None:
             holder = Holder(sandbox_id)
+            holder.base = request["holder"]["base"]
             self._holders[sandbox_id] = holder
             holder.waiting.append(ready)
             _Start(self, self._loop, holder, request["holder"], staged).begin()
@@ -145,7 +155,7 @@ class Holders:
             action()
 
     def write_down(self, holder: Holder) -> None:
-        record = {"init": holder.init, "started": holder.init_started}
+        record = {"init": holder.init, "started": holder.init_started, "base": holder.base}
         write_record(self._record_path(holder.sandbox_id), record)
 
     def _record_path(self, sandbox_id: str) -> str:
@@ -161,6 +171,7 @@ class Holders:
                 continue
             holder = Holder(name.removesuffix(".json"))
             holder.init, holder.init_started = record["init"], record["started"]
+            holder.base = record["base"]
             try:
                 holder.namespaces = open_sandbox(holder.init)
                 self.watch_end(holder)

@@ -9,8 +9,11 @@ from typing import Any
 
 def write_record(path: str, record: dict[str, Any]) -> None:
     partial = f"{path}.partial"
-    with open(partial, "w") as file:
-        json.dump(record, file)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, json.dumps(record).encode())
+    finally:
+        os.close(descriptor)
     os.rename(partial, path)
 
 

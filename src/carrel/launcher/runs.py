@@ -22,6 +22,7 @@ from carrel.launcher.holders import Holder, Holders, Problem
 from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.records import read_record, write_record
+from carrel.launcher.spares import Spare
 from carrel.linux import processes
 
 TERMINATE_S = 1.0
@@ -83,7 +84,12 @@ class Runs:
         if "holder" not in request:
             self._launch(run, request, streams, answer)
             return
-        staged = dict(zip(request["holder"]["stage"], staged_fds, strict=True))
+        if request["holder"] is None and not self._is_live(run.sandbox_id):
+            _close_all([*streams, *staged_fds, *run.watchers])
+            answer({"problem": {"step": "cold", "errno": 0, "text": "it has no holder"}}, [])
+            return
+        names = request["holder"]["stage"] if request["holder"] is not None else []
+        staged = dict(zip(names, staged_fds, strict=True))
 
         def ready(holder: Holder | None, problem: Problem | None) -> None:
             if holder is None:
@@ -98,45 +104,83 @@ class Runs:
         self._holders.acquire(request, staged, ready)
         _close_all(staged_fds)
 
+    def _is_live(self, sandbox_id: str) -> bool:
+        holder = self._holders.get(sandbox_id)
+        return holder is not None and holder.live
+
     def _launch(
         self, run: Run, request: dict[str, Any], streams: list[int], answer: Answer
     ) -> None:
-        plan = request["plan"]
         run.answer = answer
         self._runs[run.run_id] = run
+        if run.holder is not None:
+            self._order(run, run.holder, request["plan"], streams)
+        else:
+            self._fork(run, request["plan"], streams)
+        if request.get("timeout") is not None:
+            timer = self._loop.after(request["timeout"], lambda: self.expire(run, "timeout"))
+            run.timers.append(timer)
+
+    def _order(self, run: Run, holder: Holder, plan: dict[str, Any], streams: list[int]) -> None:
+        """In a sandbox with namespaces: the process that waits there becomes the command."""
+        spare, holder.spare = holder.spare, None
+        if spare is None or not spare.usable:
+            spare = self._spare(holder)
+        plan["join"] = [f"{run.group}/cgroup.procs"] if run.group is not None else []
+
+        def launched(problem: Problem | None) -> None:
+            run.problem = problem
+            run.kept = spare.terminal
+            self._settle(run)
+            if holder.live and holder.spare is None:
+                holder.spare = self._spare(holder)
+
+        def ready() -> None:
+            spare.order(
+                plan, streams, launched, lambda status, use: self._on_exit(run, status, _use(use))
+            )
+            _close_all(streams)
+            if spare.pid and run.run_id in self._runs:
+                # While it executes; before anybody is told.
+                self._note_process(run, spare.pid, 0)
+
+        spare.when_ready(ready)
+
+    def _spare(self, holder: Holder) -> Spare:
+        return Spare(self._loop, holder, holder.base)
+
+    def _fork(self, run: Run, plan: dict[str, Any], streams: list[int]) -> None:
+        """Without namespaces: a child of ours becomes the command."""
         status = LinePipe(self._loop, partial(self._on_status, run), partial(self._on_closed, run))
         pipes = [status]
-        run.channel, theirs = socket.socketpair()
+        run.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if plan["keeper"]:
             pipes.append(LinePipe(self._loop, partial(self._on_kept, run), lambda: None))
-        ends = [pipe.write for pipe in pipes[1:]]
-        writers = [status.write, theirs.fileno(), *ends]
-        held = run.holder.namespaces if run.holder is not None else {}
+        writers = [status.write, theirs.fileno(), *(pipe.write for pipe in pipes[1:])]
         self._loop.expect_children(1)
-        self._loop.fork(lambda: child.become_command(plan, streams, held, writers))
+        self._loop.fork(lambda: child.become_command(plan, streams, writers))
         for pipe in pipes:
             pipe.parent_side()
         theirs.close()
         _close_all(streams)
-        if request.get("timeout") is not None:
-            timer = self._loop.after(request["timeout"], lambda: self.expire(run, "timeout"))
-            run.timers.append(timer)
 
     def _on_status(self, run: Run, line: bytes) -> None:
         message = json.loads(line)
         if "pid" not in message:
             run.problem = message
             return
-        run.pid = message["pid"]
-        run.keeper = message.get("keeper", 0)
-        record = {"run_id": run.run_id, "pid": run.pid, "keeper": run.keeper}
-        record["started"] = processes.start_time(run.keeper or run.pid)
-        record["started_at"] = run.started_at
-        write_record(os.path.join(run.folder, "run.json"), record)
+        self._note_process(run, message["pid"], message.get("keeper", 0))
         if not run.keeper:
             self._loop.on_exit(
                 run.pid, lambda status, usage: self._on_exit(run, status, _use(usage))
             )
+
+    def _note_process(self, run: Run, pid: int, keeper: int) -> None:
+        run.pid, run.keeper = pid, keeper
+        record = {"run_id": run.run_id, "pid": run.pid, "keeper": run.keeper}
+        record["started"] = processes.start_time(run.keeper or run.pid)
+        record["started_at"] = run.started_at
+        write_record(os.path.join(run.folder, "run.json"), record)
 
     def _on_kept(self, run: Run, line: bytes) -> None:
         message = json.loads(line)
@@ -281,7 +325,7 @@ def _received(channel: socket.socket) -> list[int]:
     channel.setblocking(False)
     with channel:
         try:
-            return wire.receive_descriptors(channel, 1, 1)[1]
+            return wire.receive_descriptors(channel, 16, 1)[1]
         except BlockingIOError:
             return []
 
@@ -300,7 +344,7 @@ def _lost(record: dict[str, Any]) -> dict[str, Any]:
 
 def _tell(descriptor: int, message: dict[str, Any]) -> None:
     try:
-        os.write(descriptor, json.dumps(message).encode())
+        os.write(descriptor, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:
         pass  # The client is gone; the exit file stays.
 

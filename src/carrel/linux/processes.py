@@ -10,10 +10,15 @@ def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which the process started; with the pid it names a process
     for good. None when there is no such process, or only its zombie."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        fields = os.read(descriptor, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
     if fields[0] in (b"Z", b"X"):
         return None
     return int(fields[19])

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from carrel.domain.errors import RunNotFound, SandboxUnavailable
@@ -41,8 +41,8 @@ OnEvent = Callable[[LimitHit], None]
 class Confinement:
     """How one command is confined, as the launcher wants it.
 
-    `holder` and `staged` (name and descriptor of each detached mount) only for runtimes with
-    namespaces; the engine closes the descriptors.
+    `hold` is for runtimes with namespaces only, and is called when the sandbox has to be set
+    up: it gives bubblewrap's part and, by name, the detached mounts, which the engine closes.
     """
 
     uid: int | None
@@ -54,8 +54,7 @@ class Confinement:
     scope_sockets: bool = False
     """Abstract Unix sockets of others are out of reach, where the network is not one's own."""
     seccomp: bytes = b""
-    holder: dict[str, Any] | None = None
-    staged: dict[str, int] = field(default_factory=dict)
+    hold: Callable[[], tuple[dict[str, Any], dict[str, int]]] | None = None
     probe: dict[str, Any] | None = None
 
 
@@ -74,6 +73,7 @@ class Engine:
         self._enforcement = enforcement
         self._on_event = on_event
         self._watches: dict[str, LimitWatch] = {}
+        self._warm: set[str] = set()
 
     # Starting
 
@@ -88,16 +88,15 @@ class Engine:
     # Running
 
     async def run(
-        self, sandbox: Sandbox, command: Command, confine: Callable[[], Confinement]
+        self, sandbox: Sandbox, command: Command, confinement: Confinement
     ) -> LiveRun:
-        """`confine` is called for each try; what it opens is closed here."""
         check_command(command)
         run_id = new_id("ru")
         folder = SandboxFolders(sandbox.spec.folder).run(run_id)
-        folder.mkdir(mode=0o700, parents=True)
+        os.mkdir(folder, 0o700)
         streams = open_streams(command, folder)
         try:
-            live = await self._launch(sandbox, command, run_id, streams, confine)
+            live = await self._launch(sandbox, command, run_id, streams, confinement)
         except BaseException:
             streams.close_ours()
             _remove_folder(folder)
@@ -112,11 +111,11 @@ class Engine:
         command: Command,
         run_id: str,
         streams: Streams,
-        confine: Callable[[], Confinement],
+        confinement: Confinement,
     ) -> LiveRun:
         watch = self._watch(sandbox)
+        request = self._request(sandbox, command, run_id, confinement)
         for _ in range(ENDING_TRIES):
-            confinement = confine()
             done, told = os.pipe2(os.O_CLOEXEC)
             live = LiveRun(
                 run_id,
@@ -125,27 +124,56 @@ class Engine:
                 lambda: self._find_exit(sandbox, live),
                 lambda ended: watch.ended(run_id, ended),
             )
-            request = self._request(sandbox, command, run_id, confinement)
-            sent = [*streams.given, told, *confinement.staged.values()]
             try:
-                reply, received = await self._launcher.ask("run", request, sent)
+                reply, received = await self._ask_run(sandbox, request, confinement, streams, told)
             except BaseException:
                 os.close(done)
                 raise
             finally:
-                for descriptor in (told, *confinement.staged.values()):
-                    os.close(descriptor)
+                os.close(told)
             problem = reply.get("problem")
             if problem is None:
                 if received:
                     streams.stdin = streams.stdout = received[0]
+                self._warm.add(sandbox.spec.sandbox_id)
                 watch.started(run_id)
                 live.begin(reply["pid"])
                 return live
             os.close(done)
-            if problem["step"] != "ending":
+            self._warm.discard(sandbox.spec.sandbox_id)
+            if problem["step"] not in ("ending", "cold"):
                 raise as_error(problem, command)
         raise SandboxUnavailable("The sandbox keeps ending.", hint="Look at the launcher's log.")
+
+    async def _ask_run(
+        self,
+        sandbox: Sandbox,
+        request: dict[str, Any],
+        confinement: Confinement,
+        streams: Streams,
+        told: int,
+    ) -> tuple[dict[str, Any], list[int]]:
+        """A sandbox that is believed to be warm needs nothing staged."""
+        staged: dict[str, int] = {}
+        if confinement.hold is not None:
+            request["holder"] = None
+            if sandbox.spec.sandbox_id not in self._warm:
+                holder, staged = confinement.hold()
+                joined = list(self._enforcement.group(sandbox).procs)
+                base = {
+                    "join": joined,
+                    "uid": confinement.uid,
+                    "gid": confinement.gid,
+                    "scope_sockets": confinement.scope_sockets,
+                    "seccomp": confinement.seccomp.hex(),
+                }
+                request["holder"] = {**holder, "join": joined, "base": base, "stage": [*staged]}
+        try:
+            sent = [*streams.given, told, *staged.values()]
+            return await self._launcher.ask("run", request, sent)
+        finally:
+            for descriptor in staged.values():
+                os.close(descriptor)
 
     def _request(
         self,
@@ -156,37 +184,32 @@ class Engine:
     ) -> dict[str, Any]:
         spec = sandbox.spec
         group = self._enforcement.group(sandbox)
-        own = self._enforcement.cgroups.run_group(group, run_id)
-        plan = {
-            "join": list(own.procs),
+        own = _run_group(group, run_id)
+        plan: dict[str, Any] = {
+            "join": [*group.procs, f"{own}/cgroup.procs"] if own is not None else [],
             "rlimits": self._enforcement.rlimits(spec),
-            "keeper": confinement.holder is None and own.tracking is None,
+            "keeper": confinement.hold is None and own is None,
             "pty": list(command.pty_size) if command.output is Output.PTY else None,
             "landlock": confinement.landlock,
             "uid": confinement.uid,
             "gid": confinement.gid,
             "cwd": confinement.cwd,
             "confined": confinement.confined,
-            "scope_sockets": confinement.scope_sockets,
-            "seccomp": confinement.seccomp.hex(),
+            "seccomp": "" if confinement.hold is not None else confinement.seccomp.hex(),
             "probe": confinement.probe,
             "argv": list(command.argv),
             "env": confinement.env,
         }
-        request: dict[str, Any] = {
+        return {
             "sandbox_id": spec.sandbox_id,
             "run_id": run_id,
             "folder": str(SandboxFolders(spec.folder).run(run_id)),
-            "group": own.tracking,
-            "oom": _oom_source(group),
+            "group": own,
+            "oom": _oom_source(group) if spec.limits.memory_bytes is not None else None,
             "timeout": _least(command.timeout_s, spec.limits.wall_seconds),
             "linger": self._linger_s,
             "plan": plan,
         }
-        if confinement.holder is not None:
-            holder = {**confinement.holder, "join": list(group.procs)}
-            request["holder"] = {**holder, "stage": list(confinement.staged)}
-        return request
 
     def _watch(self, sandbox: Sandbox) -> LimitWatch:
         sandbox_id = sandbox.spec.sandbox_id
@@ -281,10 +304,21 @@ class Engine:
                 f"Processes {reply['problem']['text']} of the sandbox do not end.",
                 hint="They wait in the kernel, mostly for a disk or a network mount.",
             )
+        self._warm.discard(sandbox.spec.sandbox_id)
         watch = self._watches.pop(sandbox.spec.sandbox_id, None)
         if watch is not None:
             watch.close()
         await asyncio.to_thread(self._enforcement.lift, sandbox)
+
+
+def _run_group(group: CgroupHandle, run_id: str) -> str | None:
+    """A group for one command, below the sandbox's, by which all of it can be killed. The
+    launcher removes it when the command has ended and nothing of it is left."""
+    if group.tracking is None:
+        return None
+    folder = f"{group.tracking}/{run_id}"
+    os.mkdir(folder)
+    return folder
 
 
 def _oom_source(group: CgroupHandle) -> list[str] | None:

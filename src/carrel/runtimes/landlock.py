@@ -91,9 +91,7 @@ class LandlockRuntime:
         return sandbox
 
     async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:
-        return await self._engine.run(
-            sandbox, command, lambda: self._confine(sandbox, tree, command)
-        )
+        return await self._engine.run(sandbox, command, self._confine(sandbox, tree, command))
 
     def _confine(
         self,
@@ -141,7 +139,7 @@ class LandlockRuntime:
             sandbox,
             _uncovered_attempts(),
             lambda targets, command: self._engine.run(
-                sandbox, command, lambda: self._confine(sandbox, tree, command, targets)
+                sandbox, command, self._confine(sandbox, tree, command, targets)
             ),
         )
 

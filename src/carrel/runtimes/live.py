@@ -72,11 +72,11 @@ class LiveRun:
             chunk = os.read(self._exit_pipe, 65536)
         except BlockingIOError:
             return
-        if chunk:
-            self._told += chunk
+        self._told += chunk
+        if chunk and not self._told.endswith(b"\n"):
             return
         self._close_pipe()
-        if self._told:
+        if self._told.endswith(b"\n"):
             self._end(parse_exit(json.loads(self._told)))
         else:
             self._search = self._loop.create_task(self._look_for_end())
@@ -94,6 +94,7 @@ class LiveRun:
     def resume(self, exit_pipe: int) -> None:
         """Another launcher has taken the run up."""
         self._exit_pipe = exit_pipe
+        self._told = b""
         self.begin(self.pid)
 
     def _end(self, ended: Exit) -> None:

@@ -55,9 +55,7 @@ class ProcessRuntime:
         return await asyncio.to_thread(self._engine.prepare, spec)
 
     async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:
-        return await self._engine.run(
-            sandbox, command, lambda: self._confine(sandbox, tree, command)
-        )
+        return await self._engine.run(sandbox, command, self._confine(sandbox, tree, command))
 
     def _confine(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Confinement:
         spec = sandbox.spec

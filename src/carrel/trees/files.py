@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import functools
 import io
 import os
 import secrets
@@ -112,7 +113,8 @@ class TreeFiles:
             if mode is None:
                 mode = 0o644 if old is None else stat.S_IMODE(old.st_mode)
             chunks = (data,) if isinstance(data, bytes) else data
-            write_atomically(folder, name, chunks, mode=mode & 0o777, owner=self._owner)
+            fill = functools.partial(_write_all, chunks)
+            write_atomically(folder, name, fill, mode=mode & 0o777, owner=self._owner)
 
     def mkdir(self, path: str, mode: int = 0o755, *, parents: bool = False) -> None:
         """`PathExists` if there is something; with `parents` a folder there is fine."""
@@ -196,24 +198,31 @@ def open_files(driver: TreeDriver, tree: Tree) -> Iterator[TreeFiles]:
 
 
 def write_atomically(
-    folder: int, name: bytes, chunks: Iterable[bytes], *, mode: int, owner: Owner
+    folder: int, name: bytes, fill: Callable[[int], None], *, mode: int, owner: Owner
 ) -> None:
-    """A file beside the wanted one takes its place when it is complete; raises OSError."""
+    """A file beside the wanted one takes its place when `fill` has written it; raises
+    OSError, and then leaves nothing."""
     temporary = b".carrel-" + secrets.token_hex(8).encode()
     fd = os.open(temporary, _NEW, 0o600, dir_fd=folder)
     try:
-        with io.FileIO(fd, "wb") as file:
-            for chunk in chunks:
-                rest = memoryview(chunk)
-                while rest:
-                    rest = rest[file.write(rest) :]
+        try:
             give(fd, owner)
             os.fchmod(fd, mode)
+            fill(fd)
+        finally:
+            os.close(fd)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
+
+
+def _write_all(chunks: Iterable[bytes], fd: int) -> None:
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
 
 
 def make_folder(folder: int, name: bytes, *, mode: int, owner: Owner) -> None:

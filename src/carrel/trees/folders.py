@@ -13,13 +13,12 @@ import stat
 from collections import OrderedDict
 from pathlib import Path
 
-from carrel.linux.openat2 import open_beneath
 from carrel.linux.xattrs import get_xattr
+from carrel.trees.bases.places import open_folder
 
 _MAX_OPEN = 16
 """Per root; a base has several. What is closed is opened again from the root."""
-_MAX_PATH = 4000
-"""A longer path is opened in pieces, each shorter than the kernel's limit."""
+_ENTER = stat.S_IRUSR | stat.S_IXUSR
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -33,6 +32,7 @@ class Root:
     def __init__(self, descriptor: int) -> None:
         """Takes over the descriptor, which is one of a folder."""
         self._top = descriptor
+        self._loosened: list[tuple[str, int]] = []
         self._open: OrderedDict[str, int] = OrderedDict()
 
     @classmethod
@@ -40,6 +40,7 @@ class Root:
         return cls(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def close(self) -> None:
+        self._tighten()
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
@@ -93,7 +94,7 @@ class Root:
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise _gone(path)
         try:
-            descriptor = _open_readable(name, _FILE, folder)
+            descriptor = _open_file(name, folder)
         except OSError as error:
             # It was another thing than a file by now: a symlink, a socket.
             if error.errno in (errno.ELOOP, errno.ENXIO):
@@ -121,27 +122,53 @@ class Root:
         return get_xattr(self.folder(above), name or ".", attribute)
 
     def _open_folder(self, path: str) -> int:
-        above, name = split(path)
-        if not path or above in self._open or not above:
-            parent = self._open.get(above, self._top) if path else self._top
-            return _open_readable(name or ".", _FOLDER, parent)
-        parent = self._reach(above)
         try:
-            return _open_readable(name, _FOLDER, parent)
-        finally:
-            os.close(parent)
+            opened = self._open_as_it_is(path)
+        except PermissionError:
+            self._loosen(path)
+            return self._open_as_it_is(path)
+        status = os.fstat(opened)
+        if status.st_mode & _ENTER != _ENTER and 0 != os.geteuid() == status.st_uid:
+            self._loosen(path)
+        return opened
 
-    def _reach(self, path: str) -> int:
-        descriptor = os.dup(self._top)
+    def _open_as_it_is(self, path: str) -> int:
+        above, name = split(path)
+        if not path:
+            return os.open(".", _FOLDER, dir_fd=self._top)
+        if above in self._open:
+            return os.open(name, _FOLDER, dir_fd=self._open[above])
+        return open_folder(self._top, os.fsencode(path))
+
+    def _loosen(self, path: str) -> None:
+        """Lets us into a folder of our own that its mode keeps us out of, until `close`."""
+        place = self._place(path)
         try:
-            for piece in _pieces(path):
-                below = open_beneath(descriptor, os.fsencode(piece), follow=False)
-                os.close(descriptor)
-                descriptor = below
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+            status = os.fstat(place)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            mode = stat.S_IMODE(status.st_mode)
+            os.chmod(f"/proc/self/fd/{place}", mode | _ENTER)
+            self._loosened.append((path, mode))
+        finally:
+            os.close(place)
+
+    def _tighten(self) -> None:
+        """From the inside out, since an outer one is the way to the inner ones."""
+        for path, mode in reversed(self._loosened):
+            with contextlib.suppress(OSError):
+                place = self._place(path)
+                try:
+                    os.chmod(f"/proc/self/fd/{place}", mode)
+                finally:
+                    os.close(place)
+        self._loosened.clear()
+
+    def _place(self, path: str) -> int:
+        above, name = split(path)
+        folder = self.folder(above) if path else self._top
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name or ".", flags, dir_fd=folder)
 
 
 def split(path: str) -> tuple[str, str]:
@@ -153,34 +180,21 @@ def join(above: str, name: str) -> str:
     return f"{above}/{name}" if above else name
 
 
-def _pieces(path: str) -> list[str]:
-    pieces: list[list[str]] = [[]]
-    length = 0
-    for name in path.split("/"):
-        length += len(os.fsencode(name)) + 1
-        if length > _MAX_PATH:
-            pieces.append([])
-            length = len(os.fsencode(name)) + 1
-        pieces[-1].append(name)
-    return ["/".join(piece) for piece in pieces]
-
-
-def _open_readable(name: str, flags: int, dir_fd: int) -> int:
+def _open_file(name: str, dir_fd: int) -> int:
     """Opens also what its owner, when that is us, took the permission to read from."""
     try:
-        return os.open(name, flags, dir_fd=dir_fd)
+        return os.open(name, _FILE, dir_fd=dir_fd)
     except PermissionError:
-        pass
-    place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         status = os.fstat(place)
-        if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
         mode = stat.S_IMODE(status.st_mode)
         path = f"/proc/self/fd/{place}"
-        os.chmod(path, mode | (0o500 if stat.S_ISDIR(status.st_mode) else 0o400))
+        os.chmod(path, mode | stat.S_IRUSR)
         try:
-            return os.open(path, flags & ~os.O_NOFOLLOW)
+            return os.open(path, _FILE & ~os.O_NOFOLLOW)
         finally:
             os.chmod(path, mode)
     finally:

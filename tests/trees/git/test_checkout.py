@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from carrel.domain.errors import GitFailed
 from carrel.domain.projects import Progress
 from carrel.trees.git.checkout import Delta, export_commit, export_delta
 from carrel.trees.git.location import locate
 from carrel.trees.git.mirror import Mirror
 from carrel.trees.git.refs import Resolved
+from tests.accounts import PYTHON, Account, run_as
 from tests.trees.git.repositories import commit, digest, exercise, git, head, make_repository
 
 TIMEOUT_S = 60.0
@@ -185,6 +189,65 @@ def test_filters_and_hooks_of_the_user_are_not_run(
     assert not canary.exists()
     git(tmp_path, "clone", "-q", str(origin), "plain")
     assert canary.exists(), "the trap does not work, so the test says nothing"
+
+
+def test_a_commit_that_would_write_into_the_git_folder(
+    origin: Path, mirror: Mirror, tmp_path: Path
+) -> None:
+    blob = git(origin, "rev-parse", "HEAD:a.txt").strip()
+    tree = _piped(origin, f"100755 blob {blob}\tpost-checkout\n", "mktree")
+    tree = _piped(origin, f"040000 tree {tree}\thooks\n", "mktree")
+    tree = _piped(origin, f"040000 tree {tree}\t.git\n", "mktree")
+    evil = git(origin, "commit-tree", "-m", "evil", tree).strip()
+    git(origin, "update-ref", "refs/heads/evil", evil)
+    (tmp_path / "base").mkdir()
+    with pytest.raises(GitFailed, match="invalid path"):
+        export_commit(mirror, mirror.resolve("evil"), tmp_path / "base")
+    assert not (tmp_path / "base/.git/hooks/post-checkout").exists()
+
+
+def _piped(folder: Path, text: str, *args: str) -> str:
+    result = subprocess.run(
+        ["git", *args], cwd=folder, input=text.encode(), capture_output=True, timeout=30, check=True
+    )
+    return result.stdout.decode().strip()
+
+
+def test_modes_do_not_depend_on_ours(mirror: Mirror, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        base, _ = exported(mirror, None, tmp_path / "base")
+    finally:
+        os.umask(before)
+    for parent, folders, files in os.walk(base / ".git"):
+        for name in folders:
+            assert stat.S_IMODE(os.stat(os.path.join(parent, name)).st_mode) == 0o755
+        for name in files:
+            assert stat.S_IMODE(os.stat(os.path.join(parent, name)).st_mode) in (0o644, 0o444)
+    assert stat.S_IMODE((base / "a.txt").stat().st_mode) == 0o644
+
+
+def test_an_ordinary_user_and_the_repository_of_another(data: Path, ordinary_user: Account) -> None:
+    origin = make_repository(data / "origin")
+    desk = data / "desk"
+    desk.mkdir()
+    os.chown(desk, *ordinary_user)
+    script = """
+import sys
+from pathlib import Path
+from carrel.domain.projects import BaseRequest, Project, ProjectKind
+from carrel.trees.sources.git import GitSource
+desk = Path(sys.argv[2])
+source = GitSource(BaseRequest(Project(ProjectKind.GIT, sys.argv[1])), desk / "mirrors")
+state = source.resolve()
+(desk / "base").mkdir()
+source.export(state, desk / "base")
+print(state.commit)
+"""
+    result = run_as(ordinary_user, [PYTHON, "-c", script, str(origin), str(desk)])
+    assert result.stdout.strip() == head(origin), result.stderr
+    status = run_as(ordinary_user, ["git", "-C", str(desk / "base"), "status", "--porcelain"])
+    assert (status.stdout, status.returncode) == ("", 0)
 
 
 def test_branch_names_that_need_care(origin: Path, mirror: Mirror, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from carrel.domain.errors import (
     RefNotFound,
 )
 from carrel.domain.projects import Progress
+from carrel.trees.git.checkout import export_commit
 from carrel.trees.git.location import locate
+from carrel.trees.git.locks import locked
 from carrel.trees.git.mirror import Mirror
 from carrel.trees.git.refs import Resolved
 from tests.trees.git.repositories import commit, digest, git, head, make_repository
@@ -165,7 +167,8 @@ def test_repository_of_another_user(origin: Path, tmp_path: Path) -> None:
     assert digest(origin) == before
 
 
-def test_hostile_settings_are_not_obeyed(origin: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("complete", [True, False])
+def test_hostile_settings_are_not_obeyed(origin: Path, tmp_path: Path, complete: bool) -> None:
     canary = tmp_path / "canary"
     touch = f"touch {canary};"
     (origin / "included").write_text(f"[core]\n\tsshCommand = {touch}\n")
@@ -192,14 +195,46 @@ def test_hostile_settings_are_not_obeyed(origin: Path, tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/sh\n{touch}\n")
         path.chmod(0o755)
-    # A missing object would make it ask its `evil` remote.
     blob = git(origin, "-c", "core.fsmonitor=false", "rev-parse", "HEAD:a.txt").strip()
-    (origin / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    mirror = mirror_of(origin, tmp_path)
     canary.unlink(missing_ok=True)
-    with pytest.raises(GitFailed):
-        mirror_of(origin, tmp_path).resolve(None)
+    if complete:
+        into = tmp_path / "base"
+        into.mkdir()
+        export_commit(mirror, mirror.resolve(None), into)
+        assert (into / "a.txt").read_text() == "two\n"
+    else:
+        # A missing object would make it ask its `evil` remote.
+        (origin / ".git/objects" / blob[:2] / blob[2:]).unlink()
+        with pytest.raises(GitFailed):
+            mirror.resolve(None)
+        assert os.listdir(tmp_path / "mirrors") == []
     assert not canary.exists()
-    assert os.listdir(tmp_path / "mirrors") == []
+    git(origin, "status", check=False)
+    assert canary.exists(), "the trap does not work, so the test says nothing"
+
+
+def test_an_interrupted_fetch_leaves_nothing(origin: Path, tmp_path: Path) -> None:
+    def interrupt(_step: Progress) -> None:
+        raise KeyboardInterrupt
+
+    remote = locate(str(origin))
+    mirror = Mirror(tmp_path / "m", remote, timeout_s=TIMEOUT_S, on_progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        mirror.resolve(None)
+    assert os.listdir(tmp_path / "m") == []
+    again = Mirror(tmp_path / "m", remote, timeout_s=TIMEOUT_S)
+    assert again.resolve(None).commit == head(origin)
+
+
+def test_waiting_for_another_fetch_is_bounded(origin: Path, tmp_path: Path) -> None:
+    mirror = mirror_of(origin, tmp_path, timeout_s=0.2)
+    mirror.folder.parent.mkdir()
+    with (
+        locked(mirror.folder.with_suffix(".lock"), timeout_s=1),
+        pytest.raises(GitTimeout, match="Another fetch"),
+    ):
+        mirror.resolve(None)
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from tests.trees.git.repositories import (
 
 
 def copied(source: Path, target: Path) -> Path:
-    """The copy, after which the origin is moved away, so that nothing can lean on it."""
     return apply_plan(source, plan_git(source), target)
 
 
@@ -382,6 +381,41 @@ def test_odd_git_entries_do_not_hang_or_raise(tmp_path: Path) -> None:
     assert plan is not None
     assert len(plan.notes) == 4
     assert not plan.replace
+
+
+def test_a_bare_repository_as_a_folder(tmp_path: Path) -> None:
+    make_repository(tmp_path / "seed")
+    git(tmp_path, "clone", "-q", "--bare", "--shared", "seed", "bare.git")
+    git(tmp_path / "bare.git", "worktree", "add", "-q", str(tmp_path / "wt"), "main")
+    plan = plan_git(tmp_path / "bare.git")
+    assert plan is not None and not plan.at_top and plan.indexes == ()
+    copy = apply_plan(tmp_path / "bare.git", plan, tmp_path / "copy.git")
+    shutil.rmtree(tmp_path / "seed")
+    assert not (copy / "worktrees").exists()
+    assert git(copy, "fsck", "--full") == ""
+
+
+def test_a_partial_clone_is_noted(tmp_path: Path) -> None:
+    origin = make_repository(tmp_path / "origin")
+    git(origin, "config", "uploadpack.allowFilter", "true")
+    git(tmp_path, "clone", "-q", "--filter=blob:none", f"file://{origin}", "partial")
+    plan = plan_git(tmp_path / "partial")
+    assert plan is not None
+    assert [note.why for note in plan.notes] == [
+        "a partial clone: objects that were never fetched are not in it"
+    ]
+
+
+def test_relative_pointers_to_a_repository_elsewhere(tmp_path: Path) -> None:
+    """As newer gits write them when they are told to."""
+    main = make_repository(tmp_path / "main")
+    linked = tmp_path / "linked"
+    git(main, "worktree", "add", "-q", "-b", "feature", str(linked))
+    (linked / ".git").write_text("gitdir: ../main/.git/worktrees/linked\n")
+    (main / ".git/worktrees/linked/gitdir").write_text("../../../../linked/.git\n")
+    copy = copied(linked, tmp_path / "deeper" / "copy")
+    shutil.rmtree(main)
+    exercise(copy)
 
 
 def test_nothing_of_the_repository_is_run(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ import errno
 import os
 from collections.abc import Sequence
 
-from carrel.launcher.probes.attempt import DENIED, Attempt, Refused, Targets
+from carrel.launcher.probes.attempt import (
+    DENIED,
+    ONLY_BUBBLEWRAP,
+    Attempt,
+    Refused,
+    Targets,
+)
 from carrel.launcher.probes.numbers import syscall
 from carrel.linux import libc
 
@@ -18,11 +24,13 @@ _WANTED = {
     "CapInh": 0,
     "CapPrm": 0,
     "CapEff": 0,
-    "CapBnd": 0,
     "CapAmb": 0,
     "NoNewPrivs": 1,
     "Seccomp": 2,
 }
+_BOUNDING_SET = "CapBnd"
+"""Which only a privileged process can empty. Where a runtime has no user namespace to be
+privileged in, no-new-privileges alone sees to it that it gives nothing."""
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAP_SYS_ADMIN = 21
 _PR_SET_NO_NEW_PRIVS = 38
@@ -42,14 +50,19 @@ def _fields(_targets: Targets) -> Sequence[str]:
     return tuple(_WANTED)
 
 
+def _bounding_set(_targets: Targets) -> Sequence[str]:
+    return (_BOUNDING_SET,)
+
+
 def _status(_targets: Targets, field: str) -> str:
+    wanted = _WANTED.get(field, 0)
     with open("/proc/self/status", encoding="utf-8") as status:
         for line in status:
             key, _colon, value = line.partition(":")
             if key == field:
-                if int(value, 16) == _WANTED[field]:
+                if int(value, 16) == wanted:
                     raise Refused(value.strip())
-                return f"{value.strip()}, not {_WANTED[field]}"
+                return f"{value.strip()}, not {wanted}"
     return "the kernel does not say"
 
 
@@ -105,6 +118,7 @@ _DENIED_OR_UNMAPPED = DENIED | {errno.EINVAL}
 
 ATTEMPTS = (
     Attempt("{} of the sandbox", _status, _fields),
+    Attempt("{} of the sandbox", _status, _bounding_set, runtimes=ONLY_BUBBLEWRAP),
     Attempt("be root", _is_root),
     Attempt("clear no-new-privileges", _no_new_privileges, refusals=_DENIED_OR_UNMAPPED),
     Attempt("take a capability", _take_capability),

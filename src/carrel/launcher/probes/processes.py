@@ -22,7 +22,8 @@ from carrel.launcher.probes.numbers import syscall
 _PTRACE_SEIZE = 0x4206
 _ENVIRONMENT_BYTES = 1 << 20
 """More than a usual environment; a longer one is searched as far as this."""
-_DOORS = ("environ", "mem", "maps", "fd", "exe", "ns/mnt", "syscall")
+_DOORS = ("environ", "mem", "maps", "syscall")
+_LINKS = ("fd/0", "exe", "cwd", "root", "ns/mnt")
 _ABSENT = DENIED | {errno.ESRCH, errno.ENOENT}
 
 
@@ -51,14 +52,12 @@ def _start_time(pid: int) -> int | None:
 
 
 def _doors(_targets: Targets) -> Sequence[str]:
-    return _DOORS
+    return (*_DOORS, *_LINKS)
 
 
 def _read_door(targets: Targets, door: str) -> str:
     path = f"/proc/{_outside(targets)}/{door}"
-    if door == "fd":
-        return f"listed {len(os.listdir(path))} descriptors"
-    if door in ("exe", "ns/mnt"):
+    if door in _LINKS:
         return os.readlink(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -7,7 +7,9 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from carrel.domain.availability import Availability
 from carrel.domain.errors import CommandInvalid, SandboxUnavailable
@@ -81,41 +83,48 @@ class BubblewrapRuntime:
         return sandbox
 
     async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:
-        return await self._engine.run(
-            sandbox, command, lambda: self._confine(sandbox, tree, command)
-        )
+        return await self._engine.run(sandbox, command, self._confine(sandbox, tree, command))
 
     def _confine(
-        self, sandbox: Sandbox, tree: TreeMount, command: Command, probe: object = None
+        self,
+        sandbox: Sandbox,
+        tree: TreeMount,
+        command: Command,
+        probe: dict[str, Any] | None = None,
     ) -> Confinement:
         spec = sandbox.spec
-        program = shutil.which(self._program)
-        if program is None:
-            raise SandboxUnavailable(
-                "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
-            )
-        filter_program = seccomp_policy.program(seccomp_policy.DEFAULT)
-        staged, view = self._view(spec, tree)
-        terminal = command.output is Output.PTY
         base = base_environment(spec.sandbox_id, HOME, "/tmp")
         return Confinement(
             uid=INSIDE_ID,
             gid=INSIDE_ID,
             confined=True,
             cwd=working_folder(command.cwd),
-            env=environment(base, spec.env, command.env, terminal=terminal),
+            env=environment(
+                base, spec.env, command.env, terminal=command.output is Output.PTY
+            ),
             scope_sockets=spec.network is Network.OPEN and _can_scope(),
-            seccomp=filter_program,
-            holder={
-                "argv": arguments(program, view, spec.network, survive=tree.namespace is None),
-                "uid": spec.owner.uid,
-                "gid": spec.owner.gid,
-                "namespace": tree.namespace,
-                "seccomp": filter_program.hex(),
-            },
-            staged=staged,
-            probe=probe if isinstance(probe, dict) else None,
+            seccomp=_filter(),
+            hold=lambda: self._hold(spec, tree),
+            probe=probe,
         )
+
+    def _hold(
+        self, spec: SandboxSpec, tree: TreeMount
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        program = shutil.which(self._program)
+        if program is None:
+            raise SandboxUnavailable(
+                "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
+            )
+        staged, view = self._view(spec, tree)
+        holder = {
+            "argv": arguments(program, view, spec.network, survive=tree.namespace is None),
+            "uid": spec.owner.uid,
+            "gid": spec.owner.gid,
+            "namespace": tree.namespace,
+            "seccomp": _filter().hex(),
+        }
+        return holder, staged
 
     def _view(self, spec: SandboxSpec, tree: TreeMount) -> tuple[dict[str, int], View]:
         """As root through detached mounts: bubblewrap runs as the sandbox's user, who cannot
@@ -154,7 +163,7 @@ class BubblewrapRuntime:
             sandbox,
             uncovered_attempts(sandbox.spec.network),
             lambda targets, command: self._engine.run(
-                sandbox, command, lambda: self._confine(sandbox, tree, command, targets)
+                sandbox, command, self._confine(sandbox, tree, command, targets)
             ),
         )
 
@@ -173,6 +182,12 @@ def _stage(sources: dict[str, Path], tree: Callable[[], int] | None) -> dict[str
     return staged
 
 
+@cache
+def _filter() -> bytes:
+    return seccomp_policy.program(seccomp_policy.DEFAULT)
+
+
+@cache
 def _can_scope() -> bool:
     return landlock.abi() >= landlock.ABI_SCOPE
 

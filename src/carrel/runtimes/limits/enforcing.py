@@ -13,9 +13,9 @@ from carrel.runtimes.limits.disk import ProjectQuotas
 from carrel.runtimes.limits.rlimits import Rlimit, rlimits
 from carrel.runtimes.limits.support import QUOTA, support_for
 
-HOLDING_PIDS = 4
-"""Bubblewrap twice, `hold`, and the helper that enters for a moment: they do not count
-against a sandbox's limit of processes."""
+HOLDING_PIDS = 5
+"""Bubblewrap twice, `hold`, the process that waits for the next command and the helper that
+brings it in: they do not count against a sandbox's limit of processes."""
 
 
 class Enforcement:

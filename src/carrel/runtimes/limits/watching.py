@@ -34,6 +34,8 @@ class LimitWatch:
         self._kill = kill
         self._running: set[str] = set()
         self._disk: asyncio.Task[None] | None = None
+        limits = sandbox.spec.limits
+        self._counted = limits.pids is not None or limits.cpus is not None
         self._refused_forks = self._count(self._cgroups.pids_events)
         self._throttled = self._count(self._cgroups.cpu_throttled)
 
@@ -62,7 +64,8 @@ class LimitWatch:
             took = ended.ended_at - ended.started_at
             if took >= limits.wall_seconds:
                 self._tell(LimitKind.WALL_TIME, limits.wall_seconds, run_id, "ran out of time")
-        self._compare(run_id)
+        if self._counted:
+            self._compare(run_id)
 
     def _compare(self, run_id: str) -> None:
         limits = self._sandbox.spec.limits

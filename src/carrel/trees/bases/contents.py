@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
 
 from carrel.linux.reflink import clone_file
@@ -23,6 +24,8 @@ _ZEROS = bytes(_BLOCK)
 _NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM}
 )
+_SETTLED_NS = 2_000_000_000
+"""Longer than a step of the clock of any file system."""
 _ATTRIBUTES = "user."
 _OVERLAY = "user.overlay."
 """These would mean something in a layer, so no project brings its own."""
@@ -43,8 +46,10 @@ def store_bytes(
     digest of what was stored, and whether the bytes are shared with the source's."""
     if clone and found.st_size and _clone(source, target):
         # Reading the source is reading memory; the clone would come from the disk. Both
-        # are the same if the source does not change meanwhile, which the caller checks.
-        return digest_bytes(source, found, pulse), True
+        # are the same if the source has not changed meanwhile, which the caller sees by
+        # its times, unless it was being written just now.
+        settled = time.time_ns() - found.st_ctime_ns > _SETTLED_NS
+        return digest_bytes(source if settled else target, found, pulse), True
     if found.st_size <= _WHOLE and not is_sparse(found):
         return _store_whole(source, found.st_size, target, pulse), False
     for start, end in _segments(source, found):

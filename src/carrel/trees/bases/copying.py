@@ -8,6 +8,7 @@ mode, its time, its extended attributes (the user's own) and its holes.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from carrel.trees.bases.contents import (
     store_bytes,
     with_attributes,
 )
-from carrel.trees.bases.manifest import DIGEST, NO_DIGEST, Item
+from carrel.trees.bases.manifest import DIGEST, Item
 from carrel.trees.bases.places import FOLDER
 from carrel.trees.removal import remove_entry
 
@@ -49,6 +50,8 @@ class Wanted:
     row: Row | None
     path: bytes
     """In the base, for reports."""
+    ours: bool = False
+    """It is Carrel's, so that permissions to read it may be taken for a moment."""
 
 
 def ignore_skipped(_skipped: Skipped) -> None:
@@ -97,8 +100,10 @@ class Copier:
             kept.st_ctime_ns,
         )
 
-    def digest_file(self, wanted: Wanted) -> bytes:
+    def digest(self, wanted: Wanted, mode: int) -> bytes:
         """The digest that storing it would give. Raises `Moved`, `ReadFailed`."""
+        if stat.S_ISLNK(mode):
+            return digest_of(read_link(wanted)[0])
         source = open_source(wanted)
         try:
             found = check(wanted, source)
@@ -205,8 +210,6 @@ def make_folder(parent: int, name: bytes) -> int:
 
 
 def digest_of(data: bytes) -> bytes:
-    import hashlib
-
     return hashlib.blake2b(data, digest_size=DIGEST).digest()
 
 
@@ -216,11 +219,34 @@ def open_source(wanted: Wanted) -> int:
         try:
             return os.open(wanted.name, _READ | os.O_NOATIME, dir_fd=wanted.folder)
         except PermissionError:
+            if wanted.ours:
+                return _open_ours(wanted)
             return os.open(wanted.name, _READ, dir_fd=wanted.folder)
     except OSError as error:
         if error.errno in _MOVED:
             raise Moved(wanted.path) from error
         raise ReadFailed from error
+
+
+def _open_ours(wanted: Wanted) -> int:
+    try:
+        return os.open(wanted.name, _READ, dir_fd=wanted.folder)
+    except PermissionError:
+        place = os.open(
+            wanted.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=wanted.folder
+        )
+    try:
+        found = os.fstat(place)
+        if not stat.S_ISREG(found.st_mode):
+            raise Moved(wanted.path)
+        path = f"/proc/self/fd/{place}"
+        os.chmod(path, found.st_mode & 0o7777 | 0o400)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.chmod(path, found.st_mode & 0o7777)
+    finally:
+        os.close(place)
 
 
 def check(wanted: Wanted, source: int) -> os.stat_result:
@@ -257,6 +283,3 @@ def read_link(wanted: Wanted) -> tuple[bytes, os.stat_result]:
         raise Moved(wanted.path)
     return target, found
 
-
-NOTHING = Item(stat.S_IFREG, 0, 0, NO_DIGEST)
-"""Stands for a file that is about to be stored."""

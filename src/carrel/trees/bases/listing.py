@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from carrel.domain.trees import Skipped
@@ -38,8 +38,6 @@ class Listing:
     paths: list[bytes] = field(default_factory=list)
     rows: bytearray = field(default_factory=bytearray)
     skipped: list[Skipped] = field(default_factory=list)
-    taken_ns: int = 0
-    """When looking began, by the system's clock."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -67,27 +65,35 @@ class Listing:
             [self.paths[index] for index in kept],
             bytearray(b"".join(_runs(self.rows, kept))),
             self.skipped,
-            self.taken_ns,
         )
 
     def index(self) -> dict[bytes, int]:
         return {path: at for at, path in enumerate(self.paths)}
 
-    def settled(self) -> Listing:
-        """To be written down: rows that cannot be trusted next time never match again."""
+    def settled(self, since_ns: int, doubtful: Set[bytes] = frozenset()) -> Listing:
+        """To be written down: rows that cannot be trusted next time never match again.
+        Nothing was read before `since_ns`; `doubtful` paths are not trusted anyway."""
         rows = bytearray(self.rows)
-        for index in self._recent():
+        for index in self._recent(since_ns):
             row = self.row(index)
             margin = _RACY_NS if row.ctime_frac else _COARSE_NS
-            if row.ctime_ns >= self.taken_ns - margin:
-                start = index * ROW + _CTIME_AT
-                rows[start : start + _CTIME_SIZE] = bytes(_CTIME_SIZE)
-        return Listing(self.origin, self.paths, rows, self.skipped, self.taken_ns)
+            if row.ctime_ns >= since_ns - margin:
+                _forget(rows, index)
+        if doubtful:
+            for index, path in enumerate(self.paths):
+                if self.in_base(path) in doubtful:
+                    _forget(rows, index)
+        return Listing(self.origin, self.paths, rows, self.skipped)
 
-    def _recent(self) -> list[int]:
-        limit = (self.taken_ns - _COARSE_NS) // 1_000_000_000
+    def _recent(self, since_ns: int) -> list[int]:
+        limit = (since_ns - _COARSE_NS) // 1_000_000_000
         seconds = memoryview(self.rows).cast("q")[_CTIME_AT // 8 :: ROW // 8].tolist()
         return [index for index, second in enumerate(seconds) if second >= limit]
+
+
+def _forget(rows: bytearray, index: int) -> None:
+    start = index * ROW + _CTIME_AT
+    rows[start : start + _CTIME_SIZE] = bytes(_CTIME_SIZE)
 
 
 def differing(old: bytes | bytearray, new: bytes | bytearray) -> list[int]:

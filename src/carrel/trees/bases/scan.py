@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -86,7 +85,7 @@ class Scanner:
         self._origin = origin
         self._sieve = sieve
         self._batch = batch
-        self._listing = Listing(origin, taken_ns=time.time_ns())
+        self._listing = Listing(origin)
         self._queue: list[bytes] = []
         self._denied: dict[bytes, str] = {}
         self._root_fd = -1
@@ -336,7 +335,6 @@ class Scanner:
 def look_at_files(origins: list[Origin], batch: StatBatch) -> list[Listing]:
     """Listings of single files, those that are there; symlinks at their place are not
     followed."""
-    now = time.time_ns()
     answers = batch.run(AT_FDCWD, [origin.path for origin in origins], 0)
     failed = set(answers.failed)
     found = []
@@ -344,5 +342,5 @@ def look_at_files(origins: list[Origin], batch: StatBatch) -> list[Listing]:
         rows = answers.rows[index * ROW : (index + 1) * ROW]
         mode = int.from_bytes(rows[12:14], "little")
         if index not in failed and stat.S_ISREG(mode) | stat.S_ISLNK(mode):
-            found.append(Listing(origin, [b""], rows, [], now))
+            found.append(Listing(origin, [b""], rows))
     return found

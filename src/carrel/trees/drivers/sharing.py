@@ -54,7 +54,11 @@ def borrow(private: Path, top: int, folders: tuple[Path, ...], owner: Owner) -> 
         content = b"".join(os.fsencode(folder) + b"\n" for folder in folders)
         info = os.open(b"info", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=store)
         try:
-            write_atomically(info, b"alternates", (content,), mode=0o644, owner=owner)
+
+            def fill(fd: int) -> None:
+                os.write(fd, content)
+
+            write_atomically(info, b"alternates", fill, mode=0o644, owner=owner)
         finally:
             os.close(info)
         give(store, owner)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from carrel.domain.errors import GitFailed
 from carrel.domain.projects import OnProgress, ignore_progress
 from carrel.domain.trees import Skipped
-from carrel.trees.git.gitfolder import git_files, link_objects
+from carrel.trees.git.gitfolder import git_files, link_objects, make_folder, write_file
 from carrel.trees.git.index import GITLINK, IndexStat, entries, restat
 from carrel.trees.git.mirror import LOCAL_TIMEOUT_S, Mirror
 from carrel.trees.git.progress import listener
@@ -57,9 +56,9 @@ def export_commit(
     git = into / ".git"
     with mirror.reading():
         for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "hooks"):
-            (git / folder).mkdir(parents=True)
+            make_folder(git / folder)
         for name, content in git_files(mirror, resolved).items():
-            _write(git, name, content)
+            write_file(git / os.fsdecode(name), content)
         for _name in link_objects(mirror, git, lambda _path: False):
             pass
         run_git_with_progress(
@@ -89,12 +88,13 @@ def export_delta(
     (with the stat data of unchanged files as it was) and new objects among it.
 
     None when only a full checkout will do: attributes changed, which count for files that
-    did not, or the older base's index does not fit. Then `into` may hold a part of it.
+    did not, the older base's index does not fit, or the mirror no longer has its commit.
+    Then `into` may hold a part of it.
     Raises as `export_commit` does.
     """
     with mirror.reading():
         rows = _differences(mirror, old_commit, resolved.commit)
-        if any(os.path.basename(row.path) == b".gitattributes" for row in rows):
+        if rows is None or any(os.path.basename(row.path) == b".gitattributes" for row in rows):
             return None
         index = old(b".git/index")
         if index is None or not _merge_index(mirror, old_commit, resolved.commit, index, into):
@@ -111,14 +111,18 @@ def export_delta(
         )
 
 
-def _write(folder: Path, name: bytes, content: bytes) -> None:
-    path = folder / os.fsdecode(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+def measure(mirror: Mirror, commit: str) -> tuple[int, int]:
+    """How many files a checkout of a commit has, and how many bytes in them."""
+    listed = mirror.run("ls-tree", "-r", "-l", "-z", "--full-tree", commit)
+    sizes = [row.split(b"\t", 1)[0].split()[-1] for row in listed.split(b"\0") if row]
+    return len(sizes), sum(int(size) for size in sizes if size != b"-")
 
 
-def _differences(mirror: Mirror, old: str, new: str) -> list[_Row]:
-    output = mirror.run("diff-tree", "-r", "-z", "--raw", "--no-renames", old, new)
+def _differences(mirror: Mirror, old: str, new: str) -> list[_Row] | None:
+    try:
+        output = mirror.run("diff-tree", "-r", "-z", "--raw", "--no-renames", old, new)
+    except GitFailed:
+        return None
     fields = output.split(b"\0")
     rows = []
     for meta, path in zip(fields[::2], fields[1::2], strict=False):
@@ -134,8 +138,7 @@ def _is_written(row: _Row) -> bool:
 
 def _merge_index(mirror: Mirror, old: str, new: str, index: Path, into: Path) -> bool:
     target = into / ".git/index"
-    target.parent.mkdir()
-    shutil.copyfile(index, target)
+    write_file(target, index.read_bytes())
     try:
         run_git(
             [f"--git-dir={mirror.folder}", "read-tree", "-i", "-m", old, new],
@@ -192,7 +195,7 @@ def _new_git_files(mirror: Mirror, resolved: Resolved, old: OldFile, into: Path)
         path = os.path.join(b".git", name)
         before = old(path)
         if before is None or before.read_bytes() != content:
-            _write(into / ".git", name, content)
+            write_file(into / os.fsdecode(path), content)
             yield path
     for name in link_objects(
         mirror, into / ".git", lambda name: old(os.path.join(b".git", name)) is not None
@@ -214,10 +217,12 @@ def _emptied(mirror: Mirror, commit: str, deleted: Iterable[bytes]) -> list[byte
 
 def _not_held(mirror: Mirror, index: Path) -> Iterator[Skipped]:
     attributes: dict[str, bytes] = {}
-    for entry in entries(index):
+    for entry in entries(
+        index, lambda path, mode: mode == GITLINK or path.endswith(b".gitattributes")
+    ):
         if entry.mode == GITLINK:
             yield Skipped(os.fsdecode(entry.path), "submodules are not fetched")
-        elif stat.S_ISREG(entry.mode) and os.path.basename(entry.path) == b".gitattributes":
+        elif stat.S_ISREG(entry.mode):
             attributes.setdefault(entry.oid.hex(), entry.path)
     for oid, content in _blobs(mirror, attributes):
         if b"filter=lfs" in content:

@@ -16,6 +16,7 @@ _VARIABLE = re.compile(
     rb"[ \t\r\n]*([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=(" + _VALUE + rb"))?(?:[#;][^\n]*)?(?:\n|\Z)"
 )
 _REMARK = re.compile(rb"[ \t\r\n]*[#;][^\n]*(?:\n|\Z)")
+_MARK = b"\xef\xbb\xbf"
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"b": b"\b"}
 
 
@@ -33,6 +34,9 @@ def parse(data: bytes) -> list[Item]:
     """All pieces; their `raw` joined is `data` again."""
     items: list[Item] = []
     section, at = "", 0
+    if data.startswith(_MARK):
+        items.append(Item(_MARK))
+        at = len(_MARK)
     while at < len(data):
         if found := _HEADER.match(data, at):
             section = _section(found)

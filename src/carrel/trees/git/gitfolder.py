@@ -42,20 +42,30 @@ def git_files(mirror: Mirror, resolved: Resolved) -> dict[bytes, bytes]:
     return files
 
 
+def make_folder(path: Path) -> None:
+    """With what is missing above it, and the usual mode whatever our umask is."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    make_folder(path.parent)
+    path.write_bytes(content)
+    path.chmod(0o644)
+
+
 def link_objects(mirror: Mirror, git: Path, has: Exists) -> Iterator[bytes]:
     """Puts the mirror's objects and packs that are not there yet into `git`; gives the
     path of each in the git folder."""
     source = os.fsencode(mirror.folder / "objects")
-    made: set[bytes] = set()
     for name in object_files(source):
         path = os.path.join(b"objects", name)
         if name.endswith(b".keep") or has(path):
             continue
         target = os.path.join(os.fsencode(git), path)
-        parent = os.path.dirname(target)
-        if parent not in made:
-            os.makedirs(parent, exist_ok=True)
-            made.add(parent)
+        make_folder(Path(os.fsdecode(os.path.dirname(target))))
         _link(os.path.join(source, name), target)
         yield path
 

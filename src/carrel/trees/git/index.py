@@ -29,6 +29,7 @@ from typing import NamedTuple
 _STAT = struct.Struct(">10I")
 _HEADER = struct.Struct(">4sII")
 _STAT_SIZE = _STAT.size
+_MODE_AT = 26
 _EXTENDED = 0x4000
 _STAGE = 0x3000
 _NAME_MASK = 0x0FFF
@@ -109,12 +110,17 @@ class _Parsed(NamedTuple):
     extensions: frozenset[bytes]
 
 
-def entries(index: Path) -> Iterator[IndexEntry]:
-    """Every entry; nothing for a file that is missing or is no index."""
+def entries(
+    index: Path, wanted: Callable[[bytes, int], bool] = lambda _path, _mode: True
+) -> Iterator[IndexEntry]:
+    """Every entry that is wanted by its path and mode; nothing for a file that is
+    missing or is no index."""
     data = _read(index)
     with suppress(_Malformed):
         parsed = _parse(data)
         for offset, path in parsed.entries:
+            if not wanted(path, data[offset + _MODE_AT] << 8 | data[offset + _MODE_AT + 1]):
+                continue
             found = IndexStat(*_STAT.unpack_from(data, offset))
             start = offset + _STAT_SIZE
             end = start + parsed.hash_size

@@ -41,7 +41,9 @@ _UPLOAD_PACK = (
     "env GIT_ALLOW_PROTOCOL=none GIT_NO_LAZY_FETCH=1 GIT_SSH_COMMAND=false"
     " GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null"
     " git -c 'safe.directory=*' -c core.hooksPath=/dev/null -c core.fsmonitor=false"
-    " -c uploadpack.allowAnySHA1InWant=true upload-pack"
+    " -c uploadpack.allowAnySHA1InWant=true"
+    # Over no network it does not pay to look for the smallest form of loose objects.
+    " -c pack.window=0 -c pack.compression=1 upload-pack"
 )
 
 

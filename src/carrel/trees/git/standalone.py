@@ -67,16 +67,19 @@ class GitPlan:
 
 
 def plan_git(source: Path, found: Iterable[bytes] | None = None) -> GitPlan | None:
-    """The plan for a folder and every checkout in it; None when there is none at all.
+    """The plan for a folder and every checkout in it; None when there is no repository.
 
     `found` are the folders (relative, b"" for the top) that hold an entry `.git`, when
     the caller has walked already; else they are looked for.
     """
     top = os.path.abspath(os.fsencode(source))
     roots = sorted(find_roots(top) if found is None else found)
-    if not roots:
+    bare = b"" not in roots and is_git_folder(top)
+    if not roots and not bare:
         return None
     planner = _Planner(top)
+    if bare:
+        planner.add_bare()
     for root in roots:
         planner.add(root)
     return planner.finish(at_top=b"" in roots)
@@ -120,6 +123,10 @@ class _Planner:
             self._add_linked(root, target, common)
         else:
             self._add_plain(root, entry, target)
+
+    def add_bare(self) -> None:
+        """The top is itself a git folder, without a checkout."""
+        self._own(b"", os.path.realpath(self._top), None)
 
     def finish(self, *, at_top: bool) -> GitPlan:
         for folder, common in self._owned.items():
@@ -221,6 +228,7 @@ class _Planner:
         for name in (b"config", b"config.worktree"):
             self._fix_worktree_setting(git, folder, name, root)
         self._take_borrowed(git, folder)
+        self._note_partial(git, folder)
         self._omit.update(_join(git, path) for path in lock_files(folder))
 
     def _add_index(self, git: bytes, folder: bytes, root: bytes) -> None:
@@ -277,6 +285,11 @@ class _Planner:
         # A chain of commit graphs may lean on one of a lender.
         for name in (b"alternates", b"commit-graphs"):
             self._omit.add(_join(git, b"objects/info", name))
+
+    def _note_partial(self, git: bytes, folder: bytes) -> None:
+        items = config.parse(read_small(os.path.join(folder, b"config")) or b"")
+        if any(item.name.endswith(".promisor") and config.is_true(item.value) for item in items):
+            self._note(git, "a partial clone: objects that were never fetched are not in it")
 
     def _omit_worktrees(self, git: bytes, common: bytes) -> None:
         """Else git takes branches for checked out in worktrees that are not here."""

@@ -1,0 +1,412 @@
+"""Builds a base from a live project: look, copy, look again, publish."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from carrel.domain.errors import ProjectChanged, ProjectTooLarge
+from carrel.domain.projects import BaseRequest
+from carrel.domain.trees import Base, Owner, Skipped
+from carrel.linux.statx import StatBatch, unpack_row
+from carrel.trees.bases.copying import digest_of
+from carrel.trees.bases.drafting import Draft
+from carrel.trees.bases.filling import Filled, Filler, Job
+from carrel.trees.bases.finishing import Result, finish_base
+from carrel.trees.bases.heads import Head, Known, write_head
+from carrel.trees.bases.indexes import patch_from_project
+from carrel.trees.bases.journal import Journal, Note, read_journal
+from carrel.trees.bases.listing import shown
+from carrel.trees.bases.manifest import Manifest
+from carrel.trees.bases.metering import Meter
+from carrel.trees.bases.places import is_below, open_folder, split
+from carrel.trees.bases.planning import Plan, plan
+from carrel.trees.bases.publishing import Shop, Staging
+from carrel.trees.bases.records import IndexFile, Record
+from carrel.trees.bases.room import check_room
+from carrel.trees.bases.scan import unreadable
+from carrel.trees.bases.views import Source, View
+from carrel.trees.bases.writing import LayerWriter
+
+_ROUNDS = 3
+"""How often files that changed meanwhile are read again."""
+_NAMED = 5
+_WORTH_A_NEW_HEAD = 64
+"""So many files that were looked into in vain are remembered for the next time."""
+
+
+@dataclass(frozen=True)
+class Previous:
+    """The last base of the same project, and what the project looked like then."""
+
+    record: Record
+    manifest: Manifest
+    known: Known
+
+
+@dataclass
+class FolderBuild:
+    """One build, in the thread that holds the project's lock."""
+
+    shop: Shop
+    key: str
+    source: Source
+    request: BaseRequest
+    meter: Meter
+    previous: Previous | None
+    _skipped: list[Skipped] = field(default_factory=list)
+    _unstable: set[bytes] = field(default_factory=set)
+    _stored: set[bytes] = field(default_factory=set)
+    _stale: bool = False
+
+    def run(self) -> Base:
+        """Raises what `BaseStore.build` says; leaves staging for the caller to remove."""
+        self._began_ns = time.time_ns()
+        began = time.monotonic()
+        self.meter.begin("scanning")
+        view = self.source.look(self.previous and self.previous.known, self.meter.reach)
+        self._guard(view)
+        if self.previous is not None and not view.changed and not view.generated:
+            return self._describe(self.previous.record, view)
+        try:
+            view = self._rounds(view, began)
+            return self._finish(view)
+        finally:
+            self._close()
+
+    # Reading
+
+    @cached_property
+    def _draft(self) -> Draft:
+        if self.previous is None:
+            return Draft(None, 0)
+        layers = self.previous.manifest.layers
+        return Draft(self.previous.manifest, len(layers) if self.shop.layout.layered else 0)
+
+    @cached_property
+    def _staging(self) -> Staging:
+        return self.shop.staging(self.key)
+
+    @cached_property
+    def _journal(self) -> Journal:
+        return Journal(self._staging.journal, self._over)
+
+    @cached_property
+    def _notes(self) -> dict[bytes, Note]:
+        """What an interrupted build of the same has stored."""
+        notes = read_journal(self._staging.journal, self._over, self._draft.layer)
+        if notes is not None and self._staging.layer.is_dir():
+            self._stale = True
+            return notes
+        previous = self.previous.record.base.layers[0] if self.previous else None
+        self._staging.begin(previous)
+        return {}
+
+    @cached_property
+    def _writer(self) -> LayerWriter:
+        assert self._notes is not None  # which has made or found the layer
+        return LayerWriter(
+            self._staging.layer,
+            self.shop.layout,
+            self.shop.owner,
+            self._draft,
+            self.meter,
+            self._skipped.append,
+        )
+
+    @property
+    def _over(self) -> str:
+        return self.previous.record.base.base_id if self.previous else ""
+
+    def _close(self) -> None:
+        if "_writer" in self.__dict__:
+            self._writer.close()
+        if "_journal" in self.__dict__:
+            self._journal.close()
+
+    def _rounds(self, view: View, began: float) -> View:
+        retry: list[Job] = []
+        for count in range(1, _ROUNDS + 1):
+            retry = self._take(plan(view, self._draft), retry)
+            in_no_time = time.monotonic() - began < self.shop.verify_after_s
+            if not retry and in_no_time and count == 1:
+                return view
+            self.meter.begin("checking")
+            view = self.source.look(view.known, self.meter.reach)
+            self._guard(view)
+            if not retry and not _matters(view):
+                # At most the time of a folder in which something came and went.
+                self._take(plan(view, self._draft), [])
+                return view
+            self._stale = True
+        return self._give_up(view, retry)
+
+    def _give_up(self, view: View, retry: list[Job]) -> View:
+        """After the last round something was still not as it had been seen."""
+        restless = {seen.path for seen in view.seen() if not stat.S_ISDIR(seen.row.mode)}
+        restless |= {job.path for job in retry} | set(view.gone)
+        if not self.request.allow_changing:
+            raise _changed(restless)
+        self._take(plan(view, self._draft), retry, lenient=True)
+        self._unstable = {path for path in restless if self._draft.item(path) is not None}
+        return view
+
+    def _take(self, planned: Plan, retry: list[Job], lenient: bool = False) -> list[Job]:
+        """Stores what is planned, and again what moved away before; gives what moved."""
+        jobs = [*planned.jobs]
+        known = {job.path for job in jobs}
+        jobs += [job for job in retry if job.path not in known and self._still_there(job)]
+        if lenient:
+            jobs = [job._replace(row=None, keep=None) for job in jobs]
+        if not jobs and not planned.generated:
+            return []
+        filled = self._fill(jobs) if jobs else Filled()
+        if lenient:
+            for job in filled.moved:
+                self._draft.drop(job.path)
+            filled.moved.clear()
+        for path, item in filled.items.items():
+            if self._draft.item(path) is not item:
+                self._draft.put(path, item)
+                self._stored.add(path)
+        self._link(planned, filled)
+        self._generate(planned)
+        return filled.moved
+
+    def _still_there(self, job: Job) -> bool:
+        return self._draft.folder(split(job.path)[0]) is not None
+
+    def _fill(self, jobs: list[Job]) -> Filled:
+        filled = Filled()
+        rest = []
+        recalled = self._recall(jobs)
+        for job in jobs:
+            item = recalled.get(job.path)
+            if item is None:
+                rest.append(job)
+            else:
+                filled.items[job.path] = item.item
+        new = [job for job in rest if job.keep is None]
+        check_room(self.shop.bases, (_size(job) for job in new), lambda: _measure(new))
+        self._writer.make_folders({split(job.path)[0] for job in rest})
+        self.meter.begin("copying", len(jobs))
+        self.meter.reach(len(jobs) - len(rest))
+        filler = Filler(
+            self._writer.root,
+            self._draft.layer,
+            self.shop.owner,
+            self.meter,
+            self._journal.note,
+            self._skipped.append,
+        )
+        filled.add(filler.run(rest))
+        if filled.failed:
+            raise _unreadable(filled, rest)
+        return filled
+
+    def _recall(self, jobs: list[Job]) -> dict[bytes, Note]:
+        """Of what an interrupted build has stored, that which is still right."""
+        notes = self._notes
+        wanted = [
+            job.path
+            for job in jobs
+            if (note := notes.get(job.path)) is not None
+            and note.row == job.raw
+            and job.row is not None
+        ]
+        if not wanted:
+            return {}
+        answers = StatBatch().run(self._writer.root, wanted, 0)
+        failed = set(answers.failed)
+        found = {}
+        for index, path in enumerate(wanted):
+            row, item = unpack_row(answers.rows, index), notes[path].item
+            if index not in failed and (row.inode, row.ctime_ns) == (item.inode, item.ctime_ns):
+                found[path] = notes[path]
+        return found
+
+    def _link(self, planned: Plan, filled: Filled) -> None:
+        groups = {}
+        for leader, names in planned.groups.items():
+            if leader in self._stored and leader in filled.items:
+                groups[leader] = names
+                self._stored.update(names)
+        if groups:
+            self._writer.make_folders({split(path)[0] for names in groups.values() for path in names})
+            self._writer.link(groups)
+
+    def _generate(self, planned: Plan) -> None:
+        for path, content in planned.generated.items():
+            before = self._draft.item(path)
+            if before is not None and stat.S_ISREG(before.mode):
+                if before.digest == digest_of(content):
+                    continue
+            above, name = split(path)
+            self._writer.make_folders([above])
+            folder = open_folder(self._writer.root, above)
+            try:
+                item = self._writer.copier.write_file(content, self._began_ns, folder, name)
+            finally:
+                os.close(folder)
+            self._draft.put(path, item)
+            self._stored.add(path)
+
+    # Publishing
+
+    def _finish(self, view: View) -> Base:
+        if not any(folder is None or folder.changed for folder in self._draft.folders.values()):
+            assert self.previous is not None
+            return self._same(self.previous.record, view, set())
+        finished = self._draft.finish()
+        before = self.previous.manifest.root() if self.previous else None
+        if before is not None and finished.root.digest == before.digest:
+            # Times of folders alone make no new base; they are looked at again next time.
+            assert self.previous is not None
+            soft = {path for path, found in self._draft.folders.items() if found and found.changed}
+            return self._same(self.previous.record, view, soft)
+        self.meter.begin("publishing")
+        self._writer.clean(stale=self._stale)
+        self._patch_indexes(view)
+        self._writer.finish(lambda path: _open_origin(view, path))
+        result = Result(
+            self.request.project,
+            view.owner,
+            view.has_git,
+            (*view.skipped, *self._skipped),
+            tuple(sorted(map(os.fsdecode, self._unstable))),
+            view.indexes,
+        )
+        record = finish_base(self.shop, self._staging, self._draft, self.previous, result)
+        self._remember(record.base.base_id, view, self._unstable)
+        return self._describe(record, view)
+
+    def _patch_indexes(self, view: View) -> None:
+        rows = None
+        for index in view.indexes:
+            if index.path in self._stored and self._draft.item(index.path) is not None:
+                rows = rows or view.rows()
+                layer = self._staging.layer
+                patch_from_project(layer, index, rows, self._draft.item, self.shop.shown)
+                self._writer.refresh(index.path)
+
+    def _same(self, record: Record, view: View, soft: set[bytes]) -> Base:
+        if sum(map(len, view.touched.values())) > _WORTH_A_NEW_HEAD:
+            self._remember(record.base.base_id, view, soft)
+        return self._describe(record, view)
+
+    def _remember(self, base_id: str, view: View, doubtful: set[bytes]) -> None:
+        known = view.known
+        settled = tuple(
+            listing.settled(self._began_ns, doubtful) for listing in known.listings
+        )
+        head = Head(base_id, Known(settled, known.named, known.checkouts))
+        write_head(self.shop.head(self.key), head)
+
+    def _describe(self, record: Record, view: View) -> Base:
+        """As this build saw it: the same content may have been built from elsewhere."""
+        base = record.base
+        return Base(
+            base_id=base.base_id,
+            project=self.request.project,
+            folder=base.folder,
+            layers=base.layers,
+            entries=base.entries,
+            size_bytes=base.size_bytes,
+            created_at=base.created_at,
+            store_owner=base.store_owner,
+            project_owner=view.owner,
+            has_git=view.has_git,
+            skipped=(*view.skipped, *self._skipped),
+            unstable=tuple(sorted(map(os.fsdecode, self._unstable))),
+        )
+
+    def _guard(self, view: View) -> None:
+        limit = self.request.max_bytes
+        if limit is None:
+            return
+        total = sum(_listing_bytes(view, number) for number in range(len(view.known.listings)))
+        if total > limit:
+            raise ProjectTooLarge(
+                f"The project has {total} bytes, more than the {limit} that were allowed.",
+                hint="Exclude what is not needed, or allow more.",
+                size_bytes=total,
+                limit=limit,
+            )
+
+
+def _matters(view: View) -> bool:
+    """Whether more than times of folders changed."""
+    return bool(view.gone) or any(not stat.S_ISDIR(seen.row.mode) for seen in view.seen())
+
+
+def _listing_bytes(view: View, number: int) -> int:
+    listing = view.known.listings[number]
+    sizes = memoryview(listing.rows).cast("Q")[3::8].tolist()
+    modes = memoryview(listing.rows).cast("H")[6::32].tolist()
+    return sum(size for size, mode in zip(sizes, modes, strict=True) if not stat.S_ISDIR(mode))
+
+
+def _size(job: Job) -> int:
+    return job.row.size if job.row is not None and stat.S_ISREG(job.mode) else 0
+
+
+def _measure(jobs: list[Job]) -> int:
+    """What the files really take on disk."""
+    total = 0
+    for job in jobs:
+        path = os.path.join(job.origin.path, job.inside) if job.inside else job.origin.path
+        with suppress(OSError):
+            found = os.lstat(path)
+            total += min(found.st_blocks * 512, found.st_size) if _size(job) else 0
+    return total
+
+
+def _open_origin(view: View, path: bytes) -> int | None:
+    """The project's folder that one of the base is made from."""
+    origins = [listing.origin for listing in view.known.listings if not listing.origin.is_file]
+    for origin in sorted(origins, key=lambda origin: -len(origin.target)):
+        if is_below(path, origin.target):
+            with suppress(OSError):
+                root = os.open(origin.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    return open_folder(root, path[len(origin.target) :].lstrip(b"/"))
+                finally:
+                    os.close(root)
+            return None
+    return None
+
+
+def _changed(paths: set[bytes]) -> ProjectChanged:
+    found = sorted(paths)
+    names = ", ".join(repr(shown(path)) for path in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ProjectChanged(
+        f"The project changed while it was read, {_ROUNDS} times in a row: {names}{more}.",
+        hint="Wait until whatever writes there is done, exclude these files, or allow "
+        "changing files.",
+        paths=[os.fsdecode(path) for path in found[:_NAMED]],
+        count=len(found),
+    )
+
+
+def _unreadable(filled: Filled, jobs: list[Job]) -> Exception:
+    """Names all that cannot be read, also what was not tried yet."""
+    failed = dict(filled.failed)
+    for job in jobs:
+        path = os.path.join(job.origin.path, job.inside) if job.inside else job.origin.path
+        if stat.S_ISREG(job.mode) and not os.access(path, os.R_OK, effective_ids=True):
+            failed.setdefault(job.path, PermissionError(13, "Permission denied"))
+    reason = next(iter(failed.values())).strerror or "reading failed"
+    return unreadable(failed, reason)
+
+
+def index_files(pairs: list[tuple[bytes, bytes]]) -> tuple[IndexFile, ...]:
+    return tuple(IndexFile(path, worktree) for path, worktree in pairs)
+
+
+def owner_of(uid: int, gid: int) -> Owner:
+    return Owner(uid, gid)

@@ -1,0 +1,171 @@
+"""A layer on disk while it is being written, from the first folder to the last."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.domain.trees import Owner, Skipped
+from carrel.trees.bases.copying import Copier, make_folder
+from carrel.trees.bases.drafting import Draft, FolderDraft
+from carrel.trees.bases.layouts import Layout
+from carrel.trees.bases.manifest import Item
+from carrel.trees.bases.metering import Meter
+from carrel.trees.bases.places import PATH_LIMIT, join, open_folder, split
+from carrel.trees.removal import remove_entry
+
+OpenFolder = Callable[[bytes], int | None]
+"""Opens the folder that one of the base is made from, for its attributes."""
+
+
+def open_nothing(_path: bytes) -> int | None:
+    return None
+
+
+@dataclass
+class LayerWriter:
+    """Works on `place`, which exists; the caller closes it."""
+
+    place: Path
+    layout: Layout
+    owner: Owner
+    draft: Draft
+    meter: Meter
+    on_skip: Callable[[Skipped], None]
+
+    def __post_init__(self) -> None:
+        self.root = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        device = os.fstat(self.root).st_dev
+        self.copier = Copier(
+            self.owner, self.draft.layer, self.meter.pulse, device, on_skip=self.on_skip
+        )
+
+    def close(self) -> None:
+        os.close(self.root)
+
+    def make_folders(self, paths: Iterable[bytes]) -> None:
+        """Makes them and those above them, ready to be filled."""
+        wanted: set[bytes] = set()
+        for path in paths:
+            while path and path not in wanted:
+                wanted.add(path)
+                path = split(path)[0]
+        for path in sorted(wanted):
+            try:
+                if len(path) >= PATH_LIMIT:
+                    raise FileExistsError
+                os.mkdir(path, 0o700, dir_fd=self.root)
+            except FileExistsError:
+                self._make_slowly(path)
+            self.meter.tick()
+
+    def _make_slowly(self, path: bytes) -> None:
+        above, name = split(path)
+        parent = open_folder(self.root, above)
+        try:
+            os.close(make_folder(parent, name))
+        finally:
+            os.close(parent)
+
+    def link(self, groups: Mapping[bytes, list[bytes]]) -> None:
+        """Gives stored files (the keys) their other names."""
+        for leader, names in groups.items():
+            above, first = split(leader)
+            source = open_folder(self.root, above)
+            try:
+                for path in names:
+                    self._link(source, first, path)
+                kept = os.stat(first, dir_fd=source, follow_symlinks=False)
+            finally:
+                os.close(source)
+            item = self._item(leader)
+            # Linking changed its ctime.
+            item = item._replace(leader=leader, ctime_ns=kept.st_ctime_ns)
+            for path in (leader, *names):
+                self.draft.put(path, item)
+
+    def _link(self, source: int, first: bytes, path: bytes) -> None:
+        above, name = split(path)
+        folder = open_folder(self.root, above)
+        try:
+            try:
+                os.link(first, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+            except FileExistsError:
+                remove_entry(folder, name)
+                os.link(first, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.close(folder)
+
+    def refresh(self, path: bytes) -> None:
+        """After a stored file was replaced: its digest stays that of what it stands for."""
+        above, name = split(path)
+        folder = open_folder(self.root, above)
+        try:
+            kept = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.close(folder)
+        item = self._item(path)
+        self.draft.put(path, item._replace(inode=kept.st_ino, ctime_ns=kept.st_ctime_ns))
+
+    def clean(self, *, stale: bool) -> None:
+        """Hides what the base below has and this one not; with `stale`, also removes what
+        earlier attempts left."""
+        needed = self.draft.needed()
+        self.make_folders(needed)
+        have = set(needed)
+        for path, draft in list(self.draft.folders.items()):
+            if draft is None or not draft.changed:
+                continue
+            hidden = self.draft.hidden(path)
+            if not hidden and not stale:
+                continue
+            folder = open_folder(self.root, path)
+            try:
+                if stale:
+                    self._sweep(folder, path, draft, have)
+                for name in hidden:
+                    self.layout.hide(folder, name)
+            finally:
+                os.close(folder)
+            self.meter.tick()
+
+    def _sweep(self, folder: int, path: bytes, draft: FolderDraft, have: set[bytes]) -> None:
+        if self.layout.layered:
+            wanted = {name for name, item in draft.items.items() if item.layer == self.draft.layer}
+            wanted |= {name for name in draft.folders if join(path, name) in have}
+        else:
+            wanted = draft.items.keys() | draft.folders
+        for name in map(os.fsencode, os.listdir(folder)):
+            if name not in wanted:
+                remove_entry(folder, name)
+
+    def finish(self, open_source: OpenFolder) -> None:
+        """Gives all folders their attributes, modes and times, from the inside out."""
+        for path in reversed(self.draft.needed()):
+            facts = self.draft.folder(path)
+            assert facts is not None
+            folder = open_folder(self.root, path)
+            try:
+                self._take_attributes(open_source, path, folder)
+                self.copier.finish_folder(folder, stat.S_IMODE(facts.mode), facts.mtime_ns)
+            finally:
+                os.close(folder)
+            self.meter.tick()
+        self.layout.seal(self.place)
+
+    def _take_attributes(self, open_source: OpenFolder, path: bytes, folder: int) -> None:
+        source = open_source(path)
+        if source is not None:
+            try:
+                self.copier.copy_folder_attributes(source, folder, path)
+            finally:
+                os.close(source)
+
+    def _item(self, path: bytes) -> Item:
+        item = self.draft.item(path)
+        if item is None:
+            raise LookupError(f"no {path!r} in the draft")
+        return item
