@@ -271,6 +271,9 @@ async def test_what_a_command_leaves_running_goes_on(rig: Rig) -> None:
     script = "setsid sh -c 'echo $$ > left; exec sleep 61' >/dev/null 2>&1 & until [ -s left ]; do :; done"
     assert (await rig.sh(sandbox, script, timeout_s=WAIT_S)).exit.code == 0
     assert (await rig.sh(sandbox, "[ -d /proc/$(cat left) ] && echo alive")).out == "alive\n"
+    assert _marked(sandbox.spec.sandbox_id)
+    await rig.runtime.stop(sandbox, grace_s=0.2)
+    assert not _marked(sandbox.spec.sandbox_id)
 
 
 async def test_files_belong_to_the_sandboxs_user(rig: Rig) -> None:

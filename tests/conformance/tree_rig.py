@@ -97,7 +97,7 @@ class Rig:
             # In this thread, so that nothing runs on when a test forks.
             return OverlayDriver(self.data, self.bases, self.launcher, let_go=os.close)
         if self.name == "btrfs":
-            return BtrfsDriver(self.data, self.bases, self.launcher)
+            return BtrfsDriver(self.data, self.bases)
         if self.name == "reflink":
             return ReflinkDriver(self.data, self.bases)
         return CopyDriver(self.data, self.bases)

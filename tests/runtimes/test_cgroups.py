@@ -90,7 +90,11 @@ def start() -> Iterator[Start]:
     yield one
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            # Not read to its end: what the process has started may hold it open.
+            assert pipe is not None
+            pipe.close()
 
 
 def python(code: str) -> list[str]:
@@ -266,8 +270,8 @@ def test_version_1_kills_without_a_kill_file(controller: str, start: Start) -> N
         run = cgroups.run_group(group, "run")
         others = tuple(path for path in bounded.procs if f"/{controller}/" not in path)
         both = dataclasses.replace(run, procs=(*others, *run.procs))
-        ready(start(both, python(BOMB)))
         ready(start(run, python(DETACHED)))
+        ready(start(both, python(BOMB)))
         until(lambda: len(cgroups.members(run)) > 20)
         assert cgroups.kill(run)
         assert cgroups.members(group) == frozenset()
@@ -481,7 +485,7 @@ def test_a_group_with_processes_of_its_own_steps_aside() -> None:
     """As in a container, whose top group holds its processes: version 2 then hands no
     controller on until they have moved down."""
     tree = next((one for one in cgroupfs.hierarchies() if one.version == 2), None)
-    if tree is None or not tree.controllers:
+    if tree is None or not {"memory", "pids", "cpu"} <= tree.controllers:
         pytest.skip("version 2 has no controllers here")
     cgroupfs.enable(tree.mount, tree.controllers)
     top = tree.mount / f"test-{secrets.token_hex(6)}"

@@ -70,9 +70,11 @@ class Runs:
         self._loop = loop
         self._holders = holders
         self._runs: dict[str, Run] = {}
+        self._keepers: dict[int, str] = {}
+        """A keeper outlives its command when that left something running."""
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._runs) + len(self._keepers)
 
     def of(self, sandbox_id: str) -> list[Run]:
         return [run for run in self._runs.values() if run.sandbox_id == sandbox_id]
@@ -155,7 +157,8 @@ class Runs:
         pipes = [status]
         run.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if plan["keeper"]:
-            pipes.append(LinePipe(self._loop, partial(self._on_kept, run), lambda: None))
+            on_end = partial(self._on_keeper_gone, run)
+            pipes.append(LinePipe(self._loop, partial(self._on_kept, run), on_end))
         writers = [status.write, theirs.fileno(), *(pipe.write for pipe in pipes[1:])]
         self._loop.expect_children(1)
         self._loop.fork(lambda: child.become_command(plan, streams, writers))
@@ -170,10 +173,21 @@ class Runs:
             run.problem = message
             return
         self._note_process(run, message["pid"], message.get("keeper", 0))
-        if not run.keeper:
+        if run.keeper:
+            self._keepers[run.keeper] = run.sandbox_id
+            self._loop.on_exit(run.keeper, lambda _status, _usage: self._keeper_gone(run.keeper))
+        else:
             self._loop.on_exit(
                 run.pid, lambda status, usage: self._on_exit(run, status, _use(usage))
             )
+
+    def _keeper_gone(self, keeper: int) -> None:
+        self._keepers.pop(keeper, None)
+
+    def kept_by(self, sandbox_id: str) -> list[int]:
+        """What commands of the sandbox left running, where no control group tells."""
+        keepers = [pid for pid, owner in self._keepers.items() if owner == sandbox_id]
+        return [pid for keeper in keepers for pid in processes.descendants(keeper)]
 
     def _note_process(self, run: Run, pid: int, keeper: int) -> None:
         run.pid, run.keeper = pid, keeper
@@ -185,6 +199,11 @@ class Runs:
     def _on_kept(self, run: Run, line: bytes) -> None:
         message = json.loads(line)
         self._on_exit(run, message["ended"], {"cpu": message["cpu"], "rss": message["rss"]})
+
+    def _on_keeper_gone(self, run: Run) -> None:
+        """With or before its command: somebody killed the keeper too."""
+        if run.ended is None:
+            self._on_exit(run, signal.SIGKILL, {"cpu": 0.0, "rss": 0})
 
     def _on_exit(self, run: Run, status: int, usage: dict[str, Any]) -> None:
         """Held back until it is known whether the command ran at all."""

@@ -34,7 +34,8 @@ class Stop:
         self._groups: list[str] = request["groups"]
         self._sandbox_id: str = request["sandbox_id"]
         self._holder: Holder | None = self._holders.get(self._sandbox_id)
-        self._earlier = _earlier_runs(request["runs"])
+        own = {run.run_id for run in self._runs.of(self._sandbox_id)}
+        self._earlier = _earlier_runs(request["runs"], own)
         for run in self._runs.of(self._sandbox_id):
             run.reason = run.reason or "stopped"
         pids = self._members()
@@ -56,6 +57,7 @@ class Stop:
         for run in self._runs.of(self._sandbox_id):
             if run.pid:
                 found.update(run.members())
+        found.update(self._runs.kept_by(self._sandbox_id))
         for top in self._earlier:
             found.update((top, *processes.descendants(top)))
         if self._holder is not None and self._holder.init:
@@ -100,7 +102,7 @@ def _subgroups(group: str) -> list[str]:
         return []
 
 
-def _earlier_runs(folder: str) -> list[int]:
+def _earlier_runs(folder: str, own: set[str]) -> list[int]:
     """Live commands that an earlier launcher started, by what it wrote down."""
     found = []
     try:
@@ -108,10 +110,10 @@ def _earlier_runs(folder: str) -> list[int]:
     except OSError:
         return []
     for name in names:
-        if os.path.exists(os.path.join(folder, name, "exit.json")):
-            continue
         record = read_record(os.path.join(folder, name, "run.json"))
-        if record is None:
+        if record is None or name in own:
+            continue
+        if not record["keeper"] and os.path.exists(os.path.join(folder, name, "exit.json")):
             continue
         top = record["keeper"] or record["pid"]
         if processes.is_alive(top, record["started"]):

@@ -13,7 +13,7 @@ import re
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,13 +123,15 @@ def write(folder: Path, name: str, value: str) -> None:
         os.close(fd)
 
 
-def below(folder: Path) -> Iterator[Path]:
-    """The groups of a tree, the deepest first, `folder` itself last."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False):
-                yield from below(Path(entry.path))
-        yield folder
+def below(folder: Path) -> list[Path]:
+    """The groups of a tree, the deepest first, `folder` itself last; empty when it is
+    not there."""
+    try:
+        with os.scandir(folder) as entries:
+            inner = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [group for child in inner for group in below(child)] + [folder]
 
 
 def members(folder: Path) -> set[int]:

@@ -120,7 +120,11 @@ def remove_shared_memory(uid: int, folder: Path = Path("/dev/shm")) -> int:
     Only for a uid that no other process of the machine has.
     """
     removed = 0
-    for entry in os.scandir(folder) if folder.is_dir() else ():
+    if not folder.is_dir():
+        return 0
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
         with contextlib.suppress(FileNotFoundError):
             if entry.stat(follow_symlinks=False).st_uid != uid:
                 continue

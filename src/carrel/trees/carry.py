@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from carrel.domain.errors import PathWrongKind
+from carrel.domain.errors import PathEscapes, PathWrongKind
 from carrel.domain.trees import Base, Change, ChangeKind, EntryType, Owner, Tree, TreeDriver
 from carrel.linux.reflink import clone_file, copy_file
 from carrel.trees.bases.places import open_folder
@@ -151,7 +151,15 @@ class _Carrier:
     @contextlib.contextmanager
     def _folder_of(self, path: str) -> Iterator[tuple[int, bytes]]:
         above, name = split(path)
-        folder = open_folder(self._target, os.fsencode(above))
+        try:
+            folder = open_folder(self._target, os.fsencode(above))
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise PathEscapes(
+                    f"{path!r} is behind a symlink in the destination.",
+                    hint="Put the folder back that the link has replaced.",
+                ) from error
+            raise
         try:
             yield folder, os.fsencode(name)
         finally:

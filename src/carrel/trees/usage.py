@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from carrel.domain.trees import TreeUsage
+from carrel.domain.trees import Owner, TreeUsage
 from carrel.linux.reflink import unshared_bytes
 from carrel.trees.folders import Root, join
 
@@ -41,6 +41,17 @@ def measure(root: Root, cost: Cost) -> TreeUsage:
 def all_blocks(_root: Root, _path: str, status: os.stat_result) -> tuple[int, int]:
     """The cost where nothing is shared: an upper folder, a plain copy."""
     return status.st_blocks * _BLOCK, 1
+
+
+def own_blocks(owner: Owner) -> Cost:
+    """The cost of a copy some of whose files are somebody else's, under another name."""
+
+    def cost(root: Root, path: str, status: os.stat_result) -> tuple[int, int]:
+        if status.st_nlink > 1 and status.st_uid != owner.uid:
+            return 0, 0
+        return all_blocks(root, path, status)
+
+    return cost
 
 
 def unshared_since(settled_ns: int) -> Cost:

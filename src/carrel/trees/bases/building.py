@@ -6,17 +6,17 @@ import os
 import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from carrel.domain.errors import ProjectChanged, ProjectTooLarge
 from carrel.domain.projects import BaseRequest
-from carrel.domain.trees import Base, Owner, Skipped
+from carrel.domain.trees import Base, Skipped
 from carrel.linux.statx import StatBatch, unpack_row
 from carrel.trees.bases.copying import digest_of
 from carrel.trees.bases.drafting import Draft
 from carrel.trees.bases.filling import Filled, Filler, Job
-from carrel.trees.bases.finishing import Result, finish_base
+from carrel.trees.bases.finishing import About, Finisher, Stack
 from carrel.trees.bases.heads import Head, Known, write_head
 from carrel.trees.bases.indexes import patch_from_project
 from carrel.trees.bases.journal import Journal, Note, read_journal
@@ -26,7 +26,7 @@ from carrel.trees.bases.metering import Meter
 from carrel.trees.bases.places import is_below, open_folder, split
 from carrel.trees.bases.planning import Plan, plan
 from carrel.trees.bases.publishing import Shop, Staging
-from carrel.trees.bases.records import IndexFile, Record
+from carrel.trees.bases.records import Record
 from carrel.trees.bases.room import check_room
 from carrel.trees.bases.scan import unreadable
 from carrel.trees.bases.views import Source, View
@@ -62,13 +62,15 @@ class FolderBuild:
     _unstable: set[bytes] = field(default_factory=set)
     _stored: set[bytes] = field(default_factory=set)
     _stale: bool = False
+    _looked_into: int = 0
 
     def run(self) -> Base:
         """Raises what `BaseStore.build` says; leaves staging for the caller to remove."""
         self._began_ns = time.time_ns()
         began = time.monotonic()
         self.meter.begin("scanning")
-        view = self.source.look(self.previous and self.previous.known, self.meter.reach)
+        known = self.previous.known if self.previous else None
+        view = self.source.look(known, self.meter.reach)
         self._guard(view)
         if self.previous is not None and not view.changed and not view.generated:
             return self._describe(self.previous.record, view)
@@ -181,6 +183,7 @@ class FolderBuild:
         return self._draft.folder(split(job.path)[0]) is not None
 
     def _fill(self, jobs: list[Job]) -> Filled:
+        self._looked_into += len(jobs)
         filled = Filled()
         rest = []
         recalled = self._recall(jobs)
@@ -236,15 +239,14 @@ class FolderBuild:
                 groups[leader] = names
                 self._stored.update(names)
         if groups:
-            self._writer.make_folders({split(path)[0] for names in groups.values() for path in names})
             self._writer.link(groups)
 
     def _generate(self, planned: Plan) -> None:
         for path, content in planned.generated.items():
             before = self._draft.item(path)
-            if before is not None and stat.S_ISREG(before.mode):
-                if before.digest == digest_of(content):
-                    continue
+            same = before is not None and before.digest == digest_of(content)
+            if same and before is not None and stat.S_ISREG(before.mode):
+                continue
             above, name = split(path)
             self._writer.make_folders([above])
             folder = open_folder(self._writer.root, above)
@@ -261,18 +263,18 @@ class FolderBuild:
         if not any(folder is None or folder.changed for folder in self._draft.folders.values()):
             assert self.previous is not None
             return self._same(self.previous.record, view, set())
-        finished = self._draft.finish()
-        before = self.previous.manifest.root() if self.previous else None
-        if before is not None and finished.root.digest == before.digest:
-            # Times of folders alone make no new base; they are looked at again next time.
-            assert self.previous is not None
-            soft = {path for path, found in self._draft.folders.items() if found and found.changed}
-            return self._same(self.previous.record, view, soft)
+        if self.previous is not None:
+            digest = self._draft.finish().root.digest
+            if digest == self.previous.manifest.root().digest:
+                # Times of folders alone make no new base; they are seen again next time.
+                folders = self._draft.folders.items()
+                soft = {path for path, found in folders if found and found.changed}
+                return self._same(self.previous.record, view, soft)
         self.meter.begin("publishing")
         self._writer.clean(stale=self._stale)
         self._patch_indexes(view)
         self._writer.finish(lambda path: _open_origin(view, path))
-        result = Result(
+        about = About(
             self.request.project,
             view.owner,
             view.has_git,
@@ -280,7 +282,9 @@ class FolderBuild:
             tuple(sorted(map(os.fsdecode, self._unstable))),
             view.indexes,
         )
-        record = finish_base(self.shop, self._staging, self._draft, self.previous, result)
+        previous = self.previous
+        stack = Stack(previous.record, previous.manifest) if previous else None
+        record = Finisher(self.shop, self._staging, self.meter).finish(self._draft, stack, about)
         self._remember(record.base.base_id, view, self._unstable)
         return self._describe(record, view)
 
@@ -294,7 +298,7 @@ class FolderBuild:
                 self._writer.refresh(index.path)
 
     def _same(self, record: Record, view: View, soft: set[bytes]) -> Base:
-        if sum(map(len, view.touched.values())) > _WORTH_A_NEW_HEAD:
+        if self._looked_into > _WORTH_A_NEW_HEAD:
             self._remember(record.base.base_id, view, soft)
         return self._describe(record, view)
 
@@ -303,21 +307,14 @@ class FolderBuild:
         settled = tuple(
             listing.settled(self._began_ns, doubtful) for listing in known.listings
         )
-        head = Head(base_id, Known(settled, known.named, known.checkouts))
+        head = Head(base_id, replace(known, listings=settled))
         write_head(self.shop.head(self.key), head)
 
     def _describe(self, record: Record, view: View) -> Base:
         """As this build saw it: the same content may have been built from elsewhere."""
-        base = record.base
-        return Base(
-            base_id=base.base_id,
+        return replace(
+            record.base,
             project=self.request.project,
-            folder=base.folder,
-            layers=base.layers,
-            entries=base.entries,
-            size_bytes=base.size_bytes,
-            created_at=base.created_at,
-            store_owner=base.store_owner,
             project_owner=view.owner,
             has_git=view.has_git,
             skipped=(*view.skipped, *self._skipped),
@@ -403,10 +400,3 @@ def _unreadable(filled: Filled, jobs: list[Job]) -> Exception:
     reason = next(iter(failed.values())).strerror or "reading failed"
     return unreadable(failed, reason)
 
-
-def index_files(pairs: list[tuple[bytes, bytes]]) -> tuple[IndexFile, ...]:
-    return tuple(IndexFile(path, worktree) for path, worktree in pairs)
-
-
-def owner_of(uid: int, gid: int) -> Owner:
-    return Owner(uid, gid)

@@ -206,12 +206,19 @@ class Finished:
         assert record is not None
         return record
 
-    def document(self, layers: tuple[str, ...], over: str) -> Document:
-        folders: dict[bytes, msgspec.Raw] = {
+    def document(
+        self, layers: tuple[str, ...], over: str, inherited: dict[bytes, msgspec.Raw]
+    ) -> Document:
+        """`over` is the base whose records count where there is none here; else the
+        records of folders that were not touched are `inherited`."""
+        folders = {
             path: encode_record(record)
             for path, record in self.records.items()
             if over or record is not None
         }
+        if inherited:
+            rest = {path: raw for path, raw in inherited.items() if path not in self.records}
+            folders = {**rest, **folders}
         return Document(
             FORMAT, list(layers), over, self.entries, self.size, self.stored, folders
         )

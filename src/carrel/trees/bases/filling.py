@@ -75,13 +75,16 @@ class Filler:
     """The origins are Carrel's own layers."""
 
     def run(self, jobs: list[Job]) -> Filled:
-        """Raises OSError for trouble on the store's side."""
+        """Stops at the first that cannot be read. Raises OSError for trouble on the
+        store's side."""
         tasks = _tasks(jobs)
         if len(jobs) <= _FEW or _THREADS == 1:
             filled = Filled()
             copier = self._copier()
             for task in tasks:
                 self._take(filled, task, self._do(task, copier))
+                if filled.failed:
+                    break
             return filled
         return self._run_in_threads(tasks)
 
@@ -103,6 +106,8 @@ class Filler:
                         task, copier = running.pop(future)
                         copiers.append(copier)
                         self._take(filled, task, future.result())
+                    if filled.failed:
+                        waiting = iter(())
                     self.meter.tick()
             except BaseException:
                 self.meter.stop()

@@ -22,17 +22,22 @@ _FORMAT = 1
 @dataclass(frozen=True)
 class Known:
     """What a source needs to look again. `named` are the paths that were provided or left
-    out by special rules, `checkouts` the folders that hold a `.git`."""
+    out by special rules, `provided` those of them that are in no listing, `checkouts` the
+    folders that hold a `.git`."""
 
     listings: tuple[Listing, ...]
     named: frozenset[bytes] = frozenset()
+    provided: frozenset[bytes] = frozenset()
     checkouts: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
 class Head:
+    """`state` names the state of a project that is not looked at file by file."""
+
     base_id: str
     known: Known
+    state: bytes = b""
 
 
 class _Listing(msgspec.Struct, array_like=True):
@@ -49,7 +54,9 @@ class _Document(msgspec.Struct, array_like=True):
     base_id: str
     listings: list[_Listing]
     named: list[bytes]
+    provided: list[bytes]
     checkouts: list[bytes]
+    state: bytes
     end: str
     """Shows that the file is whole."""
 
@@ -69,8 +76,13 @@ def read_head(path: Path) -> Head | None:
     listings = tuple(_listing(saved) for saved in document.listings)
     if any(len(listing.rows) != ROW * len(listing) for listing in listings):
         return None
-    known = Known(listings, frozenset(document.named), tuple(document.checkouts))
-    return Head(document.base_id, known)
+    known = Known(
+        listings,
+        frozenset(document.named),
+        frozenset(document.provided),
+        tuple(document.checkouts),
+    )
+    return Head(document.base_id, known, document.state)
 
 
 def write_head(path: Path, head: Head) -> None:
@@ -79,7 +91,9 @@ def write_head(path: Path, head: Head) -> None:
         head.base_id,
         [_saved(listing) for listing in head.known.listings],
         sorted(head.known.named),
+        sorted(head.known.provided),
         list(head.known.checkouts),
+        head.state,
         _END,
     )
     path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -152,7 +152,11 @@ class FolderFacts(NamedTuple):
     layer: int
 
 
-def base_id_of(root_digest: bytes) -> str:
+def base_id_of(root_digest: bytes, layout: str = "") -> str:
+    """The same content in another layout is another base: drivers need theirs."""
+    if layout:
+        salt = layout.encode()
+        root_digest = hashlib.blake2b(root_digest, digest_size=DIGEST, person=salt).digest()
     text = base64.b32encode(root_digest).decode().lower()
     return "ba_" + text[:_ID_LENGTH]
 

@@ -72,8 +72,9 @@ class LayerWriter:
 
     def link(self, groups: Mapping[bytes, list[bytes]]) -> None:
         """Gives stored files (the keys) their other names."""
-        for leader, names in groups.items():
-            above, first = split(leader)
+        self.make_folders({split(path)[0] for names in groups.values() for path in names})
+        for stored, names in groups.items():
+            above, first = split(stored)
             source = open_folder(self.root, above)
             try:
                 for path in names:
@@ -81,10 +82,10 @@ class LayerWriter:
                 kept = os.stat(first, dir_fd=source, follow_symlinks=False)
             finally:
                 os.close(source)
-            item = self._item(leader)
+            item = self._item(stored)
             # Linking changed its ctime.
-            item = item._replace(leader=leader, ctime_ns=kept.st_ctime_ns)
-            for path in (leader, *names):
+            item = item._replace(leader=item.leader or stored, ctime_ns=kept.st_ctime_ns)
+            for path in (stored, *names):
                 self.draft.put(path, item)
 
     def _link(self, source: int, first: bytes, path: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -16,6 +17,9 @@ Fill = Callable[[int, int, int], None]
 """Gives an empty file (the second descriptor) the bytes of another; the third is its size."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+Share = Callable[[str, os.stat_result], bool]
+"""Whether a file is to be the base's own under another name, instead of a copy."""
+
 _KEPT = "user."
 _NOT_KEPT = "user.overlay."
 """The attributes that are the project's, and those of them that are an overlay's notes."""
@@ -24,11 +28,12 @@ _NOT_KEPT = "user.overlay."
 class Assembly:
     """One copy. `sources` remembers the stat of what each file was made from."""
 
-    def __init__(self, base: Layers, target: Root, owner: Owner, fill: Fill) -> None:
+    def __init__(self, base: Layers, target: Root, owner: Owner, fill: Fill, share: Share) -> None:
         self._base = base
         self._target = target
         self._owner = owner
         self._fill = fill
+        self._share = share
         self._linked: dict[tuple[int, int], str] = {}
         self.sources: dict[str, os.stat_result] = {}
 
@@ -71,6 +76,8 @@ class Assembly:
         self.sources[path] = entry.status
 
     def _make_file(self, path: str, name: str, folder: int, entry: Entry) -> None:
+        if self._share(path, entry.status) and _link_to_base(name, folder, entry):
+            return
         if entry.status.st_nlink > 1 and self._make_link(path, name, folder, entry):
             return
         source = entry.content.root.open_file(entry.content.path)
@@ -104,6 +111,19 @@ class Assembly:
         give(descriptor, self._owner)
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
         os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _link_to_base(name: str, folder: int, entry: Entry) -> bool:
+    above, base_name = split(entry.content.path)
+    source = entry.content.root.folder(above)
+    try:
+        os.link(base_name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        # So many names as a file may have, or a file system without: then it is copied.
+        if error.errno in (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP):
+            return False
+        raise
+    return True
 
 
 def _copy_attributes(source: int, target: int) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from carrel.domain.availability import Availability
 from carrel.domain.errors import CarrelError, TreeUnavailable
-from carrel.domain.launching import MountHelper
 from carrel.domain.trees import (
     Base,
     Change,
@@ -41,7 +40,7 @@ from carrel.trees.drivers.common import (
     some_owner,
     tree_errors,
 )
-from carrel.trees.drivers.host_overlay import no_id_maps
+from carrel.trees.drivers.host_overlay import show_as
 from carrel.trees.folders import Root
 from carrel.trees.layers import Layers
 from carrel.trees.usage import measure, unshared_since
@@ -50,10 +49,9 @@ from carrel.trees.usage import measure, unshared_since
 class BtrfsDriver:
     name = "btrfs"
 
-    def __init__(self, data: Path, bases: Bases, helper: MountHelper) -> None:
+    def __init__(self, data: Path, bases: Bases) -> None:
         self._data = data
         self._bases = bases
-        self._helper = helper
 
     @property
     def capabilities(self) -> TreeCapabilities:
@@ -132,19 +130,10 @@ class BtrfsDriver:
             clone = mounts.clone_mount(str(path))
         try:
             if owner != store:
-                self._map(clone, store, owner)
+                show_as([clone], store, owner)
             yield clone
         finally:
             os.close(clone)
-
-    def _map(self, clone: int, store: Owner, owner: Owner) -> None:
-        namespace = self._helper.id_map(store, owner)
-        try:
-            mounts.map_ids(clone, namespace)
-        except OSError as error:
-            raise no_id_maps(error) from error
-        finally:
-            os.close(namespace)
 
     def changes(self, tree: Tree) -> Iterator[Change]:
         expect(tree, tree.path)

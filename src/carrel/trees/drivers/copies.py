@@ -12,6 +12,7 @@ from carrel.domain.errors import CarrelError, TreeDamaged
 from carrel.domain.trees import (
     Base,
     Change,
+    Owner,
     Tree,
     TreeMount,
     TreeRequest,
@@ -19,7 +20,7 @@ from carrel.domain.trees import (
 )
 from carrel.trees.changes import Comparison, ignore_nothing
 from carrel.trees.drivers import sharing
-from carrel.trees.drivers.assembling import Assembly, Fill
+from carrel.trees.drivers.assembling import Assembly, Fill, Share
 from carrel.trees.drivers.common import (
     Bases,
     begin,
@@ -78,17 +79,24 @@ class Copies:
         new.mkdir(0o700)
         borrowed: tuple[Path, ...] = ()
         if self._shares_objects:
-            borrowed = sharing.shareable(base, self._data, request.owner)
+            borrowed = sharing.lendable(base, request.owner)
         with open_roots(base.layers) as roots, Root.at(new) as target:
             layers = Layers(roots, note_prefix())
             if borrowed and not sharing.has_objects(layers):
                 borrowed = ()
-            assembly = Assembly(layers, target, request.owner, self._fill())
+            assembly = Assembly(
+                layers, target, request.owner, self._fill(), self._share(request.owner)
+            )
             assembly.build(sharing.leave_out if borrowed else lambda _path: False)
             if borrowed:
                 sharing.borrow(private, target.folder(""), borrowed, request.owner)
             if base.has_git:
                 _refresh_index(new, assembly.sources)
+
+    def _share(self, owner: Owner) -> Share:
+        if not self._shares_objects:
+            return lambda _path, _status: False
+        return lambda path, status: sharing.linkable(path, status, owner)
 
     def ensure(self, tree: Tree) -> None:
         expect(tree, tree.path)
@@ -143,12 +151,14 @@ def _refresh_index(top: Path, sources: dict[str, os.stat_result]) -> None:
         source = sources.get(name)
         if source is None or not _is_of(recorded, source):
             return None
-        return IndexStat.of(os.lstat(os.path.join(top, name)))
+        found = IndexStat.of(os.lstat(os.path.join(top, name)))
+        # The base's index already names the owner that sandboxes see.
+        return found._replace(uid=recorded.uid, gid=recorded.gid)
 
     restat(top / ".git" / "index", look_up)
 
 
 def _is_of(recorded: IndexStat, source: os.stat_result) -> bool:
-    """But for the owner, whom every tree shows as its own."""
+    """But for the owner, who is another in every tree."""
     found = IndexStat.of(source)
     return recorded[:4] == found[:4] and (recorded.ino, recorded.size) == (found.ino, found.size)

@@ -8,7 +8,7 @@ from carrel.linux.reflink import copy_file
 from carrel.trees.drivers.assembling import Fill
 from carrel.trees.drivers.common import enough_room, probe_folder
 from carrel.trees.drivers.copies import Copies
-from carrel.trees.usage import Cost, all_blocks
+from carrel.trees.usage import Cost, own_blocks
 
 
 class CopyDriver(Copies):
@@ -22,7 +22,7 @@ class CopyDriver(Copies):
             instant=False,
             visible_on_host=True,
             renames_base_folders=True,
-            notes=("Git objects are not copied: the tree's repository borrows the base's.",),
+            notes=("Git objects are not copied: a tree's repository has the base's.",),
         )
 
     def probe(self) -> Availability:
@@ -36,8 +36,8 @@ class CopyDriver(Copies):
     def _fill(self) -> Fill:
         return copy_file
 
-    def _cost(self, _tree: Tree) -> Cost:
-        return all_blocks
+    def _cost(self, tree: Tree) -> Cost:
+        return own_blocks(tree.owner)
 
     def _check_room(self, base: Base) -> None:
         enough_room(self._data, base.size_bytes)

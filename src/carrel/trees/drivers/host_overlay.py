@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from carrel.domain.errors import TreeDamaged, TreeUnavailable
-from carrel.domain.launching import MountHelper
 from carrel.domain.trees import Base, Owner, Tree, TreeMount
 from carrel.linux import mounts
+from carrel.linux.idmaps import make_id_map
 from carrel.linux.mounts import Overlay
 from carrel.trees.drivers.common import PRIVATE, private_folder, tree_errors
 
@@ -33,8 +33,7 @@ _REFUSED_MAPS = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 class HostOverlay:
     """Mounts, and finds again what it mounted."""
 
-    def __init__(self, helper: MountHelper) -> None:
-        self._helper = helper
+    def __init__(self) -> None:
         self._attaches = False
 
     def mount(self, folder: Path, base: Base, owner: Owner) -> None:
@@ -82,18 +81,13 @@ class HostOverlay:
 
     def _mapped(self, base: Base, owner: Owner) -> list[int]:
         opened: list[int] = []
-        namespace = self._helper.id_map(base.store_owner, owner)
         try:
             for layer in base.layers:
                 opened.append(mounts.clone_mount(str(layer)))
-                mounts.map_ids(opened[-1], namespace)
-        except OSError as error:
+            show_as(opened, base.store_owner, owner)
+        except BaseException:
             mounts.close_all(opened)
-            if error.errno in _REFUSED_MAPS:
-                raise no_id_maps(error) from error
             raise
-        finally:
-            os.close(namespace)
         return opened
 
     def is_mounted(self, tree: Tree) -> bool:
@@ -162,6 +156,22 @@ def attached(layers: tuple[int, ...], folder: Path) -> Iterator[list[int]]:
             mounts.detach_all(str(point))
             point.rmdir()
         folder.rmdir()
+
+
+def show_as(clones: list[int], store: Owner, owner: Owner) -> None:
+    """Makes detached mounts show what belongs to the store as the owner's. Raises
+    `TreeUnavailable` where there are no id-mapped mounts."""
+    try:
+        namespace = make_id_map((store.uid, store.gid), (owner.uid, owner.gid))
+        try:
+            for clone in clones:
+                mounts.map_ids(clone, namespace)
+        finally:
+            os.close(namespace)
+    except OSError as error:
+        if error.errno in _REFUSED_MAPS:
+            raise no_id_maps(error) from error
+        raise
 
 
 def no_id_maps(error: OSError) -> TreeUnavailable:

@@ -72,7 +72,7 @@ class OverlayDriver:
         self._data = data
         self._bases = bases
         self._let_go = BackgroundCloser().close if let_go is None else let_go
-        self._host = HostOverlay(helper) if os.geteuid() == 0 else None
+        self._host = HostOverlay() if os.geteuid() == 0 else None
         self._held = HeldOverlay(helper)
         self._maps_ids: bool | None = None
 

@@ -1,37 +1,44 @@
-"""Git objects that copies borrow from their base instead of having them too.
+"""Git objects that copies have in common with their base instead of having them too.
 
-Objects never change, so a copy's repository gets an empty object store that names the
-base's as an alternate. What is committed in the copy stays in it.
+Objects never change. Where the tree belongs to another user than the store, its object
+files are further names of the base's: that user can read and unlink them, not write them.
+Where both are the same user, he could; there the copy's repository gets an empty object
+store that names the base's as an alternate, which sandboxes see read-only.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from carrel.domain.trees import Base, Owner
 from carrel.trees.files import give, make_folder, write_atomically
-from carrel.trees.folders import Root, join
 from carrel.trees.layers import Entry, Layers
 
 OBJECTS = ".git/objects"
 _ALTERNATES = OBJECTS + "/info/alternates"
 _LIST = "shared"
+_EVERYBODY = 0o7006
 _MAY_READ = 0o4
-_MAY_ENTER = 0o1
 
 
-def shareable(base: Base, data: Path, owner: Owner) -> tuple[Path, ...]:
-    """The object folders of the base's layers; none when the owner could not read them."""
-    if not base.has_git:
+def lendable(base: Base, owner: Owner) -> tuple[Path, ...]:
+    """The object folders of the base's layers that a repository of this owner may name as
+    alternates; none when it is to have the objects itself."""
+    if not base.has_git or owner != base.store_owner:
         return ()
     folders = tuple(layer / OBJECTS for layer in base.layers if _is_folder(layer / OBJECTS))
-    if any("\n" in str(folder) for folder in folders):
-        return ()
-    if owner != base.store_owner and not all(_readable(folder, data) for folder in folders):
-        return ()
-    return folders
+    return () if any("\n" in str(folder) for folder in folders) else folders
+
+
+def linkable(path: str, status: os.stat_result, owner: Owner) -> bool:
+    """Whether a file of the base may get a further name in a tree of this owner."""
+    return (
+        path.startswith(OBJECTS + "/")
+        and owner.uid != status.st_uid
+        and owner.gid != status.st_gid
+        and status.st_mode & _EVERYBODY == _MAY_READ
+    )
 
 
 def leave_out(path: str) -> bool:
@@ -83,24 +90,3 @@ def has_objects(base: Layers) -> bool:
 
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
-
-
-def _readable(folder: Path, data: Path) -> bool:
-    """Whether everybody may read all in it, and pass from the data folder to it."""
-    for above in folder.parents:
-        if above == data or data not in above.parents:
-            break
-        if not above.stat().st_mode & _MAY_ENTER:
-            return False
-    with Root.at(folder) as root:
-        pending = [""]
-        while pending:
-            path = pending.pop()
-            for name, status in root.list(path).items():
-                wanted = _MAY_READ
-                if stat.S_ISDIR(status.st_mode):
-                    wanted |= _MAY_ENTER
-                    pending.append(join(path, name))
-                if status.st_mode & wanted != wanted:
-                    return False
-    return folder.stat().st_mode & (_MAY_READ | _MAY_ENTER) == _MAY_READ | _MAY_ENTER

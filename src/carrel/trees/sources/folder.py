@@ -1,0 +1,271 @@
+"""A local folder as a project: what the person has, with git repositories that stand alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from carrel.domain.errors import (
+    ProjectInvalid,
+    ProjectNotAFolder,
+    ProjectNotFound,
+    ProjectUnreadable,
+)
+from carrel.domain.trees import Owner
+from carrel.linux.statx import StatBatch
+from carrel.trees.bases.heads import Known
+from carrel.trees.bases.listing import Listing, Origin
+from carrel.trees.bases.places import is_below, join, split
+from carrel.trees.bases.records import IndexFile
+from carrel.trees.bases.scan import Scanner, Sieve, Sighting, look_at_files
+from carrel.trees.bases.views import View
+from carrel.trees.git.standalone import GitPlan, plan_git
+
+_GIT = b".git"
+
+
+def find_folder(location: str, data: Path) -> Path:
+    """The real path of a project's folder. Raises the errors of bad input."""
+    if not location or "\0" in location:
+        raise ProjectInvalid(
+            f"{location!r} is not the path of a project.", hint="Give the path of a folder."
+        )
+    path = Path(location).expanduser()
+    try:
+        real = path.resolve(strict=True)
+        found = real.stat()
+        is_folder = real.is_dir()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ProjectNotFound(
+            f"There is no project at {location!r}.", hint="Check the path."
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise _unreachable(location, error) from error
+    if not is_folder:
+        raise ProjectNotAFolder(
+            f"{location!r} is a file, and a project is a folder.",
+            hint="Give the folder that it is in, or an archive: tar or zip.",
+        )
+    if data.exists() and os.path.samestat(found, data.stat()):
+        raise ProjectInvalid(
+            f"{location!r} is Carrel's own data folder.", hint="Give the folder of a project."
+        )
+    return real
+
+
+def _unreachable(location: str, error: Exception) -> ProjectUnreadable | ProjectInvalid:
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+        return ProjectUnreadable(
+            f"The project at {location!r} may not be read.",
+            hint="Give yourself the permission to read it.",
+        )
+    reason = getattr(error, "strerror", None) or str(error)
+    return ProjectInvalid(
+        f"The project at {location!r} cannot be opened: {reason}.", hint="Check the path."
+    )
+
+
+class FolderSource:
+    """One folder, for one build. `sieve` says what is left out of it."""
+
+    def __init__(self, folder: Path, sieve: Sieve) -> None:
+        self._folder = folder
+        self._top = os.fsencode(folder)
+        self._sieve = sieve
+        self._batch = StatBatch()
+
+    def look(self, known: Known | None, on_count: Callable[[int], None]) -> View:
+        """See `views.Source`."""
+        try:
+            return self._look(known, on_count)
+        except FileNotFoundError as error:
+            raise ProjectNotFound(
+                f"The project at {str(self._folder)!r} is gone.", hint="Check the path."
+            ) from error
+        except PermissionError as error:
+            raise _unreachable(str(self._folder), error) from error
+
+    def _look(self, known: Known | None, on_count: Callable[[int], None]) -> View:
+        main = self._scan(Origin(self._top), known, known.named if known else frozenset(), on_count)
+        checkouts = self._checkouts(main, known)
+        plan = plan_git(self._folder, checkouts) if checkouts else None
+        named = _named(plan)
+        if known is not None and known.named - named:
+            # Something that was special is an ordinary part of the project again.
+            main = _compared(
+                _find(known, Origin(self._top)),
+                self._scanner(Origin(self._top), named).full(on_count),
+            )
+        elif named != (known.named if known else frozenset()):
+            main = _without(main, named)
+        sightings = [main, *self._elsewhere(plan, named, known, on_count)]
+        return self._view(sightings, plan, named, known, checkouts)
+
+    def _scanner(self, origin: Origin, named: Iterable[bytes]) -> Scanner:
+        sieve = Sieve(
+            self._sieve.exclusion,
+            frozenset(named) - {origin.target},
+            self._sieve.data,
+            self._sieve.max_files,
+        )
+        return Scanner(origin, sieve, self._batch)
+
+    def _scan(
+        self,
+        origin: Origin,
+        known: Known | None,
+        named: Iterable[bytes],
+        on_count: Callable[[int], None],
+    ) -> Sighting:
+        before = _find(known, origin)
+        scanner = self._scanner(origin, named)
+        return scanner.again(before) if before is not None else scanner.full(on_count)
+
+    def _checkouts(self, main: Sighting, known: Known | None) -> tuple[bytes, ...]:
+        """The folders that hold a `.git`, sorted."""
+        paths = main.listing.paths
+        new = paths if known is None else [paths[index] for index in main.touched]
+        found = {split(path)[0] for path in new if path == _GIT or path.endswith(b"/.git")}
+        found.update(known.checkouts if known else ())
+        return tuple(
+            path for path in sorted(found) if os.path.lexists(os.path.join(self._top, path, _GIT))
+        )
+
+    def _elsewhere(
+        self,
+        plan: GitPlan | None,
+        named: frozenset[bytes],
+        known: Known | None,
+        on_count: Callable[[int], None],
+    ) -> list[Sighting]:
+        """What the plan takes from outside the folder."""
+        sightings = []
+        files = []
+        for target, source in plan.replace if plan else ():
+            if source.is_dir():
+                origin = Origin(os.fsencode(source), target)
+                # What special rules name within it may have changed since: look at it all.
+                fresh = known is None or known.named != named
+                before = None if fresh else known
+                sighting = self._scan(origin, before, named, on_count)
+                sightings.append(_compared(_find(known, origin), sighting) if fresh else sighting)
+            else:
+                files.append(Origin(os.fsencode(source), target, is_file=True))
+        for listing in look_at_files(files, self._batch) if files else ():
+            before_file = _find(known, listing.origin)
+            same = before_file is not None and before_file.rows == listing.rows
+            sightings.append(Sighting(listing, [] if same else [0]))
+        return sightings
+
+    def _view(
+        self,
+        sightings: list[Sighting],
+        plan: GitPlan | None,
+        named: frozenset[bytes],
+        known: Known | None,
+        checkouts: tuple[bytes, ...],
+    ) -> View:
+        listings = tuple(sighting.listing for sighting in sightings)
+        generated = dict(plan.generate) if plan else {}
+        made = _missing_parents(plan, listings) if plan else frozenset()
+        provided = made | generated.keys()
+        gone = [
+            sighting.listing.in_base(path) for sighting in sightings for path in sighting.gone
+        ]
+        if known is not None:
+            gone += sorted(known.provided - provided)
+            gone += _lost(known, listings)
+            if len(listings) > 1 or known.provided:
+                # What one place lost, another may have.
+                have = {listing.in_base(path) for listing in listings for path in listing.paths}
+                gone = [path for path in gone if path not in have]
+        top = listings[0].row(0)
+        return View(
+            Known(listings, named, frozenset(provided), checkouts),
+            {number: sighting.touched for number, sighting in enumerate(sightings)},
+            tuple(gone),
+            Owner(top.uid, top.gid),
+            generated,
+            made,
+            tuple(IndexFile(index.index, index.worktree) for index in plan.indexes)
+            if plan
+            else (),
+            plan is not None and plan.at_top,
+            plan.notes if plan else (),
+        )
+
+
+def _named(plan: GitPlan | None) -> frozenset[bytes]:
+    if plan is None:
+        return frozenset()
+    return frozenset((*plan.generate, *(target for target, _ in plan.replace), *plan.omit))
+
+
+def _find(known: Known | None, origin: Origin) -> Listing | None:
+    if known is None:
+        return None
+    return next((found for found in known.listings if found.origin == origin), None)
+
+
+def _without(sighting: Sighting, named: frozenset[bytes]) -> Sighting:
+    """Takes out what special rules have come to name."""
+    listing = sighting.listing
+    folders = tuple(path + b"/" for path in named)
+    dropped = {
+        index
+        for index, path in enumerate(listing.paths)
+        if path and (path in named or path.startswith(folders))
+    }
+    if not dropped:
+        return sighting
+    kept = listing.without(dropped)
+    touched = set(sighting.touched)
+    moved = [at for at in range(len(listing)) if at not in dropped]
+    return Sighting(
+        kept,
+        [new for new, old in enumerate(moved) if old in touched],
+        [*sighting.gone, *(listing.paths[index] for index in sorted(dropped))],
+    )
+
+
+def _compared(before: Listing | None, sighting: Sighting) -> Sighting:
+    """What of a full look is new against an earlier one."""
+    if before is None:
+        return sighting
+    index = before.index()
+    listing = sighting.listing
+    touched = [
+        at
+        for at, path in enumerate(listing.paths)
+        if (old := index.get(path)) is None or before.raw(old) != listing.raw(at)
+    ]
+    have = set(listing.paths)
+    return Sighting(listing, touched, [path for path in before.paths if path not in have])
+
+
+def _lost(known: Known, listings: tuple[Listing, ...]) -> list[bytes]:
+    """What came from places that are no part of the project any more."""
+    have = {listing.origin for listing in listings}
+    return [
+        listing.in_base(path)
+        for listing in known.listings
+        if listing.origin not in have
+        for path in listing.paths
+    ]
+
+
+def _missing_parents(plan: GitPlan, listings: tuple[Listing, ...]) -> frozenset[bytes]:
+    """Folders above what is provided that are in no listing."""
+    wanted: set[bytes] = set()
+    for path in (*plan.generate, *(target for target, _ in plan.replace)):
+        above = split(path)[0]
+        while above and above not in wanted:
+            wanted.add(above)
+            above = split(above)[0]
+    if wanted:
+        for listing in listings:
+            if any(is_below(path, listing.origin.target) for path in wanted):
+                wanted -= {join(listing.origin.target, path) for path in listing.paths}
+    return frozenset(wanted)
