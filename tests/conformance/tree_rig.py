@@ -7,7 +7,6 @@ user has them where root prepared the file systems and named them in the environ
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import subprocess
@@ -23,9 +22,10 @@ from carrel.domain.projects import BaseRequest, Project, ProjectKind
 from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver, TreeMount, TreeRequest
 from carrel.launcher.client import Launcher
 from carrel.linux import mounts, namespaces
-from carrel.linux.ids import store_gid, store_uid, uid_range
-from carrel.trees.bases.layouts import LayeredLayout, Layout, SubvolumeLayout
-from carrel.trees.bases.store import BaseStore
+from carrel.linux.btrfs import is_subvolume
+from carrel.linux.ids import uid_range
+from carrel.trees.bases.layouts import SubvolumeLayout
+from carrel.trees.bases.store import SANDBOX_OWNER, BaseStore
 from carrel.trees.drivers.btrfs import BtrfsDriver
 from carrel.trees.drivers.copy import CopyDriver
 from carrel.trees.drivers.overlay import OverlayDriver
@@ -84,10 +84,8 @@ class Rig:
     trees: list[Tree] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        layout: Layout = LayeredLayout(Owner(store_uid(), store_gid()))
-        if self.name == "btrfs":
-            layout = SubvolumeLayout()
-        self.bases = BaseStore(self.data, layout)
+        layout = SubvolumeLayout() if self.name == "btrfs" else None
+        self.bases = BaseStore(self.data, layout=layout)
         self.driver = self._make_driver()
         self.spaces = self.data / "spaces"
         self.spaces.mkdir(mode=0o711)
@@ -166,7 +164,7 @@ def open_rig(name: str, place: Path, launcher: Launcher) -> Iterator[Rig]:
 def remove_data(data: Path) -> None:
     """Bases of btrfs are read-only subvolumes, which go as such."""
     for layer in (data / "bases").glob("*/layer"):
-        if VOLUMES and not os.access(layer, os.W_OK) and layer.stat().st_ino == 256:
+        if is_subvolume(layer):
             SubvolumeLayout().discard(layer)
     remove_folder(data)
 
@@ -241,10 +239,19 @@ def enter(launcher: Launcher, tree: Tree, shown: TreeMount) -> None:
         if shown.namespace is not None:
             _join_held(launcher, shown.path)
         os.chdir(shown.path)
-    # Files that are made have the modes that are asked for.
     os.umask(0o022)
-    libc = ctypes.CDLL(None)
-    libc.prctl(38, 1, 0, 0, 0)  # no new privileges
+    _become_sandbox_owner(tree.owner)
+
+
+def _become_sandbox_owner(owner: Owner) -> None:
+    """In a user namespace in which the owner has the id that sandboxes give him."""
+    namespaces.set_dumpable(True)
+    namespaces.unshare(namespaces.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{SANDBOX_OWNER.uid} {owner.uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{SANDBOX_OWNER.gid} {owner.gid} 1")
+    namespaces.drop_capabilities()
+    namespaces.set_no_new_privileges()
 
 
 def _join_held(launcher: Launcher, path: Path) -> None:

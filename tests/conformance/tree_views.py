@@ -61,22 +61,27 @@ def _content(path: str, status: os.stat_result) -> str:
 
 
 def fingerprint(top: Path) -> str:
-    """Of everything that can be told of a folder, but for the times of reading."""
+    """Of everything that can be told of a folder, but for the times of reading, and for
+    how many names git's objects have."""
     found = hashlib.sha256()
     for folder, names, files in sorted(os.walk(top)):
         for name in sorted([*names, *files]):
             path = os.path.join(folder, name)
             status = os.lstat(path)
-            facts = (status.st_mode, status.st_uid, status.st_gid, status.st_nlink)
-            times = (status.st_mtime_ns, status.st_ctime_ns, status.st_rdev)
-            found.update(repr((os.path.relpath(path, top), facts, times)).encode("utf-8", "replace"))
+            facts = [status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns]
+            if SHARED not in path:
+                facts += [status.st_nlink, status.st_ctime_ns, status.st_rdev]
+            found.update(repr((os.path.relpath(path, top), facts)).encode())
             found.update(_content(path, status).encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 
 
 def owners(top: str = ".") -> set[tuple[int, int]]:
+    """But for git's objects, which may be those of the base."""
     found = {(os.lstat(top).st_uid, os.lstat(top).st_gid)}
     for folder, names, files in os.walk(top):
+        if os.path.relpath(folder, top).startswith(SHARED):
+            continue
         for name in (*names, *files):
             status = os.lstat(os.path.join(folder, name))
             found.add((status.st_uid, status.st_gid))

@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from carrel.launcher.probes import run_probe
+from carrel.launcher.probes import files, run_probe
 from carrel.launcher.probes.attempt import Attempt, NoTarget, Refused, Targets, carry_out, give_up
 from carrel.launcher.probes.probe import ATTEMPTS
 from tests.accounts import PYTHON, Account, run_as
@@ -72,7 +72,7 @@ OPEN_TO_ROOT = {
 
 _RUN = """
 import json, os, sys, time
-from carrel.launcher.probes import run_probe
+from carrel.launcher.probes import files, run_probe
 if {root}:
     from tests.runtimes.escapes.inside import call
     uid, gid = os.getuid(), os.getgid()
@@ -207,14 +207,15 @@ def _hang(_targets: Targets, _subject: str) -> str:
         signal.pause()
 
 
-@pytest.fixture
-def alarm() -> Iterator[None]:
+@contextmanager
+def _alarm() -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, give_up)
-    yield
-    signal.signal(signal.SIGALRM, before)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.usefixtures("alarm")
 @pytest.mark.parametrize(
     ("act", "refused", "detail"),
     [
@@ -230,7 +231,8 @@ def alarm() -> Iterator[None]:
 def test_only_a_refusal_counts_as_one(
     act: Callable[[Targets, str], str], refused: bool, detail: str
 ) -> None:
-    (found,) = carry_out(Attempt("try", act), {})
+    with _alarm():
+        (found,) = carry_out(Attempt("try", act), {})
     assert (found["refused"], found["name"]) == (refused, "try")
     assert str(found["detail"]).endswith(detail)
 
@@ -257,6 +259,19 @@ def _has_subjects(attempt: Attempt, targets: Targets) -> bool:
         return bool(attempt.over(targets))
     except NoTarget:
         return False
+
+
+def test_the_way_to_what_is_shown_may_be_seen(tmp_path: Path) -> None:
+    """A bind inside of a forbidden folder, at its own path."""
+    (tmp_path / "mirrors" / "one").mkdir(parents=True)
+    targets = {"forbidden_paths": [str(tmp_path)], "shown": [str(tmp_path / "mirrors" / "one")]}
+    (reading, *_others) = files.ATTEMPTS
+    with _alarm():
+        (found,) = carry_out(reading, targets)
+        assert (found["refused"], found["detail"]) == (True, "nothing but what is shown by design")
+        (tmp_path / "more").touch()
+        (found,) = carry_out(reading, targets)
+    assert (found["refused"], found["detail"]) == (False, "listed: more")
 
 
 @pytest.mark.parametrize(("runtime", "network"), [("process", "none"), ("bubblewrap", "some")])

@@ -261,9 +261,7 @@ def parted(changes: list[Change]) -> list[tuple[str, ChangeKind]]:
     return found
 
 
-def check_renames(
-    changes: list[Change], before: dict[str, Seen], after: dict[str, Seen]
-) -> None:
+def check_renames(changes: list[Change], before: dict[str, Seen], after: dict[str, Seen]) -> None:
     """Each is one of the same bytes, and none was overlooked."""
     for change in changes:
         if change.kind is ChangeKind.RENAMED:
@@ -305,9 +303,7 @@ def views_equal(rig: Rig, one: dict[str, Seen], other: dict[str, Seen]) -> bool:
 
 @settings(PROFILE, max_examples=60)
 @given(work=st.lists(steps, min_size=1, max_size=25))
-def test_a_tree_is_as_a_plain_folder(
-    rig: Rig, project: Path, base: Base, work: list[Step]
-) -> None:
+def test_a_tree_is_as_a_plain_folder(rig: Rig, project: Path, base: Base, work: list[Step]) -> None:
     untouched = [fingerprint(layer) for layer in base.layers]
     tree = rig.tree(base)
     try:

@@ -8,6 +8,7 @@ import resource
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 
@@ -104,7 +105,7 @@ class Loop:
             for key, _events in self._selector.select(self._until_next_timer()):
                 # An earlier action of this round may have closed it.
                 if self._selector.get_map().get(key.fd) is key:
-                    key.data()
+                    _survive(key.data)
             self._run_timers()
 
     def _until_next_timer(self) -> float | None:
@@ -119,4 +120,24 @@ class Loop:
         while self._timers and self._timers[0].when <= now:
             action = heapq.heappop(self._timers).action
             if action is not None:
-                action()
+                _survive(action)
+
+
+def _survive(action: Callable[[], None]) -> None:
+    """An unforeseen error costs one request, and stands in the log; ending here would cost
+    every other sandbox its exit codes."""
+    try:
+        action()
+    except Exception:
+        sys.stderr.write(_traceback())
+        sys.stderr.flush()
+
+
+def _traceback() -> str:
+    kind, error, trace = sys.exc_info()
+    lines = [f"{kind.__name__ if kind else 'error'}: {error}"]
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        lines.append(f"  {code.co_filename}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return "\n".join(lines) + "\n"

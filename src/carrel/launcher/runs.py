@@ -253,8 +253,11 @@ class Runs:
             "cpu_seconds": usage["cpu"],
             "max_rss_bytes": usage["rss"],
         }
-        write_record(os.path.join(run.folder, "exit.json"), run.exit)
-        self._forget(run)
+        try:
+            write_record(os.path.join(run.folder, "exit.json"), run.exit)
+        finally:
+            # A full disk keeps it from being written down, not from being told.
+            self._forget(run)
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.run_id, None)

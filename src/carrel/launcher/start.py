@@ -15,6 +15,7 @@ def main(folder: str, ready: int, version: str) -> None:
     """Returns at once in the process that called; the launcher goes on in another that has
     neither its session nor its parent. `ready` is closed when the socket listens, or when
     another launcher has the folder already."""
+    _execute_a_sealed_copy()
     if os.fork():
         return
     os.setsid()
@@ -39,6 +40,22 @@ def main(folder: str, ready: int, version: str) -> None:
     server.serve()
     os.unlink("socket")
     sys.exit(0)
+
+
+def _execute_a_sealed_copy() -> None:
+    """A command that executes /proc/self/exe gets the program of the launcher, a file of the
+    host. Where it is the user's own, a sandbox could write it that way once no launcher runs
+    it; so it runs from a nameless copy that nobody can change. Root's is not the sandbox's
+    user's."""
+    if os.geteuid() == 0 or os.readlink("/proc/self/exe").startswith("/memfd:"):
+        return
+    copy = os.memfd_create("carrel-launcher", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open("/proc/self/exe", "rb") as program:
+        while os.sendfile(copy, program.fileno(), None, 1 << 30):
+            pass
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
+    os.execve(copy, sys.orig_argv, os.environ)
 
 
 def _redirect() -> None:
@@ -70,7 +87,11 @@ def _lean_mounts(data: str) -> None:
     """A mount namespace of our own without the trees that are mounted in the data folder:
     every sandbox starts as a copy of it, and should not cost more the more trees there are.
     Trees come in as detached mounts."""
-    namespaces.unshare(namespaces.CLONE_NEWNS)
+    try:
+        namespaces.unshare(namespaces.CLONE_NEWNS)
+    except PermissionError:
+        # A container without the right: then no sandbox has namespaces either.
+        return
     namespaces.set_propagation(namespaces.MS_PRIVATE)
     for target in _mounted_trees(data):
         mounts.detach_all(target)

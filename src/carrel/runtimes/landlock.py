@@ -135,8 +135,8 @@ class LandlockRuntime:
 
     async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof:
         return await self._prover.prove(
-            NAME,
             sandbox,
+            tree,
             _uncovered_attempts(),
             lambda targets, command: self._engine.run(
                 sandbox, command, self._confine(sandbox, tree, command, targets)

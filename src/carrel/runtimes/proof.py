@@ -35,6 +35,7 @@ from carrel.domain.runtimes import (
 from carrel.domain.trees import TreeMount
 from carrel.linux import processes
 from carrel.runtimes.identity import Identities
+from carrel.runtimes.layout import HOME
 
 PROBE_S = 20.0
 """The probe takes milliseconds; on a machine that swaps it may take seconds."""
@@ -59,11 +60,14 @@ class Prover:
         self._proven.add(key)
 
     async def prove(
-        self, name: str, sandbox: Sandbox, uncovered: tuple[str, ...], execute: Execute
+        self, sandbox: Sandbox, tree: TreeMount, uncovered: tuple[str, ...], execute: Execute
     ) -> Proof:
         """`uncovered` names attempts that the runtime's capabilities say it does not refuse."""
+        name = sandbox.runtime
         with self._targets(name, sandbox.spec) as targets:
             targets["uncovered"] = list(uncovered)
+            shown = [str(path) for path in tree.read_only]
+            targets["shown"] = [bind.target for bind in sandbox.spec.binds] + shown
             command = Command(argv=("probe",), output=Output.PIPES, timeout_s=PROBE_S)
             run = await execute(targets, command)
             try:
@@ -129,7 +133,7 @@ class Prover:
             yield {
                 "runtime": name,
                 "network": str(spec.network),
-                "forbidden_paths": [str(canary), str(self._data), str(Path.home())],
+                "forbidden_paths": [str(canary), str(self._data), *_host_home()],
                 "host_pid": outside,
                 "host_pid_start": processes.start_time(outside),
                 "host_loopback_port": listener.getsockname()[1],
@@ -152,6 +156,12 @@ def _outside_process(secret: str) -> Iterator[int]:
     finally:
         os.close(go)
         os.waitpid(pid, 0)
+
+
+def _host_home() -> list[str]:
+    """Unless the sandbox has a home of its own by that name."""
+    home = str(Path.home())
+    return [home] if home not in ("/", "/nonexistent", HOME) and Path(home).exists() else []
 
 
 def _sockets() -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ from carrel.launcher.probes.attempt import (
     HIDDEN,
     Attempt,
     NoTarget,
+    Refused,
     Targets,
     number,
     scratch,
@@ -56,37 +57,51 @@ def _outside_doors(targets: Targets) -> Sequence[str]:
     return [f"/proc/{pid}/{door}" for pid in pids for door in ("root", "cwd")]
 
 
-def _look(path: str) -> str:
-    """What is to be seen of a file or folder, without touching it."""
-    descriptor = os.open(path, _OPEN)
+def _look(targets: Targets, path: str, way: str) -> str:
+    """What is to be seen of the file or folder `path`, gone to by `way`; touches nothing."""
+    descriptor = os.open(way, _OPEN)
     try:
+        on_the_way = _on_the_way(targets, path)
         with os.scandir(descriptor) as entries:
-            return f"listed: {next((entry.name for entry in entries), 'empty')}"
+            seen = next((one.name for one in entries if one.name not in on_the_way), "")
+        if on_the_way and not seen:
+            raise Refused("nothing but what is shown by design")
+        return f"listed: {seen or 'empty'}"
     except NotADirectoryError:
         return f"read {len(os.read(descriptor, 64))} bytes"
     finally:
         os.close(descriptor)
 
 
-def _read(_targets: Targets, path: str) -> str:
-    return _look(path)
+def _on_the_way(targets: Targets, folder: str) -> set[str]:
+    """The entries of a folder that lead to what the sandbox shows at its own path."""
+    prefix = folder.rstrip("/") + "/"
+    shown = targets.get("shown")
+    paths = [str(path) for path in shown] if isinstance(shown, (list, tuple)) else []
+    return {path[len(prefix) :].split("/")[0] for path in paths if path.startswith(prefix)}
 
 
-def _read_own_root(_targets: Targets, path: str) -> str:
-    return _look("/proc/self/root" + path)
+def _read(targets: Targets, path: str) -> str:
+    return _look(targets, path, path)
 
 
-def _read_above(_targets: Targets, path: str) -> str:
-    return _look("/proc/self/cwd/" + _UP + path.lstrip("/"))
+def _read_own_root(targets: Targets, path: str) -> str:
+    return _look(targets, path, "/proc/self/root" + path)
+
+
+def _read_above(targets: Targets, path: str) -> str:
+    return _look(targets, path, "/proc/self/cwd/" + _UP + path.lstrip("/"))
 
 
 def _read_door(targets: Targets, door: str) -> str:
     """All that is forbidden, seen from another process's root or working folder."""
-    refusal: OSError | None = None
+    refusal: OSError | Refused | None = None
     for path in texts(targets, "forbidden_paths"):
         for way in (door + path, f"{door}/{_UP}{path.lstrip('/')}"):
             try:
-                return f"{way}: {_look(way)}"
+                return f"{way}: {_look(targets, path, way)}"
+            except Refused as by_design:
+                refusal = by_design
             except OSError as error:
                 if error.errno not in HIDDEN:
                     raise

@@ -11,6 +11,8 @@ Targets, all plain JSON:
     forbidden_paths      files and folders of the host that must be out of reach: another
                          space's tree, the data folder, a home. They must exist on the
                          host, and none may be a path that the sandbox has of its own.
+    shown                optional: host paths that the sandbox has at the same path by
+                         design (binds); a forbidden folder above one may show the way
     host_pid             a process outside, with the host's number for it
     host_pid_start       optional: its start time, field 22 of /proc/PID/stat, so that a
                          process inside with the same number is not taken for it

@@ -16,6 +16,8 @@ SECCOMP_FD = 10
 INFO_FD = 11
 TOOLCHAIN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 OPTIONAL = ("/nix/store",)
+HIDDEN = ("/proc/keys", "/proc/key-users")
+"""Of an ordinary user, who has the sandbox's own host id, they would tell the host's keys."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def arguments(program: str, view: View, network: Network, *, survive: bool) -> l
     argv += ["--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), "--hostname", "carrel"]
     argv += _toolchain()
     argv += ["--ro-bind", view.etc, "/etc", "--dev", "/dev", "--proc", "/proc"]
+    for hidden in filter(os.path.exists, HIDDEN):
+        argv += ["--ro-bind", "/dev/null", hidden]
     argv += ["--bind", view.tmp, "/tmp", "--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
     argv += ["--bind", view.home, HOME, "--bind", view.tree, WORKSPACE]
     for source, target, writable in view.binds:

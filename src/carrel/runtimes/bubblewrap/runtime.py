@@ -159,8 +159,8 @@ class BubblewrapRuntime:
 
     async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof:
         return await self._prover.prove(
-            NAME,
             sandbox,
+            tree,
             uncovered_attempts(sandbox.spec.network),
             lambda targets, command: self._engine.run(
                 sandbox, command, self._confine(sandbox, tree, command, targets)

@@ -9,7 +9,7 @@ from carrel.domain.errors import LimitsUnavailable
 from carrel.domain.limits import LimitKind, Limits, LimitSupport
 from carrel.domain.runtimes import Sandbox, SandboxSpec
 from carrel.runtimes.limits.cgroups import CgroupHandle, Cgroups
-from carrel.runtimes.limits.disk import ProjectQuotas
+from carrel.runtimes.limits.disk import ProjectQuotas, quota_in_force
 from carrel.runtimes.limits.rlimits import Rlimit, rlimits
 from carrel.runtimes.limits.support import QUOTA, support_for
 
@@ -55,7 +55,7 @@ class Enforcement:
         return rlimits(spec.limits, pids_by_cgroup=pids, own_user=own_user)
 
     def has_quota(self, spec: SandboxSpec) -> bool:
-        return self._quotas.limit(spec.folder) is not None
+        return quota_in_force(spec.folder)
 
     def lift(self, sandbox: Sandbox) -> None:
         self.cgroups.remove(self.group(sandbox))

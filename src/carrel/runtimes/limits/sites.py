@@ -25,6 +25,8 @@ PARENT = "carrel"
 PROBE = "probe-"
 _LEAF = "carrel-self"
 """Where the processes go that stand in the way of handing controllers on."""
+_ROUNDS = 8
+"""A process may have forked just before it was moved; a few times over is enough."""
 LIMITING = ("memory", "pids", "cpu")
 _USEFUL = frozenset({*LIMITING, "cpuacct", "freezer"})
 _CHILD_TIMEOUT_S = 5.0
@@ -119,7 +121,7 @@ def _prepare(tree: Hierarchy, parent: Path) -> Site:
         return Site(1, folder, tree.controllers & _USEFUL)
     offered = cgroupfs.read(parent, "cgroup.controllers").split()
     wanted = frozenset(offered) & frozenset(LIMITING)
-    if cgroupfs.enable(parent, wanted) != wanted and cgroupfs.read(parent, cgroupfs.PROCS).strip():
+    if wanted - cgroupfs.subtree_controllers(parent):
         _step_aside(parent)
         cgroupfs.enable(parent, wanted)
     folder.mkdir(exist_ok=True)
@@ -129,13 +131,21 @@ def _prepare(tree: Hierarchy, parent: Path) -> Site:
 
 
 def _step_aside(parent: Path) -> None:
-    """Moves the processes of a group one down, so that it can hand controllers on."""
+    """Moves the processes of a group one down, so that it can hand controllers on. To try
+    without would not only fail for memory: processors and processes would be handed on,
+    and turn the group into one of threads, which nothing can be moved to."""
+    if not (parent / "cgroup.type").exists():
+        return  # the root of the tree, which may have both
     leaf = parent / _LEAF
-    leaf.mkdir(exist_ok=True)
-    for pid in cgroupfs.read(parent, cgroupfs.PROCS).split():
-        # Some end meanwhile, and kernel threads cannot be moved.
-        with contextlib.suppress(OSError):
-            cgroupfs.write(leaf, cgroupfs.PROCS, pid)
+    for _ in range(_ROUNDS):
+        here = cgroupfs.read(parent, cgroupfs.PROCS).split()
+        if not here:
+            return
+        leaf.mkdir(exist_ok=True)
+        for pid in here:
+            with contextlib.suppress(ProcessLookupError):
+                cgroupfs.write(leaf, cgroupfs.PROCS, pid)
+    raise OSError(errno.EBUSY, "processes that cannot be moved are in it", str(parent))
 
 
 def probe_name() -> str:

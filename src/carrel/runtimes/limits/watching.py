@@ -34,6 +34,7 @@ class LimitWatch:
         self._kill = kill
         self._running: set[str] = set()
         self._disk: asyncio.Task[None] | None = None
+        self._killing: set[asyncio.Task[None]] = set()
         limits = sandbox.spec.limits
         self._counted = limits.pids is not None or limits.cpus is not None
         self._refused_forks = self._count(self._cgroups.pids_events)
@@ -77,11 +78,13 @@ class LimitWatch:
             self._tell(LimitKind.CPU, limits.cpus, run_id, "had to wait for its share of the CPU")
         self._refused_forks, self._throttled = refused, throttled
 
-    async def _over_disk(self, used: float) -> None:
+    def _over_disk(self, used: int) -> None:
         limit = self._sandbox.spec.limits.disk_bytes or 0
         for run_id in sorted(self._running):
-            self._tell(LimitKind.DISK, limit, run_id, f"is stopped: {used:.0f} bytes are in use")
-            await self._kill(run_id, "disk")
+            self._tell(LimitKind.DISK, limit, run_id, f"is stopped: {used} bytes are in use")
+            killing = asyncio.get_running_loop().create_task(self._kill(run_id, "disk"))
+            self._killing.add(killing)
+            killing.add_done_callback(self._killing.discard)
 
     def _tell(self, kind: LimitKind, figure: float, run_id: str, what: str) -> None:
         message = f"{run_id} {what} ({kind} {figure:g})."

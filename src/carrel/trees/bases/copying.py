@@ -138,6 +138,36 @@ class Copier:
             kept.st_ctime_ns,
         )
 
+    def adopt(self, wanted: Wanted, folder: int, name: bytes) -> Item:
+        """Takes over an entry that is ours: moves it to its place and digests it there."""
+        if not (wanted.folder == folder and wanted.name == name):
+            try:
+                os.rename(wanted.name, name, src_dir_fd=wanted.folder, dst_dir_fd=folder)
+            except (IsADirectoryError, NotADirectoryError):
+                remove_entry(folder, name)
+                os.rename(wanted.name, name, src_dir_fd=wanted.folder, dst_dir_fd=folder)
+        here = Wanted(folder, name, None, wanted.path, ours=True)
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISLNK(found.st_mode):
+            digest = digest_of(read_link(here)[0])
+        else:
+            digest = self.digest(here, found.st_mode)
+        if os.geteuid() == 0:
+            owner = self.owner
+            os.chown(name, owner.uid, owner.gid, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) and found.st_mode & 0o6000:
+                os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=folder)
+        kept = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return Item(
+            found.st_mode,
+            found.st_size,
+            found.st_mtime_ns,
+            digest,
+            self.layer,
+            kept.st_ino,
+            kept.st_ctime_ns,
+        )
+
     def write_file(self, content: bytes, mtime_ns: int, folder: int, name: bytes) -> Item:
         """A file that is made up, with mode 0644."""
         target = self._create(folder, name)

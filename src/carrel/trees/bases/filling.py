@@ -72,7 +72,9 @@ class Filler:
     note: Callable[[Iterable[Note]], None]
     on_skip: Callable[[Skipped], None]
     ours: bool = False
-    """The origins are Carrel's own layers."""
+    """The origins are Carrel's own."""
+    adopt: bool = False
+    """Entries are taken over, not copied; the origins are not needed any more."""
 
     def run(self, jobs: list[Job]) -> Filled:
         """Stops at the first that cannot be read. Raises OSError for trouble on the
@@ -156,7 +158,9 @@ class Filler:
         wanted = Wanted(source, name, job.row, job.path, self.ours)
         into = split(job.path)[1]
         try:
-            if job.keep is not None and copier.digest(wanted, job.mode) == job.keep.digest:
+            if self.adopt:
+                filled.items[job.path] = copier.adopt(wanted, target, into)
+            elif job.keep is not None and copier.digest(wanted, job.mode) == job.keep.digest:
                 filled.items[job.path] = job.keep
             elif stat.S_ISLNK(job.mode):
                 filled.items[job.path] = copier.store_link(wanted, target, into)

@@ -53,6 +53,13 @@ class Meter:
                 self._bytes += count
         self.tick()
 
+    def forward(self, progress: Progress) -> None:
+        """Passes on what somebody else counts."""
+        with self._lock:
+            self._stage, self._done = progress.stage, progress.done
+            self._total, self._bytes = progress.total, progress.bytes_done
+        self.tick()
+
     def tick(self) -> None:
         if threading.get_ident() == self._thread and time.monotonic() >= self._next:
             self._speak()

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import re
+import secrets
 import time
 from base64 import b32encode
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from carrel.domain.errors import BaseNotFound, CarrelError, TreeDamaged, TreeUnavailable
-from carrel.domain.projects import (
-    BaseRequest,
-    OnProgress,
-    Progress,
-    ProjectKind,
-    ignore_progress,
-)
+from carrel.domain.errors import BaseNotFound, TreeDamaged, TreeUnavailable
+from carrel.domain.projects import BaseRequest, OnProgress, Progress, ignore_progress
 from carrel.domain.trees import Base, Change, Owner
 from carrel.linux.ids import store_gid, store_uid
 from carrel.trees.bases.building import FolderBuild, Previous
-from carrel.trees.bases.exclusion import Exclusion
+from carrel.trees.bases.checking import check_record
+from carrel.trees.bases.finishing import Stack
 from carrel.trees.bases.freezing import Freeze
 from carrel.trees.bases.heads import Head, read_head
-from carrel.trees.bases.layouts import LayeredLayout, Layout
-from carrel.trees.bases.locks import Held, hold, try_hold
+from carrel.trees.bases.layouts import LayeredLayout, Layout, SubvolumeLayout
+from carrel.trees.bases.locks import hold, try_hold
 from carrel.trees.bases.manifest import read_manifest
 from carrel.trees.bases.metering import Meter
-from carrel.trees.bases.producing import ProducedBuild, Producer
-from carrel.trees.bases.publishing import HEADS, STAGING, Shop, StackGone, Staging
+from carrel.trees.bases.producing import ProducedBuild
+from carrel.trees.bases.publishing import HEADS, STAGING, Shop, StackGone
 from carrel.trees.bases.records import LAYER, Record, read_record
 from carrel.trees.bases.room import no_room_as_error
-from carrel.trees.bases.scan import Sieve
+from carrel.trees.bases.views import Opened, OpenProject
+from carrel.trees.removal import remove_tree
+from carrel.trees.sources.opening import open_project
 
 SANDBOX_OWNER = Owner(1000, 1000)
 """Whom every file of a tree belongs to, as a sandbox sees it."""
@@ -43,26 +40,28 @@ VERIFY_AFTER_S = 0.5
 again, and what changed meanwhile is read again."""
 STALE_STAGING_S = 7 * 24 * 3600.0
 """Nobody carries on a build that was interrupted so long ago."""
-_STACK_ATTEMPTS = 3
+STALE_REMOVAL_S = 3600.0
+"""Nobody takes so long to remove a base."""
+_ATTEMPTS = 3
 """How often a base below may be removed under a build before it gives up."""
 _ID = re.compile(r"ba_[a-z2-7]{26}")
+_DISCARDED = "discarded-"
 
 
 class BaseStore:
-    """Any number of threads and processes may use the same data folder at once.
-
-    `open_source` and `open_producer` come from the sources; see `carrel.trees.sources`.
-    """
+    """Any number of threads and processes may use the same data folder at once."""
 
     def __init__(
         self,
         data: Path,
         *,
+        open_project: OpenProject = open_project,
         layout: Layout | None = None,
         shown: Owner = SANDBOX_OWNER,
         verify_after_s: float = VERIFY_AFTER_S,
     ) -> None:
         self._data = data
+        self._open_project = open_project
         owner = Owner(store_uid(), store_gid())
         bases = data / "bases"
         bases.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,3 +69,214 @@ class BaseStore:
             (bases / name).mkdir(mode=0o700, exist_ok=True)
         self._shop = Shop(bases, layout or LayeredLayout(owner), owner, shown, verify_after_s)
         self._remove_stale()
+
+    def build(self, request: BaseRequest, progress: OnProgress = ignore_progress) -> Base:
+        """The base of a project as it is now; the last one, if nothing changed since.
+
+        Raises a `ProjectError` for whatever is wrong with the project, `InsufficientDisk`,
+        and leaves nothing then. When interrupted, the next call carries on.
+        """
+        opened = self._open_project(request, self._data, progress)
+        key = _key(opened.key, self._shop.layout.name)
+
+        def waiting() -> None:
+            progress(Progress("waiting", 0, 0))
+
+        with hold(self._shop.key_lock(key), _seldom(waiting)) as lock:
+            meter = Meter(progress, lock.alive)
+            return self._guarded(key, lambda: self._build(key, opened, request, meter))
+
+    def freeze(self, parent: Base, changes: Iterable[Change], root_fd: int) -> Base:
+        """A new base of what a tree holds: `parent`, with the changes, which are read
+        from the tree's root. Costs what changed.
+
+        Raises `TreeUnavailable` for what cannot be read, `InsufficientDisk`, `TreeDamaged`.
+        """
+        key = f"freeze-{secrets.token_hex(8)}"
+        record = check_record(self._record(parent.base_id))
+        stack = Stack(record, read_manifest(record.base.folder))
+        with hold(self._shop.key_lock(key)) as lock:
+            meter = Meter(ignore_progress, lock.alive)
+            staging = self._shop.staging(key)
+            freeze = Freeze(self._shop, staging, meter, stack, root_fd)
+            return self._guarded(key, lambda: freeze.run(changes).base)
+
+    def get(self, base_id: str) -> Base:
+        """Raises `BaseNotFound`, `TreeDamaged`."""
+        return check_record(self._record(base_id)).base
+
+    def list(self) -> list[Base]:
+        """All that can be used, the oldest first."""
+        found = []
+        for record in self._records():
+            with contextlib.suppress(TreeDamaged):
+                found.append(check_record(record).base)
+        return sorted(found, key=lambda base: base.created_at)
+
+    def remove(self, base_id: str) -> None:
+        """Raises `BaseNotFound`, and `TreeUnavailable` while another base stands on it.
+        Whether trees use it is for the caller to know."""
+        record = self._record(base_id)
+        with hold(self._shop.lock):
+            above = [
+                other.base.base_id
+                for other in self._records()
+                if base_id in other.stack[1:]
+            ]
+            if above:
+                raise TreeUnavailable(
+                    f"The base {base_id} cannot be removed: {len(above)} others stand on it, "
+                    f"such as {above[0]}.",
+                    hint="Remove those first.",
+                    base_id=base_id,
+                    above=above,
+                )
+            discarded = self._set_aside(base_id)
+        _discard(discarded, record.layout)
+        self._forget_heads(base_id)
+
+    # Building
+
+    def _build(self, key: str, opened: Opened, request: BaseRequest, meter: Meter) -> Base:
+        for _ in range(_ATTEMPTS):
+            previous = self._previous(key)
+            try:
+                with no_room_as_error(self._shop.bases):
+                    return self._build_once(key, opened, request, meter, previous)
+            except StackGone:
+                self._shop.staging(key).discard()
+        raise TreeUnavailable(
+            "Bases of this project are being removed all the time.", hint="Try again."
+        )
+
+    def _build_once(
+        self,
+        key: str,
+        opened: Opened,
+        request: BaseRequest,
+        meter: Meter,
+        previous: tuple[Head, Record] | None,
+    ) -> Base:
+        if opened.producer is not None:
+            stack, before = None, b""
+            if previous is not None:
+                head, record = previous
+                stack, before = Stack(record, read_manifest(record.base.folder)), head.state
+            return ProducedBuild(
+                self._shop, key, opened.producer, request, meter, stack, before
+            ).run()
+        assert opened.source is not None
+        last = None
+        if previous is not None:
+            head, record = previous
+            last = Previous(record, read_manifest(record.base.folder), head.known)
+        return FolderBuild(self._shop, key, opened.source, request, meter, last).run()
+
+    def _previous(self, key: str) -> tuple[Head, Record] | None:
+        head = read_head(self._shop.head(key))
+        if head is None:
+            return None
+        try:
+            return head, check_record(self._record(head.base_id))
+        except BaseNotFound:
+            return None
+        except TreeDamaged:
+            # It would be taken for the new one, whose content is the same.
+            with hold(self._shop.lock), contextlib.suppress(FileNotFoundError):
+                _discard(self._set_aside(head.base_id), self._shop.layout.name)
+            return None
+
+    def _guarded(self, key: str, work: Callable[[], Base]) -> Base:
+        """A failure leaves nothing; an interruption leaves what the next call can use."""
+        try:
+            return work()
+        except StackGone as gone:
+            self._shop.staging(key).discard()
+            raise TreeDamaged(
+                "The base that this one stands on was removed meanwhile.", hint="Try again."
+            ) from gone
+        except Exception:
+            self._shop.staging(key).discard()
+            raise
+
+    # Keeping
+
+    def _record(self, base_id: str) -> Record:
+        if _ID.fullmatch(base_id):
+            with contextlib.suppress(FileNotFoundError):
+                return read_record(self._shop.bases / base_id)
+        raise BaseNotFound(
+            f"There is no base {base_id!r}.", hint="Build it again from its project."
+        )
+
+    def _records(self) -> Iterator[Record]:
+        for folder in sorted(self._shop.bases.iterdir()):
+            if _ID.fullmatch(folder.name):
+                with contextlib.suppress(FileNotFoundError, TreeDamaged):
+                    yield read_record(folder)
+
+    def _set_aside(self, base_id: str) -> Path:
+        """Takes a base out of sight in one step; what is left is to be discarded."""
+        name = f"{_DISCARDED}{base_id}-{secrets.token_hex(4)}"
+        return (self._shop.bases / base_id).rename(self._shop.bases / STAGING / name)
+
+    def _forget_heads(self, base_id: str) -> None:
+        for head in (self._shop.bases / HEADS).iterdir():
+            with contextlib.suppress(FileNotFoundError), head.open("rb") as file:
+                # The id is the second field; the rest can be big.
+                if base_id.encode() in file.read(64):
+                    head.unlink()
+
+    def _remove_stale(self) -> None:
+        now = time.time()
+        for folder in (self._shop.bases / STAGING).iterdir():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                age = now - max(folder.stat().st_mtime, _last_note(folder))
+                if not folder.is_dir():
+                    continue
+                if folder.name.startswith(_DISCARDED):
+                    if age > STALE_REMOVAL_S:
+                        _discard(folder, self._shop.layout.name)
+                elif age > STALE_STAGING_S:
+                    self._remove_staging(folder.name)
+
+    def _remove_staging(self, key: str) -> None:
+        path = self._shop.key_lock(key)
+        lock = try_hold(path)
+        if lock is not None:
+            try:
+                self._shop.staging(key).discard()
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(lock)
+
+
+def _discard(folder: Path, layout: str) -> None:
+    """Removes a base that was set aside."""
+    if layout == SubvolumeLayout.name:
+        SubvolumeLayout().discard(folder / LAYER)
+    remove_tree(folder)
+
+
+def _last_note(folder: Path) -> float:
+    try:
+        return (folder / "journal").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _key(project: str, layout: str) -> str:
+    digest = hashlib.blake2b(f"{layout}\0{project}".encode(errors="surrogateescape"))
+    return b32encode(digest.digest()[:16]).decode().lower().rstrip("=")
+
+
+def _seldom(speak: Callable[[], None], interval_s: float = 0.1) -> Callable[[], None]:
+    last = [0.0]
+
+    def maybe() -> None:
+        if time.monotonic() - last[0] >= interval_s:
+            last[0] = time.monotonic()
+            speak()
+
+    return maybe
+

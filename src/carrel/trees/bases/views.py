@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from carrel.domain.projects import BaseRequest, OnProgress
 from carrel.domain.trees import Owner, Skipped
 from carrel.linux.statx import Row
 from carrel.trees.bases.heads import Known
@@ -103,3 +105,51 @@ class Source(Protocol):
         `ProjectTooLarge`.
         """
         ...
+
+
+class Producer(Protocol):
+    """A project at one state that is produced, not read. Methods raise the errors of
+    their kind of project."""
+
+    def state(self) -> bytes:
+        """Names what would be produced. Never empty."""
+        ...
+
+    @property
+    def indexes(self) -> tuple[IndexFile, ...]: ...
+
+    def produce(self, into: Path) -> tuple[Skipped, ...]:
+        """Fills an empty folder."""
+        ...
+
+    def update(
+        self, before: bytes, find: Callable[[bytes], Path | None], into: Path
+    ) -> Update | None:
+        """Fills an empty folder with what an earlier state lacks; `find` gives files of
+        its base. None when only all of it will do."""
+        ...
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is new against an earlier state: paths to take from a folder, and paths that
+    are gone."""
+
+    changed: tuple[bytes, ...]
+    deleted: tuple[bytes, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A project that is ready to be built from: live, or produced. `key` names it among
+    all projects: what it is, where, and what is left out."""
+
+    key: str
+    source: Source | None = None
+    producer: Producer | None = None
+
+
+OpenProject = Callable[[BaseRequest, Path, OnProgress], Opened]
+"""Finds the project of a request; the path is the data folder. Raises the errors of bad
+input. The one there is: `carrel.trees.sources.opening.open_project`."""

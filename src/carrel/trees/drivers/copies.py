@@ -77,13 +77,11 @@ class Copies:
         """In the private folder, so that a tree is either complete or not to be seen."""
         base, new = request.base, private / "new"
         new.mkdir(0o700)
-        borrowed: tuple[Path, ...] = ()
-        if self._shares_objects:
-            borrowed = sharing.lendable(base, request.owner)
         with open_roots(base.layers) as roots, Root.at(new) as target:
             layers = Layers(roots, note_prefix())
-            if borrowed and not sharing.has_objects(layers):
-                borrowed = ()
+            borrowed: tuple[Path, ...] = ()
+            if self._shares_objects:
+                borrowed = sharing.lendable(base, roots, layers, request.owner)
             assembly = Assembly(
                 layers, target, request.owner, self._fill(), self._share(request.owner)
             )

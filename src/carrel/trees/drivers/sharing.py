@@ -9,25 +9,32 @@ store that names the base's as an alternate, which sandboxes see read-only.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from carrel.domain.trees import Base, Owner
-from carrel.trees.files import give, make_folder, write_atomically
+from carrel.trees.files import write_atomically
+from carrel.trees.folders import Root
 from carrel.trees.layers import Entry, Layers
 
 OBJECTS = ".git/objects"
-_ALTERNATES = OBJECTS + "/info/alternates"
+_INFO = OBJECTS + "/info"
+_ALTERNATES = _INFO + "/alternates"
 _LIST = "shared"
 _EVERYBODY = 0o7006
 _MAY_READ = 0o4
 
 
-def lendable(base: Base, owner: Owner) -> tuple[Path, ...]:
-    """The object folders of the base's layers that a repository of this owner may name as
-    alternates; none when it is to have the objects itself."""
+def lendable(base: Base, roots: Sequence[Root], merged: Layers, owner: Owner) -> tuple[Path, ...]:
+    """The object folders of the base's layers (open as `roots`) that a repository of this
+    owner may name as alternates; none when it is to have the objects itself."""
     if not base.has_git or owner != base.store_owner:
         return ()
-    folders = tuple(layer / OBJECTS for layer in base.layers if _is_folder(layer / OBJECTS))
+    # Never by path: a layer below may have a symlink where the merged view has a folder.
+    found, info = merged.find(OBJECTS), merged.find(_INFO)
+    if found is None or info is None or not info.is_folder:
+        return ()
+    folders = tuple(base.layers[roots.index(part.root)] / part.path for part in found.parts)
     return () if any("\n" in str(folder) for folder in folders) else folders
 
 
@@ -42,8 +49,8 @@ def linkable(path: str, status: os.stat_result, owner: Owner) -> bool:
 
 
 def leave_out(path: str) -> bool:
-    """What a copy that borrows does not get of its own."""
-    return path.startswith(OBJECTS + "/")
+    """What a copy that borrows does not get of its own: all but empty folders."""
+    return path.startswith(OBJECTS + "/") and path not in (_INFO, OBJECTS + "/pack")
 
 
 def ignore(path: str, entry: Entry | None) -> bool:
@@ -52,25 +59,18 @@ def ignore(path: str, entry: Entry | None) -> bool:
 
 
 def borrow(private: Path, top: int, folders: tuple[Path, ...], owner: Owner) -> None:
-    """Makes the object store of the copy whose root is `top`, and notes what it borrows
+    """Completes the object store of the copy whose root is `top`, and notes what it borrows
     where the tree's owner cannot write."""
-    store = os.open(OBJECTS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    content = b"".join(os.fsencode(folder) + b"\n" for folder in folders)
+
+    def fill(fd: int) -> None:
+        os.write(fd, content)
+
+    info = os.open(_INFO, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
     try:
-        for name in (b"info", b"pack"):
-            make_folder(store, name, mode=0o755, owner=owner)
-        content = b"".join(os.fsencode(folder) + b"\n" for folder in folders)
-        info = os.open(b"info", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=store)
-        try:
-
-            def fill(fd: int) -> None:
-                os.write(fd, content)
-
-            write_atomically(info, b"alternates", fill, mode=0o644, owner=owner)
-        finally:
-            os.close(info)
-        give(store, owner)
+        write_atomically(info, b"alternates", fill, mode=0o644, owner=owner)
     finally:
-        os.close(store)
+        os.close(info)
     (private / _LIST).write_bytes(content)
 
 
@@ -81,12 +81,3 @@ def borrowed(private: Path) -> tuple[Path, ...]:
     except FileNotFoundError:
         return ()
     return tuple(Path(os.fsdecode(line)) for line in content.splitlines())
-
-
-def has_objects(base: Layers) -> bool:
-    found = base.find(OBJECTS)
-    return found is not None and found.is_folder
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()

@@ -184,13 +184,11 @@ def kernel_addresses(_targets: Targets) -> str:
 @escape("proc.physical_addresses", ROOT)
 def physical_addresses(_targets: Targets) -> str:
     """Of one's own pages, which helps in attacks on memory chips."""
-    page = bytearray(b"x" * PAGE)
     descriptor = os.open("/proc/self/pagemap", os.O_RDONLY)
     with open("/proc/self/maps") as maps:
         stack = next(line for line in maps if "[stack]" in line)
     top = int(stack.split()[0].split("-")[1], 16) - PAGE
     (entry,) = struct.unpack("Q", os.pread(descriptor, 8, top // PAGE * 8))
-    assert page
     if entry & (1 << 55) - 1:
         return f"frame {entry & (1 << 55) - 1:x}"
     raise Refused("no frame numbers")

@@ -1,0 +1,216 @@
+"""Builds a base from a project that is produced, not read: a commit, an archive, nothing.
+
+Such a project has a state with a name, and the same state gives the same base. What is
+produced is taken over as it is, without a second copy.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from carrel.domain.errors import ProjectTooLarge
+from carrel.domain.projects import BaseRequest
+from carrel.domain.trees import Base, Owner, Skipped
+from carrel.linux.statx import Row, StatBatch, row_of
+from carrel.trees.bases.drafting import Draft
+from carrel.trees.bases.exclusion import Exclusion
+from carrel.trees.bases.filling import Filler, Job
+from carrel.trees.bases.finishing import About, Finisher, Stack
+from carrel.trees.bases.heads import Head, Known, write_head
+from carrel.trees.bases.indexes import patch_from_project
+from carrel.trees.bases.listing import Listing, Origin
+from carrel.trees.bases.metering import Meter
+from carrel.trees.bases.places import join, split
+from carrel.trees.bases.planning import Plan, plan
+from carrel.trees.bases.publishing import Shop
+from carrel.trees.bases.records import Record
+from carrel.trees.bases.scan import Scanner, Sieve
+from carrel.trees.bases.views import Producer, View
+from carrel.trees.bases.writing import LayerWriter, open_nothing
+
+_FOLDER_MODE = stat.S_IFDIR | 0o755
+
+
+@dataclass
+class ProducedBuild:
+    shop: Shop
+    key: str
+    producer: Producer
+    request: BaseRequest
+    meter: Meter
+    previous: Stack | None
+    before: bytes
+    """The state of `previous`."""
+
+    def run(self) -> Base:
+        """Raises what `BaseStore.build` says; leaves staging for the caller to remove."""
+        state = self.producer.state()
+        if self.previous is not None and state == self.before:
+            return self._describe(self.previous.record)
+        staging = self._staging = self.shop.staging(self.key)
+        staging.discard()
+        record = self._update() or self._produce()
+        staging.discard()
+        head = Head(record.base.base_id, Known(()), state)
+        write_head(self.shop.head(self.key), head)
+        return self._describe(record)
+
+    def _produce(self) -> Record:
+        self._staging.discard()
+        self._staging.begin(None)
+        layer = self._staging.layer
+        skipped = self.producer.produce(layer)
+        view = self._look(layer)
+        draft = Draft(None, 0)
+        planned = plan(view, draft)
+        # The root was made by the store, with a mode for the time of writing.
+        draft.put_folder(b"", _FOLDER_MODE, view.known.listings[0].row(0).mtime_ns)
+        return self._store(draft, planned, view, None, skipped)
+
+    def _update(self) -> Record | None:
+        if self.previous is None or not self.before:
+            return None
+        previous = self.previous
+        incoming = self._staging.folder / "incoming"
+        incoming.mkdir(mode=0o700, parents=True)
+        found = self.producer.update(self.before, _finder(previous), incoming)
+        if found is None:
+            return None
+        self._staging.base.mkdir(mode=0o700)
+        self.shop.layout.begin(self._staging.layer, previous.record.base.layers[0])
+        layers = previous.manifest.layers
+        draft = Draft(previous.manifest, len(layers) if self.shop.layout.layered else 0)
+        for path in found.deleted:
+            draft.drop(path)
+        exclusion = Exclusion(self.request.exclude)
+        wanted = [path for path in found.changed if not _excluded(exclusion, path)]
+        planned = _plan_update(draft, incoming, wanted)
+        view = self._look(incoming)
+        return self._store(draft, planned, view, previous, found.skipped)
+
+    def _look(self, folder: Path) -> View:
+        sieve = Sieve(Exclusion(self.request.exclude), max_files=self.request.max_files)
+        sighting = Scanner(Origin(os.fsencode(folder)), sieve, StatBatch()).full(self.meter.reach)
+        return View(
+            Known((sighting.listing,)), {0: sighting.touched}, (), Owner(os.getuid(), os.getgid())
+        )
+
+    def _store(
+        self,
+        draft: Draft,
+        planned: Plan,
+        view: View,
+        stack: Stack | None,
+        skipped: tuple[Skipped, ...],
+    ) -> Record:
+        self._guard(view.known.listings[0])
+        writer = LayerWriter(
+            self._staging.layer, self.shop.layout, self.shop.owner, draft, self.meter, _ignore
+        )
+        try:
+            self._adopt(planned, draft, writer)
+            # Also takes away what is excluded.
+            writer.clean(stale=True)
+            indexes = self.producer.indexes
+            for index in indexes:
+                if index.path in {job.path for job in planned.jobs}:
+                    layer, shown = self._staging.layer, self.shop.shown
+                    patch_from_project(layer, index, view.rows(), draft.item, shown)
+                    writer.refresh(index.path)
+            writer.finish(open_nothing)
+        finally:
+            writer.close()
+        about = About(
+            self.request.project, view.owner, bool(indexes), (*skipped, *view.skipped), (), indexes
+        )
+        return Finisher(self.shop, self._staging, self.meter).finish(draft, stack, about)
+
+    def _adopt(self, planned: Plan, draft: Draft, writer: LayerWriter) -> None:
+        writer.make_folders({split(job.path)[0] for job in planned.jobs})
+        self.meter.begin("storing", len(planned.jobs))
+        filler = Filler(
+            writer.root,
+            draft.layer,
+            self.shop.owner,
+            self.meter,
+            lambda _notes: None,
+            _ignore,
+            ours=True,
+            adopt=True,
+        )
+        for path, item in filler.run(planned.jobs).items.items():
+            draft.put(path, item)
+        writer.link(planned.groups)
+
+    def _describe(self, record: Record) -> Base:
+        return replace(record.base, project=self.request.project)
+
+    def _guard(self, listing: Listing) -> None:
+        limit = self.request.max_bytes
+        if limit is None:
+            return
+        rows = (listing.row(index) for index in range(len(listing)))
+        total = sum(row.size for row in rows if stat.S_ISREG(row.mode))
+        if total > limit:
+            raise ProjectTooLarge(
+                f"The project has {total} bytes, more than the {limit} that were allowed.",
+                hint="Exclude what is not needed, or allow more.",
+                size_bytes=total,
+                limit=limit,
+            )
+
+
+def _ignore(_skipped: Skipped) -> None:
+    pass
+
+
+def _finder(stack: Stack) -> Callable[[bytes], Path | None]:
+    draft = Draft(stack.manifest, 0)
+    layers = stack.record.base.layers[::-1]
+
+    def find(path: bytes) -> Path | None:
+        item = draft.item(path)
+        return layers[item.layer] / os.fsdecode(path) if item is not None else None
+
+    return find
+
+
+def _excluded(exclusion: Exclusion, path: bytes) -> bool:
+    if not exclusion:
+        return False
+    parts = path.split(b"/")
+    above = (b"/".join(parts[:count]) for count in range(1, len(parts)))
+    return any(exclusion.matches(folder, folder=True) for folder in above) or exclusion.matches(
+        path, folder=False
+    )
+
+
+def _plan_update(draft: Draft, incoming: Path, paths: Iterable[bytes]) -> Plan:
+    """Folders go into the draft, all else becomes jobs."""
+    planned = Plan()
+    origin = Origin(os.fsencode(incoming))
+    for path in sorted(paths):
+        _make_parents(draft, path)
+        row = _row(origin, path)
+        if stat.S_ISDIR(row.mode):
+            draft.put_folder(path, row.mode, row.mtime_ns)
+        else:
+            planned.jobs.append(Job(path, origin, path, row.mode, None, b""))
+    return planned
+
+
+def _make_parents(draft: Draft, path: bytes) -> None:
+    parts = path.split(b"/")[:-1]
+    current = b""
+    for part in parts:
+        current = join(current, part)
+        if draft.folder(current) is None:
+            draft.put_folder(current, _FOLDER_MODE, 0)
+
+
+def _row(origin: Origin, path: bytes) -> Row:
+    return row_of(os.lstat(os.path.join(origin.path, path)))
