@@ -69,9 +69,7 @@ class Rig:
     def make_runtime(self) -> Runtime:
         """Another one on the same data folder is what a restarted daemon has."""
         enforcement = Enforcement(self.cgroups, ProjectQuotas())
-        engine = Engine(
-            self.name, self.launcher, enforcement, self.events.append, self.linger_s
-        )
+        engine = Engine(self.name, self.launcher, enforcement, self.events.append, self.linger_s)
         prover = Prover(self.data, self.identities)
         if self.name == "bubblewrap":
             return BubblewrapRuntime(self.data, engine, prover)

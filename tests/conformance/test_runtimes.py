@@ -119,7 +119,9 @@ async def test_the_environment_is_built_from_nothing(
 async def test_a_large_environment_and_argument_list(rig: Rig) -> None:
     sandbox = await rig.start()
     words = ["x" * 1000] * 200
-    done = await rig.run(sandbox, "sh", "-c", 'echo $# ${#BIG}', "sh", *words, env={"BIG": "y" * 100_000})
+    done = await rig.run(
+        sandbox, "sh", "-c", "echo $# ${#BIG}", "sh", *words, env={"BIG": "y" * 100_000}
+    )
     assert done.out.split() == ["200", "100000"]
 
 
@@ -147,7 +149,10 @@ async def test_time_runs_out(rig: Rig) -> None:
 async def test_signals_reach_the_process_group(rig: Rig) -> None:
     sandbox = await rig.start()
     run = await rig.begin(
-        sandbox, "sh", "-c", "trap 'echo got; exit 3' INT; echo ready; while :; do sleep 0.01; done",
+        sandbox,
+        "sh",
+        "-c",
+        "trap 'echo got; exit 3' INT; echo ready; while :; do sleep 0.01; done",
         output=Output.PIPES,
     )
     assert isinstance(run.stdout, int)
@@ -175,7 +180,9 @@ async def test_a_missing_command_is_the_commands_fault(rig: Rig) -> None:
 
 async def test_what_cannot_be_executed(rig: Rig) -> None:
     sandbox = await rig.start()
-    await rig.sh(sandbox, "echo hello > text; mkdir folder; printf '\\1\\2' > broken; chmod +x broken")
+    await rig.sh(
+        sandbox, "echo hello > text; mkdir folder; printf '\\1\\2' > broken; chmod +x broken"
+    )
     for name in ("./text", "./folder", "./broken"):
         with pytest.raises(CommandNotExecutable):
             await rig.run(sandbox, name)
@@ -250,9 +257,7 @@ async def test_a_server_is_reachable_by_the_next_command(rig: Rig) -> None:
     # Known gap: without namespaces there is no loopback to oneself under `none`.
     network = Network.OPEN if rig.name == "landlock" else Network.NONE
     sandbox = await rig.start(network=network)
-    server = await rig.begin(
-        sandbox, "/usr/bin/python3", "-c", _SERVER, output=Output.PIPES
-    )
+    server = await rig.begin(sandbox, "/usr/bin/python3", "-c", _SERVER, output=Output.PIPES)
     assert isinstance(server.stdout, int)
     async with asyncio.timeout(WAIT_S):
         port = int(await asyncio.to_thread(os.read, server.stdout, 100))
@@ -268,7 +273,8 @@ async def test_a_server_is_reachable_by_the_next_command(rig: Rig) -> None:
 
 async def test_what_a_command_leaves_running_goes_on(rig: Rig) -> None:
     sandbox = await rig.start()
-    script = "setsid sh -c 'echo $$ > left; exec sleep 61' >/dev/null 2>&1 & until [ -s left ]; do :; done"
+    left = "setsid sh -c 'echo $$ > left; exec sleep 61' >/dev/null 2>&1 &"
+    script = f"{left} until [ -s left ]; do :; done"
     assert (await rig.sh(sandbox, script, timeout_s=WAIT_S)).exit.code == 0
     assert (await rig.sh(sandbox, "[ -d /proc/$(cat left) ] && echo alive")).out == "alive\n"
     assert _marked(sandbox.spec.sandbox_id)
@@ -416,7 +422,10 @@ def _marked(sandbox_id: str) -> set[int]:
 async def test_an_orderly_command_may_end_by_itself(rig: Rig) -> None:
     sandbox = await rig.start()
     run = await rig.begin(
-        sandbox, "sh", "-c", "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done",
+        sandbox,
+        "sh",
+        "-c",
+        "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done",
         output=Output.PIPES,
     )
     assert isinstance(run.stdout, int)
@@ -491,7 +500,11 @@ async def test_killing_the_daemon_loses_nothing(rig: Rig) -> None:
     """A process that started a sandbox and a command dies at once; both go on."""
     root = Path(__file__).resolve().parent.parent.parent
     daemon = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _DAEMON, str(rig.data), rig.name,
+        sys.executable,
+        "-c",
+        _DAEMON,
+        str(rig.data),
+        rig.name,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
     )

@@ -5,6 +5,7 @@ The whole file runs a second time in a kernel that has version 2 alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -279,6 +280,9 @@ def test_version_1_kills_without_a_kill_file(controller: str, start: Start) -> N
         for owner, handle in ((cgroups, group), (Cgroups(), bounded)):
             owner.kill(handle)
             owner.remove(handle)
+        if controller == "freezer":  # used by this test alone, where version 2 is there too
+            with contextlib.suppress(OSError):
+                found.sites[0].folder.rmdir()
 
 
 def test_removing(cgroups: Cgroups, make: Make, start: Start) -> None:
@@ -396,7 +400,7 @@ answer = {
     "ready": ready,
     "member": child.pid in cgroups.members(run),
     "killed": cgroups.kill(group),
-    "status": child.wait(),
+    "status": child.wait(20),
     "folders": group.folders,
 }
 cgroups.remove(group)

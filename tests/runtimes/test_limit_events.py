@@ -125,9 +125,7 @@ async def test_usage_is_measured(rig: Rig) -> None:
     assert used.pids is not None
 
 
-async def test_what_cannot_be_enforced_is_said(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_enforced_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without control groups."""
     async with open_rig(data, "process") as rig:
         rig.cgroups = cgroups.Cgroups(lambda: Survey((), ("There are none.",)))

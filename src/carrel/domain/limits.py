@@ -30,6 +30,9 @@ class Limits:
     strict: bool = False
 
 
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True)
 class LimitSupport:
     """How (or why not) one kind of limit is enforced here."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carrel.domain.availability import Availability
-from carrel.domain.limits import Limits, LimitSupport, LimitKind, Usage
+from carrel.domain.limits import NO_LIMITS, LimitKind, Limits, LimitSupport, Usage
 from carrel.domain.trees import Owner, TreeMount
 
 
@@ -52,7 +52,7 @@ class SandboxSpec:
     tree: Path
     owner: Owner
     network: Network = Network.NONE
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     binds: tuple[Bind, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 

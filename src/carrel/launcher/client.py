@@ -59,7 +59,9 @@ class Launcher:
                     received = None
                     if isinstance(error, TimeoutError) or attempt == 2:
                         self._forget_blocking()
-                        raise LauncherUnavailable(f"The launcher does not answer: {error}") from None
+                        raise LauncherUnavailable(
+                            f"The launcher does not answer: {error}"
+                        ) from None
                 if received is not None:
                     return received
                 # It went away since the last request; another takes its place once.
@@ -232,9 +234,7 @@ class _AsyncConnection:
         self.sent_any = False
         loop.add_reader(connection.fileno(), self._readable)
 
-    async def ask(
-        self, op: str, fields: Reply, descriptors: list[int]
-    ) -> tuple[Reply, list[int]]:
+    async def ask(self, op: str, fields: Reply, descriptors: list[int]) -> tuple[Reply, list[int]]:
         self._last += 1
         number = self._last
         future: asyncio.Future[tuple[Reply, list[int]]] = self._loop.create_future()

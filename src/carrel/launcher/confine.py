@@ -10,7 +10,6 @@ import resource
 import signal
 import struct
 import termios
-from typing import Any
 
 from carrel.linux import landlock, namespaces, seccomp
 
@@ -107,7 +106,7 @@ def take_terminal(terminal: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
-def apply_landlock(rules: dict[str, Any]) -> None:
+def apply_landlock(rules: landlock.Rules) -> None:
     """Before the identity changes: the rules name paths that only we can open."""
     namespaces.set_no_new_privileges()
     landlock.restrict(rules)

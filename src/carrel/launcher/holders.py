@@ -8,6 +8,7 @@ input, which says that the sandbox is complete, and then blocks for good.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -147,10 +148,8 @@ class Holders:
         holder.ending = True
         holder.close()
         self._holders.pop(holder.sandbox_id, None)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(self._record_path(holder.sandbox_id))
-        except FileNotFoundError:
-            pass
         for action in holder.on_gone:
             action()
 

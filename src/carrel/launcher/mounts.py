@@ -170,9 +170,7 @@ def _tell(descriptor: int, message: dict[str, Any]) -> None:
     os.write(descriptor, json.dumps(message).encode() + b"\n")
 
 
-def _problem_or(
-    on_line: Callable[[bytes], None], answer: Answer
-) -> Callable[[bytes], None]:
+def _problem_or(on_line: Callable[[bytes], None], answer: Answer) -> Callable[[bytes], None]:
     def handle(line: bytes) -> None:
         message = json.loads(line)
         if "problem" in message:

@@ -6,6 +6,7 @@ written before anybody is told, so that a client (or a launcher) that comes late
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -319,9 +320,7 @@ class Runs:
             os.close(on_exit)
         answer({"pid": record["pid"], "started_at": record["started_at"]}, [])
 
-    def _adopt(
-        self, record: dict[str, Any], folder: str, on_exit: int
-    ) -> dict[str, Any] | None:
+    def _adopt(self, record: dict[str, Any], folder: str, on_exit: int) -> dict[str, Any] | None:
         """Its launcher died: we can see when it ends, but not how. A keeper still knows."""
         top = record["keeper"] or record["pid"]
         if not processes.is_alive(top, record["started"]):
@@ -365,10 +364,9 @@ def _lost(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tell(descriptor: int, message: dict[str, Any]) -> None:
-    try:
+    # A client that is gone finds it in the exit file.
+    with contextlib.suppress(BrokenPipeError):
         os.write(descriptor, json.dumps(message).encode() + b"\n")
-    except BrokenPipeError:
-        pass  # The client is gone; the exit file stays.
 
 
 def _use(usage: resource.struct_rusage) -> dict[str, Any]:
@@ -395,7 +393,5 @@ def _close_all(descriptors: list[int]) -> None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -69,10 +70,8 @@ def _redirect() -> None:
 
 def _listen() -> socket.socket:
     """A relative name: the path of a data folder can be longer than a socket's may be."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink("socket")
-    except FileNotFoundError:
-        pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     old = os.umask(0o177)
     try:

@@ -56,9 +56,7 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
     return message, descriptors
 
 
-def receive_descriptors(
-    connection: socket.socket, size: int, most: int
-) -> tuple[bytes, list[int]]:
+def receive_descriptors(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """As `socket.recv_fds`, which forgets its flags: the descriptors are not inherited."""
     space = socket.CMSG_LEN(most * struct.calcsize("i"))
     body, ancillary, _, _ = connection.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)

@@ -25,7 +25,7 @@ def uid_range() -> range:
     top = 0
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         inside, _outside, count = map(int, line.split())
-        if inside <= FIRST_UID and FIRST_UID + UIDS <= inside + count:
+        if inside <= FIRST_UID and inside + count >= FIRST_UID + UIDS:
             return range(FIRST_UID, FIRST_UID + UIDS)
         top = max(top, inside + count)
     if top > _SMALL_UIDS * 2:

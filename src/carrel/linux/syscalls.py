@@ -22,6 +22,7 @@ _SINCE_5_1 = {
     "clone3": 435,
     "mount_setattr": 442,
     "quotactl_fd": 443,
+    "landlock_create_ruleset": 444,
     "open_tree_attr": 467,
     "file_setattr": 469,
 }

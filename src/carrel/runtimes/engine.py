@@ -87,9 +87,7 @@ class Engine:
 
     # Running
 
-    async def run(
-        self, sandbox: Sandbox, command: Command, confinement: Confinement
-    ) -> LiveRun:
+    async def run(self, sandbox: Sandbox, command: Command, confinement: Confinement) -> LiveRun:
         check_command(command)
         run_id = new_id("ru")
         folder = SandboxFolders(sandbox.spec.folder).run(run_id)
@@ -117,13 +115,7 @@ class Engine:
         request = self._request(sandbox, command, run_id, confinement)
         for _ in range(ENDING_TRIES):
             done, told = os.pipe2(os.O_CLOEXEC)
-            live = LiveRun(
-                run_id,
-                streams,
-                done,
-                lambda: self._find_exit(sandbox, live),
-                lambda ended: watch.ended(run_id, ended),
-            )
+            live = self._live(sandbox, run_id, streams, done)
             try:
                 reply, received = await self._ask_run(sandbox, request, confinement, streams, told)
             except BaseException:
@@ -144,6 +136,16 @@ class Engine:
             if problem["step"] not in ("ending", "cold"):
                 raise as_error(problem, command)
         raise SandboxUnavailable("The sandbox keeps ending.", hint="Look at the launcher's log.")
+
+    def _live(self, sandbox: Sandbox, run_id: str, streams: Streams, done: int) -> LiveRun:
+        watch = self._watch(sandbox)
+        return LiveRun(
+            run_id,
+            streams,
+            done,
+            lambda live: self._find_exit(sandbox, live),
+            lambda ended: watch.ended(run_id, ended),
+        )
 
     async def _ask_run(
         self,
@@ -231,13 +233,7 @@ class Engine:
         streams = Streams(stdout=folder / "stdout", stderr=folder / "stderr")
         watch = self._watch(sandbox)
         done, told = os.pipe2(os.O_CLOEXEC)
-        live = LiveRun(
-            run_id,
-            streams,
-            done,
-            lambda: self._find_exit(sandbox, live),
-            lambda ended: watch.ended(run_id, ended),
-        )
+        live = self._live(sandbox, run_id, streams, done)
         try:
             reply, descriptors = await self._attach(sandbox, run_id, told)
         except BaseException:

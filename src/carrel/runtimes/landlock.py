@@ -56,15 +56,13 @@ class LandlockRuntime:
 
     @property
     def capabilities(self) -> Capabilities:
-        nowhere = Path("/nonexistent")
-        spec = LandlockSpec(nowhere, nowhere, nowhere, own_user=os.geteuid() == 0)
         return Capabilities(
             confines=True,
             private_files=True,
             private_processes=False,
             private_network=False,
             own_paths=False,
-            uncovered=uncovered(spec, landlock.abi()),
+            uncovered=_gaps(),
         )
 
     async def probe(self) -> Availability:
@@ -116,9 +114,7 @@ class LandlockRuntime:
             gid=spec.owner.gid if own_user else None,
             confined=True,
             cwd=host_folder(tree.path, command.cwd),
-            env=environment(
-                base, spec.env, command.env, terminal=command.output is Output.PTY
-            ),
+            env=environment(base, spec.env, command.env, terminal=command.output is Output.PTY),
             landlock=dict(rules(policy)),
             seccomp=seccomp_policy.program(filters),
             probe=probe,
@@ -150,11 +146,28 @@ class LandlockRuntime:
             await asyncio.to_thread(remove_shared_memory, owner)
 
 
+def _gaps() -> tuple[str, ...]:
+    """Of both kinds of network, and what namespaces would give."""
+    nowhere = Path("/nonexistent")
+
+    def of(network: Network) -> tuple[str, ...]:
+        spec = LandlockSpec(nowhere, nowhere, nowhere, network, own_user=os.geteuid() == 0)
+        return uncovered(spec, landlock.abi())
+
+    alone = of(Network.NONE)
+    more = [f"With an open network: {gap}" for gap in of(Network.OPEN) if gap not in alone]
+    return (*alone, *more, "Commands of one sandbox cannot signal each other's processes.")
+
+
 def _uncovered_attempts() -> tuple[str, ...]:
     """Attempts of the probe that an older kernel lets through, as the capabilities say."""
     if landlock.abi() >= landlock.ABI_SCOPE:
         return ()
-    return ("connect to an abstract socket of the host", "signal a process outside", "signal a process outside by pidfd")
+    return (
+        "connect to an abstract socket of the host",
+        "signal a process outside",
+        "signal a process outside by pidfd",
+    )
 
 
 def check_reachable(spec: SandboxSpec, tree: TreeMount) -> None:
@@ -172,6 +185,3 @@ def check_reachable(spec: SandboxSpec, tree: TreeMount) -> None:
                 f"The sandbox's user cannot pass through {folder}.",
                 hint=f"Put the data folder elsewhere, or run: chmod o+x {folder}",
             )
-
-
-__all__ = ["NAME", "LandlockRuntime", "Network"]

@@ -12,7 +12,7 @@ from typing import Any
 from carrel.domain.runtimes import Exit, ExitReason
 from carrel.runtimes.streams import Streams
 
-Find = Callable[[], Awaitable["dict[str, Any] | None"]]
+Find = Callable[["LiveRun"], Awaitable["dict[str, Any] | None"]]
 """Asks again how a run ended, when the launcher went away before it could tell."""
 
 
@@ -83,7 +83,7 @@ class LiveRun:
 
     async def _look_for_end(self) -> None:
         try:
-            record = await self._find()
+            record = await self._find(self)
         except Exception as error:
             if not self._ended.done():
                 self._ended.set_exception(error)

@@ -67,9 +67,7 @@ class ProcessRuntime:
             gid=None if own else spec.owner.gid,
             confined=False,
             cwd=host_folder(tree.path, command.cwd),
-            env=environment(
-                base, spec.env, command.env, terminal=command.output is Output.PTY
-            ),
+            env=environment(base, spec.env, command.env, terminal=command.output is Output.PTY),
         )
 
     async def attach(self, sandbox: Sandbox, run_id: str) -> Run:

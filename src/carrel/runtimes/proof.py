@@ -24,7 +24,6 @@ from carrel.domain.ids import new_id
 from carrel.domain.runtimes import (
     Attempt,
     Command,
-    Network,
     Output,
     Proof,
     Run,
@@ -83,7 +82,9 @@ class Prover:
                 f"The probe of {name} ended with {ended}: {errors.decode(errors='replace')[-500:]}"
             )
         found = json.loads(output)
-        return Proof(name, tuple(Attempt(one["name"], one["refused"], one["detail"]) for one in found))
+        return Proof(
+            name, tuple(Attempt(one["name"], one["refused"], one["detail"]) for one in found)
+        )
 
     async def try_out(self, runtime: Runtime) -> Proof:
         """A whole sandbox on an empty tree, proven and stopped again; leaves nothing."""
@@ -166,8 +167,8 @@ def _host_home() -> list[str]:
 
 def _sockets() -> tuple[Path, ...]:
     runtime = Path(f"/run/user/{os.getuid()}")
-    names = ("docker.sock", "podman/podman.sock", "containerd/containerd.sock")
-    names += ("dbus/system_bus_socket", "systemd/private")
+    names = ["docker.sock", "podman/podman.sock", "containerd/containerd.sock"]
+    names += ["dbus/system_bus_socket", "systemd/private"]
     return (*(Path("/run") / name for name in names), runtime / "bus", Path("/var/run/docker.sock"))
 
 
@@ -193,6 +194,3 @@ def _read_all(stream: object) -> bytes:
         raise TypeError("the probe's output is not a pipe")
     with open(stream, "rb", closefd=False) as file:
         return file.read()
-
-
-__all__ = ["Network", "Prover", "check"]

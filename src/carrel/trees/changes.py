@@ -31,13 +31,15 @@ def ignore_nothing(_path: str, _entry: Entry | None) -> bool:
 class Comparison:
     """`settled_ns`: what changed for the last time before then, and has the base's size and
     mtime, is a copy that nobody touched. The kernel alone writes the ctime, so nobody can
-    claim that. None where there are no copies. What `ignore` names is not compared.
+    claim that. None where there are no copies. What `ignore` names is not compared. With
+    `links`, a file that got or lost other names is `modified` too.
     """
 
     tree: Layers
     base: Layers
     settled_ns: int | None = None
     ignore: Ignore = ignore_nothing
+    links: bool = False
 
     def changes(self) -> Iterator[Change]:
         """Sorted by path. The root folder itself is not compared."""
@@ -109,7 +111,7 @@ class Comparison:
             return ChangeKind.DELETED
         if stat.S_IFMT(new.status.st_mode) != stat.S_IFMT(old.status.st_mode):
             return ChangeKind.TYPE
-        if not self._same_content(new, old):
+        if not self._same_content(new, old) or (self.links and _parted(new, old)):
             return ChangeKind.MODIFIED
         return ChangeKind.MODE if _mode(new) != _mode(old) else None
 
@@ -151,6 +153,10 @@ def _same_bytes(new: Entry, old: Entry) -> bool:
             os.close(other)
     finally:
         os.close(one)
+
+
+def _parted(new: Entry, old: Entry) -> bool:
+    return new.is_file and new.status.st_nlink != old.status.st_nlink
 
 
 def _link(entry: Entry) -> bytes | int:

@@ -13,8 +13,8 @@ import shutil
 import time
 from pathlib import Path
 
-from carrel.runtimes.layout import HOME, INSIDE_ID
 from carrel.runtimes.landlock_policy import etc_paths
+from carrel.runtimes.layout import HOME, INSIDE_ID
 
 FRESH_S = 5.0
 """How long a look at the host's /etc is good for: a renewed certificate or resolver reaches

@@ -99,18 +99,14 @@ class BubblewrapRuntime:
             gid=INSIDE_ID,
             confined=True,
             cwd=working_folder(command.cwd),
-            env=environment(
-                base, spec.env, command.env, terminal=command.output is Output.PTY
-            ),
+            env=environment(base, spec.env, command.env, terminal=command.output is Output.PTY),
             scope_sockets=spec.network is Network.OPEN and _can_scope(),
             seccomp=_filter(),
             hold=lambda: self._hold(spec, tree),
             probe=probe,
         )
 
-    def _hold(
-        self, spec: SandboxSpec, tree: TreeMount
-    ) -> tuple[dict[str, Any], dict[str, int]]:
+    def _hold(self, spec: SandboxSpec, tree: TreeMount) -> tuple[dict[str, Any], dict[str, int]]:
         program = shutil.which(self._program)
         if program is None:
             raise SandboxUnavailable(
@@ -234,6 +230,3 @@ def _remedy(message: str) -> str:
             key = path.removeprefix("/proc/sys/").replace("/", ".")
             return f"sudo sysctl -w {key}={wanted}"
     return ""
-
-
-__all__ = ["NAME", "BubblewrapRuntime", "Network"]

@@ -30,9 +30,7 @@ class Enforcement:
         """Says how each limit is enforced. With `strict`, raises `LimitsUnavailable` when one
         is not; then nothing is left."""
         limits = spec.limits
-        support = support_for(
-            limits, self.cgroups, spec.folder, spec.owner, quotas=self._quotas
-        )
+        support = support_for(limits, self.cgroups, spec.folder, spec.owner, quotas=self._quotas)
         _require(limits, support)
         group = self.cgroups.create(spec.sandbox_id, _with_ours(limits))
         self._groups[spec.sandbox_id] = group

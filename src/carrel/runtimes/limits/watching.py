@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 
 from carrel.domain.limits import LimitKind
 from carrel.domain.runtimes import Exit, ExitReason, LimitHit, Sandbox
@@ -11,7 +11,7 @@ from carrel.runtimes.limits.cgroups import CgroupHandle
 from carrel.runtimes.limits.disk import DiskWatch
 from carrel.runtimes.limits.enforcing import Enforcement
 
-Kill = Callable[[str, str], Awaitable[None]]
+Kill = Callable[[str, str], Coroutine[None, None, None]]
 OnEvent = Callable[[LimitHit], None]
 
 
@@ -60,7 +60,9 @@ class LimitWatch:
             self._disk = None
         limits = self._sandbox.spec.limits
         if ended.reason is ExitReason.MEMORY and limits.memory_bytes is not None:
-            self._tell(LimitKind.MEMORY, limits.memory_bytes, run_id, "was killed at its memory limit")
+            self._tell(
+                LimitKind.MEMORY, limits.memory_bytes, run_id, "was killed at its memory limit"
+            )
         if ended.reason is ExitReason.TIMEOUT and limits.wall_seconds is not None:
             took = ended.ended_at - ended.started_at
             if took >= limits.wall_seconds:

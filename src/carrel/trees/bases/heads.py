@@ -99,7 +99,9 @@ def write_head(path: Path, head: Head) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     fresh.write_bytes(_encoder.encode(document))
-    fresh.replace(path)
+    # To replace a file by renaming makes some file systems write it to disk at once.
+    path.unlink(missing_ok=True)
+    fresh.rename(path)
 
 
 def _listing(saved: _Listing) -> Listing:

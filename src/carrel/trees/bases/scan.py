@@ -251,7 +251,8 @@ class Scanner:
             path = known.paths[index]
             if self._leaves_out(path, modes[index], index, answers):
                 dropped.add(index)
-            if index in dropped or modes[index] >> 12 != _FOLDER:
+            stays = index not in dropped and modes[index] >> 12 == _FOLDER
+            if not stays and stat.S_ISDIR(known.row(index).mode):
                 lost.append(path + b"/")
         if 0 in touched:
             self._queue.append(b"")
@@ -273,7 +274,8 @@ class Scanner:
             skip for skip in known.skipped if self._parent_of(skip) not in listed
         ]
         first = len(self._listing)
-        self._list_new(set(kept.paths))
+        if self._queue:
+            self._list_new(set(kept.paths))
         self._refuse_unreadable()
         gone = [known.paths[index] for index in dropped]
         left_out = set(dropped)

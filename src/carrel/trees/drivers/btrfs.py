@@ -31,6 +31,7 @@ from carrel.trees.drivers.common import (
     Bases,
     begin,
     expect,
+    freeze,
     make,
     note_prefix,
     open_roots,
@@ -136,19 +137,27 @@ class BtrfsDriver:
             os.close(clone)
 
     def changes(self, tree: Tree) -> Iterator[Change]:
+        return self.compare(tree, links=False)
+
+    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]:
         expect(tree, tree.path)
         base = self._bases.get(tree.base_id)
-        with open_roots((tree.path, *base.layers)) as roots:
+        folders = (tree.path, *base.layers)
+        with open_roots(folders) as roots, tree_errors("compare the tree"):
             yield from Comparison(
                 Layers(roots[:1], None),
                 Layers(roots[1:], note_prefix()),
                 settled_ns=tree.created_ns,
+                links=links,
             ).changes()
 
     def usage(self, tree: Tree) -> TreeUsage:
         expect(tree, tree.path)
         with Root.at(tree.path) as root, tree_errors("measure the tree"):
             return measure(root, unshared_since(tree.created_ns))
+
+    def freeze(self, tree: Tree) -> Base:
+        return freeze(self, self._bases, tree)
 
     def drop(self, tree: Tree) -> None:
         with tree_errors("delete the snapshot"):

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +38,7 @@ class Bases(Protocol):
 
     def get(self, base_id: str) -> Base: ...
 
-    def freeze(self, tree: Tree, base: Base, changes: Iterator[Change], root: Path) -> Base: ...
+    def freeze(self, parent: Base, changes: Iterable[Change], root_fd: int) -> Base: ...
 
 
 def private_folder(tree: Tree) -> Path:
@@ -84,6 +84,24 @@ def expect(tree: Tree, *paths: Path) -> None:
                 f"The tree {tree.tree_id} has lost its folder {path.name!r}.",
                 hint="Drop it, and start again from its base.",
             )
+
+
+class Freezable(Protocol):
+    """A driver whose `compare` also tells which files got or lost other names."""
+
+    def open_root(self, tree: Tree) -> int: ...
+
+    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]: ...
+
+
+def freeze(driver: Freezable, bases: Bases, tree: Tree) -> Base:
+    """What every driver does, once it can open a tree and compare it with its base."""
+    root = driver.open_root(tree)
+    try:
+        changes = driver.compare(tree, links=True)
+        return bases.freeze(bases.get(tree.base_id), changes, root)
+    finally:
+        os.close(root)
 
 
 def remove_folders(tree: Tree) -> None:

@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from carrel.domain.availability import Availability
 from carrel.domain.errors import CarrelError, TreeDamaged
 from carrel.domain.trees import (
     Base,
     Change,
     Owner,
     Tree,
+    TreeCapabilities,
     TreeMount,
     TreeRequest,
     TreeUsage,
@@ -25,6 +27,7 @@ from carrel.trees.drivers.common import (
     Bases,
     begin,
     expect,
+    freeze,
     make,
     note_prefix,
     open_roots,
@@ -48,6 +51,13 @@ class Copies:
     def __init__(self, data: Path, bases: Bases) -> None:
         self._data = data
         self._bases = bases
+
+    @property
+    def capabilities(self) -> TreeCapabilities:
+        raise NotImplementedError
+
+    def probe(self) -> Availability:
+        raise NotImplementedError
 
     def _fill(self) -> Fill:
         raise NotImplementedError
@@ -120,14 +130,19 @@ class Copies:
         return folders
 
     def changes(self, tree: Tree) -> Iterator[Change]:
+        return self.compare(tree, links=False)
+
+    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]:
         expect(tree, tree.path)
         base = self._bases.get(tree.base_id)
         shares = bool(sharing.borrowed(private_folder(tree)))
-        with open_roots((tree.path, *base.layers)) as roots:
+        folders = (tree.path, *base.layers)
+        with open_roots(folders) as roots, tree_errors("compare the tree"):
             yield from Comparison(
                 Layers(roots[:1], None),
                 Layers(roots[1:], note_prefix()),
                 settled_ns=tree.created_ns,
+                links=links,
                 ignore=sharing.ignore if shares else ignore_nothing,
             ).changes()
 
@@ -135,6 +150,9 @@ class Copies:
         expect(tree, tree.path)
         with Root.at(tree.path) as root, tree_errors("measure the tree"):
             return measure(root, self._cost(tree))
+
+    def freeze(self, tree: Tree) -> Base:
+        return freeze(self, self._bases, tree)
 
     def drop(self, tree: Tree) -> None:
         remove_folders(tree)

@@ -34,6 +34,7 @@ from carrel.trees.drivers.common import (
     Bases,
     begin,
     expect,
+    freeze,
     make,
     note_prefix,
     open_roots,
@@ -175,18 +176,25 @@ class OverlayDriver:
             yield shown
 
     def changes(self, tree: Tree) -> Iterator[Change]:
+        return self.compare(tree, links=False)
+
+    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]:
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
         layers = self._bases.get(tree.base_id).layers
-        with open_roots((upper, *layers)) as roots:
+        with open_roots((upper, *layers)) as roots, tree_errors("compare the tree"):
             prefix = note_prefix()
-            yield from Comparison(Layers(roots, prefix), Layers(roots[1:], prefix)).changes()
+            merged, base = Layers(roots, prefix), Layers(roots[1:], prefix)
+            yield from Comparison(merged, base, links=links).changes()
 
     def usage(self, tree: Tree) -> TreeUsage:
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
         with Root.at(upper) as root, tree_errors("measure the tree"):
             return measure(root, all_blocks)
+
+    def freeze(self, tree: Tree) -> Base:
+        return freeze(self, self._bases, tree)
 
     def drop(self, tree: Tree) -> None:
         self._drop(tree, self._let_go)

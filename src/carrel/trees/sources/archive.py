@@ -128,7 +128,7 @@ class ArchiveProducer:
         with _open_tar(self._path) as tar:
             while (member := tar.next()) is not None:
                 _take_tar_member(unpacker, tar, member)
-                tar.members = []  # else it remembers every one
+                tar.members = []  # type: ignore[attr-defined]  # else it keeps every one
             if not unpacker.count:
                 # Empty, or not what it claimed to be: tarfile does not tell apart.
                 _refuse_garbage(self._path)

@@ -1,0 +1,94 @@
+"""Which runtime is chosen, on this machine and on poorer ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.accounts import PYTHON, SOURCE, Account, run_as
+
+TIMEOUT_S = 110.0
+"""Less than a test may take."""
+
+
+def _run(argv: list[str], account: Account | None = None) -> str:
+    if account is not None:
+        ran = run_as(account, [PYTHON, *argv], cwd=SOURCE)
+    else:
+        ran = subprocess.run(
+            [sys.executable, *argv],
+            cwd=SOURCE,
+            env={**os.environ, "PYTHONPATH": f"{SOURCE / 'src'}:{SOURCE}"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def _forbidding(what: str, account: Account | None) -> list[str]:
+    from tests.accounts import interpreter_for
+
+    python = interpreter_for(account).executable if account is not None else sys.executable
+    return ["-m", "tests.runtimes.forbidding", what, python]
+
+
+def _choose(data: Path, forbidden: str, account: Account | None) -> dict[str, Any]:
+    before = _forbidding(forbidden, account) if forbidden else []
+    output = _run([*before, "-m", "tests.runtimes.choosing", str(data)], account)
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+@pytest.fixture(params=["root", "ordinary"])
+def account(request: pytest.FixtureRequest, data: Path, ordinary_user: Account) -> Account | None:
+    if request.param == "root":
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        return None
+    os.chown(data, ordinary_user.uid, ordinary_user.gid)
+    return ordinary_user
+
+
+def test_bubblewrap_is_chosen(data: Path, account: Account | None) -> None:
+    found = _choose(data, "", account)
+    assert found["chosen"] == "bubblewrap", found
+
+
+def test_landlock_is_chosen_where_namespaces_are_forbidden(
+    data: Path, account: Account | None
+) -> None:
+    found = _choose(data, "namespaces", account)
+    assert found["chosen"] == "landlock", found
+    assert [name for name, available, _ in found["seen"] if not available] == ["bubblewrap"]
+    assert any("UDP" in gap for gap in found["uncovered"])
+    assert any("stat" in gap for gap in found["uncovered"])
+    assert any("processes can be seen" in gap for gap in found["uncovered"])
+
+
+def test_nothing_is_chosen_where_nothing_confines(data: Path, account: Account | None) -> None:
+    """And never the runtime that confines nothing."""
+    found = _choose(data, "namespaces,landlock", account)
+    assert found["code"] == "sandbox_unavailable"
+    assert "bubblewrap" in found["refused"] and "landlock" in found["refused"]
+    assert found["hint"]
+
+
+CORE = "output_and_exit or environment or stop_ends or two_sandboxes or killing_the_daemon or proof"
+
+
+def test_the_core_holds_where_namespaces_are_forbidden(data: Path, account: Account | None) -> None:
+    """The conformance suite itself, below the same filter."""
+    suite = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    suite += ["tests/conformance/test_runtimes.py", "-k", f"landlock and ({CORE})"]
+    output = _run([*_forbidding("namespaces", account), *suite], account)
+    assert "7 passed" in output and "skipped" not in output, output
