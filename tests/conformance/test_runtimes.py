@@ -488,7 +488,8 @@ async def main(data, name):
     rig = Rig(Path(data), name, Launcher(Path(data)))
     sandbox = await rig.start()
     await rig.sh(sandbox, "mkfifo gate")
-    run = await rig.begin(sandbox, "sh", "-c", "echo before; cat gate >/dev/null; echo after; exit 9")
+    script = "echo before; cat gate >/dev/null; echo after; exit 9"
+    run = await rig.begin(sandbox, "sh", "-c", script)
     print(run.run_id, dump(sandbox).decode(), sep="\\n", flush=True)
     await asyncio.Event().wait()
 

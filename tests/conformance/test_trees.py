@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import socket
 import stat
@@ -620,7 +622,11 @@ def test_a_tree_is_usable_again_after_a_reboot(rig: Rig, tree: Tree) -> None:
             rig.driver.open_root(tree)
     rig.driver.ensure(tree)
     rig.driver.ensure(tree)
-    assert rig.act(tree, look) == before
+    # But for the numbers by which names of the same file are known: those are an overlay's.
+    after = rig.act(tree, look)
+    assert {path: seen[:4] for path, seen in after.items()} == {
+        path: seen[:4] for path, seen in before.items()
+    }
     assert rig.changes(tree) == changes
 
 
@@ -680,11 +686,8 @@ def test_changes_are_carried_out(
     subprocess.run(["cp", "-a", project, target], check=True)
     rig.act(tree, _do_much)
     carry_out(rig.driver, tree, base, target, rig.changes(tree))
-    # Without which names a file has: files are replaced, by design, and parted from others;
-    # and without git's index, which has the inodes of the files beside it.
+    # Without which names a file has: files are replaced, by design, and parted from others.
     wanted, got = rig.act(tree, look), look(target)
-    for seen in (wanted, got):
-        del seen[".git/index"]
     assert {path: seen[:4] for path, seen in got.items()} == {
         path: seen[:4] for path, seen in wanted.items()
     }
@@ -791,17 +794,18 @@ def test_the_best_driver_is_chosen_with_reasons(rig: Rig) -> None:
 
 
 @ROOT_ONLY
-def test_the_suite_as_an_ordinary_user(ordinary_user: Account, tmp_path: Path) -> None:
-    with volume("btrfs") as btrfs, volume("xfs") as xfs:
-        env = {"HOME": str(tmp_path), "CARREL_TEST_AS_USER": "1"}
-        for name, folder in (("btrfs", btrfs), ("reflink", xfs)):
-            own = folder / "own"
+def test_the_suite_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    """All of the above again, with file systems that root prepares."""
+    os.chown(data, *ordinary_user)
+    env = {"TMPDIR": str(data), "HOME": str(data)}
+    with contextlib.ExitStack() as stack:
+        for name, kind in VOLUMES.items():
+            own = stack.enter_context(volume(kind)) / "own"
             own.mkdir(mode=0o755)
             os.chown(own, *ordinary_user)
             env[volume_variable(name)] = str(own)
-        root = Path(__file__).parent.parent.parent
         words = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        root = Path(__file__).parent.parent.parent
         done = run_as(ordinary_user, [*words, __file__], env=env, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in DRIVERS:
-        assert f"[{name}]" not in done.stdout, done.stdout
+    assert not re.search(r"SKIPPED.*only root makes", done.stdout), done.stdout

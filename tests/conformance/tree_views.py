@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 SHARED = ".git/objects"
 """Some drivers' trees borrow these from the base instead of having them."""
+INDEX = ".git/index"
+"""Has the inodes of the files beside it, so every copy has its own."""
 
 
 class Seen(NamedTuple):
@@ -44,7 +46,7 @@ def look(top: Path | str = ".", *, but: str = SHARED) -> dict[str, Seen]:
             stat.S_IFMT(status.st_mode),
             stat.S_IMODE(status.st_mode),
             status.st_size if stat.S_ISREG(status.st_mode) else 0,
-            content,
+            content if path != INDEX else "",
             tuple(names.get((status.st_dev, status.st_ino), ())),
         )
         for path, (status, content) in found.items()

@@ -41,6 +41,8 @@ class Holder:
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
+        self.monitor = 0
+        """Bubblewrap's own process outside; when it goes, the sandbox goes."""
         self.init = 0
         self.init_started = 0
         self.namespaces: dict[str, int] = {}
@@ -52,18 +54,27 @@ class Holder:
         self.idle: Timer | None = None
         self.on_gone: list[Callable[[], None]] = []
         self.ending = False
+        self.stopping = False
+        """No process is to be made ready any more."""
 
     @property
     def live(self) -> bool:
         return bool(self.namespaces) and not self.ending
 
     def close(self) -> None:
-        if self.spare is not None:
-            self.spare.discard()
-            self.spare = None
+        self.drop_spare()
         for descriptor in self.namespaces.values():
             os.close(descriptor)
         self.namespaces.clear()
+
+    def drop_spare(self) -> None:
+        if self.spare is not None:
+            self.spare.discard()
+            self.spare = None
+
+    def holding(self) -> set[int]:
+        """The processes that are there for the sandbox itself."""
+        return {self.monitor, self.init, *processes.children(self.init)[:1]}
 
     def others(self) -> list[int]:
         """Processes of the sandbox that no command of ours is above: what detached itself."""
@@ -155,6 +166,7 @@ class Holders:
 
     def write_down(self, holder: Holder) -> None:
         record = {"init": holder.init, "started": holder.init_started, "base": holder.base}
+        record["monitor"] = holder.monitor
         write_record(self._record_path(holder.sandbox_id), record)
 
     def _record_path(self, sandbox_id: str) -> str:
@@ -170,7 +182,7 @@ class Holders:
                 continue
             holder = Holder(name.removesuffix(".json"))
             holder.init, holder.init_started = record["init"], record["started"]
-            holder.base = record["base"]
+            holder.base, holder.monitor = record["base"], record["monitor"]
             try:
                 holder.namespaces = open_sandbox(holder.init)
                 self.watch_end(holder)
@@ -225,7 +237,6 @@ class _Start:
         self._problem: Problem | None = None
         self._complaints: list[str] = []
         self._info = b""
-        self._monitor = 0
         self._deadline: Timer | None = None
         self._complete = False
 
@@ -248,14 +259,14 @@ class _Start:
             **{f"stage:{name}": descriptor for name, descriptor in self._staged.items()},
         }
         namespace = self._plan.get("entered", {})
-        self._monitor = self._loop.fork(
+        self._holder.monitor = self._loop.fork(
             lambda: child.become_holder(self._plan, descriptors, namespace)
         )
         for pipe in (status, errors, info, echo):
             pipe.parent_side()
         for descriptor in (still, push, program):
             os.close(descriptor)
-        self._loop.on_exit(self._monitor, lambda _status, _usage: self._on_exit())
+        self._loop.on_exit(self._holder.monitor, lambda _status, _usage: self._on_exit())
         self._deadline = self._loop.after(READY_S, self._too_late)
 
     def _on_status(self, line: bytes) -> None:
@@ -292,7 +303,7 @@ class _Start:
     def _fail(self, problem: Problem) -> None:
         """The answer is given when the processes are gone."""
         self._problem = problem
-        processes.send_signal(self._monitor, signal.SIGKILL)
+        processes.send_signal(self._holder.monitor, signal.SIGKILL)
         if self._holder.init:
             processes.send_signal(self._holder.init, signal.SIGKILL)
 

@@ -7,6 +7,7 @@ written before anybody is told, so that a client (or a launcher) that comes late
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -132,10 +133,14 @@ class Runs:
         plan["join"] = [f"{run.group}/cgroup.procs"] if run.group is not None else []
 
         def launched(problem: Problem | None) -> None:
+            if problem is not None and problem.get("errno") == errno.ENOMEM:
+                # So says the kernel of a pid namespace whose first process has died.
+                self._holders.end(holder)
+                problem = {**problem, "step": "ending"}
             run.problem = problem
             run.kept = spare.terminal
             self._settle(run)
-            if holder.live and holder.spare is None:
+            if holder.live and not holder.stopping and holder.spare is None:
                 holder.spare = self._spare(holder)
 
         def ready() -> None:

@@ -20,7 +20,13 @@ from carrel.launcher.wire import Message
 IDLE_EXIT_S = 60.0
 """With no client, nothing running and nothing held there is nothing to be here for."""
 
+_REQUIRED = {"sandbox_id", "run_id", "folder", "linger", "plan"}
+
 Handler = Callable[[Message, list[int], Answer], None]
+
+
+class BadRequest(ValueError):
+    """Refused before anything was done."""
 
 
 class Server:
@@ -110,11 +116,12 @@ class Server:
         handler = self._handlers.get(message.get("op", ""))
         try:
             if handler is None:
-                raise ValueError(f"unknown request {message.get('op')!r}")
+                raise BadRequest(f"unknown request {message.get('op')!r}")
             handler(message, fds, answer)
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            for descriptor in fds:
-                _close_quietly(descriptor)
+        except Exception as error:
+            # Of a bad request nothing has been used yet; else its descriptors may be gone.
+            if isinstance(error, BadRequest):
+                wire.close_all(fds)
             answer({"problem": {"step": "request", "errno": 0, "text": repr(error)}}, [])
 
     def _rest(self) -> None:
@@ -136,14 +143,19 @@ class Server:
 
     def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
         holder = message.get("holder")
+        staged = len(holder["stage"]) if holder else 0
+        if len(fds) != 4 + staged or not _REQUIRED <= message.keys():
+            raise BadRequest("a run without its streams or its plan")
         if holder is not None and holder.get("namespace") is not None:
             entered = self._mounts.namespace(holder["namespace"])
             if entered is None:
-                raise ValueError(f"no mount is held for {holder['namespace']}")
+                raise BadRequest(f"no mount is held for {holder['namespace']}")
             holder["entered"] = {"user": entered["user"], "mnt": entered["mnt"]}
         self._runs.start(message, fds, answer)
 
     def _attach(self, message: Message, fds: list[int], answer: Answer) -> None:
+        if len(fds) != 1 or not {"run_id", "folder"} <= message.keys():
+            raise BadRequest("to attach takes a run, its folder and a pipe")
         (on_exit,) = fds
         self._runs.attach(message, on_exit, answer)
 
@@ -167,10 +179,3 @@ class Server:
             return
         answer({"busy": 0}, [])
         self._end()
-
-
-def _close_quietly(descriptor: int) -> None:
-    try:
-        os.close(descriptor)
-    except OSError:
-        return

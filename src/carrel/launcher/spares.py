@@ -83,6 +83,7 @@ class Spare:
             self.discard()
 
     def discard(self) -> None:
+        """It ends at once, or when its orders are to come from a closed socket."""
         if self.pid:
             processes.send_signal(self.pid, signal.SIGKILL)
         self._channel.close()

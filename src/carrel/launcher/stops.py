@@ -34,6 +34,9 @@ class Stop:
         self._groups: list[str] = request["groups"]
         self._sandbox_id: str = request["sandbox_id"]
         self._holder: Holder | None = self._holders.get(self._sandbox_id)
+        if self._holder is not None:
+            self._holder.stopping = True
+            self._holder.drop_spare()
         own = {run.run_id for run in self._runs.of(self._sandbox_id)}
         self._earlier = _earlier_runs(request["runs"], own)
         for run in self._runs.of(self._sandbox_id):
@@ -62,8 +65,7 @@ class Stop:
             found.update((top, *processes.descendants(top)))
         if self._holder is not None and self._holder.init:
             found.update(self._holder.others())
-            found.discard(self._holder.init)
-            found.difference_update(processes.children(self._holder.init)[:1])
+            found.difference_update(self._holder.holding())
         return [pid for pid in found if processes.start_time(pid) is not None]
 
     def _look(self) -> None:

@@ -1,0 +1,197 @@
+"""The launcher under misuse, and after its own death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from carrel.domain.errors import LauncherUnavailable
+from carrel.domain.runtimes import ExitReason, Output
+from carrel.launcher import wire
+from carrel.launcher.client import Launcher
+from carrel.linux import processes
+from tests.conformance.runtime_rig import WAIT_S, Rig, finish, open_rig
+
+
+@pytest.fixture
+async def rig(data: Path) -> AsyncIterator[Rig]:
+    async with open_rig(data, "bubblewrap") as opened:
+        yield opened
+
+
+def _connect(data: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(WAIT_S)
+    connection.connect(str(data / "launcher" / "socket"))
+    return connection
+
+
+def _pid(launcher: Launcher) -> int:
+    return int(launcher.call("hello", {}, [])[0]["pid"])
+
+
+def test_many_starts_at_once_make_one_launcher(data: Path) -> None:
+    launchers = [Launcher(data) for _ in range(8)]
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda one=one: found.append(_pid(one))) for one in launchers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(found) == 8 and len(set(found)) == 1
+    for launcher in launchers[1:]:
+        launcher.close()
+    assert launchers[0].shutdown() == 0
+    assert processes.start_time(found[0]) is None
+
+
+def test_the_launcher_is_nobodys_child(data: Path) -> None:
+    launcher = Launcher(data)
+    pid = _pid(launcher)
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert int(fields[1]) != os.getpid()
+    assert int(fields[3]) != os.getsid(0)
+    assert launcher.shutdown() == 0
+
+
+def test_a_long_path_is_no_obstacle(data: Path) -> None:
+    deep = data / ("long" * 30) / ("longer" * 20)
+    deep.mkdir(parents=True)
+    launcher = Launcher(deep)
+    assert _pid(launcher) > 0
+    assert launcher.shutdown() == 0
+
+
+@pytest.mark.parametrize(
+    "packet", [b"{", b"[]", b"\xff", b"3", b'{"memory":true}', b'"x"', b"{}" * 30_000]
+)
+def test_what_is_no_message_ends_the_connection_only(data: Path, packet: bytes) -> None:
+    launcher = Launcher(data)
+    pid = _pid(launcher)
+    with _connect(data) as connection:
+        connection.send(packet)
+        assert connection.recv(100) == b""
+    assert _pid(launcher) == pid
+    assert launcher.shutdown() == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        ("nonsense", {}),
+        ("run", {}),
+        ("run", {"sandbox_id": 3, "run_id": [], "plan": None}),
+        ("attach", {"run_id": "x"}),
+        ("signal", {"run_id": "x"}),
+        ("stop", {}),
+        ("id_map", {"inside": "x"}),
+        ("hold", {}),
+        ("open", {"key": "none"}),
+    ],
+)
+def test_wrong_requests_are_answered(data: Path, op: str, fields: dict[str, object]) -> None:
+    launcher = Launcher(data)
+    reply, _ = launcher.call(op, fields, [])
+    assert reply["problem"]["text"]
+    assert launcher.shutdown() == 0
+
+
+def test_a_large_request_travels_in_memory(data: Path) -> None:
+    launcher = Launcher(data)
+    reply, _ = launcher.call("nonsense", {"more": "x" * 500_000}, [])
+    assert "nonsense" in reply["problem"]["text"]
+    assert launcher.shutdown() == 0
+
+
+def test_strangers_are_not_heard(data: Path) -> None:
+    """The socket is its owner's alone, by mode and by who the peer says it is."""
+    launcher = Launcher(data)
+    _pid(launcher)
+    assert (data / "launcher" / "socket").stat().st_mode & 0o077 == 0
+    assert (data / "launcher").stat().st_mode & 0o077 == 0
+    assert launcher.shutdown() == 0
+
+
+def test_a_launcher_that_cannot_start_is_told(data: Path) -> None:
+    (data / "launcher").write_text("in the way")
+    with pytest.raises((LauncherUnavailable, FileExistsError)):
+        Launcher(data).call("hello", {}, [])
+    with pytest.raises(LauncherUnavailable):
+        Launcher(data / "other", python="/nonexistent").call("hello", {}, [])
+
+
+def test_descriptors_are_not_inherited(data: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        wire.send(ours, {"x": 1}, [0, 1])
+        received = wire.receive(theirs)
+        assert received is not None
+        message, descriptors = received
+        assert message == {"x": 1} and len(descriptors) == 2
+        assert not any(os.get_inheritable(descriptor) for descriptor in descriptors)
+        wire.close_all(descriptors)
+
+
+async def test_a_sandbox_outlives_its_launcher(rig: Rig) -> None:
+    sandbox = await rig.start()
+    run = await rig.begin(sandbox, "sh", "-c", "echo on > mark; exec sleep 60")
+    await rig.sh(sandbox, "until [ -s mark ]; do :; done", timeout_s=WAIT_S)
+    first = (await rig.launcher.ask("hello", {}, []))[0]["pid"]
+    os.kill(first, signal.SIGKILL)
+    async with asyncio.timeout(WAIT_S):
+        while processes.start_time(first) is not None:
+            await asyncio.sleep(0)
+    rig.launcher.close()
+    rig.launcher = Launcher(rig.data)
+    rig.runtime = rig.make_runtime()
+    taken_up = await rig.runtime.attach(sandbox, run.run_id)
+    assert taken_up.pid == run.pid and processes.start_time(run.pid) is not None
+    assert (await rig.sh(sandbox, "pgrep -x sleep | wc -l")).out.strip() == "1"
+    await rig.runtime.stop(sandbox, grace_s=0.1)
+    async with asyncio.timeout(WAIT_S):
+        ended = await taken_up.wait()
+    assert ended.reason is ExitReason.LOST and ended.code is None and ended.signal is None
+    assert processes.start_time(run.pid) is None
+    taken_up.close()
+    run.close()
+
+
+async def test_killing_what_waits_inside_costs_nothing(rig: Rig) -> None:
+    """A sandbox may kill or stop the process that would become its next command."""
+    sandbox = await rig.start()
+    for number in ("KILL", "STOP", "TERM"):
+        others = "[ $p -gt 2 ] && [ $p != $$ ]"
+        script = f"for p in /proc/[0-9]*; do p=${{p#/proc/}}; {others} && kill -{number} $p; done"
+        await rig.sh(sandbox, script)
+        assert (await rig.sh(sandbox, "echo still here")).out == "still here\n"
+
+
+async def test_killing_what_holds_the_sandbox_ends_it_and_the_next_command_starts_it(
+    rig: Rig,
+) -> None:
+    sandbox = await rig.start()
+    await rig.sh(sandbox, "echo kept > file")
+    done = await rig.sh(sandbox, "kill -9 2; sleep 60", timeout_s=WAIT_S)
+    assert done.exit.signal == 9
+    assert (await rig.run(sandbox, "cat", "file")).out == "kept\n"
+
+
+async def test_an_exit_that_cannot_be_written_is_told(rig: Rig) -> None:
+    sandbox = await rig.start()
+    run = await rig.begin(sandbox, "sh", "-c", "read x; exit 4", stdin=True, output=Output.PIPES)
+    folder = sandbox.spec.folder / "runs" / run.run_id
+    (folder / "exit.json.partial").mkdir()
+    assert run.stdin is not None
+    os.write(run.stdin, b"\n")
+    done = await finish(run)
+    assert done.exit.code == 4
+    assert (await rig.run(sandbox, "true")).exit.code == 0
