@@ -240,16 +240,20 @@ def enter(launcher: Launcher, tree: Tree, shown: TreeMount) -> None:
             _join_held(launcher, shown.path)
         os.chdir(shown.path)
     os.umask(0o022)
-    _become_sandbox_owner(tree.owner)
+    _become_sandbox_owner(tree.owner, shown.read_only)
 
 
-def _become_sandbox_owner(owner: Owner) -> None:
+def _become_sandbox_owner(owner: Owner, read_only: tuple[Path, ...]) -> None:
     """In a user namespace in which the owner has the id that sandboxes give him."""
     namespaces.set_dumpable(True)
-    namespaces.unshare(namespaces.CLONE_NEWUSER)
+    namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{SANDBOX_OWNER.uid} {owner.uid} 1")
     Path("/proc/self/gid_map").write_text(f"{SANDBOX_OWNER.gid} {owner.gid} 1")
+    for folder in read_only:
+        bound = mounts.clone_mount(str(folder))
+        mounts.make_read_only(bound)
+        mounts.attach(bound, str(folder))
     namespaces.drop_capabilities()
     namespaces.set_no_new_privileges()
 

@@ -155,8 +155,8 @@ class Launcher:
             except TimeoutError:
                 raise LauncherUnavailable("The launcher does not answer.") from None
             except ConnectionError as error:
-                # Only a request that never reached it may be sent again.
-                if attempt == 2 or connection.sent_any:
+                # A command might run twice; everything else may be asked again.
+                if attempt == 2 or op == "run":
                     raise LauncherUnavailable(f"The launcher went away: {error}") from None
         raise AssertionError("unreachable")
 
@@ -167,8 +167,10 @@ class Launcher:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # Through the descriptor: the path itself may be too long for an address.
+            connection.settimeout(ANSWER_S)
             connection.connect(f"/proc/self/fd/{folder}/socket")
-        except OSError:
+            _greet(connection)
+        except BaseException:
             connection.close()
             raise
         finally:
@@ -231,7 +233,6 @@ class _AsyncConnection:
         self._waiting: dict[int, asyncio.Future[tuple[Reply, list[int]]]] = {}
         self._last = 0
         self.closed = False
-        self.sent_any = False
         loop.add_reader(connection.fileno(), self._readable)
 
     async def ask(self, op: str, fields: Reply, descriptors: list[int]) -> tuple[Reply, list[int]]:
@@ -241,7 +242,6 @@ class _AsyncConnection:
         self._waiting[number] = future
         try:
             await self._send({"op": op, "id": number, **fields}, descriptors)
-            self.sent_any = True
             return await future
         finally:
             self._waiting.pop(number, None)
@@ -293,6 +293,21 @@ class _AsyncConnection:
         for future in self._waiting.values():
             if not future.done() and not self._loop.is_closed():
                 future.set_exception(ConnectionError("the launcher closed the connection"))
+
+
+def _greet(connection: socket.socket) -> None:
+    """A child of a dead launcher can hold its socket open for a moment: only an answer says
+    that somebody is there. Raises OSError when not."""
+    wire.send(connection, {"op": "hello", "id": 0}, [])
+    received = wire.receive(connection)
+    if received is None:
+        raise ConnectionResetError("the launcher is gone")
+    protocol = received[0]["protocol"]
+    if protocol != wire.PROTOCOL:
+        raise LauncherUnavailable(
+            f"A launcher of version {received[0]['version']} runs, which speaks another protocol.",
+            hint="Stop its spaces; it ends a minute after the last one.",
+        )
 
 
 def _set_once(future: asyncio.Future[None]) -> None:

@@ -144,7 +144,7 @@ class Server:
     def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
         holder = message.get("holder")
         staged = len(holder["stage"]) if holder else 0
-        if len(fds) != 4 + staged or not _REQUIRED <= message.keys():
+        if len(fds) != 4 + staged or not message.keys() >= _REQUIRED:
             raise BadRequest("a run without its streams or its plan")
         if holder is not None and holder.get("namespace") is not None:
             entered = self._mounts.namespace(holder["namespace"])

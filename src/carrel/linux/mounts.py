@@ -28,12 +28,12 @@ _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG = 0
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
+_MOUNT_ATTR_RDONLY = 1
 _MOUNT_ATTR_NOSUID = 2
 _MOUNT_ATTR_NODEV = 4
 _MOUNT_ATTR_IDMAP = 0x00100000
 _LAYER_BY_LAYER = (6, 5)
 """The first Linux that takes lower layers one at a time; before, all in one option."""
-_DISCONNECTED = "a mount that has gone"
 _PATH = os.O_PATH | os.O_CLOEXEC
 
 
@@ -137,6 +137,13 @@ def clone_mount(path: str | int) -> int:
 def map_ids(mount: int, user_namespace: int) -> None:
     """Shows the ids of a detached mount as the user namespace maps them."""
     attributes = _MountAttributes(attr_set=_MOUNT_ATTR_IDMAP, userns_fd=user_namespace)
+    size = ctypes.sizeof(attributes)
+    syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
+
+
+def make_read_only(mount: int) -> None:
+    """For a detached mount."""
+    attributes = _MountAttributes(attr_set=_MOUNT_ATTR_RDONLY)
     size = ctypes.sizeof(attributes)
     syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
 

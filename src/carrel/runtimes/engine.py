@@ -114,6 +114,8 @@ class Engine:
         watch = self._watch(sandbox)
         request = self._request(sandbox, command, run_id, confinement)
         for _ in range(ENDING_TRIES):
+            if request["group"] is not None:
+                os.mkdir(request["group"])
             done, told = os.pipe2(os.O_CLOEXEC)
             live = self._live(sandbox, run_id, streams, done)
             try:
@@ -312,9 +314,7 @@ def _run_group(group: CgroupHandle, run_id: str) -> str | None:
     launcher removes it when the command has ended and nothing of it is left."""
     if group.tracking is None:
         return None
-    folder = f"{group.tracking}/{run_id}"
-    os.mkdir(folder)
-    return folder
+    return f"{group.tracking}/{run_id}"
 
 
 def _oom_source(group: CgroupHandle) -> list[str] | None:
