@@ -7,6 +7,7 @@ the launcher, and tells of limits that were hit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -115,7 +116,8 @@ class Engine:
         request = self._request(sandbox, command, run_id, confinement)
         for _ in range(ENDING_TRIES):
             if request["group"] is not None:
-                os.mkdir(request["group"])
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(request["group"])
             done, told = os.pipe2(os.O_CLOEXEC)
             live = self._live(sandbox, run_id, streams, done)
             try:
