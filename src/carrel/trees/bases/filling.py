@@ -26,7 +26,7 @@ from carrel.trees.bases.places import open_folder, split
 
 _TOGETHER = 64
 """Jobs of one folder that one thread does in one go."""
-_THREADS = 2
+_THREADS = min(4, os.cpu_count() or 1)
 """More only wait for one another: much of a small file's cost is Python's."""
 _FEW = 64
 """So many jobs are not worth starting threads for."""

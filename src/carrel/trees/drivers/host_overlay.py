@@ -33,8 +33,9 @@ _REFUSED_MAPS = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 class HostOverlay:
     """Mounts, and finds again what it mounted."""
 
-    def __init__(self) -> None:
-        self._attaches = False
+    def __init__(self, *, attaches: bool = False) -> None:
+        """`attaches` does at once what is else done when the kernel turns out to be old."""
+        self._attaches = attaches
 
     def mount(self, folder: Path, base: Base, owner: Owner) -> None:
         private = folder / PRIVATE
