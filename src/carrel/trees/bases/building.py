@@ -184,32 +184,36 @@ class FolderBuild:
 
     def _fill(self, jobs: list[Job]) -> Filled:
         self._looked_into += len(jobs)
-        filled = Filled()
-        rest = []
-        recalled = self._recall(jobs)
-        for job in jobs:
-            item = recalled.get(job.path)
-            if item is None:
-                rest.append(job)
-            else:
-                filled.items[job.path] = item.item
-        new = [job for job in rest if job.keep is None]
-        check_room(self.shop.bases, (_size(job) for job in new), lambda: _measure(new))
-        self._writer.make_folders({split(job.path)[0] for job in rest})
         self.meter.begin("copying", len(jobs))
-        self.meter.reach(len(jobs) - len(rest))
-        filler = Filler(
-            self._writer.root,
+        filled = Filled()
+        maybe_same = [job for job in jobs if job.keep is not None]
+        if maybe_same:
+            filled.add(self._filler(None).run(maybe_same))
+        rest = [job for job in jobs if job.keep is None] + filled.different
+        if rest and not filled.failed:
+            self._store(rest, filled)
+        if filled.failed:
+            raise _unreadable(filled, jobs)
+        return filled
+
+    def _store(self, jobs: list[Job], filled: Filled) -> None:
+        recalled = self._recall(jobs)
+        filled.items |= {path: note.item for path, note in recalled.items()}
+        self.meter.add(len(recalled))
+        new = [job for job in jobs if job.path not in recalled]
+        check_room(self.shop.bases, (_size(job) for job in new), lambda: _measure(new))
+        self._writer.make_folders({split(job.path)[0] for job in new})
+        filled.add(self._filler(self._writer.root).run(new))
+
+    def _filler(self, layer_fd: int | None) -> Filler:
+        return Filler(
+            layer_fd,
             self._draft.layer,
             self.shop.owner,
             self.meter,
-            self._journal.note,
+            (lambda _notes: None) if layer_fd is None else self._journal.note,
             self._skipped.append,
         )
-        filled.add(filler.run(rest))
-        if filled.failed:
-            raise _unreadable(filled, rest)
-        return filled
 
     def _recall(self, jobs: list[Job]) -> dict[bytes, Note]:
         """Of what an interrupted build has stored, that which is still right."""
@@ -298,15 +302,14 @@ class FolderBuild:
                 self._writer.refresh(index.path)
 
     def _same(self, record: Record, view: View, soft: set[bytes]) -> Base:
+        self._staging.discard()
         if self._looked_into > _WORTH_A_NEW_HEAD:
             self._remember(record.base.base_id, view, soft)
         return self._describe(record, view)
 
     def _remember(self, base_id: str, view: View, doubtful: set[bytes]) -> None:
         known = view.known
-        settled = tuple(
-            listing.settled(self._began_ns, doubtful) for listing in known.listings
-        )
+        settled = tuple(listing.settled(self._began_ns, doubtful) for listing in known.listings)
         head = Head(base_id, replace(known, listings=settled))
         write_head(self.shop.head(self.key), head)
 
@@ -399,4 +402,3 @@ def _unreadable(filled: Filled, jobs: list[Job]) -> Exception:
             failed.setdefault(job.path, PermissionError(13, "Permission denied"))
     reason = next(iter(failed.values())).strerror or "reading failed"
     return unreadable(failed, reason)
-

@@ -262,9 +262,7 @@ def _open_ours(wanted: Wanted) -> int:
     try:
         return os.open(wanted.name, _READ, dir_fd=wanted.folder)
     except PermissionError:
-        place = os.open(
-            wanted.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=wanted.folder
-        )
+        place = os.open(wanted.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=wanted.folder)
     try:
         found = os.fstat(place)
         if not stat.S_ISREG(found.st_mode):
@@ -312,4 +310,3 @@ def read_link(wanted: Wanted) -> tuple[bytes, os.stat_result]:
     if not stat.S_ISLNK(found.st_mode) or not fits(wanted.row, found):
         raise Moved(wanted.path)
     return target, found
-

@@ -158,9 +158,7 @@ class Draft:
                 path = split(path)[0]
         return found
 
-    def _record(
-        self, path: bytes, records: dict[bytes, FolderRecord | None]
-    ) -> FolderRecord:
+    def _record(self, path: bytes, records: dict[bytes, FolderRecord | None]) -> FolderRecord:
         draft = self._must(path)
         digests = {}
         for name in draft.folders:
@@ -219,7 +217,4 @@ class Finished:
         if inherited:
             rest = {path: raw for path, raw in inherited.items() if path not in self.records}
             folders = {**rest, **folders}
-        return Document(
-            FORMAT, list(layers), over, self.entries, self.size, self.stored, folders
-        )
-
+        return Document(FORMAT, list(layers), over, self.entries, self.size, self.stored, folders)

@@ -36,7 +36,7 @@ _WAIT_S = 0.1
 
 class Job(NamedTuple):
     """`path` is the place in the base; `inside` where it is in the origin. `row` None
-    takes the entry as it is. With `keep`, it is only stored if its digest is another."""
+    takes the entry as it is. With `keep`, it may be the same as what is stored already."""
 
     path: bytes
     origin: Origin
@@ -49,23 +49,27 @@ class Job(NamedTuple):
 
 @dataclass
 class Filled:
-    """`moved` were not as they had been seen; `failed` could not be read."""
+    """`different` are to be stored, after all; `moved` were not as they had been seen;
+    `failed` could not be read."""
 
     items: dict[bytes, Item] = field(default_factory=dict)
+    different: list[Job] = field(default_factory=list)
     moved: list[Job] = field(default_factory=list)
     failed: dict[bytes, OSError] = field(default_factory=dict)
 
     def add(self, other: Filled) -> None:
         self.items |= other.items
+        self.different += other.different
         self.moved += other.moved
         self.failed |= other.failed
 
 
 @dataclass(frozen=True)
 class Filler:
-    """`layer_fd` is the root of the layer; its folders are there already."""
+    """`layer_fd` is the root of the layer, whose folders are there already; None only
+    compares jobs with what they may be the same as."""
 
-    layer_fd: int
+    layer_fd: int | None
     layer: int
     owner: Owner
     meter: Meter
@@ -120,7 +124,7 @@ class Filler:
                 raise
 
     def _copier(self) -> Copier:
-        device = os.fstat(self.layer_fd).st_dev
+        device = os.fstat(self.layer_fd).st_dev if self.layer_fd is not None else 0
         return Copier(self.owner, self.layer, self.meter.pulse, device, on_skip=self.on_skip)
 
     def _take(self, filled: Filled, task: list[Job], result: Filled) -> None:
@@ -141,6 +145,10 @@ class Filler:
                 _note_failure(filled, job, error)
             return filled
         try:
+            if self.layer_fd is None:
+                for job in task:
+                    self._do_one(job, copier, source, -1, filled)
+                return filled
             target = open_folder(self.layer_fd, split(task[0].path)[0])
             try:
                 for job in task:
@@ -151,17 +159,18 @@ class Filler:
             os.close(source)
         return filled
 
-    def _do_one(
-        self, job: Job, copier: Copier, source: int, target: int, filled: Filled
-    ) -> None:
+    def _do_one(self, job: Job, copier: Copier, source: int, target: int, filled: Filled) -> None:
         name = split(job.inside)[1] if job.inside else split(job.origin.path)[1]
         wanted = Wanted(source, name, job.row, job.path, self.ours)
         into = split(job.path)[1]
         try:
             if self.adopt:
                 filled.items[job.path] = copier.adopt(wanted, target, into)
-            elif job.keep is not None and copier.digest(wanted, job.mode) == job.keep.digest:
-                filled.items[job.path] = job.keep
+            elif self.layer_fd is None:
+                if job.keep is not None and copier.digest(wanted, job.mode) == job.keep.digest:
+                    filled.items[job.path] = job.keep
+                else:
+                    filled.different.append(job)
             elif stat.S_ISLNK(job.mode):
                 filled.items[job.path] = copier.store_link(wanted, target, into)
             else:

@@ -79,9 +79,7 @@ class Finisher:
             document = finished.document((base_id,), "", stack.manifest.folders)
         return self._publish(self.staging, base_id, document, about)
 
-    def _fold(
-        self, base_id: str, finished: Finished, below: Manifest, about: About
-    ) -> Record:
+    def _fold(self, base_id: str, finished: Finished, below: Manifest, about: About) -> Record:
         merged = _merged(below, finished)
         paths = [self.shop.bases / layer / LAYER for layer in below.layers]
         staging = Staging(self.staging.folder / "folded", self.shop.layout)
@@ -95,9 +93,7 @@ class Finisher:
         self.staging.discard()
         return record
 
-    def _publish(
-        self, staging: Staging, base_id: str, document: Document, about: About
-    ) -> Record:
+    def _publish(self, staging: Staging, base_id: str, document: Document, about: About) -> Record:
         bases = self.shop.bases
         base = Base(
             base_id=base_id,
@@ -132,8 +128,4 @@ def _merged(below: Manifest, finished: Finished) -> Manifest:
         else:
             folders[path] = encode_record(record)
     stored = (*below.stored, finished.stored)
-    return Manifest(
-        (*below.layers, ""), finished.entries, finished.size, stored, folders
-    )
-
-
+    return Manifest((*below.layers, ""), finished.entries, finished.size, stored, folders)

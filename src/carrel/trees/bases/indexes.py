@@ -41,9 +41,7 @@ def patch_from_project(
     _patch(layer, index, lookup)
 
 
-def patch_moved(
-    layer: Path, index: IndexFile, before: Items, after: Items, shown: Owner
-) -> None:
+def patch_moved(layer: Path, index: IndexFile, before: Items, after: Items, shown: Owner) -> None:
     """For an index of a base whose files were stored anew; `before` finds them as they
     were when the index was right."""
 

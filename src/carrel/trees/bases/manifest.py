@@ -279,6 +279,4 @@ def iter_entries(base: Base) -> Iterator[Entry]:
         layer = layers[record.layer]
         yield Entry(path, record.mode, 0, record.mtime_ns, record.digest, layer)
         for name, item in record.items().items():
-            yield Entry(
-                join(path, name), *item[:4], layers[item.layer], item.leader or None
-            )
+            yield Entry(join(path, name), *item[:4], layers[item.layer], item.leader or None)

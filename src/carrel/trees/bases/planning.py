@@ -28,9 +28,7 @@ def plan(view: View, draft: Draft) -> Plan:
     for path in view.gone:
         draft.drop(path)
     seen_now = view.seen()
-    found = [
-        (seen.path, seen.row.mode, seen.row.mtime_ns) for seen in seen_now if _is_folder(seen)
-    ]
+    found = [(seen.path, seen.row.mode, seen.row.mtime_ns) for seen in seen_now if _is_folder(seen)]
     made = [(path, _FOLDER_MODE, 0) for path in view.made if draft.folder(path) is None]
     for path, mode, mtime_ns in sorted([*found, *made]):
         draft.put_folder(path, mode, mtime_ns)

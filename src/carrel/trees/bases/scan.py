@@ -88,6 +88,7 @@ class Scanner:
         self._listing = Listing(origin)
         self._queue: list[bytes] = []
         self._denied: dict[bytes, str] = {}
+        self._skips: dict[str, Skipped] = {}
         self._root_fd = -1
         self._device = 0
 
@@ -102,6 +103,7 @@ class Scanner:
         finally:
             os.close(self._root_fd)
         self._refuse_unreadable()
+        self._listing.skipped = list(self._skips.values())
         return Sighting(self._listing, list(range(len(self._listing))))
 
     def again(self, known: Listing) -> Sighting:
@@ -202,8 +204,7 @@ class Scanner:
         dropped |= {
             index
             for index in asked
-            if index not in dropped
-            and self._leaves_out(paths[index], modes[index], index, answers)
+            if index not in dropped and self._leaves_out(paths[index], modes[index], index, answers)
         }
         kept = Listing(self._origin, paths, answers.rows).without(dropped)
         first = len(self._listing)
@@ -270,13 +271,14 @@ class Scanner:
         self._listing.paths = list(kept.paths)
         self._listing.rows = bytearray(kept.rows)
         listed = set(self._queue)
-        self._listing.skipped += [
-            skip for skip in known.skipped if self._parent_of(skip) not in listed
-        ]
+        for skip in known.skipped:
+            if self._parent_of(skip) not in listed:
+                self._skips.setdefault(skip.path, skip)
         first = len(self._listing)
         if self._queue:
             self._list_new(set(kept.paths))
         self._refuse_unreadable()
+        self._listing.skipped = list(self._skips.values())
         gone = [known.paths[index] for index in dropped]
         left_out = set(dropped)
         moved = [at - bisect_left(dropped, at) for at in touched if at not in left_out]
@@ -302,7 +304,8 @@ class Scanner:
         return join(self._origin.target, path)
 
     def _skip(self, path: bytes, why: str) -> None:
-        self._listing.skipped.append(Skipped(os.fsdecode(self._in_base(path)), why))
+        shown_path = os.fsdecode(self._in_base(path))
+        self._skips[shown_path] = Skipped(shown_path, why)
 
     def _explain_failure(self, path: bytes) -> None:
         folder, name = split(path)

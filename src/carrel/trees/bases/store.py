@@ -118,11 +118,7 @@ class BaseStore:
         Whether trees use it is for the caller to know."""
         record = self._record(base_id)
         with hold(self._shop.lock):
-            above = [
-                other.base.base_id
-                for other in self._records()
-                if base_id in other.stack[1:]
-            ]
+            above = [other.base.base_id for other in self._records() if base_id in other.stack[1:]]
             if above:
                 raise TreeUnavailable(
                     f"The base {base_id} cannot be removed: {len(above)} others stand on it, "
@@ -279,4 +275,3 @@ def _seldom(speak: Callable[[], None], interval_s: float = 0.1) -> Callable[[], 
             speak()
 
     return maybe
-

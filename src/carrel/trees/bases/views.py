@@ -90,9 +90,7 @@ class View:
 
 def _seen(listing: Listing, index: int) -> Seen:
     path = listing.paths[index]
-    return Seen(
-        listing.in_base(path), listing.origin, path, listing.row(index), listing.raw(index)
-    )
+    return Seen(listing.in_base(path), listing.origin, path, listing.row(index), listing.raw(index))
 
 
 class Source(Protocol):

@@ -171,9 +171,7 @@ class FolderSource:
         generated = dict(plan.generate) if plan else {}
         made = _missing_parents(plan, listings) if plan else frozenset()
         provided = made | generated.keys()
-        gone = [
-            sighting.listing.in_base(path) for sighting in sightings for path in sighting.gone
-        ]
+        gone = [sighting.listing.in_base(path) for sighting in sightings for path in sighting.gone]
         if known is not None:
             gone += sorted(known.provided - provided)
             gone += _lost(known, listings)
@@ -189,9 +187,7 @@ class FolderSource:
             Owner(top.uid, top.gid),
             generated,
             made,
-            tuple(IndexFile(index.index, index.worktree) for index in plan.indexes)
-            if plan
-            else (),
+            tuple(IndexFile(index.index, index.worktree) for index in plan.indexes) if plan else (),
             plan is not None and plan.at_top,
             plan.notes if plan else (),
         )

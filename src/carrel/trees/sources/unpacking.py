@@ -236,4 +236,3 @@ def unix_mode(attributes: int, *, folder: bool) -> int:
     if stat.S_IMODE(mode):
         return mode
     return 0o755 if folder else 0o644
-

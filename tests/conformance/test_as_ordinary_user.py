@@ -1,0 +1,38 @@
+"""Root's tests run the same suites as a user who is nobody special."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.accounts import PYTHON, SOURCE, Account, run_as
+
+TIMEOUT_S = 300.0
+"""A whole suite, one test after the other, on a loaded machine."""
+
+pytestmark = [
+    pytest.mark.timeout(TIMEOUT_S + 20),
+    pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run"),
+]
+
+
+def _suite(account: Account, data: Path, *words: str) -> str:
+    os.chown(data, account.uid, account.gid)
+    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    ran = run_as(
+        account,
+        [*command, f"--basetemp={data / 'pytest'}", *words],
+        cwd=SOURCE,
+        env={"TMPDIR": str(data)},
+        timeout=TIMEOUT_S,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
+    assert " skipped" not in ran.stdout, ran.stdout[-3000:]
+    return ran.stdout
+
+
+@pytest.mark.parametrize("runtime", ["process", "landlock", "bubblewrap"])
+def test_runtimes(ordinary_user: Account, data: Path, runtime: str) -> None:
+    _suite(ordinary_user, data, "tests/conformance/test_runtimes.py", "-k", runtime)
