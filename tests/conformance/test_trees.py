@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import socket
@@ -213,7 +214,8 @@ def test_modes_say_what_can_be_written(rig: Rig, tree: Tree) -> None:
         return refused
 
     assert rig.act(tree, attempt) == ["fixed/file", "fixed/new"]
-    rig.act(tree, lambda: (os.chmod("fixed", 0o755), os.chmod("fixed/file", 0o644)))
+    rig.act(tree, lambda: Path("fixed").chmod(0o755))
+    rig.act(tree, lambda: Path("fixed/file").chmod(0o644))
     assert rig.act(tree, attempt) == []
 
 
@@ -500,13 +502,17 @@ def test_freezing_twice_and_again(rig: Rig, tree: Tree) -> None:
     seen = []
     current = tree
     for number in range(4):
-        rig.act(current, lambda number=number: Path(f"step-{number}").write_text(f"{number}\n"))
-        rig.act(current, lambda number=number: Path("README").write_text(f"step {number}\n"))
-        if number:
-            rig.act(current, lambda number=number: os.unlink(f"step-{number - 1}"))
+        rig.act(current, functools.partial(_step, number))
         seen.append(rig.act(current, look))
         current = rig.tree(rig.driver.freeze(current))
         assert rig.act(current, look) == seen[-1]
+
+
+def _step(number: int) -> None:
+    Path(f"step-{number}").write_text(f"{number}\n")
+    Path("README").write_text(f"step {number}\n")
+    if number:
+        os.unlink(f"step-{number - 1}")
 
 
 def test_freezing_what_did_not_change(rig: Rig, base: Base, tree: Tree) -> None:

@@ -27,7 +27,8 @@ def overlay(
         one.mkdir()
     descriptors = mounts.open_layers([*lowers, *folders[:2]])
     try:
-        made = mounts.Overlay(tuple(descriptors[:-2]), *descriptors[-2:], options)
+        *below, upper, work = descriptors
+        made = mounts.Overlay(tuple(below), upper, work, options)
         mount(made, str(folders[2]))
     finally:
         mounts.close_all(descriptors)

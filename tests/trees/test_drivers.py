@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.availability import Availability
-from carrel.domain.errors import TreeUnavailable
+from carrel.domain.errors import InsufficientDisk, TreeUnavailable
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
 from carrel.domain.trees import Owner, TreeCapabilities, TreeDriver, TreeRequest
 from carrel.launcher.client import Launcher
@@ -26,6 +26,7 @@ from carrel.trees.drivers.host_overlay import HostOverlay
 from carrel.trees.drivers.overlay import OverlayDriver
 from carrel.trees.drivers.reflink import ReflinkDriver
 from tests.folders import mounts_below
+from tests.volumes import volume
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts on the host")
 
@@ -92,6 +93,16 @@ def test_where_overlays_do_not_work_the_reason_is_told(on_overlayfs: Path) -> No
     assert "overlay" in overlay.reason and str(on_overlayfs) in overlay.reason
     assert mounts_below(on_overlayfs) == [str(on_overlayfs)]
     assert sorted(os.listdir(on_overlayfs)) == ["bases"]
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("kind", ["btrfs", "xfs"])
+def test_overlays_come_first_on_other_file_systems_too(kind: str) -> None:
+    with volume(kind) as data:
+        chosen, judgements = choose_driver(all_drivers(data))
+        works = {one.name for one in judgements if one.availability.available}
+    assert chosen.name == "overlay"
+    assert works == {"overlay", "reflink", "copy"} | ({"btrfs"} if kind == "btrfs" else set())
 
 
 class Claimed:
@@ -218,6 +229,24 @@ def test_a_copy_has_the_bases_git_objects_and_cannot_change_them(data: Path, pro
     driver.drop(tree)
     layer = wanted.base.layers[0]
     assert all((layer / path.relative_to(tree.path)).exists() for path in found)
+
+
+@ROOT_ONLY
+def test_a_copy_that_does_not_fit_leaves_nothing(project: Path) -> None:
+    (project / "big").write_bytes(os.urandom(150 << 20))
+    with (project / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with volume("xfs") as data:
+        driver = CopyDriver(data, BaseStore(data))
+        wanted = request(data, project, some_owner())
+        tree = driver.create(wanted)
+        assert (tree.path / "sparse").stat().st_blocks == 0
+        (data / "filler").write_bytes(os.urandom(20 << 20))
+        other = data / "other"
+        other.mkdir()
+        with pytest.raises(InsufficientDisk):
+            driver.create(TreeRequest("sp_other", wanted.base, other, wanted.owner))
+        assert os.listdir(other) == []
 
 
 @ROOT_ONLY

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carrel.domain.trees import Base, Change, ChangeKind, Owner
+from tests.accounts import PYTHON, Account, run_as
 from tests.conformance.tree_rig import (
     DRIVERS,
     VOLUMES,
@@ -345,3 +346,15 @@ def test_a_tree_of_a_frozen_tree_goes_on_from_it(
     assert sorted(parted(rig.changes(fork))) == sorted(plain_changes(before, after))
     rig.driver.drop(fork)
     rig.trees.remove(fork)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    """Whose overlays cannot rename folders of the base."""
+    os.chown(data, *ordinary_user)
+    env = {"TMPDIR": str(data), "HOME": str(data)}
+    words = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    root = Path(__file__).parent.parent.parent
+    done = run_as(ordinary_user, [*words, "-k", "overlay", __file__], env=env, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout, done.stdout

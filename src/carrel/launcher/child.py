@@ -58,12 +58,35 @@ class _Guard:
         os._exit(127)
 
 
-def become_spare(base: Plan, held: dict[str, int], status: int, channel: int) -> NoReturn:
-    """Enters a sandbox, gives everything up, waits for orders and becomes their command."""
+def become_recruit(channel: int) -> NoReturn:
+    """Waits for orders, which say what to become; without any it ends."""
     confine.reset_signals()
+    confine.raise_oom_score()
+    confine.close_others(channel)
+    source = socket.socket(fileno=channel)
+    received = wire.receive(source)
+    if received is None:
+        os._exit(0)
+    orders, descriptors = received
+    if orders["become"] == "holder":
+        named = dict(zip(orders["descriptors"], descriptors, strict=True))
+        become_holder(orders["plan"], named)
+    become_spare(orders["base"], source, descriptors)
+
+
+def become_spare(base: Plan, source: socket.socket, descriptors: list[int]) -> NoReturn:
+    """Enters a sandbox, gives everything up, waits for orders and becomes their command.
+
+    `descriptors`: the status pipe and the socket for the orders. The namespaces to enter
+    come from `source` when they exist.
+    """
+    status, channel = descriptors
     with guard(status, "cgroup"):
-        confine.raise_oom_score()
         confine.join_groups(base["join"])
+    received = wire.receive(source)
+    if received is None:
+        os._exit(0)
+    held = dict(zip(received[0]["enter"], received[1], strict=True))
     with guard(status, "namespace"):
         namespaces.set_dumpable(False)
         confine.enter(held)
@@ -191,23 +214,21 @@ def _keep(status: int, end: int) -> None:
             report(end, message)
 
 
-def become_holder(plan: Plan, descriptors: dict[str, int], namespace: dict[str, int]) -> NoReturn:
+def become_holder(plan: Plan, descriptors: dict[str, int]) -> NoReturn:
     """Stages the mounts, takes on the sandbox's identity and executes bubblewrap.
 
-    `descriptors`: `status`, `stdin`, `stdout`, `stderr`, `seccomp`, `info`, `alive`, and
-    `stage:NAME` for each detached mount.
+    `descriptors`: `status`, `stdin`, `stdout`, `stderr`, `seccomp`, `info`, `alive`,
+    `stage:NAME` for each detached mount, and `user` and `mnt` where it starts in namespaces.
     """
     descriptors = {name: _above(descriptor) for name, descriptor in descriptors.items()}
     status = descriptors["status"]
-    confine.reset_signals()
     with guard(status, "cgroup"):
-        confine.raise_oom_score()
         confine.join_groups(plan["join"])
     with guard(status, "stage"):
         os.setsid()
-        if namespace:
-            namespaces.setns(namespace["user"], namespaces.CLONE_NEWUSER)
-            namespaces.setns(namespace["mnt"], namespaces.CLONE_NEWNS)
+        if "mnt" in descriptors:
+            namespaces.setns(descriptors["user"], namespaces.CLONE_NEWUSER)
+            namespaces.setns(descriptors["mnt"], namespaces.CLONE_NEWNS)
         elif os.geteuid() == 0:
             _stage(plan["stage"], descriptors)
     with guard(status, "identity"):

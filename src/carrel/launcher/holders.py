@@ -14,16 +14,14 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from carrel.launcher import child
 from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.records import read_record, write_record
+from carrel.launcher.recruits import Recruits
+from carrel.launcher.spares import Problem, Spare
 from carrel.linux import namespaces, processes
-
-if TYPE_CHECKING:
-    from carrel.launcher.spares import Spare
 
 READY_S = 10.0
 """Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
@@ -32,7 +30,6 @@ LINGER_S = 10.0
 MOST_IDLE = 64
 """So many may linger; beyond, the one that has been idle longest ends at once."""
 
-Problem = dict[str, Any]
 OnReady = Callable[["Holder | None", Problem | None], None]
 
 
@@ -87,8 +84,9 @@ class Holder:
 
 
 class Holders:
-    def __init__(self, loop: Loop, folder: str) -> None:
+    def __init__(self, loop: Loop, recruits: Recruits, folder: str) -> None:
         self._loop = loop
+        self.recruits = recruits
         self._folder = folder
         self._holders: dict[str, Holder] = {}
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -116,8 +114,16 @@ class Holders:
             self._holders[sandbox_id] = holder
             holder.waiting.append(ready)
             _Start(self, self._loop, holder, request["holder"], staged).begin()
+            # It joins its groups while bubblewrap works, and enters when that is done.
+            holder.spare = self.make_spare(holder)
         else:
             holder.waiting.append(ready)
+
+    def make_spare(self, holder: Holder) -> Spare:
+        spare = Spare(self._loop, self.recruits, holder.base)
+        if holder.namespaces:
+            spare.enter(holder.namespaces)
+        return spare
 
     def enter(self, holder: Holder, run_id: str) -> None:
         if holder.idle is not None:
@@ -258,10 +264,11 @@ class _Start:
             "alive": push,
             **{f"stage:{name}": descriptor for name, descriptor in self._staged.items()},
         }
-        namespace = self._plan.get("entered", {})
-        self._holder.monitor = self._loop.fork(
-            lambda: child.become_holder(self._plan, descriptors, namespace)
-        )
+        descriptors |= self._plan.pop("entered", {})
+        orders = {"become": "holder", "plan": self._plan, "descriptors": list(descriptors)}
+        recruit = self._holders.recruits.take(orders, list(descriptors.values()))
+        recruit.forget()
+        self._holder.monitor = recruit.pid
         for pipe in (status, errors, info, echo):
             pipe.parent_side()
         for descriptor in (still, push, program):
@@ -292,6 +299,8 @@ class _Start:
         if self._deadline is not None:
             self._deadline.cancel()
         self._complete = True
+        if holder.spare is not None:
+            holder.spare.enter(holder.namespaces)
         self._holders.write_down(holder)
         waiting, holder.waiting = holder.waiting, []
         for ready in waiting:

@@ -20,11 +20,11 @@ from typing import Any
 
 from carrel.launcher import child, wire
 from carrel.launcher.groups import group_members, kill_group, remove_group
-from carrel.launcher.holders import Holder, Holders, Problem
+from carrel.launcher.holders import Holder, Holders
 from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.records import read_record, write_record
-from carrel.launcher.spares import Spare
+from carrel.launcher.spares import Problem
 from carrel.linux import processes
 
 TERMINATE_S = 1.0
@@ -108,6 +108,21 @@ class Runs:
         self._holders.acquire(request, staged, ready)
         _close_all(staged_fds)
 
+    def warm(self, request: dict[str, Any], descriptors: list[int], answer: Answer) -> None:
+        """Makes a sandbox ready for its first command. Descriptors: staged mounts."""
+        staged = dict(zip(request["holder"]["stage"], descriptors, strict=True))
+        linger = request["linger"]
+
+        def ready(holder: Holder | None, problem: Problem | None) -> None:
+            if holder is None:
+                answer({"problem": problem}, [])
+                return
+            self._holders.leave(holder, "", linger)
+            answer({}, [])
+
+        self._holders.acquire(request, staged, ready)
+        _close_all(descriptors)
+
     def _is_live(self, sandbox_id: str) -> bool:
         holder = self._holders.get(sandbox_id)
         return holder is not None and holder.live
@@ -129,8 +144,8 @@ class Runs:
         """In a sandbox with namespaces: the process that waits there becomes the command."""
         spare, holder.spare = holder.spare, None
         if spare is None or not spare.usable:
-            spare = self._spare(holder)
-        plan["join"] = [f"{run.group}/cgroup.procs"] if run.group is not None else []
+            spare = self._holders.make_spare(holder)
+        run.group = spare.group
 
         def launched(problem: Problem | None) -> None:
             if problem is not None and problem.get("errno") == errno.ENOMEM:
@@ -141,7 +156,7 @@ class Runs:
             run.kept = spare.terminal
             self._settle(run)
             if holder.live and not holder.stopping and holder.spare is None:
-                holder.spare = self._spare(holder)
+                holder.spare = self._holders.make_spare(holder)
 
         def ready() -> None:
             spare.order(
@@ -153,9 +168,6 @@ class Runs:
                 self._note_process(run, spare.pid, 0)
 
         spare.when_ready(ready)
-
-    def _spare(self, holder: Holder) -> Spare:
-        return Spare(self._loop, holder, holder.base)
 
     def _fork(self, run: Run, plan: dict[str, Any], streams: list[int]) -> None:
         """Without namespaces: a child of ours becomes the command."""

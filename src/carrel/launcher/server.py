@@ -13,6 +13,7 @@ from carrel.launcher import wire
 from carrel.launcher.holders import Holders
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.mounts import HeldMounts, IdMaps
+from carrel.launcher.recruits import Recruits
 from carrel.launcher.runs import Answer, Runs
 from carrel.launcher.stops import Stop
 from carrel.launcher.wire import Message
@@ -34,7 +35,8 @@ class Server:
         self._loop = Loop()
         self._listener = listener
         self._version = version
-        self._holders = Holders(self._loop, os.path.join(folder, "holders"))
+        recruits = Recruits(self._loop)
+        self._holders = Holders(self._loop, recruits, os.path.join(folder, "holders"))
         self._runs = Runs(self._loop, self._holders)
         self._id_maps = IdMaps(self._loop)
         self._mounts = HeldMounts(self._loop)
@@ -43,6 +45,7 @@ class Server:
         self._handlers: dict[str, Handler] = {
             "hello": self._hello,
             "run": self._run,
+            "warm": self._warm,
             "attach": self._attach,
             "signal": self._signal,
             "kill": self._kill,
@@ -141,17 +144,27 @@ class Server:
         counts = {"runs": len(self._runs), "sandboxes": len(self._holders)}
         answer({**reply, **counts, "held": len(self._mounts)}, [])
 
+    def _warm(self, message: Message, fds: list[int], answer: Answer) -> None:
+        if not message.keys() >= {"sandbox_id", "holder", "linger"}:
+            raise BadRequest("a sandbox without its holder")
+        self._enter_mount(message["holder"])
+        self._runs.warm(message, fds, answer)
+
     def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
         holder = message.get("holder")
         staged = len(holder["stage"]) if holder else 0
         if len(fds) != 4 + staged or not message.keys() >= _REQUIRED:
             raise BadRequest("a run without its streams or its plan")
+        self._enter_mount(holder)
+        self._runs.start(message, fds, answer)
+
+    def _enter_mount(self, holder: Message | None) -> None:
+        """A tree that is mounted in a namespace: the sandbox starts in there."""
         if holder is not None and holder.get("namespace") is not None:
             entered = self._mounts.namespace(holder["namespace"])
             if entered is None:
                 raise BadRequest(f"no mount is held for {holder['namespace']}")
             holder["entered"] = {"user": entered["user"], "mnt": entered["mnt"]}
-        self._runs.start(message, fds, answer)
 
     def _attach(self, message: Message, fds: list[int], answer: Answer) -> None:
         if len(fds) != 1 or not {"run_id", "folder"} <= message.keys():

@@ -8,6 +8,7 @@ killed or stopped from inside, and then the next command takes a fresh one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,23 +17,27 @@ from collections.abc import Callable
 from typing import Any
 
 from carrel.launcher import child, wire
-from carrel.launcher.holders import Holder, Problem
+from carrel.launcher.groups import remove_group
 from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop, OnExit
+from carrel.launcher.recruits import Recruits
 from carrel.linux import processes
 
 EXECUTE_S = 2.0
 """From the orders to the execution; one that takes longer was stopped from inside."""
 
+Problem = dict[str, Any]
 OnLaunched = Callable[[Problem | None], None]
 
 
 class Spare:
     """From its fork to its execution. After that its exit is the command's."""
 
-    def __init__(self, loop: Loop, holder: Holder, base: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, recruits: Recruits, base: dict[str, Any]) -> None:
         self._loop = loop
         self.pid = 0
+        self.group = _make_group(base["tracking"])
+        """Its control group, by which all that comes of it can be found and killed."""
         self.terminal: list[int] = []
         """What the command sent back before it executed, if it was to have a terminal."""
         self._ready: list[Callable[[], None]] = []
@@ -45,11 +50,18 @@ class Spare:
         self._channel.setblocking(False)
         status = LinePipe(loop, self._on_status, self._on_closed)
         loop.expect_children(1)
-        loop.fork(
-            lambda: child.become_spare(base, holder.namespaces, status.write, theirs.fileno())
-        )
+        orders = {"become": "spare", "base": {**base, "join": _joined(base, self.group)}}
+        self._recruit = recruits.take(orders, [status.write, theirs.fileno()])
         status.parent_side()
         theirs.close()
+
+    def enter(self, held: dict[str, int]) -> None:
+        """Now that the namespaces exist."""
+        try:
+            self._recruit.tell({"enter": list(held)}, list(held.values()))
+        except OSError as error:
+            self._problem = {"step": "ending", "errno": error.errno or 0, "text": str(error)}
+        self._recruit.forget()
 
     @property
     def usable(self) -> bool:
@@ -72,7 +84,6 @@ class Spare:
             return
         self._loop.after(EXECUTE_S, self._too_late)
         try:
-            _join(self.pid, plan["join"])
             wire.send(self._channel, plan, streams)
         except OSError as error:
             self._problem = {"step": "order", "errno": error.errno or 0, "text": str(error)}
@@ -86,6 +97,7 @@ class Spare:
         """It ends at once, or when its orders are to come from a closed socket."""
         if self.pid:
             processes.send_signal(self.pid, signal.SIGKILL)
+        self._recruit.forget()
         self._channel.close()
 
     def _on_status(self, line: bytes) -> None:
@@ -104,6 +116,8 @@ class Spare:
 
     def _exited(self, status: int, usage: Any) -> None:
         self._ended = (status, usage)
+        if self._on_exit is None and self.group is not None:
+            remove_group(self.group)
         if self._closed and self._launched is None:
             self._tell_exit()
 
@@ -138,10 +152,20 @@ class Spare:
         return said == child.EXECUTING
 
 
-def _join(pid: int, procs_files: list[str]) -> None:
-    for path in procs_files:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, str(pid).encode())
-        finally:
-            os.close(descriptor)
+_made = itertools.count(1)
+
+
+def _make_group(tracking: str | None) -> str | None:
+    if tracking is None:
+        return None
+    group = f"{tracking}/command-{os.getpid()}-{next(_made)}"
+    os.mkdir(group)
+    return group
+
+
+def _joined(base: dict[str, Any], group: str | None) -> list[str]:
+    """Its own group instead of the sandbox's in the tree that tracks commands."""
+    if group is None:
+        return list(base["join"])
+    others = [path for path in base["join"] if os.path.dirname(path) != base["tracking"]]
+    return [*others, f"{group}/cgroup.procs"]

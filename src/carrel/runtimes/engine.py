@@ -164,22 +164,44 @@ class Engine:
         if confinement.hold is not None:
             request["holder"] = None
             if sandbox.spec.sandbox_id not in self._warm:
-                holder, staged = confinement.hold()
-                joined = list(self._enforcement.group(sandbox).procs)
-                base = {
-                    "join": joined,
-                    "uid": confinement.uid,
-                    "gid": confinement.gid,
-                    "scope_sockets": confinement.scope_sockets,
-                    "seccomp": confinement.seccomp.hex(),
-                }
-                request["holder"] = {**holder, "join": joined, "base": base, "stage": [*staged]}
+                request["holder"], staged = self._holder(sandbox, confinement)
         try:
             sent = [*streams.given, told, *staged.values()]
             return await self._launcher.ask("run", request, sent)
         finally:
             for descriptor in staged.values():
                 os.close(descriptor)
+
+    def _holder(
+        self, sandbox: Sandbox, confinement: Confinement
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """What the launcher needs to set the sandbox up, and the mounts by name."""
+        assert confinement.hold is not None
+        holder, staged = confinement.hold()
+        group = self._enforcement.group(sandbox)
+        base = {
+            "join": list(group.procs),
+            "tracking": group.tracking,
+            "uid": confinement.uid,
+            "gid": confinement.gid,
+            "scope_sockets": confinement.scope_sockets,
+            "seccomp": confinement.seccomp.hex(),
+        }
+        return {**holder, "join": list(group.procs), "base": base, "stage": [*staged]}, staged
+
+    async def warm(self, sandbox: Sandbox, confinement: Confinement) -> None:
+        """Sets the sandbox up, ready for its first command."""
+        holder, staged = self._holder(sandbox, confinement)
+        sandbox_id = sandbox.spec.sandbox_id
+        fields = {"sandbox_id": sandbox_id, "holder": holder, "linger": self._linger_s}
+        try:
+            reply, _ = await self._launcher.ask("warm", fields, [*staged.values()])
+        finally:
+            for descriptor in staged.values():
+                os.close(descriptor)
+        if reply.get("problem") is not None:
+            raise as_error(reply["problem"])
+        self._warm.add(sandbox_id)
 
     def _request(
         self,
@@ -190,7 +212,8 @@ class Engine:
     ) -> dict[str, Any]:
         spec = sandbox.spec
         group = self._enforcement.group(sandbox)
-        own = _run_group(group, run_id)
+        # With namespaces, the process that waits inside has a group already.
+        own = None if confinement.hold is not None else _run_group(group, run_id)
         plan: dict[str, Any] = {
             "join": [*group.procs, f"{own}/cgroup.procs"] if own is not None else [],
             "rlimits": self._enforcement.rlimits(spec),

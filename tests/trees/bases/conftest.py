@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from carrel.linux import mounts
 from carrel.trees.bases.store import BaseStore
-from tests.folders import remove_folder
+from carrel.trees.removal import remove_tree
+from tests.folders import mounts_below
 from tests.trees.bases.helpers import write
 
 
@@ -26,7 +28,10 @@ def project() -> Iterator[Path]:
         fill(folder)
         yield folder
     finally:
-        remove_folder(folder)
+        for point in mounts_below(folder):
+            mounts.detach_all(point)
+        # Not by paths: those may be longer than the kernel takes.
+        remove_tree(folder)
 
 
 def fill(folder: Path) -> None:

@@ -74,8 +74,9 @@ class BubblewrapRuntime:
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
     async def start(self, spec: SandboxSpec, tree: TreeMount) -> Sandbox:
-        sandbox = await asyncio.to_thread(self._engine.prepare, spec)
+        sandbox = self._engine.prepare(spec)
         try:
+            await self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
             await self._prover.require(self, sandbox, tree)
         except BaseException:
             await self.stop(sandbox)

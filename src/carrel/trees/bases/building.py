@@ -103,6 +103,7 @@ class FolderBuild:
         notes = read_journal(self._staging.journal, self._over, self._draft.layer)
         if notes is not None and self._staging.layer.is_dir():
             self._stale = True
+            self.shop.layout.resume(self._staging.layer)
             return notes
         previous = self.previous.record.base.layers[0] if self.previous else None
         self._staging.begin(previous)

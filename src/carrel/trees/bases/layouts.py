@@ -29,6 +29,10 @@ class Layout(Protocol):
         the base that it follows."""
         ...
 
+    def resume(self, place: Path) -> None:
+        """Makes a folder that was begun, and maybe sealed, writable again."""
+        ...
+
     def hide(self, folder: int, name: bytes) -> None:
         """Makes an entry of the previous base not appear in the new one."""
         ...
@@ -53,6 +57,9 @@ class LayeredLayout:
 
     def begin(self, place: Path, previous: Path | None) -> None:
         place.mkdir(mode=0o700)
+
+    def resume(self, place: Path) -> None:
+        pass
 
     def hide(self, folder: int, name: bytes) -> None:
         remove_entry(folder, name)
@@ -81,6 +88,9 @@ class SubvolumeLayout:
             place.chmod(0o700)
         else:
             btrfs.snapshot(previous, place)
+
+    def resume(self, place: Path) -> None:
+        btrfs.set_read_only(place, False)
 
     def hide(self, folder: int, name: bytes) -> None:
         remove_entry(folder, name)

@@ -270,13 +270,15 @@ class Scanner:
     ) -> Sighting:
         self._listing.paths = list(kept.paths)
         self._listing.rows = bytearray(kept.rows)
+        first = len(self._listing)
+        have = set(kept.paths) if self._queue else None
         listed = set(self._queue)
         for skip in known.skipped:
-            if self._parent_of(skip) not in listed:
+            parent = self._parent_of(skip)
+            if have is None or (parent in have and parent not in listed):
                 self._skips.setdefault(skip.path, skip)
-        first = len(self._listing)
-        if self._queue:
-            self._list_new(set(kept.paths))
+        if have is not None:
+            self._list_new(have)
         self._refuse_unreadable()
         self._listing.skipped = list(self._skips.values())
         gone = [known.paths[index] for index in dropped]

@@ -24,6 +24,7 @@ from carrel.linux.ids import uid_range
 from carrel.trees.folders import Root
 from carrel.trees.layers import TRUSTED, USER
 from carrel.trees.removal import remove_tree
+from carrel.trees.usage import all_blocks, measure
 
 PRIVATE = "tree"
 """The folder beside the project in which a driver keeps what is its own."""
@@ -166,8 +167,15 @@ def some_owner() -> Owner:
     return Owner(number, number)
 
 
-def enough_room(folder: Path, wanted: int) -> None:
+def enough_room(folder: Path, base: Base) -> None:
+    """That a copy of the base would fit. Raises `InsufficientDisk`."""
     free = shutil.disk_usage(folder).free
+    if base.size_bytes <= free:
+        return
+    # Sparse files are bigger than what they take.
+    wanted = 0
+    with open_roots(base.layers) as roots:
+        wanted = sum(measure(root, all_blocks).bytes_used for root in roots)
     if wanted > free:
         raise InsufficientDisk(
             f"A copy of the base takes {wanted >> 20} MiB, and {free >> 20} MiB are free.",

@@ -40,4 +40,4 @@ class CopyDriver(Copies):
         return own_blocks(tree.owner)
 
     def _check_room(self, base: Base) -> None:
-        enough_room(self._data, base.size_bytes)
+        enough_room(self._data, base)

@@ -164,15 +164,17 @@ def show_as(clones: list[int], store: Owner, owner: Owner) -> None:
     `TreeUnavailable` where there are no id-mapped mounts."""
     try:
         namespace = make_id_map((store.uid, store.gid), (owner.uid, owner.gid))
-        try:
-            for clone in clones:
-                mounts.map_ids(clone, namespace)
-        finally:
-            os.close(namespace)
+    except OSError as error:
+        raise no_id_maps(error) from error
+    try:
+        for clone in clones:
+            mounts.map_ids(clone, namespace)
     except OSError as error:
         if error.errno in _REFUSED_MAPS:
             raise no_id_maps(error) from error
         raise
+    finally:
+        os.close(namespace)
 
 
 def no_id_maps(error: OSError) -> TreeUnavailable:

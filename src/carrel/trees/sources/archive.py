@@ -68,7 +68,7 @@ class ArchiveProducer:
     def __init__(self, request: BaseRequest, on_progress: OnProgress) -> None:
         """Raises `ProjectNotFound`, `ProjectInvalid`, `ProjectUnreadable`."""
         location = request.project.location
-        self._path = Path(location).expanduser()
+        self._path = Path(location)
         self._request = request
         self._on_progress = on_progress
         self._shown = 0.0

@@ -28,11 +28,7 @@ _GIT = b".git"
 
 def find_folder(location: str, data: Path) -> Path:
     """The real path of a project's folder. Raises the errors of bad input."""
-    if not location or "\0" in location:
-        raise ProjectInvalid(
-            f"{location!r} is not the path of a project.", hint="Give the path of a folder."
-        )
-    path = Path(location).expanduser()
+    path = Path(location)
     try:
         real = path.resolve(strict=True)
         found = real.stat()

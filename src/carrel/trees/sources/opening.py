@@ -31,8 +31,8 @@ def open_project(request: BaseRequest, data: Path, on_progress: OnProgress) -> O
     if project.kind is ProjectKind.GIT:
         source = GitSource(request, data / "mirrors", on_progress)
         return Opened(_key(request, project.location), producer=CheckoutProducer(source))
-    path = Path(project.location).expanduser()
-    if project.kind is ProjectKind.ARCHIVE or (path.is_file() and is_archive(path)):
+    path = Path(project.location)
+    if project.kind is ProjectKind.ARCHIVE or (os.path.isfile(path) and is_archive(path)):
         producer = ArchiveProducer(request, on_progress)
         return Opened(_key(request, os.path.realpath(path)), producer=producer)
     folder = find_folder(project.location, data)
