@@ -11,6 +11,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, cast
 
@@ -129,9 +130,13 @@ class ArchiveProducer:
             while (member := tar.next()) is not None:
                 _take_tar_member(unpacker, tar, member)
                 tar.members = []  # type: ignore[attr-defined]  # else it keeps every one
-            if not unpacker.count:
-                # Empty, or not what it claimed to be: tarfile does not tell apart.
-                _refuse_garbage(self._path)
+            # To the end, where gzip has its checksum.
+            rest = cast(IO[bytes], tar.fileobj)
+            while rest.read(1 << 20):
+                pass
+        if not unpacker.count:
+            # Empty, or not what it claimed to be: the library does not tell apart.
+            _refuse_garbage(self._path)
 
     def _unzip(self, unpacker: Unpacker) -> None:
         with zipfile.ZipFile(self._path) as archive:
@@ -141,7 +146,7 @@ class ArchiveProducer:
 
 def _take_tar_member(unpacker: Unpacker, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     name = os.fsencode(member.name)
-    mtime_ns = int(member.mtime * _SECOND)
+    mtime_ns = _mtime_ns(member)
     if member.isdir():
         unpacker.folder(name, member.mode, mtime_ns)
     elif member.issym():
@@ -155,6 +160,12 @@ def _take_tar_member(unpacker: Unpacker, tar: tarfile.TarFile, member: tarfile.T
             unpacker.file(name, member.mode, mtime_ns, member.size, content)
     else:
         unpacker.skip(name, _KINDS.get(member.type, "is not a file"))
+
+
+def _mtime_ns(member: tarfile.TarInfo) -> int:
+    """As written; the library's own number is rounded to less than nanoseconds."""
+    exact = member.pax_headers.get("mtime")
+    return int(Decimal(exact if exact is not None else member.mtime) * _SECOND)
 
 
 def _take_zip_member(unpacker: Unpacker, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
@@ -204,6 +215,7 @@ def _damage_as_error(path: Path) -> Iterator[None]:
         UnicodeError,
         ValueError,
         OverflowError,
+        InvalidOperation,
     ) as error:
         raise bad_archive(path, str(error) or "it is damaged") from error
     except OSError as error:
