@@ -89,9 +89,7 @@ class Board:
     def difference(self, upper: str, lower: str) -> Spread:
         return self._compare(upper, lower, lambda above, below: above - below)
 
-    def _compare(
-        self, upper: str, lower: str, compare: Callable[[float, float], float]
-    ) -> Spread:
+    def _compare(self, upper: str, lower: str, compare: Callable[[float, float], float]) -> Spread:
         above, below = self._values[upper], self._values[lower]
         both = [number for number in above if number in below]
         return Spread.of(

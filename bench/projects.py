@@ -125,9 +125,7 @@ def _pool(chance: random.Random) -> bytes:
     return " ".join(chance.choices(words, k=_POOL_WORDS)).replace(" e", "\n    e").encode()
 
 
-def _content(
-    chance: random.Random, pool: bytes, average: int, number: int, commit: int
-) -> bytes:
+def _content(chance: random.Random, pool: bytes, average: int, number: int, commit: int) -> bytes:
     wanted = int(chance.lognormvariate(0.0, _SIGMA) / 1.83 * average)  # e^(sigma²/2) = 1.83
     size = max(16, min(wanted, _LARGEST * average, len(pool) // 2))
     start = chance.randrange(len(pool) - size)

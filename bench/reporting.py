@@ -146,7 +146,7 @@ def file_system(folder: Path) -> str:
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    return record | record.pop("spread")
+    return {**record, **record.pop("spread")}
 
 
 def _three(spread: Spread) -> tuple[float, float, float]:

@@ -101,7 +101,9 @@ def make_tree(app: App, driver: TreeDriver, base: Base, confines: bool) -> Tree:
     return driver.create(TreeRequest(space, base, folder, owner))
 
 
-async def open_desk(app: App, runtime: Runtime, driver: TreeDriver, tree: Tree, *named: str) -> Desk:
+async def open_desk(
+    app: App, runtime: Runtime, driver: TreeDriver, tree: Tree, *named: str
+) -> Desk:
     name, script = named
     env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": f"{name}@example.org"}
     env |= {"GIT_COMMITTER_NAME": name, "GIT_COMMITTER_EMAIL": f"{name}@example.org"}
@@ -128,7 +130,9 @@ def describe(changes: list[Change]) -> None:
             say(f"    {change.kind:8} {change.path}")
 
 
-async def show_walls(runtime: Runtime, driver: TreeDriver, one: Desk, two: Desk, checkout: Path) -> bool:
+async def show_walls(
+    runtime: Runtime, driver: TreeDriver, one: Desk, two: Desk, checkout: Path
+) -> bool:
     """What one desk sees of the other and of the checkout, when it tries."""
     held = True
     tries = {
@@ -187,8 +191,11 @@ async def demo(folder: Path) -> int:
                 shutil.rmtree(desk.tree.folder)
             app.bases.remove(base.base_id)
             busy = app.launcher.shutdown()
-        left = [line for line in Path("/proc/self/mountinfo").read_text().splitlines()
-                if str(folder) in line]
+        left = [
+            line
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if str(folder) in line
+        ]
         say(f"mounts left: {len(left)}, sandboxes left: {busy}")
         return 0 if (held or not runtime.capabilities.confines) and not left and not busy else 1
 

@@ -36,6 +36,8 @@ from tests.volumes import volume
 DRIVERS = ("overlay", "btrfs", "reflink", "copy")
 VOLUMES = {"btrfs": "btrfs", "reflink": "xfs"}
 """The file system that a driver needs under it."""
+SANDBOX = (SANDBOX_OWNER.uid, SANDBOX_OWNER.gid)
+"""Whom everything belongs to where a sandbox sees it."""
 ACT_TIMEOUT_S = 60.0
 """For a command in a tree; they take milliseconds."""
 

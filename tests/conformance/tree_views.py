@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from carrel.domain.trees import Change
+
 SHARED = ".git/objects"
 """Some drivers' trees borrow these from the base instead of having them."""
 INDEX = ".git/index"
@@ -140,3 +142,32 @@ def git(folder: Path, *words: str) -> str:
         ["git", "-C", str(folder), *words], check=True, capture_output=True, text=True, timeout=60
     )
     return done.stdout
+
+
+def do_much() -> None:
+    """Of everything that programs do to files."""
+    Path("new").mkdir()
+    Path("new", "file").write_text("new\n")
+    Path("README").write_text("changed\n")
+    with open("src/main.py", "a") as file:
+        file.write("more\n")
+    os.truncate("sparse", 100)
+    os.chmod("src/run.sh", 0o700)
+    os.unlink("empty-file")
+    os.rename("src/deep/one", "src/deep/uno")
+    os.link("src/deep/er/two", "src/deep/er/deux")
+    os.rmdir("empty-folder")
+    os.symlink("new", "empty-folder")
+    os.unlink("to-main")
+    os.mkdir("to-main")
+    os.utime(".env", (1, 1))
+    subprocess.run(["rm", "-rf", "build"], check=True)
+
+
+def told(changes: list[Change]) -> list[tuple[str, str]]:
+    """Without git's own files, which few tests are about."""
+    return [(change.kind.value, change.path) for change in changes if not is_git(change.path)]
+
+
+def is_git(path: str) -> bool:
+    return path == ".git" or path.startswith(".git/")

@@ -30,7 +30,13 @@ from carrel.trees.sources.archive import is_archive
 from tests.trees.bases.helpers import left_in_staging, picture, shown, write
 
 TAR_TIMEOUT_S = 30.0
-OPTIONS = {"tar": "", "tar.gz": "--gzip", "tar.bz2": "--bzip2", "tar.xz": "--xz", "tar.zst": "--zstd"}
+OPTIONS = {
+    "tar": "",
+    "tar.gz": "--gzip",
+    "tar.bz2": "--bzip2",
+    "tar.xz": "--xz",
+    "tar.zst": "--zstd",
+}
 
 
 def of(path: Path, **options: object) -> BaseRequest:
@@ -38,8 +44,8 @@ def of(path: Path, **options: object) -> BaseRequest:
 
 
 def pack(project: Path, archive: Path, option: str) -> Path:
-    words = ["tar", "--create", "--format=pax", "--sparse", *option.split(), "-C", project]
-    subprocess.run([*words, "-f", archive, "."], check=True, timeout=TAR_TIMEOUT_S)
+    words = ["tar", "--create", "--format=pax", "--sparse", *option.split(), "-C", str(project)]
+    subprocess.run([*words, "-f", str(archive), "."], check=True, timeout=TAR_TIMEOUT_S)
     return archive
 
 
@@ -219,10 +225,12 @@ def test_damaged_archives(
 
 
 def test_bombs(store: BaseStore, data: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        with file.open("zeros", "w", force_zip64=True) as member:
-            for _ in range(64):
-                member.write(bytes(1 << 20))
+    with (
+        zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file,
+        file.open("zeros", "w", force_zip64=True) as member,
+    ):
+        for _ in range(64):
+            member.write(bytes(1 << 20))
     refused(store, data, of(tmp_path / "bomb.zip", max_bytes=10 << 20), ProjectTooLarge)
 
     def claim(tar: tarfile.TarFile) -> None:
@@ -239,9 +247,7 @@ def test_bombs(store: BaseStore, data: Path, tmp_path: Path) -> None:
     refused(store, data, of(_tar(tmp_path / "many.tar", many), max_files=40), ProjectTooLarge)
 
 
-def test_what_is_excluded_from_an_archive(
-    store: BaseStore, project: Path, tmp_path: Path
-) -> None:
+def test_what_is_excluded_from_an_archive(store: BaseStore, project: Path, tmp_path: Path) -> None:
     (project / "nowhere").unlink()
     archive = pack(project, tmp_path / "project.tar", "")
     found = shown(store.build(of(archive, exclude=("node_modules/", "*.py"))))

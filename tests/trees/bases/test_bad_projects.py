@@ -200,7 +200,7 @@ class Restless:
 def test_a_change_while_it_is_read_is_read_again(
     store: BaseStore, data: Path, project: Path
 ) -> None:
-    changed = []
+    changed: list[Path] = []
 
     def once(progress: Progress) -> None:
         if progress.stage == "checking" and not changed:
@@ -241,9 +241,7 @@ def test_changing_files_are_kept_and_reported_when_allowed(
     assert shown(store.build(request(project))) == picture(project)
 
 
-def test_a_file_that_changes_between_the_look_and_the_copy(
-    store: BaseStore, project: Path
-) -> None:
+def test_a_file_that_changes_between_the_look_and_the_copy(store: BaseStore, project: Path) -> None:
     restless = Restless(project / "README", ("copying",), times=2)
     base = store.build(request(project), restless)
     assert restless.count == 2
@@ -295,7 +293,7 @@ def test_a_disk_that_becomes_full_on_the_way(small_disk: Path, project: Path) ->
     store = BaseStore(small_disk)
     for number in range(20):
         write(project / f"many/{number}", os.urandom(100_000))
-    filled = []
+    filled: list[int] = []
 
     def fill_up(progress: Progress) -> None:
         if progress.stage == "copying" and not filled:
@@ -318,9 +316,7 @@ def test_a_disk_that_becomes_full_on_the_way(small_disk: Path, project: Path) ->
 
 
 def test_a_file_system_without_inodes(project: Path, small_disk: Path) -> None:
-    subprocess.run(
-        ["mount", "-o", "remount,nr_inodes=12", str(small_disk)], check=True, timeout=20
-    )
+    subprocess.run(["mount", "-o", "remount,nr_inodes=12", str(small_disk)], check=True, timeout=20)
     store = BaseStore(small_disk)
     for number in range(30):
         write(project / f"many/{number}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from dataclasses import dataclass, field
 
@@ -10,6 +11,11 @@ from carrel.trees.bases.filling import Job
 from carrel.trees.bases.manifest import Item
 from carrel.trees.bases.views import Seen, View
 
+_GIT_OBJECT = re.compile(
+    rb"(?:^|/)objects/(?:[0-9a-f]{2}/[0-9a-f]{38,62}|pack/pack-[0-9a-f]+\.[a-z]+)$"
+)
+"""Git touches objects that it would have written again, packs of any size among them;
+their times tell nobody but git's own collector anything."""
 _FOLDER_MODE = stat.S_IFDIR | 0o755
 """Of folders that only special rules ask for."""
 
@@ -69,7 +75,9 @@ def _keepable(seen: Seen, draft: Draft, leader: bytes) -> Item | None:
     row = seen.row
     if item is None or item.leader != leader:
         return None
-    same = (item.mode, item.size, item.mtime_ns) == (row.mode, row.size, row.mtime_ns)
+    if (item.mode, item.size) != (row.mode, row.size):
+        return None
+    same = item.mtime_ns == row.mtime_ns or _GIT_OBJECT.search(seen.path) is not None
     return item if same else None
 
 
