@@ -41,7 +41,8 @@ cat > test_greet.py <<'END'
 from greet import greet
 assert greet("Ada") == "Hello, Ada!"
 END
-python3 test_greet.py && echo "tests: greet works, and greet.py still says: $(grep -o 'Hello' greet.py)"
+python3 test_greet.py
+echo "tests: greet works, and greet.py still says: $(grep -o Hello greet.py)"
 rm notes.txt
 """
 

@@ -18,7 +18,6 @@ from carrel.domain.errors import (
     ProjectNotAFolder,
     ProjectNotFound,
     ProjectTooLarge,
-    ProjectUnreadable,
 )
 from carrel.domain.projects import BaseRequest, Progress, Project, ProjectKind
 from carrel.trees.bases.store import BaseStore

@@ -116,9 +116,7 @@ def test_a_renamed_folder(store: BaseStore, base: Base) -> None:
         assert shown(frozen) == picture(view)
 
 
-def test_a_folder_is_taken_whole_though_only_it_was_named(
-    store: BaseStore, base: Base
-) -> None:
+def test_a_folder_is_taken_whole_though_only_it_was_named(store: BaseStore, base: Base) -> None:
     with tree(base) as view:
         write(view / "new/deep/file", "new")
         os.mkfifo(view / "new/pipe")
@@ -128,9 +126,7 @@ def test_a_folder_is_taken_whole_though_only_it_was_named(
     assert [skip.path for skip in frozen.skipped] == ["new/pipe"]
 
 
-def test_symlinks_in_the_way_lead_nowhere(
-    store: BaseStore, base: Base, tmp_path: Path
-) -> None:
+def test_symlinks_in_the_way_lead_nowhere(store: BaseStore, base: Base, tmp_path: Path) -> None:
     write(tmp_path / "secret", "not yours")
     with tree(base) as view:
         shutil.rmtree(view / "src")

@@ -98,9 +98,7 @@ def test_descriptions_that_cannot_be_read(store: BaseStore, three: list[Base]) -
     assert store.list() == three[:2]
 
 
-def test_a_manifest_that_cannot_be_read(
-    store: BaseStore, three: list[Base], project: Path
-) -> None:
+def test_a_manifest_that_cannot_be_read(store: BaseStore, three: list[Base], project: Path) -> None:
     (three[2].folder / "manifest").write_bytes(b"nonsense")
     write(project / "README", "another state")
     base = store.build(request(project))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from dataclasses import dataclass
 
 import msgspec
 
-from carrel.domain.errors import InsufficientDisk
+from carrel.domain.errors import InsufficientDisk, TreeDamaged
 from carrel.domain.projects import Project
 from carrel.domain.trees import Base, Owner, Skipped
+from carrel.trees.bases.checking import check_record
 from carrel.trees.bases.drafting import Draft, Finished
 from carrel.trees.bases.folding import Fold
 from carrel.trees.bases.manifest import Document, Manifest, base_id_of, encode_record
@@ -58,9 +60,8 @@ class Finisher:
         """
         finished = draft.finish()
         layout = self.shop.layout
-        base_id = base_id_of(finished.root.digest, "" if layout.layered else layout.name)
-        with contextlib.suppress(FileNotFoundError):
-            found = read_record(self.shop.bases / base_id)
+        base_id, found = self._identify(finished.root.digest)
+        if found is not None:
             self.staging.discard()
             return found
         if stack is not None and layout.layered and _is_deep(stack.manifest, finished):
@@ -78,6 +79,20 @@ class Finisher:
         else:
             document = finished.document((base_id,), "", stack.manifest.folders)
         return self._publish(self.staging, base_id, document, about)
+
+    def _identify(self, digest: bytes) -> tuple[str, Record | None]:
+        """The base's id, and the base itself if there is one already."""
+        layout = self.shop.layout
+        for number in itertools.count():
+            # One that is damaged stays for those who use it; its successor has another id.
+            salt = f"{'' if layout.layered else layout.name}{number or ''}"
+            base_id = base_id_of(digest, salt)
+            with contextlib.suppress(TreeDamaged):
+                try:
+                    return base_id, check_record(read_record(self.shop.bases / base_id))
+                except FileNotFoundError:
+                    return base_id, None
+        raise AssertionError("counting ended")
 
     def _fold(self, base_id: str, finished: Finished, below: Manifest, about: About) -> Record:
         merged = _merged(below, finished)

@@ -151,35 +151,27 @@ class BaseStore:
         opened: Opened,
         request: BaseRequest,
         meter: Meter,
-        previous: tuple[Head, Record] | None,
+        previous: tuple[Head, Stack] | None,
     ) -> Base:
+        shop = self._shop
+        head, stack = previous or (None, None)
         if opened.producer is not None:
-            stack, before = None, b""
-            if previous is not None:
-                head, record = previous
-                stack, before = Stack(record, read_manifest(record.base.folder)), head.state
-            return ProducedBuild(
-                self._shop, key, opened.producer, request, meter, stack, before
-            ).run()
+            before = head.state if head else b""
+            build = ProducedBuild(shop, key, opened.producer, request, meter, stack, before)
+            return build.run()
         assert opened.source is not None
-        last = None
-        if previous is not None:
-            head, record = previous
-            last = Previous(record, read_manifest(record.base.folder), head.known)
-        return FolderBuild(self._shop, key, opened.source, request, meter, last).run()
+        last = Previous(stack.record, stack.manifest, head.known) if stack and head else None
+        return FolderBuild(shop, key, opened.source, request, meter, last).run()
 
-    def _previous(self, key: str) -> tuple[Head, Record] | None:
+    def _previous(self, key: str) -> tuple[Head, Stack] | None:
+        """The last base of the project; one that is damaged is as none."""
         head = read_head(self._shop.head(key))
         if head is None:
             return None
         try:
-            return head, check_record(self._record(head.base_id))
-        except BaseNotFound:
-            return None
-        except TreeDamaged:
-            # It would be taken for the new one, whose content is the same.
-            with hold(self._shop.lock), contextlib.suppress(FileNotFoundError):
-                _discard(self._set_aside(head.base_id), self._shop.layout.name)
+            record = check_record(self._record(head.base_id))
+            return head, Stack(record, read_manifest(record.base.folder))
+        except (BaseNotFound, TreeDamaged, FileNotFoundError):
             return None
 
     def _guarded(self, key: str, work: Callable[[], Base]) -> Base:
