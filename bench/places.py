@@ -59,6 +59,9 @@ def workplace(folder: Path | None) -> Iterator[Path]:
         place.chmod(0o711)
         yield place
     finally:
+        # Whoever is impatient now would only leave something behind.
+        for number in (signal.SIGINT, *_ENDING):
+            signal.signal(number, signal.SIG_IGN)
         say(f"removing {place}")
         for point in mounts_below(place):
             mounts.detach_all(point)

@@ -209,6 +209,9 @@ class Runs:
 
     def _note_process(self, run: Run, pid: int, keeper: int) -> None:
         run.pid, run.keeper = pid, keeper
+        if run.reason:
+            # Its time was up before it began.
+            self._loop.after(0.0, lambda: self.kill(run, run.reason))
         record = {"run_id": run.run_id, "pid": run.pid, "keeper": run.keeper}
         record["started"] = processes.start_time(run.keeper or run.pid)
         record["started_at"] = run.started_at

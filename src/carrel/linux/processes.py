@@ -67,7 +67,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """False when the process is gone."""
+    """False when the process is gone. Never to all, to our own group, or to init, which is
+    what the kernel takes numbers below two for."""
+    if pid < 2:
+        return False
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -76,6 +79,9 @@ def send_signal(pid: int, number: int) -> bool:
 
 
 def send_group_signal(group: int, number: int) -> bool:
+    """As `send_signal`, to a process group."""
+    if group < 2:
+        return False
     try:
         os.killpg(group, number)
     except ProcessLookupError:

@@ -139,7 +139,7 @@ class Prover:
                 "host_pid_start": processes.start_time(outside),
                 "host_loopback_port": listener.getsockname()[1],
                 "abstract_socket": space,
-                "unix_sockets": [str(path) for path in _sockets() if path.exists()],
+                "unix_sockets": list(filter(os.path.exists, _sockets())),
                 "secret_env": secret,
                 "scratch": "/tmp" if name == "bubblewrap" else str(spec.folder / "tmp"),
             }
@@ -165,11 +165,12 @@ def _host_home() -> list[str]:
     return [home] if home not in ("/", "/nonexistent", HOME) and Path(home).exists() else []
 
 
-def _sockets() -> tuple[Path, ...]:
-    runtime = Path(f"/run/user/{os.getuid()}")
+def _sockets() -> tuple[str, ...]:
+    """Of services that would do anything for whoever may connect."""
     names = ["docker.sock", "podman/podman.sock", "containerd/containerd.sock"]
     names += ["dbus/system_bus_socket", "systemd/private"]
-    return (*(Path("/run") / name for name in names), runtime / "bus", Path("/var/run/docker.sock"))
+    names += [f"user/{os.getuid()}/bus", f"user/{os.getuid()}/podman/podman.sock"]
+    return (*(f"/run/{name}" for name in names), "/var/run/docker.sock")
 
 
 def _configuration(sandbox: Sandbox) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.errors import TreeDamaged
+from carrel.domain.errors import TreeUnavailable
 from carrel.domain.trees import Base, Change, ChangeKind
 from carrel.linux import mounts
 from carrel.trees.bases.store import BaseStore
@@ -134,11 +134,11 @@ def test_symlinks_in_the_way_lead_nowhere(store: BaseStore, base: Base, tmp_path
         lying = [
             Change("src", ChangeKind.TYPE),
             Change("src/secret", ChangeKind.ADDED),
-            Change("../../etc/passwd", ChangeKind.ADDED),
+            Change("../../../../etc/passwd", ChangeKind.ADDED),
         ]
-        with pytest.raises((TreeDamaged, Exception)):
+        with pytest.raises(TreeUnavailable):
             freeze(store, base, view, lying)
-        frozen = freeze(store, base, view, lying[:1])
+        frozen = freeze(store, base, view, lying[:2])
     found = shown(frozen)
     assert stat.S_ISLNK(found[b"src"].kind)
     assert not any(path.startswith(b"src/") for path in found)

@@ -60,13 +60,12 @@ def ignore_skipped(_skipped: Skipped) -> None:
 
 @dataclass
 class Copier:
-    """One per thread. `may_clone` forgets devices that turned out unable to."""
+    """One per thread. `no_clone` are devices whose files share no blocks with the store:
+    not all that are other devices, since every subvolume of btrfs is one."""
 
     owner: Owner
     layer: int
     pulse: Pulse
-    device: int
-    """Where the store is."""
     no_clone: set[int] = field(default_factory=set)
     on_skip: Callable[[Skipped], None] = ignore_skipped
 
@@ -78,7 +77,7 @@ class Copier:
             found = check(wanted, source)
             target = self._create(folder, name)
             try:
-                clone = found.st_dev == self.device and found.st_dev not in self.no_clone
+                clone = found.st_dev not in self.no_clone
                 digest, shared = store_bytes(source, found, target, clone=clone, pulse=self.pulse)
                 if clone and found.st_size and not shared:
                     self.no_clone.add(found.st_dev)
@@ -140,14 +139,16 @@ class Copier:
 
     def adopt(self, wanted: Wanted, folder: int, name: bytes) -> Item:
         """Takes over an entry that is ours: moves it to its place and digests it there."""
-        if not (wanted.folder == folder and wanted.name == name):
-            try:
-                os.rename(wanted.name, name, src_dir_fd=wanted.folder, dst_dir_fd=folder)
-            except (IsADirectoryError, NotADirectoryError):
-                remove_entry(folder, name)
-                os.rename(wanted.name, name, src_dir_fd=wanted.folder, dst_dir_fd=folder)
+        found = os.stat(wanted.name, dir_fd=wanted.folder, follow_symlinks=False)
+        try:
+            _move(wanted, folder, name)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            if stat.S_ISLNK(found.st_mode):
+                return self.store_link(wanted, folder, name)
+            return self.store_file(wanted, folder, name)
         here = Wanted(folder, name, None, wanted.path, ours=True)
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
             digest = digest_of(read_link(here)[0])
         else:
@@ -223,6 +224,14 @@ class Copier:
                 why = f"its extended attribute {name} cannot be kept: {error.strerror}"
                 self.on_skip(Skipped(os.fsdecode(path), why))
         return attributes
+
+
+def _move(wanted: Wanted, folder: int, name: bytes) -> None:
+    try:
+        os.rename(wanted.name, name, src_dir_fd=wanted.folder, dst_dir_fd=folder)
+    except (IsADirectoryError, NotADirectoryError):
+        remove_entry(folder, name)
+        os.rename(wanted.name, name, src_dir_fd=wanted.folder, dst_dir_fd=folder)
 
 
 def make_folder(parent: int, name: bytes) -> int:

@@ -124,8 +124,7 @@ class Filler:
                 raise
 
     def _copier(self) -> Copier:
-        device = os.fstat(self.layer_fd).st_dev if self.layer_fd is not None else 0
-        return Copier(self.owner, self.layer, self.meter.pulse, device, on_skip=self.on_skip)
+        return Copier(self.owner, self.layer, self.meter.pulse, on_skip=self.on_skip)
 
     def _take(self, filled: Filled, task: list[Job], result: Filled) -> None:
         filled.add(result)

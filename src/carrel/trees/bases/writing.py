@@ -38,10 +38,7 @@ class LayerWriter:
 
     def __post_init__(self) -> None:
         self.root = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        device = os.fstat(self.root).st_dev
-        self.copier = Copier(
-            self.owner, self.draft.layer, self.meter.pulse, device, on_skip=self.on_skip
-        )
+        self.copier = Copier(self.owner, self.draft.layer, self.meter.pulse, on_skip=self.on_skip)
 
     def close(self) -> None:
         os.close(self.root)

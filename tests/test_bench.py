@@ -1,0 +1,163 @@
+"""The benchmarks run, in small, and tell what they promise to tell. Times are not looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.containers import write_image
+from bench.measuring import Board, quantile
+from bench.places import mounts_below
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+RUN_S = 100.0
+"""Each takes a few seconds; two of them share two cores with other tests."""
+TREES = ("trees.py", "--files=60", "--bytes=500", "--trees=6", "--sizes=10,40", "--repeats=2")
+SANDBOX = ("sandbox.py", "--at-once=2", "--busy=0.1", "--no-containers")
+
+
+def arguments(place: Path, script: str, *options: str) -> list[str]:
+    common = ["--rounds=1", "--json", f"--folder={place}"]
+    return [sys.executable, str(BENCH / script), *options, *common]
+
+
+def report_of(place: Path, script: str, *options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        arguments(place, script, *options),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(place.iterdir()) == []
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+def check_shape(report: dict[str, Any]) -> None:
+    assert report.keys() == {
+        "benchmark",
+        "options",
+        "machine",
+        "rows",
+        "ratios",
+        "targets",
+        "skipped",
+    }
+    for row in (*report["rows"], *report["ratios"], *report["targets"]):
+        assert row["p10"] <= row["median"] <= row["p90"]
+        assert row["count"] >= 1
+        assert row["name"] and row["unit"]
+    for target in report["targets"]:
+        value, limit = target["median"], target["limit"]
+        assert target["met"] == (value >= limit if target["at_least"] else value <= limit)
+    for skipped in report["skipped"]:
+        assert skipped["name"] and skipped["why"]
+
+
+def names(report: dict[str, Any], part: str) -> set[str]:
+    return {row["name"] for row in report[part]}
+
+
+def test_trees(data: Path) -> None:
+    report = report_of(data, *TREES)
+    check_shape(report)
+    assert report["benchmark"] == "trees"
+    assert names(report, "rows") >= {
+        "carrel: tree from a ready base",
+        "carrel: drop",
+        "carrel: second base, 10 files changed",
+        "git worktree add",
+        "git worktree remove --force",
+        "git clone --local",
+        "cp -a",
+        "git status, warm checkout",
+        "git status, first in a fresh tree",
+    }
+    assert names(report, "targets") >= {
+        "tree: faster than git worktree add",
+        "drop: faster than git worktree remove",
+        "second base: faster than cp -a",
+        "git status: in a fresh tree",
+        "tree: from 10 to 40 files",
+        "tree: from the 1st to number 6",
+        "tree: disk",
+    }
+    if os.geteuid() == 0:
+        assert "tree: own time beyond the mount" in names(report, "targets")
+
+
+def test_sandbox(data: Path) -> None:
+    report = report_of(data, *SANDBOX)
+    check_shape(report)
+    assert report["benchmark"] == "sandbox"
+    for runtime in ("bubblewrap", "landlock", "process"):
+        for what in ("first command", "start and first command", "further command"):
+            assert f"carrel {runtime}: {what}" in names(report, "rows")
+    assert "raw bwrap, the same namespaces" in names(report, "rows")
+    assert len(report["targets"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "benchmark"), [(signal.SIGINT, TREES), (signal.SIGTERM, SANDBOX)]
+)
+def test_interrupted_leaves_nothing(data: Path, number: int, benchmark: tuple[str, ...]) -> None:
+    running = subprocess.Popen(arguments(data, *benchmark), stderr=subprocess.PIPE, text=True)
+    with running:
+        try:
+            assert running.stderr is not None
+            for line in running.stderr:
+                if "round 1 of 1" in line:
+                    running.send_signal(number)
+                    break
+            said = running.stderr.read()
+            assert running.wait(RUN_S) == 130, said
+        finally:
+            running.kill()
+    assert mounts_below(data) == []
+    assert list(data.iterdir()) == []
+    assert processes_in(data) == []
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Whose working folder is (or was) in it, as the launcher's is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "cwd").startswith(str(folder)):
+                found.append((process / "cmdline").read_text())
+    return found
+
+
+def test_an_image_has_its_programs_and_their_loader(tmp_path: Path) -> None:
+    write_image(tmp_path / "image.tar", ("echo",))
+    with tarfile.open(tmp_path / "image.tar") as tar:
+        found = tar.getnames()
+    assert "bin/echo" in found
+    assert any("ld-" in name for name in found)
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    board = Board()
+    for number, load in enumerate((1.0, 10.0, 100.0)):
+        board.add("slow", number, 8.0 * load)
+        board.add("quick", number, 2.0 * load)
+    ratio = board.ratio("slow", "quick")
+    assert (ratio.median, ratio.p10, ratio.p90, ratio.count) == (4.0, 4.0, 4.0, 3)
+    assert board.difference("slow", "quick").median == 60.0
+
+
+def test_quantiles_lie_between_values() -> None:
+    assert quantile([3.0], 0.9) == 3.0
+    assert quantile([4.0, 0.0, 2.0], 0.5) == 2.0
+    assert quantile([0.0, 10.0], 0.1) == 1.0
