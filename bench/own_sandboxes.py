@@ -83,13 +83,25 @@ async def open_sandboxes(data: Path) -> AsyncIterator[Sandboxes]:
             app.launcher.shutdown(force=True)
 
 
-def own_memory(pid: int) -> float:
-    """In MiB: what a process has for itself, and its part of what it shares."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+@dataclass(frozen=True)
+class Footprint:
+    """Of a process and all below it: what each has for itself, and its part of what it
+    shares."""
+
+    processes: int
+    mebibytes: float
 
 
-def below(pid: int) -> list[int]:
-    return processes.descendants(pid)
+def footprint(pid: int) -> Footprint:
+    """Raises PermissionError where processes may not be looked at."""
+    family = [pid, *processes.descendants(pid)]
+    return Footprint(len(family), sum(map(_proportional, family)))
+
+
+def _proportional(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    sizes = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+    return sum(sizes) / 1024

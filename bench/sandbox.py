@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.containers import container_rivals
 from bench.measuring import Board, Spread, say, settle
-from bench.own_sandboxes import Sandboxes, below, open_sandboxes, own_memory
+from bench.own_sandboxes import Footprint, Sandboxes, footprint, open_sandboxes
 from bench.places import add_common_options, positive, run_main, workplace
 from bench.reporting import Report, Row, machine
 from bench.sandbox_rivals import BWRAP, Rival, RivalFailed, absent, plain_rivals
@@ -32,6 +32,8 @@ FURTHER = 3
 PAUSE_S = 0.02
 """Between two subjects: what one leaves to be done in the background is not the next one's."""
 PARALLEL_ROUNDS = 3
+REST_S = 0.2
+"""Until what a command leaves to be done in the background is done."""
 
 
 def first(runtime: str) -> str:
@@ -106,8 +108,10 @@ class Comparison:
         settle()
         await self._one_at_a_time(runtimes, rivals)
         await self._many_at_once(runtimes, rivals)
-        for runtime in runtimes:
-            await self._memory(runtime)
+        try:
+            await self._memory(runtimes)
+        except PermissionError:
+            self._report.skip("memory", "only root may look at what gave up its privileges")
 
     async def _runtimes(self) -> list[Runtime]:
         """Those that work here. Trying them out proves them, so no start has to."""
@@ -208,22 +212,30 @@ class Comparison:
         await sandboxes.stop_all()
         return rate
 
-    async def _memory(self, runtime: Runtime) -> None:
-        """Of idle, warm sandboxes, and of the launcher that has them all."""
+    async def _memory(self, runtimes: list[Runtime]) -> None:
+        launcher = await self._footprint()
+        name = f"carrel: launcher, {launcher.processes} processes"
+        self._add_row(name, "MiB", [launcher.mebibytes])
+        for runtime in runtimes:
+            await self._memory_of(runtime)
+
+    async def _memory_of(self, runtime: Runtime) -> None:
+        """What warm, idle sandboxes add to the launcher, which stays when they are gone."""
         sandboxes, places = self._sandboxes, self._options.at_once
-        launcher = sandboxes.launcher_pid()
+        before = await self._footprint()
         for _ in range(places):
             sandbox = await sandboxes.start(runtime, sandboxes.spec())
             await sandboxes.run(runtime, sandbox)
-        await asyncio.sleep(PAUSE_S)
-        holding = below(launcher)
-        each = sum(map(own_memory, holding)) / places
-        processes = len(holding) / places
+        after = await self._footprint()
+        await sandboxes.stop_all()
+        each = max(0.0, after.mebibytes - before.mebibytes) / places
+        processes = (after.processes - before.processes) / places
         name = f"carrel {runtime.name}: a warm sandbox, {processes:g} processes"
         self._add_row(name, "MiB", [each])
-        if runtime.name == DEFAULT:
-            self._add_row(f"carrel: launcher, {places} sandboxes", "MiB", [own_memory(launcher)])
-        await sandboxes.stop_all()
+
+    async def _footprint(self) -> Footprint:
+        await asyncio.sleep(REST_S)
+        return footprint(self._sandboxes.launcher_pid())
 
     def _add_row(self, name: str, unit: str, values: list[float]) -> None:
         self._report.rows.append(Row(name, unit, Spread.of(values)))

@@ -131,8 +131,8 @@ class Rig:
     def act(self, tree: Tree, action: Callable[[], Result]) -> Result:
         """Runs it in another process, as the tree's owner, where a sandbox would see it:
         the working folder is the tree. The result comes back by pickle."""
-        with self.driver.mount(tree) as shown:
-            return in_child(lambda: enter(self.launcher, tree, shown), action)
+        with self.driver.mount(tree) as shown, detach(shown) as detached:
+            return in_child(lambda: enter(self.launcher, tree, shown, detached), action)
 
     def git(self, tree: Tree, *words: str) -> str:
         return self.act(tree, lambda: run_git(*words))
@@ -226,13 +226,24 @@ def in_child(prepare: Callable[[], None], action: Callable[[], Result]) -> Resul
     return result  # type: ignore[no-any-return]
 
 
-def enter(launcher: Launcher, tree: Tree, shown: TreeMount) -> None:
+@contextlib.contextmanager
+def detach(shown: TreeMount) -> Iterator[int | None]:
+    """Out here: in another namespace it cannot be had any more."""
+    detached = shown.detached() if shown.detached is not None else None
+    try:
+        yield detached
+    finally:
+        if detached is not None:
+            os.close(detached)
+
+
+def enter(launcher: Launcher, tree: Tree, shown: TreeMount, detached: int | None) -> None:
     """As a runtime does: the tree in a mount namespace, then away with all privileges."""
     if os.geteuid() == 0:
         namespaces.unshare(namespaces.CLONE_NEWNS)
         namespaces.set_propagation(namespaces.MS_PRIVATE)
-        if shown.mount_fd is not None:
-            mounts.attach(shown.mount_fd, str(shown.path))
+        if detached is not None:
+            mounts.attach(detached, str(shown.path))
         os.chdir(shown.path)
         os.setgroups([])
         os.setresgid(tree.owner.gid, tree.owner.gid, tree.owner.gid)

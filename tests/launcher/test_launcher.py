@@ -93,7 +93,6 @@ def test_what_is_no_message_ends_the_connection_only(data: Path, packet: bytes) 
         ("attach", {"run_id": "x"}),
         ("signal", {"run_id": "x"}),
         ("stop", {}),
-        ("id_map", {"inside": "x"}),
         ("hold", {}),
         ("open", {"key": "none"}),
     ],

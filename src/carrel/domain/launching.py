@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from carrel.domain.trees import Owner
-
 
 @dataclass(frozen=True)
 class OverlayMount:
@@ -22,11 +20,6 @@ class OverlayMount:
 class MountHelper(Protocol):
     """Blocking, thread-safe. Raises `LauncherUnavailable`, or `TreeUnavailable` when the
     kernel refuses."""
-
-    def id_map(self, inside: Owner, outside: Owner) -> int:
-        """A descriptor of a user namespace for an id-mapped mount that shows what belongs
-        to `inside` on disk as `outside`'s; root only. The caller closes it."""
-        ...
 
     def mount_overlay(self, key: str, mount: OverlayMount) -> None:
         """Mounts it in a user and mount namespace of its own, which the launcher holds

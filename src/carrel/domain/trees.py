@@ -139,7 +139,6 @@ class TreeMount:
     """
 
     path: Path
-    mount_fd: int | None = None
     detached: Callable[[], int] | None = None
     namespace: str | None = None
     read_only: tuple[Path, ...] = ()

@@ -19,7 +19,6 @@ from typing import Any
 from carrel import __version__
 from carrel.domain.errors import LauncherUnavailable, TreeUnavailable
 from carrel.domain.launching import OverlayMount
-from carrel.domain.trees import Owner
 from carrel.launcher import wire
 
 START_S = 10.0
@@ -111,12 +110,6 @@ class Launcher:
         return None
 
     # MountHelper
-
-    def id_map(self, inside: Owner, outside: Owner) -> int:
-        fields = {"inside": [inside.uid, inside.gid], "outside": [outside.uid, outside.gid]}
-        reply, descriptors = self.call("id_map", fields, [])
-        _raise_tree_problem(reply)
-        return descriptors[0]
 
     def mount_overlay(self, key: str, mount: OverlayMount) -> None:
         fields = {"key": key, "lowers": [str(path) for path in mount.lowers]}

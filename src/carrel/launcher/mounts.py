@@ -1,4 +1,4 @@
-"""Namespaces that are held for others: id maps (as root), overlays (as an ordinary user).
+"""Overlays of an ordinary user, in namespaces that are held for him.
 
 An ordinary user may mount only in a user namespace of his own, and the mount is gone when
 nobody holds that any more. The launcher holds it by descriptors, without a process.
@@ -6,58 +6,14 @@ nobody holds that any more. The launcher holds it by descriptors, without a proc
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from carrel.launcher import wire
-from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop
 from carrel.launcher.runs import Answer
 from carrel.linux import mounts, namespaces
-
-
-class IdMaps:
-    """User namespaces that exist only to name a mapping of ids."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def make(self, request: dict[str, Any], answer: Answer) -> None:
-        inside, outside = request["inside"], request["outside"]
-        wait, go = os.pipe2(os.O_CLOEXEC)
-        child = [0]
-
-        def on_line(_line: bytes) -> None:
-            try:
-                for kind, before, after in zip(("uid", "gid"), inside, outside, strict=True):
-                    _write(f"/proc/{child[0]}/{kind}_map", f"{before} {after} 1")
-                made = os.open(f"/proc/{child[0]}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                answer({"problem": _problem("id_map", error)}, [])
-                return
-            answer({}, [made])
-            os.close(made)
-
-        ready = LinePipe(self._loop, _problem_or(on_line, answer), lambda: os.close(go))
-        child[0] = self._loop.fork(lambda: _be_mapped(ready.write, wait, go))
-        ready.parent_side()
-        os.close(wait)
-
-
-def _be_mapped(ready: int, wait: int, go: int) -> None:
-    os.close(go)
-    try:
-        namespaces.unshare(namespaces.CLONE_NEWUSER)
-    except OSError as error:
-        _tell(ready, {"problem": _problem("unshare", error)})
-        os._exit(1)
-    os.write(ready, b"{}\n")
-    os.close(ready)
-    os.read(wait, 1)
-    os._exit(0)
 
 
 class HeldMounts:
@@ -160,22 +116,3 @@ def _mount(request: dict[str, Any]) -> None:
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
-
-
-def _problem(step: str, error: OSError) -> dict[str, Any]:
-    return {"step": step, "errno": error.errno or 0, "text": str(error)}
-
-
-def _tell(descriptor: int, message: dict[str, Any]) -> None:
-    os.write(descriptor, json.dumps(message).encode() + b"\n")
-
-
-def _problem_or(on_line: Callable[[bytes], None], answer: Answer) -> Callable[[bytes], None]:
-    def handle(line: bytes) -> None:
-        message = json.loads(line)
-        if "problem" in message:
-            answer(message, [])
-        else:
-            on_line(line)
-
-    return handle

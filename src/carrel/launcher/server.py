@@ -12,7 +12,7 @@ from typing import Any
 from carrel.launcher import wire
 from carrel.launcher.holders import Holders
 from carrel.launcher.loop import Loop, Timer
-from carrel.launcher.mounts import HeldMounts, IdMaps
+from carrel.launcher.mounts import HeldMounts
 from carrel.launcher.recruits import Recruits
 from carrel.launcher.runs import Answer, Runs
 from carrel.launcher.stops import Stop
@@ -38,7 +38,6 @@ class Server:
         recruits = Recruits(self._loop)
         self._holders = Holders(self._loop, recruits, os.path.join(folder, "holders"))
         self._runs = Runs(self._loop, self._holders)
-        self._id_maps = IdMaps(self._loop)
         self._mounts = HeldMounts(self._loop)
         self._connections: set[socket.socket] = set()
         self._idle: Timer | None = None
@@ -50,7 +49,6 @@ class Server:
             "signal": self._signal,
             "kill": self._kill,
             "stop": self._stop,
-            "id_map": lambda message, _fds, answer: self._id_maps.make(message, answer),
             "hold": lambda message, _fds, answer: self._mounts.hold(message, answer),
             "open": lambda message, _fds, answer: self._mounts.open(message, answer),
             "release": lambda message, _fds, answer: self._mounts.release(message, answer),

@@ -179,6 +179,12 @@ def check_reachable(spec: SandboxSpec, tree: TreeMount) -> None:
         )
     if spec.owner.uid == os.geteuid():
         return
+    if tree.path.stat().st_uid != spec.owner.uid:
+        raise SandboxUnavailable(
+            "On the host this tree does not belong to the sandbox's user, and Landlock shows it "
+            "as it is there.",
+            hint="Make the tree with the driver `copy` or `reflink`.",
+        )
     for folder in tree.path.parents:
         if not folder.stat().st_mode & 0o001 and folder.stat().st_uid != spec.owner.uid:
             raise SandboxUnavailable(

@@ -130,13 +130,13 @@ def test_a_damaged_tree_is_told_and_dropped(rig: Rig, tree: Tree) -> None:
     assert os.listdir(tree.folder) == []
 
 
-def test_the_mount_for_a_runtime_is_closed_again(rig: Rig, tree: Tree) -> None:
+def test_a_runtime_gets_as_many_mounts_as_it_asks_for(rig: Rig, tree: Tree) -> None:
+    open_before = len(os.listdir("/proc/self/fd"))
     with rig.driver.mount(tree) as shown:
         assert shown.path == tree.path
-        descriptor = shown.mount_fd
-        if descriptor is not None:
-            status = os.stat("README", dir_fd=descriptor)
-            assert status.st_uid == tree.owner.uid
-    if descriptor is not None:
-        with pytest.raises(OSError):
-            os.fstat(descriptor)
+        for _ in range(2 if shown.detached is not None else 0):
+            assert shown.detached is not None
+            descriptor = shown.detached()
+            assert os.stat("README", dir_fd=descriptor).st_uid == tree.owner.uid
+            os.close(descriptor)
+    assert len(os.listdir("/proc/self/fd")) == open_before

@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -42,10 +42,8 @@ def edit(top: bytes, kind: str, path: bytes, detail: object) -> None:
     """Does what is possible: what is not is no matter here."""
     full = os.path.join(top, path)
     other = os.path.join(top, detail) if isinstance(detail, bytes) else b""
-    try:
+    with suppress(OSError, shutil.Error):
         _edit(kind, full, other, detail)
-    except (OSError, shutil.Error):
-        pass
 
 
 def _edit(kind: str, full: bytes, other: bytes, detail: object) -> None:
@@ -74,7 +72,8 @@ def _edit(kind: str, full: bytes, other: bytes, detail: object) -> None:
         case "time", int():
             os.utime(full, ns=(detail, detail), follow_symlinks=False)
         case "copy", _:
-            shutil.copytree(full, other, symlinks=True, dirs_exist_ok=True)
+            source, target = os.fsdecode(full), os.fsdecode(other)
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
         case "sparse", int():
             with open(full, "ab") as file:
                 file.truncate(detail)

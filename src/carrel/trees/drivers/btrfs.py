@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from carrel.domain.availability import Availability
@@ -87,10 +88,8 @@ class BtrfsDriver:
         if os.geteuid() == 0:
             os.chown(one, store.uid, store.gid)
         btrfs.snapshot(one, two)
-        owner = some_owner()
-        with self._shown(two, store, owner) as mount:
-            if mount is not None and os.fstat(mount).st_uid != owner.uid:
-                raise TreeUnavailable("An id-mapped mount did not show another owner.")
+        if os.geteuid() == 0:
+            _try_showing(two, some_owner())
         for path in (two, one):
             delete(path)
 
@@ -119,22 +118,8 @@ class BtrfsDriver:
     @contextlib.contextmanager
     def mount(self, tree: Tree) -> Iterator[TreeMount]:
         expect(tree, tree.path)
-        with self._shown(tree.path, Owner(store_uid(), store_gid()), tree.owner) as mount:
-            yield TreeMount(tree.path, mount_fd=mount)
-
-    @contextlib.contextmanager
-    def _shown(self, path: Path, store: Owner, owner: Owner) -> Iterator[int | None]:
-        if os.geteuid() != 0:
-            yield None
-            return
-        with tree_errors("show the tree to a sandbox"):
-            clone = mounts.clone_mount(str(path))
-        try:
-            if owner != store:
-                show_as([clone], store, owner)
-            yield clone
-        finally:
-            os.close(clone)
+        detached = partial(_clone, tree.path, tree.owner) if os.geteuid() == 0 else None
+        yield TreeMount(tree.path, detached=detached)
 
     def changes(self, tree: Tree) -> Iterator[Change]:
         return self.compare(tree, links=False)
@@ -163,6 +148,29 @@ class BtrfsDriver:
         with tree_errors("delete the snapshot"):
             delete(tree.path)
         remove_folders(tree)
+
+
+def _try_showing(path: Path, owner: Owner) -> None:
+    mount = _clone(path, owner)
+    try:
+        if os.fstat(mount).st_uid != owner.uid:
+            raise TreeUnavailable("An id-mapped mount did not show another owner.")
+    finally:
+        os.close(mount)
+
+
+def _clone(path: Path, owner: Owner) -> int:
+    """A detached mount that shows what is the store's as the owner's."""
+    store = Owner(store_uid(), store_gid())
+    with tree_errors("show the tree to a sandbox"):
+        clone = mounts.clone_mount(str(path))
+        try:
+            if owner != store:
+                show_as([clone], store, owner)
+        except BaseException:
+            os.close(clone)
+            raise
+    return clone
 
 
 def delete(path: Path) -> None:

@@ -108,15 +108,15 @@ class HostOverlay:
     @contextlib.contextmanager
     def shown(self, tree: Tree) -> Iterator[TreeMount]:
         root = self.open_root(tree)
-        try:
+
+        def detached() -> int:
             with tree_errors("show the tree to a sandbox"):
-                clone = mounts.clone_mount(root)
+                return mounts.clone_mount(root)
+
+        try:
+            yield TreeMount(tree.path, detached=detached)
         finally:
             os.close(root)
-        try:
-            yield TreeMount(tree.path, mount_fd=clone)
-        finally:
-            os.close(clone)
 
     def unmount(self, tree: Tree) -> int | None:
         """Takes it off the mount table, and what an interrupted mount left attached.

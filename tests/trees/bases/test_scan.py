@@ -1,0 +1,144 @@
+"""Looking at a folder, and looking again."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from carrel.domain.errors import ProjectInvalid
+from carrel.linux import openat2
+from carrel.linux.statx import StatBatch
+from carrel.trees.bases import places
+from carrel.trees.bases.exclusion import Exclusion
+from carrel.trees.bases.listing import Listing, Origin, differing
+from carrel.trees.bases.scan import Scanner, Sieve, Sighting
+from tests.trees.bases.helpers import picture, write
+
+
+def full(folder: Path, *exclude: str) -> Sighting:
+    return scanner(folder, *exclude).full()
+
+
+def scanner(folder: Path, *exclude: str) -> Scanner:
+    return Scanner(Origin(os.fsencode(folder)), Sieve(Exclusion(exclude)), StatBatch())
+
+
+def test_every_entry_is_seen_once(project: Path) -> None:
+    listing = full(project).listing
+    assert listing.paths[0] == b""
+    assert sorted(listing.paths[1:]) == sorted(picture(project))
+    for index, path in enumerate(listing.paths):
+        status = os.lstat(os.path.join(os.fsencode(project), path or b"."))
+        assert listing.row(index).inode == status.st_ino
+        assert listing.row(index).mode == status.st_mode
+
+
+def test_nothing_new_is_seen_again(project: Path) -> None:
+    known = full(project).listing
+    sighting = scanner(project).again(known)
+    assert not sighting.changed
+    assert sighting.listing.paths == known.paths
+
+
+def test_what_is_new_different_and_gone(project: Path) -> None:
+    known = full(project).listing
+    write(project / "README", "different")
+    write(project / "new/deep/file", "new")
+    (project / ".env").unlink()
+    (project / "src/app").rename(project / "src/moved")
+    sighting = scanner(project).again(known)
+    touched = {sighting.listing.paths[index] for index in sighting.touched}
+    assert touched == {
+        b"",
+        b"README",
+        b"new",
+        b"new/deep",
+        b"new/deep/file",
+        b"src",
+        b"src/moved",
+        b"src/moved/main.py",
+        b"src/moved/util.py",
+    }
+    assert set(sighting.gone) == {b".env", b"src/app", b"src/app/main.py", b"src/app/util.py"}
+    assert sorted(sighting.listing.paths[1:]) == sorted(picture(project))
+    assert not scanner(project).again(sighting.listing).changed
+
+
+def test_paths_through_a_new_symlink_are_gone(project: Path) -> None:
+    known = full(project).listing
+    (project / "src").rename(project / "real")
+    (project / "src").symlink_to("real")
+    sighting = scanner(project).again(known)
+    assert {b"src/app", b"src/app/main.py"} <= set(sighting.gone)
+    assert sorted(sighting.listing.paths[1:]) == sorted(picture(project))
+
+
+def test_recent_rows_are_not_trusted_next_time(project: Path) -> None:
+    listing = full(project).listing
+    newest = max(listing.row(index).ctime_ns for index in range(len(listing)))
+    long_after = listing.settled(newest + 10**10)
+    assert long_after.rows == listing.rows
+    at_once = listing.settled(newest)
+    assert differing(at_once.rows, listing.rows) == list(range(len(listing)))
+    doubtful = listing.settled(newest + 10**10, {b"README"})
+    changed = differing(doubtful.rows, listing.rows)
+    assert [listing.paths[index] for index in changed] == [b"README"]
+
+
+def test_listings_without_some_entries() -> None:
+    rows = bytearray(b"".join(bytes([number]) * 64 for number in range(6)))
+    listing = Listing(Origin(b"/"), [b"%d" % number for number in range(6)], rows)
+    for dropped in (set(), {0}, {5}, {1, 2, 4}, set(range(6))):
+        kept = [number for number in range(6) if number not in dropped]
+        result = listing.without(dropped)
+        assert result.paths == [b"%d" % number for number in kept]
+        assert result.rows == b"".join(bytes([number]) * 64 for number in kept)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "path", "folder", "matches"),
+    [
+        (["*.log"], b"a/b.log", False, True),
+        (["*.log"], b"a/new\nline.log", False, True),
+        (["*.log"], b"a/b.log\n", False, False),
+        (["*.log"], b"not\xffutf8.log", False, True),
+        (["build/"], b"build", True, True),
+        (["build/"], b"build", False, False),
+        (["/build"], b"src/build", True, False),
+        (["a/**/z"], b"a/b\nc/z", False, True),
+        (["*", "!keep"], b"keep", False, False),
+        (["*", "!keep"], b"other", False, True),
+        (["# comment", "", "  "], b"# comment", False, False),
+        ([r"\#x"], b"#x", False, True),
+    ],
+)
+def test_patterns(patterns: list[str], path: bytes, folder: bool, matches: bool) -> None:
+    assert Exclusion(patterns).matches(path, folder=folder) is matches
+
+
+def test_patterns_that_git_would_not_take() -> None:
+    with pytest.raises(ProjectInvalid):
+        Exclusion(["!"])
+
+
+@pytest.mark.parametrize("by_walking", [False, True])
+def test_opening_a_folder_follows_nothing(
+    project: Path, by_walking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert openat2.openat2_works()
+    if by_walking:
+        monkeypatch.setattr(places, "openat2_works", lambda: False)
+    (project / "alias").symlink_to("src")
+    root = os.open(project, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = places.open_folder(root, b"src/app")
+        assert stat.S_ISDIR(os.fstat(fd).st_mode)
+        os.close(fd)
+        for path in (b"alias", b"alias/app", b"README", b"nothing", b"..", b"src/../.."):
+            with pytest.raises(OSError):
+                places.open_folder(root, path)
+    finally:
+        os.close(root)
