@@ -13,6 +13,7 @@ import pytest
 from carrel.domain.errors import GitFailed, ProjectTooLarge, RefNotFound
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
 from carrel.domain.trees import Base
+from carrel.trees.bases import indexes
 from carrel.trees.bases.store import SANDBOX_OWNER, BaseStore
 from carrel.trees.git.index import entries
 from tests.trees.bases.helpers import left_in_staging, mounted, picture, request, shown, write
@@ -87,9 +88,18 @@ def settle(repository: Path) -> None:
     git(repository, "update-index", "--refresh")
 
 
+@pytest.mark.parametrize("by_difference", [False, True])
+@pytest.mark.parametrize("version", ["2", "4"])
 def test_git_believes_the_copy_what_it_believed_the_project(
-    store: BaseStore, repository: Path
+    store: BaseStore,
+    repository: Path,
+    tmp_path: Path,
+    by_difference: bool,
+    version: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(indexes, "_WORTH_KEEPING", 0 if by_difference else 1 << 30)
+    git(repository, "update-index", "--index-version", version)
     for number in range(30):
         write(repository / f"files/{number}", str(number))
     commit(repository, "more")
@@ -106,6 +116,13 @@ def test_git_believes_the_copy_what_it_believed_the_project(
         base = store.build(request(repository))
         assert all(believed(base).values()), len(base.layers)
         assert shown(base).keys() == picture(repository).keys()
+        if number in (3, 8):
+            git(repository, "mv", f"files/{number + 10}", f"files/moved{number}")
+            commit(repository, "moved")
+    with used(base, tmp_path) as copy:
+        # Git reads every file anew, since copies are others than those in the base.
+        assert git(copy, "status", "--porcelain") == ""
+        git(copy, "fsck", "--strict")
 
 
 def test_an_index_that_did_not_change_is_not_written_again(
@@ -123,6 +140,24 @@ def test_an_index_that_did_not_change_is_not_written_again(
     assert believed(first)[b"src/b.txt"]
     assert believed(second)[b"src/b.txt"]
     assert not believed(second)[b"a.txt"]
+
+
+def test_an_index_in_the_lowest_layer_is_right_after_squashing(
+    store: BaseStore, repository: Path
+) -> None:
+    for number in range(120):
+        write(repository / f"files/{number}", str(number))
+    commit(repository, "more")
+    settle(repository)
+    depths = []
+    for number in range(10):
+        # The same bytes under another time: git has to look into it, here and there.
+        os.utime(repository / f"files/{number}")
+        base = store.build(request(repository))
+        depths.append(len(base.layers))
+        doubted = {path for path, yes in believed(base).items() if not yes}
+        assert doubted == {b"files/%d" % done for done in range(number + 1)}
+    assert depths == [1, 2, 3, 4, 5, 6, 7, 8, 2, 3]
 
 
 def test_a_linked_worktree_stands_alone(store: BaseStore, repository: Path, tmp_path: Path) -> None:
