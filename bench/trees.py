@@ -163,13 +163,14 @@ class Comparison:
             rival.remove(path)
 
     def _second_base(self, number: int) -> None:
-        """Afterwards the project is as it was, and has its base again."""
+        """Of a project that has a base of its last state. Afterwards it is as it was: what
+        git did to it for the others is no change of ours."""
+        self._trees.base(self._project)
         change_files(self._project, self._options.files, CHANGED, number)
         settle()
         with self._board.timed(SECOND_BASE, number):
             self._trees.base(self._project)
         git("-C", str(self._project), "checkout", "--quiet", "--", ".")
-        self._trees.base(self._project)
 
     def _tell(self) -> None:
         board, report = self._board, self._report

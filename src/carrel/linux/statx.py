@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import struct
+import sys
 from collections.abc import Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -137,10 +138,10 @@ class StatBatch:
             words[at::8] = self._words[word:end:_WORDS]
 
     def _note_foreign(self, answers: Answers, start: int, count: int, packed: int) -> None:
-        devices = self._words[_DEVICE_WORD : count * _WORDS : _WORDS].tolist()
-        if devices.count(packed) == count:
+        devices = self._words[_DEVICE_WORD : count * _WORDS : _WORDS]
+        if devices.tobytes() == packed.to_bytes(8, sys.byteorder) * count:
             return
-        for at, found in enumerate(devices):
+        for at, found in enumerate(devices.tolist()):
             if found != packed:
                 answers.foreign[start + at] = os.makedev(found & 0xFFFFFFFF, found >> 32)
 

@@ -117,8 +117,8 @@ def test_git_believes_the_copy_what_it_believed_the_project(
         assert all(believed(base).values()), len(base.layers)
         assert shown(base).keys() == picture(repository).keys()
         if number in (3, 8):
-            git(repository, "mv", f"files/{number + 10}", f"files/moved{number}")
-            commit(repository, "moved")
+            (repository / f"files/{number + 10}").unlink()
+            write(repository / f"files/new{number}", "new")
     with used(base, tmp_path) as copy:
         # Git reads every file anew, since copies are others than those in the base.
         assert git(copy, "status", "--porcelain") == ""

@@ -119,6 +119,11 @@ def test_reflinks_on_xfs(project: Path) -> None:
         _assert_shared(inside / "big", base.layers[0] / "big")
         elsewhere = BaseStore(folder / "data").build(request(project))
         assert shown(elsewhere) == picture(project)
+        # More than is free, but it needs no room.
+        with (inside / "huge").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 200 << 20)
+        second = store.build(request(inside))
+        assert (second.layers[0] / "huge").stat().st_size == 200 << 20
 
 
 def test_a_tree_is_frozen_into_a_subvolume(

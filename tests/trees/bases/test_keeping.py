@@ -96,6 +96,10 @@ def test_descriptions_that_cannot_be_read(store: BaseStore, three: list[Base]) -
     with pytest.raises(TreeDamaged):
         store.get(three[2].base_id)
     assert store.list() == three[:2]
+    # What cannot be read can be removed.
+    store.remove(three[2].base_id)
+    with pytest.raises(BaseNotFound):
+        store.get(three[2].base_id)
 
 
 def test_a_manifest_that_cannot_be_read(store: BaseStore, three: list[Base], project: Path) -> None:

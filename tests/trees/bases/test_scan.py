@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from carrel.domain.errors import ProjectInvalid
 from carrel.linux import openat2
 from carrel.linux.statx import StatBatch
-from carrel.trees.bases import places
+from carrel.trees.bases import filesystems, places
 from carrel.trees.bases.exclusion import Exclusion
+from carrel.trees.bases.filesystems import folder_times_tell
 from carrel.trees.bases.listing import Listing, Origin, differing
 from carrel.trees.bases.scan import Scanner, Sieve, Sighting
-from tests.trees.bases.helpers import picture, write
+from carrel.trees.bases.store import BaseStore
+from tests.trees.bases.helpers import picture, request, shown, write
 
 
 def full(folder: Path, *exclude: str) -> Sighting:
@@ -86,6 +89,32 @@ def test_recent_rows_are_not_trusted_next_time(project: Path) -> None:
     doubtful = listing.settled(newest + 10**10, {b"README"})
     changed = differing(doubtful.rows, listing.rows)
     assert [listing.paths[index] for index in changed] == [b"README"]
+
+
+def test_whose_folder_times_tell(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folder_times_tell(os.fsencode(project.resolve()))
+    assert not folder_times_tell(b"/proc/self")
+    os.mkdir(project / "mounted")
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "none", str(project / "mounted")], check=True, timeout=20
+    )
+    assert folder_times_tell(os.fsencode(project.resolve()))
+    monkeypatch.setattr(filesystems, "_TRUSTED", frozenset({"ext4", "xfs", "btrfs", "overlay"}))
+    assert not folder_times_tell(os.fsencode(project.resolve()))
+
+
+def test_where_they_do_not_every_folder_is_listed_again(
+    store: BaseStore, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carrel.trees.sources.folder.folder_times_tell", lambda _path: False)
+    first = store.build(request(project))
+    assert store.build(request(project)).base_id == first.base_id
+    times = (project / "src").stat()
+    write(project / "src/new", "x")
+    (project / "src/app/util.py").unlink()
+    os.utime(project / "src", ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = store.build(request(project))
+    assert shown(second) == picture(project)
 
 
 def test_listings_without_some_entries() -> None:

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from carrel.domain.errors import ProjectChanged, ProjectTooLarge
 from carrel.domain.projects import BaseRequest
@@ -18,16 +19,16 @@ from carrel.trees.bases.drafting import Draft
 from carrel.trees.bases.filling import Filled, Filler, Job
 from carrel.trees.bases.finishing import About, Finisher, Stack
 from carrel.trees.bases.heads import Head, Known, write_head
-from carrel.trees.bases.indexes import patch_from_project
+from carrel.trees.bases.indexes import IndexPatcher
 from carrel.trees.bases.journal import Journal, Note, read_journal
 from carrel.trees.bases.listing import shown
-from carrel.trees.bases.manifest import Manifest
+from carrel.trees.bases.manifest import Item, Manifest
 from carrel.trees.bases.metering import Meter
 from carrel.trees.bases.places import is_below, open_folder, split
 from carrel.trees.bases.planning import Plan, plan
 from carrel.trees.bases.publishing import Shop, Staging
 from carrel.trees.bases.records import Record
-from carrel.trees.bases.room import check_room
+from carrel.trees.bases.room import can_clone, check_room
 from carrel.trees.bases.scan import unreadable
 from carrel.trees.bases.views import Source, View
 from carrel.trees.bases.writing import LayerWriter
@@ -63,6 +64,7 @@ class FolderBuild:
     _stored: set[bytes] = field(default_factory=set)
     _stale: bool = False
     _looked_into: int = 0
+    _one_look: bool = True
 
     def run(self) -> Base:
         """Raises what `BaseStore.build` says; leaves staging for the caller to remove."""
@@ -138,6 +140,7 @@ class FolderBuild:
             in_no_time = time.monotonic() - began < self.shop.verify_after_s
             if not retry and in_no_time and count == 1:
                 return view
+            self._one_look = False
             self.meter.begin("checking")
             view = self.source.look(view.known, self.meter.reach)
             self._guard(view)
@@ -146,6 +149,8 @@ class FolderBuild:
                 self._take(plan(view, self._draft), [])
                 return view
             self._stale = True
+            if "_writer" in self.__dict__:
+                self._writer.distrust()
         return self._give_up(view, retry)
 
     def _give_up(self, view: View, retry: list[Job]) -> View:
@@ -202,7 +207,8 @@ class FolderBuild:
         filled.items |= {path: note.item for path, note in recalled.items()}
         self.meter.add(len(recalled))
         new = [job for job in jobs if job.path not in recalled]
-        check_room(self.shop.bases, (_size(job) for job in new), lambda: _measure(new))
+        bases = self.shop.bases
+        check_room(bases, (_size(job) for job in new), lambda: _measure(new, bases))
         self._writer.make_folders({split(job.path)[0] for job in new})
         filled.add(self._filler(self._writer.root).run(new))
 
@@ -277,7 +283,7 @@ class FolderBuild:
                 return self._same(self.previous.record, view, soft)
         self.meter.begin("publishing")
         self._writer.clean(stale=self._stale)
-        self._patch_indexes(view)
+        patcher = self._patch_indexes(view)
         self._writer.finish(lambda path: _open_origin(view, path))
         about = About(
             self.request.project,
@@ -291,16 +297,34 @@ class FolderBuild:
         stack = Stack(previous.record, previous.manifest) if previous else None
         record = Finisher(self.shop, self._staging, self.meter).finish(self._draft, stack, about)
         self._remember(record.base.base_id, view, self._unstable)
+        patcher.remember(record.base.base_id)
         return self._describe(record, view)
 
-    def _patch_indexes(self, view: View) -> None:
-        rows = None
+    def _patch_indexes(self, view: View) -> IndexPatcher:
+        patcher = IndexPatcher(
+            self._staging.layer,
+            self._draft.item,
+            self.shop.shown,
+            self.shop.kept_indexes(self.key),
+            self._find_stored,
+        )
         for index in view.indexes:
-            if index.path in self._stored and self._draft.item(index.path) is not None:
-                rows = rows or view.rows()
-                layer = self._staging.layer
-                patch_from_project(layer, index, rows, self._draft.item, self.shop.shown)
+            if index.path in self._stored and (item := self._draft.item(index.path)) is not None:
+                patcher.patch(index, item, view)
                 self._writer.refresh(index.path)
+        return patcher
+
+    def _find_stored(self, path: bytes) -> tuple[Item, Path] | None:
+        """A file of the last base, and where its bytes are."""
+        if self.previous is None:
+            return None
+        above, name = split(path)
+        record = self.previous.manifest.folder(above)
+        item = record.items().get(name) if record else None
+        if item is None:
+            return None
+        layer = self.previous.record.base.layers[::-1][item.layer]
+        return item, layer / os.fsdecode(path)
 
     def _same(self, record: Record, view: View, soft: set[bytes]) -> Base:
         self._staging.discard()
@@ -310,7 +334,12 @@ class FolderBuild:
 
     def _remember(self, base_id: str, view: View, doubtful: set[bytes]) -> None:
         known = view.known
-        settled = tuple(listing.settled(self._began_ns, doubtful) for listing in known.listings)
+        settled = tuple(
+            listing.settled(
+                self._began_ns, doubtful, view.touched[number] if self._one_look else None
+            )
+            for number, listing in enumerate(known.listings)
+        )
         head = Head(base_id, replace(known, listings=settled))
         write_head(self.shop.head(self.key), head)
 
@@ -355,14 +384,20 @@ def _size(job: Job) -> int:
     return job.row.size if job.row is not None and stat.S_ISREG(job.mode) else 0
 
 
-def _measure(jobs: list[Job]) -> int:
-    """What the files really take on disk."""
+def _measure(jobs: list[Job], bases: Path) -> int:
+    """What the files really take on disk, and nothing where blocks are shared."""
     total = 0
+    clones: dict[int, bool] = {}
     for job in jobs:
+        if not _size(job):
+            continue
         path = os.path.join(job.origin.path, job.inside) if job.inside else job.origin.path
         with suppress(OSError):
             found = os.lstat(path)
-            total += min(found.st_blocks * 512, found.st_size) if _size(job) else 0
+            if found.st_dev not in clones:
+                clones[found.st_dev] = can_clone(path, bases)
+            if not clones[found.st_dev]:
+                total += min(found.st_blocks * 512, found.st_size)
     return total
 
 

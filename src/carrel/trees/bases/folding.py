@@ -74,12 +74,12 @@ class Fold:
             return None
         return read_manifest(self.shop.bases / self.merged.layers[0])
 
-    def _folders(self) -> Iterator[tuple[bytes, FolderRecord]]:
+    def _folders(self, also: set[bytes]) -> Iterator[tuple[bytes, FolderRecord]]:
         """Those that may differ from what is below, each before what is in it."""
         if self._below is None:
             yield from self.merged.walk()
             return
-        touched: set[bytes] = set()
+        touched = set(also)
         for name in self.merged.layers[1:-1]:
             touched.update(read_document(self.shop.bases / name).folders)
         # Of the uppermost, which has no file yet: what it has is in its own layer.
@@ -92,7 +92,7 @@ class Fold:
         jobs: list[Job] = []
         items: dict[bytes, Item] = {}
         groups: dict[bytes, list[bytes]] = {}
-        for path, record in self._folders():
+        for path, record in self._folders({split(path)[0] for path in copied_anyway}):
             draft.put_folder(path, record.mode, record.mtime_ns)
             found = record.items()
             self._drop_missing(draft, path, found, record)

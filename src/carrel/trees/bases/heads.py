@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -108,8 +109,9 @@ def _listing(saved: _Listing) -> Listing:
     return Listing(
         Origin(saved.path, saved.target, saved.is_file),
         saved.paths.split(b"\0"),
-        bytearray(saved.rows),
+        saved.rows,
         [Skipped(os.fsdecode(path), why) for path, why in saved.skipped],
+        saved.paths,
     )
 
 
@@ -118,7 +120,7 @@ def _saved(listing: Listing) -> _Listing:
         listing.origin.path,
         listing.origin.target,
         listing.origin.is_file,
-        b"\0".join(listing.paths),
-        bytes(listing.rows),
+        listing.joined if listing.joined is not None else b"\0".join(listing.paths),
+        cast(bytes, listing.rows),  # encoded alike, and big
         [(os.fsencode(skip.path), skip.why) for skip in listing.skipped],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from carrel.domain.trees import Skipped
@@ -36,8 +36,11 @@ class Listing:
 
     origin: Origin
     paths: list[bytes] = field(default_factory=list)
-    rows: bytearray = field(default_factory=bytearray)
+    rows: bytes | bytearray = field(default_factory=bytearray)
     skipped: list[Skipped] = field(default_factory=list)
+    joined: bytes | None = None
+    """All paths with zero bytes between them, if that is known already."""
+    _own: bool = field(default=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -52,6 +55,11 @@ class Listing:
         return join(self.origin.target, path)
 
     def extend(self, paths: list[bytes], rows: bytes | bytearray) -> None:
+        """Never changes what it was made from: that may be somebody else's, too."""
+        if not self._own:
+            self.paths, self.rows = list(self.paths), bytearray(self.rows)
+            self._own = True
+        self.joined = None
         self.paths += paths
         self.rows += rows
 
@@ -70,11 +78,17 @@ class Listing:
     def index(self) -> dict[bytes, int]:
         return {path: at for at, path in enumerate(self.paths)}
 
-    def settled(self, since_ns: int, doubtful: Set[bytes] = frozenset()) -> Listing:
+    def settled(
+        self,
+        since_ns: int,
+        doubtful: Set[bytes] = frozenset(),
+        among: Iterable[int] | None = None,
+    ) -> Listing:
         """To be written down: rows that cannot be trusted next time never match again.
-        Nothing was read before `since_ns`; `doubtful` paths are not trusted anyway."""
+        Nothing was read before `since_ns`, and only entries `among` these were read at
+        all (None: any); `doubtful` paths are not trusted anyway."""
         rows = bytearray(self.rows)
-        for index in self._recent(since_ns):
+        for index in self._recent(since_ns) if among is None else among:
             row = self.row(index)
             margin = _RACY_NS if row.ctime_frac else _COARSE_NS
             if row.ctime_ns >= since_ns - margin:
@@ -83,7 +97,7 @@ class Listing:
             for index, path in enumerate(self.paths):
                 if self.in_base(path) in doubtful:
                     _forget(rows, index)
-        return Listing(self.origin, self.paths, rows, self.skipped)
+        return Listing(self.origin, self.paths, rows, self.skipped, self.joined)
 
     def _recent(self, since_ns: int) -> list[int]:
         limit = (since_ns - _COARSE_NS) // 1_000_000_000
@@ -110,7 +124,7 @@ def differing(old: bytes | bytearray, new: bytes | bytearray) -> list[int]:
     return found
 
 
-def _runs(rows: bytearray, kept: list[int]) -> Iterator[bytearray]:
+def _runs(rows: bytes | bytearray, kept: list[int]) -> Iterator[bytes | bytearray]:
     """Neighbours are copied together."""
     start = previous = -2
     for index in kept:

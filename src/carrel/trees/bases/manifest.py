@@ -30,7 +30,6 @@ from carrel.trees.bases.places import join
 
 FORMAT = 1
 DIGEST = 16
-NO_DIGEST = bytes(DIGEST)
 _FACTS = struct.Struct("<IQq16s")
 _PLACES = struct.Struct("<BQq")
 _ID_LENGTH = 26
@@ -51,10 +50,6 @@ class Item(NamedTuple):
     inode: int = 0
     ctime_ns: int = 0
     leader: bytes = b""
-
-    def same(self, other: Item) -> bool:
-        """Whether both are the same to whoever uses the base."""
-        return self[:4] == other[:4] and self.leader == other.leader
 
 
 class FolderRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -231,9 +226,14 @@ def read_manifest(folder: Path) -> Manifest:
         chain.append(read_document(folder.parent / chain[-1].over))
     folders: dict[bytes, msgspec.Raw] = {}
     for document in reversed(chain):
-        folders.update(document.folders)
-        for path in [path for path, raw in document.folders.items() if bytes(raw) == _NOTHING]:
-            del folders[path]
+        if not folders:
+            folders = document.folders
+            continue
+        for path, raw in document.folders.items():
+            if bytes(raw) == _NOTHING:
+                folders.pop(path, None)
+            else:
+                folders[path] = raw
     top = chain[0]
     stored = tuple(document.stored for document in reversed(chain))
     return Manifest(tuple(top.layers), top.entries, top.size, stored, folders)

@@ -44,6 +44,9 @@ class Shop:
     def head(self, key: str) -> Path:
         return self.bases / HEADS / key
 
+    def kept_indexes(self, key: str) -> Path:
+        return self.bases / HEADS / f"{key}.indexes"
+
     def staging(self, key: str) -> Staging:
         return Staging(self.bases / STAGING / key, self.layout)
 
@@ -84,8 +87,15 @@ class Staging:
 
 def publish(shop: Shop, staging: Staging, record: Record, document: Document) -> Base:
     """Raises `StackGone`; OSError when the disk refuses."""
-    _write(staging.base / "manifest", encode_document(document))
-    _write(staging.base / FILE, encode_record(record))
+    files = ((FILE, encode_record(record)), ("manifest", encode_document(document)))
+    with contextlib.ExitStack() as stack:
+        # All is written before any is forced to disk: then that takes one round.
+        written = [stack.enter_context(open(staging.base / name, "wb")) for name, _ in files]
+        for file, (_, data) in zip(written, files, strict=True):
+            file.write(data)
+            file.flush()
+        for file in written:
+            os.fsync(file.fileno())
     _sync_folder(staging.base)
     base = record.base
     with hold(shop.lock):
@@ -106,17 +116,6 @@ def _rename(source: Path, target: Path) -> None:
             # Somebody else built the same content: theirs is as good.
             raise FileExistsError from error
         raise
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

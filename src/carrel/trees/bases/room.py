@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from carrel.domain.errors import InsufficientDisk
+from carrel.linux.reflink import clone_file
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ENTRY_BYTES = 512
@@ -44,6 +45,19 @@ def check_room(folder: Path, sizes: Iterable[int], measure: Callable[[], int]) -
             needed_files=count,
             free_files=disk.f_favail,
         )
+
+
+def can_clone(source: bytes, folder: Path) -> bool:
+    """Tries whether copies of a file in a folder share its blocks."""
+    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        writer = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            return clone_file(reader, writer)
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
 
 
 @contextlib.contextmanager

@@ -114,9 +114,7 @@ class Scanner:
             answers = self._ask(paths)
             touched = differing(known.rows, answers.rows)
             if not touched:
-                self._listing.paths, self._listing.rows = known.paths, known.rows
-                self._listing.skipped = known.skipped
-                return Sighting(self._listing, [])
+                return Sighting(known, [])
             return self._update(known, answers, touched)
         finally:
             os.close(self._root_fd)
@@ -262,14 +260,13 @@ class Scanner:
             # Below what is no folder any more, paths may still lead somewhere: by symlink.
             below = tuple(lost)
             dropped |= {at for at, path in enumerate(known.paths) if path.startswith(below)}
-        kept = Listing(self._origin, known.paths, answers.rows).without(dropped)
-        return self._add_new(known, kept, sorted(dropped), touched)
+        kept = Listing(self._origin, known.paths, answers.rows, joined=known.joined)
+        return self._add_new(known, kept.without(dropped), sorted(dropped), touched)
 
     def _add_new(
         self, known: Listing, kept: Listing, dropped: list[int], touched: list[int]
     ) -> Sighting:
-        self._listing.paths = list(kept.paths)
-        self._listing.rows = bytearray(kept.rows)
+        self._listing = kept
         first = len(self._listing)
         have = set(kept.paths) if self._queue else None
         listed = set(self._queue)

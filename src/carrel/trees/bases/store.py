@@ -15,6 +15,7 @@ from pathlib import Path
 from carrel.domain.errors import BaseNotFound, TreeDamaged, TreeUnavailable
 from carrel.domain.projects import BaseRequest, OnProgress, Progress, ignore_progress
 from carrel.domain.trees import Base, Change, Owner
+from carrel.linux import btrfs
 from carrel.linux.ids import store_gid, store_uid
 from carrel.trees.bases.building import FolderBuild, Previous
 from carrel.trees.bases.checking import check_record
@@ -116,7 +117,8 @@ class BaseStore:
     def remove(self, base_id: str) -> None:
         """Raises `BaseNotFound`, and `TreeUnavailable` while another base stands on it.
         Whether trees use it is for the caller to know."""
-        record = self._record(base_id)
+        if not _ID.fullmatch(base_id) or not (self._shop.bases / base_id).is_dir():
+            raise _not_found(base_id)
         with hold(self._shop.lock):
             above = [other.base.base_id for other in self._records() if base_id in other.stack[1:]]
             if above:
@@ -128,7 +130,7 @@ class BaseStore:
                     above=above,
                 )
             discarded = self._set_aside(base_id)
-        _discard(discarded, record.layout)
+        _discard(discarded)
         self._forget_heads(base_id)
 
     # Building
@@ -193,9 +195,7 @@ class BaseStore:
         if _ID.fullmatch(base_id):
             with contextlib.suppress(FileNotFoundError):
                 return read_record(self._shop.bases / base_id)
-        raise BaseNotFound(
-            f"There is no base {base_id!r}.", hint="Build it again from its project."
-        )
+        raise _not_found(base_id)
 
     def _records(self) -> Iterator[Record]:
         for folder in sorted(self._shop.bases.iterdir()):
@@ -216,17 +216,23 @@ class BaseStore:
                     head.unlink()
 
     def _remove_stale(self) -> None:
-        now = time.time()
-        for folder in (self._shop.bases / STAGING).iterdir():
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                age = now - max(folder.stat().st_mtime, _last_note(folder))
-                if not folder.is_dir():
-                    continue
-                if folder.name.startswith(_DISCARDED):
-                    if age > STALE_REMOVAL_S:
-                        _discard(folder, self._shop.layout.name)
-                elif age > STALE_STAGING_S:
-                    self._remove_staging(folder.name)
+        """What does not go now goes another time: that is no reason not to open."""
+        for path in (self._shop.bases / STAGING).iterdir():
+            with contextlib.suppress(OSError):
+                if path.is_dir():
+                    self._remove_if_stale(path)
+        for path in (self._shop.bases / HEADS).glob("*.new"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > STALE_REMOVAL_S:
+                    path.unlink()
+
+    def _remove_if_stale(self, folder: Path) -> None:
+        age = time.time() - max(folder.stat().st_mtime, _last_note(folder))
+        if folder.name.startswith(_DISCARDED):
+            if age > STALE_REMOVAL_S:
+                _discard(folder)
+        elif age > STALE_STAGING_S:
+            self._remove_staging(folder.name)
 
     def _remove_staging(self, key: str) -> None:
         path = self._shop.key_lock(key)
@@ -239,9 +245,13 @@ class BaseStore:
                 os.close(lock)
 
 
-def _discard(folder: Path, layout: str) -> None:
+def _not_found(base_id: str) -> BaseNotFound:
+    return BaseNotFound(f"There is no base {base_id!r}.", hint="Build it again from its project.")
+
+
+def _discard(folder: Path) -> None:
     """Removes a base that was set aside."""
-    if layout == SubvolumeLayout.name:
+    if btrfs.is_subvolume(folder / LAYER):
         SubvolumeLayout().discard(folder / LAYER)
     remove_tree(folder)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from carrel.domain.projects import BaseRequest, OnProgress
 from carrel.domain.trees import Owner, Skipped
-from carrel.linux.statx import Row
+from carrel.linux.statx import Row, unpack_row
 from carrel.trees.bases.heads import Known
 from carrel.trees.bases.listing import Listing, Origin
 from carrel.trees.bases.records import IndexFile
@@ -74,16 +74,16 @@ class View:
 
     def rows(self) -> Callable[[bytes], Row | None]:
         """Finds the row of a path of the base."""
-        tables = [
-            (listing, {listing.in_base(path): at for at, path in enumerate(listing.paths)})
-            for listing in self.known.listings
-        ]
+        places: dict[bytes, tuple[bytes | bytearray, int]] = {}
+        for listing in self.known.listings:
+            rows, target = listing.rows, listing.origin.target
+            prefix = target + b"/" if target else b""
+            for at, path in enumerate(listing.paths):
+                places[prefix + path if path else target] = (rows, at)
 
         def find(path: bytes) -> Row | None:
-            for listing, table in tables:
-                if (at := table.get(path)) is not None:
-                    return listing.row(at)
-            return None
+            place = places.get(path)
+            return unpack_row(*place) if place is not None else None
 
         return find
 

@@ -38,6 +38,7 @@ class LayerWriter:
 
     def __post_init__(self) -> None:
         self.root = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._made: set[bytes] = set()
         self.copier = Copier(self.owner, self.draft.layer, self.meter.pulse, on_skip=self.on_skip)
 
     def close(self) -> None:
@@ -47,9 +48,10 @@ class LayerWriter:
         """Makes them and those above them, ready to be filled."""
         wanted: set[bytes] = set()
         for path in paths:
-            while path and path not in wanted:
+            while path and path not in wanted and path not in self._made:
                 wanted.add(path)
                 path = split(path)[0]
+        self._made |= wanted
         for path in sorted(wanted):
             try:
                 if len(path) >= PATH_LIMIT:
@@ -58,6 +60,10 @@ class LayerWriter:
             except FileExistsError:
                 self._make_slowly(path)
             self.meter.tick()
+
+    def distrust(self) -> None:
+        """Looks again whether folders are there: entries may have changed their kind."""
+        self._made.clear()
 
     def _make_slowly(self, path: bytes) -> None:
         above, name = split(path)

@@ -15,6 +15,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.trees import Owner
 from carrel.linux.statx import StatBatch
+from carrel.trees.bases.filesystems import folder_times_tell
 from carrel.trees.bases.heads import Known
 from carrel.trees.bases.listing import Listing, Origin
 from carrel.trees.bases.places import is_below, join, split
@@ -80,7 +81,7 @@ class FolderSource:
             raise ProjectNotFound(
                 f"The project at {str(self._folder)!r} is gone.", hint="Check the path."
             ) from error
-        except PermissionError as error:
+        except OSError as error:
             raise _unreachable(str(self._folder), error) from error
 
     def _look(self, known: Known | None, on_count: Callable[[int], None]) -> View:
@@ -117,7 +118,11 @@ class FolderSource:
     ) -> Sighting:
         before = _find(known, origin)
         scanner = self._scanner(origin, named)
-        return scanner.again(before) if before is not None else scanner.full(on_count)
+        if before is None:
+            return scanner.full(on_count)
+        if folder_times_tell(origin.path):
+            return scanner.again(before)
+        return _compared(before, scanner.full(on_count))
 
     def _checkouts(self, main: Sighting, known: Known | None) -> tuple[bytes, ...]:
         """The folders that hold a `.git`, sorted."""
