@@ -19,6 +19,7 @@ from carrel.linux import btrfs
 from carrel.linux.ids import store_gid, store_uid
 from carrel.trees.bases.layouts import LayeredLayout, SubvolumeLayout
 from carrel.trees.bases.store import BaseStore
+from tests.accounts import PYTHON, Account, run_as
 from tests.trees.bases.helpers import left_in_staging, listed, picture, request, shown, write
 from tests.trees.git.repositories import commit, git, make_repository
 from tests.volumes import volume
@@ -226,3 +227,45 @@ def test_a_build_killed_after_its_subvolume_was_sealed(
     assert done.returncode == -signal.SIGKILL
     write(project / "README", "changed")
     assert shown(subvolumes.build(request(project))) == picture(project)
+
+
+_AS_USER = """
+import sys
+from pathlib import Path
+from carrel.domain.projects import BaseRequest, Project, ProjectKind
+from carrel.trees.bases.layouts import SubvolumeLayout
+from carrel.trees.bases.store import BaseStore
+store = BaseStore(Path(sys.argv[1]), layout=SubvolumeLayout(), verify_after_s=0)
+asked = BaseRequest(Project(ProjectKind.FOLDER, sys.argv[2]))
+if sys.argv[3] == "build":
+    print(len(store.build(asked).layers))
+else:
+    for base in store.list():
+        store.remove(base.base_id)
+    print(len(store.list()))
+"""
+
+
+def test_an_ordinary_user_has_subvolumes_too(
+    on_btrfs: Path, project: Path, ordinary_user: Account
+) -> None:
+    data = on_btrfs / "data"
+    data.mkdir()
+    os.chown(data, *ordinary_user)
+    (project / ".env").chmod(0o644)
+    (project / "src/app").chmod(0o555)
+
+    def run(what: str) -> str:
+        done = run_as(ordinary_user, [PYTHON, "-c", _AS_USER, str(data), str(project), what])
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert run("build") == "1"
+    write(project / "src/app/util.py", "changed")
+    (project / "README").unlink()
+    assert run("build") == "1"
+    bases = BaseStore(data, layout=SubvolumeLayout()).list()
+    assert len(bases) == 2
+    assert shown(bases[1]) == picture(project)
+    assert run("remove") == "0"
+    assert left_in_staging(data) == []

@@ -14,9 +14,9 @@ from carrel.domain.errors import TreeUnavailable
 
 _POLL_S = 0.02
 """flock with a time limit does not exist; this is how often it is tried."""
-_STALLED_S = 600.0
-"""A builder shows life ten times a second, but for a disk that hangs: ten minutes without
-a sign mean that waiting longer makes no sense."""
+_STALLED_S = 1800.0
+"""A builder shows life ten times a second. Only a server that git waits for, or a disk
+that hangs, keeps it silent; for so long, waiting on makes no sense."""
 
 
 @dataclass(frozen=True)

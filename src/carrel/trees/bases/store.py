@@ -23,7 +23,7 @@ from carrel.trees.bases.finishing import Stack
 from carrel.trees.bases.freezing import Freeze
 from carrel.trees.bases.heads import Head, read_head
 from carrel.trees.bases.layouts import LayeredLayout, Layout, SubvolumeLayout
-from carrel.trees.bases.locks import hold, try_hold
+from carrel.trees.bases.locks import Held, hold, try_hold
 from carrel.trees.bases.manifest import read_manifest
 from carrel.trees.bases.metering import Meter
 from carrel.trees.bases.producing import ProducedBuild
@@ -77,15 +77,23 @@ class BaseStore:
         Raises a `ProjectError` for whatever is wrong with the project, `InsufficientDisk`,
         and leaves nothing then. When interrupted, the next call carries on.
         """
-        opened = self._open_project(request, self._data, progress)
+        held: list[Held] = []
+
+        def told(step: Progress) -> None:
+            for lock in held:
+                lock.alive()
+            progress(step)
+
+        opened = self._open_project(request, self._data, told)
         key = _key(opened.key, self._shop.layout.name)
-
-        def waiting() -> None:
-            progress(Progress("waiting", 0, 0))
-
-        with hold(self._shop.key_lock(key), _seldom(waiting)) as lock:
+        waiting = _seldom(lambda: progress(Progress("waiting", 0, 0)))
+        with hold(self._shop.key_lock(key), waiting) as lock:
+            held.append(lock)
             meter = Meter(progress, lock.alive)
-            return self._guarded(key, lambda: self._build(key, opened, request, meter))
+            try:
+                return self._guarded(key, lambda: self._build(key, opened, request, meter))
+            finally:
+                held.clear()
 
     def freeze(self, parent: Base, changes: Iterable[Change], root_fd: int) -> Base:
         """A new base of what a tree holds: `parent`, with the changes, which are read
