@@ -28,9 +28,10 @@ from carrel.domain.runtimes import Runtime
 
 DEFAULT = "bubblewrap"
 FURTHER = 3
-"""Commands that follow the first at once, in each round."""
+"""Of each kind, in each round."""
 PAUSE_S = 0.02
-"""Between two subjects: what one leaves to be done in the background is not the next one's."""
+"""Before each subject: what the last one leaves to be done in the background is not the
+next one's."""
 PARALLEL_ROUNDS = 3
 REST_S = 0.2
 """Until what a command leaves to be done in the background is done."""
@@ -46,6 +47,10 @@ def started(runtime: str) -> str:
 
 def further(runtime: str) -> str:
     return f"carrel {runtime}: further command"
+
+
+def at_once(runtime: str) -> str:
+    return f"carrel {runtime}: further command, right after another"
 
 
 def main() -> None:
@@ -162,7 +167,11 @@ class Comparison:
             await sandboxes.run(runtime, sandbox)
         self._board.add(started(name), number, time.perf_counter() - begun)
         for _ in range(FURTHER):
+            await asyncio.sleep(PAUSE_S)
             with self._board.timed(further(name), number):
+                await sandboxes.run(runtime, sandbox)
+        for _ in range(FURTHER):
+            with self._board.timed(at_once(name), number):
                 await sandboxes.run(runtime, sandbox)
         await sandboxes.stop(runtime, sandbox)
 
@@ -256,6 +265,7 @@ class Comparison:
         report.add_ratio(board, started(DEFAULT), BWRAP)
         self._promise(first(DEFAULT), BWRAP, 1.5)
         self._promise(further(DEFAULT), BWRAP, 1.0)
+        self._promise(at_once(DEFAULT), BWRAP, 1.0)
         self._promise(further(DEFAULT), "docker exec", 0.1)
 
     def _promise(self, own: str, rival: str, limit: float) -> None:

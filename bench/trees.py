@@ -99,9 +99,7 @@ class Comparison:
         say("building the first base")
         with self._board.timed(FIRST_BASE, 0):
             base = self._trees.base(self._project)
-        no_sandbox = await sandboxes_work(self._trees.app)
-        if no_sandbox:
-            self._report.skip(STATUS_FRESH, no_sandbox)
+        await self._in_sandboxes(base)
         if os.geteuid() != 0 or self._trees.driver.name != "overlay":
             self._report.skip(BARE, "only root mounts on the host, and only overlays compare")
         with reflink_rival(self._project, self._place) as reflink:
@@ -113,8 +111,6 @@ class Comparison:
             for number in range(self._options.rounds):
                 say(f"round {number + 1} of {self._options.rounds}")
                 self._create_and_drop(number, base)
-                if not no_sandbox:
-                    await self._status(number, base)
                 for rival in others:
                     self._try(rival, number)
                 self._second_base(number)
@@ -134,6 +130,15 @@ class Comparison:
         for tree in list(self._trees.standing):
             with self._board.timed(DROP, number):
                 self._trees.drop(tree)
+
+    async def _in_sandboxes(self, base: Base) -> None:
+        """Before the other copies fill the kernel's tables of files, which outlives them."""
+        if why := await sandboxes_work(self._trees.app):
+            self._report.skip(STATUS_FRESH, why)
+            return
+        say("git status")
+        for number in range(self._options.rounds):
+            await self._status(number, base)
 
     async def _status(self, number: int, base: Base) -> None:
         """As a sandbox sees the tree, its command included, beside the project itself."""

@@ -19,6 +19,7 @@
     │   ├── TreeExists               tree_exists
     │   ├── TreeDamaged              tree_damaged
     │   ├── BaseNotFound             base_not_found
+    │   ├── BaseInUse                base_in_use
     │   └── PathError
     │       ├── PathEscapes          path_escapes
     │       ├── PathInvalid          path_invalid
@@ -130,6 +131,10 @@ class TreeDamaged(TreeError):
 
 class BaseNotFound(TreeError):
     code = "base_not_found"
+
+
+class BaseInUse(TreeError):
+    code = "base_in_use"
 
 
 class PathError(TreeError):

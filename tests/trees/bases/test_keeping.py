@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.errors import BaseNotFound, TreeDamaged, TreeUnavailable
+from carrel.domain.errors import BaseInUse, BaseNotFound, TreeDamaged
 from carrel.domain.projects import Progress
 from carrel.domain.trees import Base
 from carrel.trees.bases import publishing
@@ -47,7 +47,7 @@ def test_what_is_not_there_is_not_found(store: BaseStore, base_id: str) -> None:
 def test_a_base_is_not_removed_under_another(
     store: BaseStore, three: list[Base], data: Path, project: Path
 ) -> None:
-    with pytest.raises(TreeUnavailable) as caught:
+    with pytest.raises(BaseInUse) as caught:
         store.remove(three[0].base_id)
     assert caught.value.hint
     assert store.list() == three

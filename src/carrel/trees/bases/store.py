@@ -12,7 +12,7 @@ from base64 import b32encode
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from carrel.domain.errors import BaseNotFound, TreeDamaged, TreeUnavailable
+from carrel.domain.errors import BaseInUse, BaseNotFound, TreeDamaged, TreeUnavailable
 from carrel.domain.projects import BaseRequest, OnProgress, Progress, ignore_progress
 from carrel.domain.trees import Base, Change, Owner
 from carrel.linux import btrfs
@@ -123,14 +123,14 @@ class BaseStore:
         return sorted(found, key=lambda base: base.created_at)
 
     def remove(self, base_id: str) -> None:
-        """Raises `BaseNotFound`, and `TreeUnavailable` while another base stands on it.
+        """Raises `BaseNotFound`, and `BaseInUse` while another base stands on it.
         Whether trees use it is for the caller to know."""
         if not _ID.fullmatch(base_id) or not (self._shop.bases / base_id).is_dir():
             raise _not_found(base_id)
         with hold(self._shop.lock):
             above = [other.base.base_id for other in self._records() if base_id in other.stack[1:]]
             if above:
-                raise TreeUnavailable(
+                raise BaseInUse(
                     f"The base {base_id} cannot be removed: {len(above)} others stand on it, "
                     f"such as {above[0]}.",
                     hint="Remove those first.",
