@@ -84,7 +84,7 @@ def _ready(engine: Engine, folder: Path) -> Iterator[list[Rival]]:
     """An image with two programs of this machine, and a container that waits."""
     mark = f"carrel-bench-{secrets.token_hex(4)}"
     archive = folder / "image.tar"
-    write_image(archive, ("echo", "sleep"))
+    write_image(archive, ("sh", "sleep"))
     engine.ask("import", str(archive), mark)
     try:
         run = ("run", "--rm", "--network=none", "--pull=never", mark, *WORDS)
@@ -110,7 +110,11 @@ def _podman(folder: Path) -> Iterator[Engine]:
     runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
     conf.write_text(_CONTAINERS_CONF + runtime)
     stores = ("--root", str(folder / "root"), "--runroot", str(folder / "run"))
-    yield Engine("podman", ("podman", *stores), {"CONTAINERS_CONF": str(conf)})
+    env = {"CONTAINERS_CONF": str(conf)}
+    if os.geteuid() != 0:
+        # Else it keeps things in the home folder, and in /tmp for good.
+        env |= {name: str(folder) for name in ("HOME", "XDG_RUNTIME_DIR", "TMPDIR")}
+    yield Engine("podman", ("podman", *stores), env)
 
 
 @contextmanager

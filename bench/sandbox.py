@@ -27,8 +27,9 @@ from bench.sandbox_rivals import BWRAP, Rival, RivalFailed, absent, plain_rivals
 from carrel.domain.runtimes import Runtime
 
 DEFAULT = "bubblewrap"
-FURTHER = 3
-"""Of each kind, in each round."""
+REPEATS = 3
+"""In each round, of what is quick. One alone would pay for the processor's caches, which the
+last subject has filled."""
 PAUSE_S = 0.02
 """Before each subject: what the last one leaves to be done in the background is not the
 next one's."""
@@ -156,29 +157,31 @@ class Comparison:
             turn = number % len(subjects)
             for subject in subjects[turn:] + subjects[:turn]:
                 await subject(number)
-                await asyncio.sleep(PAUSE_S)
 
     async def _try_own(self, runtime: Runtime, number: int) -> None:
         name, sandboxes = runtime.name, self._sandboxes
         spec = sandboxes.spec()
+        await asyncio.sleep(PAUSE_S)
         begun = time.perf_counter()
         sandbox = await sandboxes.start(runtime, spec)
         with self._board.timed(first(name), number):
             await sandboxes.run(runtime, sandbox)
         self._board.add(started(name), number, time.perf_counter() - begun)
-        for _ in range(FURTHER):
+        for _ in range(REPEATS):
             await asyncio.sleep(PAUSE_S)
             with self._board.timed(further(name), number):
                 await sandboxes.run(runtime, sandbox)
-        for _ in range(FURTHER):
+        for _ in range(REPEATS):
             with self._board.timed(at_once(name), number):
                 await sandboxes.run(runtime, sandbox)
         await sandboxes.stop(runtime, sandbox)
 
     async def _try_rival(self, rival: Rival, number: int) -> None:
         try:
-            with self._board.timed(rival.name, number):
-                rival.run()
+            for _ in range(REPEATS if rival.quick else 1):
+                await asyncio.sleep(PAUSE_S)
+                with self._board.timed(rival.name, number):
+                    rival.run()
         except RivalFailed as error:
             self._report.skip(f"{rival.name}, round {number + 1}", str(error))
 
