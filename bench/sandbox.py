@@ -265,8 +265,9 @@ class Comparison:
             if not name.startswith("carrel") and name != BWRAP:
                 report.add_ratio(board, first(DEFAULT), name)
                 report.add_ratio(board, further(DEFAULT), name)
-        report.add_ratio(board, started(DEFAULT), BWRAP)
         self._promise(first(DEFAULT), BWRAP, 1.5)
+        # Raw bwrap sets its walls up each time, so ours with the set-up is held to the same.
+        self._promise(started(DEFAULT), BWRAP, 1.5)
         self._promise(further(DEFAULT), BWRAP, 1.0)
         self._promise(at_once(DEFAULT), BWRAP, 1.0)
         self._promise(further(DEFAULT), "docker exec", 0.1)
