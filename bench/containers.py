@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ STEP_S = 60.0
 """To import an image of a few megabytes, or to start or remove one container."""
 DAEMON_S = 30.0
 """Until dockerd answers, or has ended."""
+_HIERARCHIES = Path("/sys/fs/cgroup")
 _CONTAINERS_CONF = """\
 [containers]
 default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
@@ -66,7 +67,7 @@ def container_rivals(place: Path) -> Iterator[tuple[list[Rival], dict[str, str]]
     """Those that work, and for the others why not."""
     rivals: list[Rival] = []
     missing: dict[str, str] = {}
-    with ExitStack() as stack:
+    with _control_groups_as_before(), ExitStack() as stack:
         for name, opened in (("podman", _podman), ("docker", _docker)):
             say(f"setting up {name}")
             folder = place / name
@@ -77,6 +78,24 @@ def container_rivals(place: Path) -> Iterator[tuple[list[Rival], dict[str, str]]
             except Unavailable as error:
                 missing[name] = str(error)
         yield rivals, missing
+
+
+@contextmanager
+def _control_groups_as_before() -> Iterator[None]:
+    """Both leave theirs, empty, when their last container has gone."""
+    before = _control_groups()
+    try:
+        yield
+    finally:
+        for top in _control_groups() - before:
+            for folder, _, _ in os.walk(top, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(folder)
+
+
+def _control_groups() -> set[Path]:
+    names = ("docker", "libpod_parent")
+    return {path for name in names for path in _HIERARCHIES.glob(f"**/{name}")}
 
 
 @contextmanager

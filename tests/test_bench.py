@@ -105,7 +105,7 @@ def test_sandbox(data: Path) -> None:
         for what in ("first command", "start and first command", "further command"):
             assert f"carrel {runtime}: {what}" in names(report, "rows")
     assert "raw bwrap, the same namespaces" in names(report, "rows")
-    assert len(report["targets"]) == 3
+    assert len(report["targets"]) == 4
 
 
 @pytest.mark.parametrize(
