@@ -114,7 +114,8 @@ def _ready(engine: Engine, folder: Path) -> Iterator[list[Rival]]:
             Rival(f"{engine.name} exec", (*engine.argv, "exec", mark, *WORDS), engine.env),
         ]
     finally:
-        for words in (("rm", "--force", mark), ("rmi", "--force", mark)):
+        # Killed first: it would have ten seconds to end by itself, and does not.
+        for words in (("kill", mark), ("rm", "--force", mark), ("rmi", "--force", mark)):
             try:
                 engine.ask(*words)
             except Unavailable as error:
