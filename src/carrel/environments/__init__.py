@@ -1,0 +1,1 @@
+"""Which toolchain a project asks for: read from its files, never run."""

@@ -1,0 +1,88 @@
+"""Discovery: every rule is tried in order; the first that holds decides, and says why.
+
+1. A Dockerfile. 2. A devcontainer.json. 3. The languages. 4. The default.
+
+A file that cannot be used decides nothing: it becomes a note. Languages, versions and the
+host's toolchain are found in any case, for runtimes that have no images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from carrel.domain.environments import (
+    EnvironmentReport,
+    Image,
+    ReadFiles,
+    SetupCommand,
+    SetupStage,
+    Toolchain,
+    VersionAsked,
+)
+from carrel.environments import default
+from carrel.environments.devcontainer import find_devcontainers
+from carrel.environments.dockerfile import find_dockerfiles
+from carrel.environments.files import open_folder
+from carrel.environments.found import ContainerFound
+from carrel.environments.languages import Detected, find_languages, language_image
+from carrel.environments.programs import HostPrograms, look_up
+from carrel.environments.reading import Reader
+from carrel.environments.versions import find_versions
+
+
+def inspect_project(root: Path, host: HostPrograms) -> EnvironmentReport:
+    """Of a folder. Reads files and runs nothing. Raises `ProjectNotFound`,
+    `ProjectNotAFolder`, `ProjectUnreadable`; what is wrong in it are notes."""
+    with open_folder(root) as files:
+        return inspect_files(files, host)
+
+
+def inspect_files(files: ReadFiles, host: HostPrograms) -> EnvironmentReport:
+    """As `inspect_project`, of anything that can be read like a folder."""
+    reader = Reader(files)
+    containers = [*find_dockerfiles(reader), *find_devcontainers(reader)]
+    languages = find_languages(reader)
+    versions = find_versions(reader, [".", *(one.found.folder for one in languages)])
+    matches = [one.match for one in containers] + [one.match for one in languages]
+    matches = matches or [default.MATCH]
+    decisive = containers[0] if containers else ContainerFound(matches[0])
+    return EnvironmentReport(
+        decided=matches[0],
+        also=tuple(matches[1:]),
+        image=decisive.image or _image(languages, versions),
+        toolchain=_toolchain(host, languages, versions),
+        languages=tuple(one.found for one in languages),
+        versions=tuple(versions),
+        setup=_setup(decisive, languages),
+        ports=decisive.ports,
+        variables=decisive.variables,
+        notes=reader.notes,
+    )
+
+
+def _image(languages: Sequence[Detected], versions: Sequence[VersionAsked]) -> Image:
+    return language_image(languages, versions) if languages else default.default_image()
+
+
+def _setup(decisive: ContainerFound, languages: Sequence[Detected]) -> tuple[SetupCommand, ...]:
+    """What the file that decides asks for. When that makes nothing ready, the languages'
+    own: what an image was built with is hidden by the tree that is put over it."""
+    if any(command.stage is SetupStage.CREATE for command in decisive.setup):
+        return decisive.setup
+    return (*(command for one in languages for command in one.found.setup), *decisive.setup)
+
+
+def _toolchain(
+    host: HostPrograms, languages: Sequence[Detected], versions: Sequence[VersionAsked]
+) -> Toolchain:
+    needed = dict.fromkeys(default.PROGRAMS, ("every project",))
+    for one in languages:
+        for program in one.programs:
+            titles = needed.get(program, ())
+            if one.language.title not in titles:
+                needed[program] = (*titles, one.language.title)
+    asked: dict[str, str] = {}
+    for version in versions:
+        asked.setdefault(version.tool, version.version)
+    return look_up(host, needed, asked)

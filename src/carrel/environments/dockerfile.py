@@ -1,0 +1,256 @@
+"""The first rule: a Dockerfile says what the image is built of, its variables and ports."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from carrel.domain.environments import Build, Image, Match, Port, Rule, Variable
+from carrel.environments.found import ContainerFound
+from carrel.environments.instructions import Instruction, Script, parse_script
+from carrel.environments.malformed import Malformed, TooMuch
+from carrel.environments.ports import parse_ports
+from carrel.environments.reading import Reader
+from carrel.environments.substitution import Budget, Expanded, Scope, expand, split_words
+
+NAMES = ("Dockerfile", "Containerfile")
+MAX_STAGES = 100
+MAX_VARIABLES = 1000
+MAX_PORTS = 1000
+_OTHERS = frozenset(
+    {"ADD", "CMD", "COPY", "ENTRYPOINT", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "RUN"}
+    | {"SHELL", "STOPSIGNAL", "VOLUME"}
+)
+
+
+@dataclass(frozen=True)
+class DockerfileReading:
+    """What a Dockerfile says of one of its stages."""
+
+    base: str
+    """The image that it stands on at last; empty when only a build knows."""
+    variables: tuple[Variable, ...]
+    ports: tuple[Port, ...]
+    user: str
+    folder: str
+
+
+def find_dockerfiles(reader: Reader) -> list[ContainerFound]:
+    """Those at the root that can be used, in order."""
+    found = []
+    for name in NAMES:
+        reading = read_dockerfile(reader, name) if reader.exists(name) else None
+        if reading is None:
+            continue
+        why = f"{name} says how the image is built"
+        why += f", on {reading.base}." if reading.base else "."
+        image = Image(reading.base, Build(name), user=reading.user, folder=reading.folder, why=why)
+        match = Match(Rule.DOCKERFILE, name, why)
+        found.append(ContainerFound(match, image, ports=reading.ports, variables=reading.variables))
+    return found
+
+
+def read_dockerfile(
+    reader: Reader, path: str, *, target: str = "", args: Mapping[str, str] | None = None
+) -> DockerfileReading | None:
+    """None when it cannot be used; a note says why. `args` are the build's arguments."""
+    text = reader.text(path)
+    if text is None:
+        return None
+    try:
+        evaluation = _Evaluation(reader, path, parse_script(text), args or {})
+        return evaluation.run(target)
+    except Malformed as error:
+        reader.note(path, f"It cannot be used. {error.message}", error.line)
+        return None
+
+
+@dataclass
+class _Stage:
+    name: str
+    base: str
+    known: dict[str, Expanded] = field(default_factory=dict)
+    """Arguments and variables; of one name, the variable."""
+    variables: dict[str, Variable] = field(default_factory=dict)
+    ports: dict[tuple[int, str], Port] = field(default_factory=dict)
+    user: str = ""
+    folder: str = ""
+
+    def inherit(self, parent: _Stage) -> None:
+        self.base, self.user, self.folder = parent.base, parent.user, parent.folder
+        self.variables, self.ports = dict(parent.variables), dict(parent.ports)
+        self.known = {name: parent.known[name] for name in self.variables}
+
+    def give_argument(self, name: str, value: Expanded) -> None:
+        if name not in self.variables:
+            self.known[name] = value
+
+    def give_variable(self, variable: Variable) -> None:
+        self.variables[variable.name] = variable
+        self.known[variable.name] = Expanded(variable.value, variable.resolved)
+
+    def reading(self) -> DockerfileReading:
+        variables, ports = tuple(self.variables.values()), tuple(self.ports.values())
+        return DockerfileReading(self.base, variables, ports, self.user, self.folder)
+
+
+class _Evaluation:
+    """One pass over the instructions."""
+
+    def __init__(self, reader: Reader, path: str, script: Script, args: Mapping[str, str]) -> None:
+        self._reader = reader
+        self._path = path
+        self._script = script
+        self._given = args
+        self._budget = Budget()
+        self._globals: dict[str, Expanded] = {}
+        self._stages: list[_Stage] = []
+        self._set = 0
+        self._handlers: dict[str, Callable[[Instruction], None]] = {
+            "ARG": self._arg,
+            "FROM": self._from,
+            "ENV": self._env,
+            "EXPOSE": self._expose,
+            "USER": self._user,
+            "WORKDIR": self._workdir,
+        }
+
+    def run(self, target: str) -> DockerfileReading:
+        for instruction in self._script.instructions:
+            try:
+                self._take(instruction)
+            except TooMuch:
+                raise
+            except Malformed as error:
+                self._note(error.message, instruction)
+        if not self._stages:
+            raise Malformed("It has no FROM.")
+        return self._chosen(target).reading()
+
+    def _chosen(self, target: str) -> _Stage:
+        wanted = target.lower()
+        for stage in reversed(self._stages):
+            if not wanted or stage.name == wanted:
+                return stage
+        self._reader.note(self._path, f"It has no stage {target!r}; the last one is taken.")
+        return self._stages[-1]
+
+    def _take(self, instruction: Instruction) -> None:
+        keyword = instruction.keyword
+        if not self._stages and keyword not in ("ARG", "FROM"):
+            raise Malformed(f"{keyword[:40]} comes before the first FROM.")
+        if keyword in self._handlers:
+            self._handlers[keyword](instruction)
+        elif keyword not in _OTHERS:
+            raise Malformed(f"{keyword[:40]!r} is not an instruction.")
+
+    def _from(self, instruction: Instruction) -> None:
+        if len(self._stages) >= MAX_STAGES:
+            raise TooMuch(f"It has more than {MAX_STAGES} stages.")
+        words = [word for word in instruction.rest.split() if not word.startswith("--")]
+        named = len(words) == 3 and words[1].upper() == "AS"
+        stage = _Stage(words[2].lower() if named else "", "")
+        parent = self._parent(words[0]) if words else None
+        if parent:
+            stage.inherit(parent)
+        self._stages.append(stage)
+        if len(words) != 1 and not named:
+            raise Malformed("FROM takes an image, and a name after AS.")
+        if not parent:
+            stage.base = self._image(words[0], instruction)
+
+    def _parent(self, name: str) -> _Stage | None:
+        stages = (stage for stage in reversed(self._stages) if stage.name == name.lower())
+        return next(stages, None)
+
+    def _image(self, written: str, instruction: Instruction) -> str:
+        result = self._expand(written, Scope(self._globals, closed=True))
+        if result.resolved and result.text and result.text.isprintable():
+            return result.text
+        self._note("Only a build knows what FROM is here.", instruction)
+        return ""
+
+    def _arg(self, instruction: Instruction) -> None:
+        stage = self._stages[-1] if self._stages else None
+        for word in split_words(instruction.rest, self._script.escape):
+            name, equals, default = word.partition("=")
+            value = self._globals.get(name) if stage else None
+            if name in self._given:
+                value = Expanded(self._given[name])
+            elif equals:
+                value = self._expand(default, Scope(stage.known if stage else self._globals))
+            if value is None:
+                continue
+            self._count()
+            if stage:
+                stage.give_argument(name, value)
+            else:
+                self._globals[name] = value
+
+    def _env(self, instruction: Instruction) -> None:
+        stage = self._stages[-1]
+        variables = []
+        for name, written in self._pairs(instruction.rest):
+            value = self._expand(written, Scope(stage.known))
+            if not name or "\0" in name + value.text:
+                raise Malformed(f"{name[:80]!r} cannot be a variable.")
+            self._count()
+            variables.append(
+                Variable(name, value.text, self._path, instruction.line, value.resolved)
+            )
+        # Only now: all on one line see the values from before it.
+        for variable in variables:
+            stage.give_variable(variable)
+
+    def _pairs(self, rest: str) -> list[tuple[str, str]]:
+        words = split_words(rest, self._script.escape)
+        if words and "=" not in words[0]:
+            name, *value = re.split(r"[ \t]+", rest, maxsplit=1)
+            if not value:
+                raise Malformed(f"ENV {name[:80]} has no value.")
+            return [(name, value[0])]
+        pairs = [word.partition("=") for word in words]
+        if not all(equals for _, equals, _ in pairs):
+            raise Malformed("ENV takes NAME=VALUE.")
+        return [(name, value) for name, _, value in pairs]
+
+    def _expose(self, instruction: Instruction) -> None:
+        stage = self._stages[-1]
+        for written in instruction.rest.split():
+            for word in self._known(written, instruction).split():
+                for number, protocol in parse_ports(word):
+                    if (number, protocol) not in stage.ports:
+                        stage.ports[number, protocol] = Port(number, self._path, protocol)
+        if len(stage.ports) > MAX_PORTS:
+            raise TooMuch(f"It exposes more than {MAX_PORTS} ports.")
+
+    def _user(self, instruction: Instruction) -> None:
+        self._stages[-1].user = self._known(instruction.rest, instruction)
+
+    def _workdir(self, instruction: Instruction) -> None:
+        stage = self._stages[-1]
+        written = self._known(instruction.rest, instruction)
+        # A relative one goes on from the last, so many of them grow as variables do.
+        path = self._budget.spend(posixpath.join("/", stage.folder, written))
+        stage.folder = posixpath.normpath(path) if written else ""
+
+    def _known(self, written: str, instruction: Instruction) -> str:
+        """The value; empty, with a note, when it cannot be told from the file alone."""
+        result = self._expand(written, Scope(self._stages[-1].known))
+        if result.resolved and result.text and result.text.isprintable():
+            return result.text
+        self._note(f"Only a build knows what {instruction.keyword} is here.", instruction)
+        return ""
+
+    def _count(self) -> None:
+        self._set += 1
+        if self._set > MAX_VARIABLES:
+            raise TooMuch(f"It sets more than {MAX_VARIABLES} variables.")
+
+    def _expand(self, text: str, scope: Scope) -> Expanded:
+        return expand(text, self._script.escape, scope, self._budget)
+
+    def _note(self, message: str, instruction: Instruction) -> None:
+        self._reader.note(self._path, message, instruction.line)
