@@ -32,11 +32,35 @@
     │   ├── LimitsUnavailable        limits_unavailable
     │   ├── LauncherUnavailable      launcher_unavailable
     │   └── SandboxNotFound          sandbox_not_found
-    └── CommandError                 the command is at fault, the sandbox is fine
-        ├── CommandInvalid           command_invalid
-        ├── CommandNotFound          command_not_found
-        ├── CommandNotExecutable     command_not_executable
-        └── RunNotFound              run_not_found
+    ├── CommandError                 the command is at fault, the sandbox is fine
+    │   ├── CommandInvalid           command_invalid
+    │   ├── CommandNotFound          command_not_found
+    │   ├── CommandNotExecutable     command_not_executable
+    │   └── RunNotFound              run_not_found
+    ├── SpaceError                   a space cannot be found, made or moved
+    │   ├── SpaceNotFound            space_not_found
+    │   ├── SpaceAmbiguous           space_ambiguous: more than one is meant
+    │   ├── SpaceInvalid             space_invalid: what was asked for cannot be
+    │   ├── NameTaken                name_taken
+    │   ├── StateConflict            state_conflict: not in this state
+    │   ├── UnexportedChanges        unexported_changes: would be lost
+    │   └── KeyReused                idempotency_key_reused
+    ├── AccessError                  the caller may not
+    │   ├── AuthenticationFailed     authentication_failed
+    │   ├── Forbidden                forbidden
+    │   └── TokenNotFound            token_not_found
+    ├── RequestError                 a request cannot be understood or is too much
+    │   ├── MessageInvalid           message_invalid
+    │   ├── TooLarge                 too_large
+    │   └── RateLimited              rate_limited
+    ├── StoreError                   the records cannot be read or written
+    │   ├── StoreDamaged             store_damaged
+    │   ├── StoreBusy                store_busy
+    │   ├── StoreTooNew              store_too_new
+    │   └── StoreReadOnly            store_read_only
+    └── DaemonError                  the daemon cannot be reached or started
+        ├── DaemonUnavailable        daemon_unavailable
+        └── DaemonRunning            daemon_running: another one has the data folder
 
 A command that ran and ended badly is no error here: that is an `Exit`.
 """
@@ -203,3 +227,99 @@ class CommandNotExecutable(CommandError):
 
 class RunNotFound(CommandError):
     code = "run_not_found"
+
+
+class SpaceError(CarrelError):
+    code = "space_invalid"
+
+
+class SpaceNotFound(SpaceError):
+    code = "space_not_found"
+
+
+class SpaceAmbiguous(SpaceError):
+    code = "space_ambiguous"
+
+
+class SpaceInvalid(SpaceError):
+    code = "space_invalid"
+
+
+class NameTaken(SpaceError):
+    code = "name_taken"
+
+
+class StateConflict(SpaceError):
+    code = "state_conflict"
+
+
+class UnexportedChanges(SpaceError):
+    code = "unexported_changes"
+
+
+class KeyReused(SpaceError):
+    code = "idempotency_key_reused"
+
+
+class AccessError(CarrelError):
+    code = "forbidden"
+
+
+class AuthenticationFailed(AccessError):
+    code = "authentication_failed"
+
+
+class Forbidden(AccessError):
+    code = "forbidden"
+
+
+class TokenNotFound(AccessError):
+    code = "token_not_found"
+
+
+class RequestError(CarrelError):
+    code = "message_invalid"
+
+
+class MessageInvalid(RequestError):
+    code = "message_invalid"
+
+
+class TooLarge(RequestError):
+    code = "too_large"
+
+
+class RateLimited(RequestError):
+    code = "rate_limited"
+
+
+class StoreError(CarrelError):
+    code = "store_damaged"
+
+
+class StoreDamaged(StoreError):
+    code = "store_damaged"
+
+
+class StoreBusy(StoreError):
+    code = "store_busy"
+
+
+class StoreTooNew(StoreError):
+    code = "store_too_new"
+
+
+class StoreReadOnly(StoreError):
+    code = "store_read_only"
+
+
+class DaemonError(CarrelError):
+    code = "daemon_unavailable"
+
+
+class DaemonUnavailable(DaemonError):
+    code = "daemon_unavailable"
+
+
+class DaemonRunning(DaemonError):
+    code = "daemon_running"

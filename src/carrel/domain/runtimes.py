@@ -67,11 +67,16 @@ class Sandbox:
     """How each limit that was asked for is enforced."""
 
 
+KEEP_BYTES = 16 << 20
+
+
 class Output(StrEnum):
     FILES = "files"
-    """stdout and stderr go to files of the run."""
+    """stdout and stderr are recorded in files of the run, with or without a daemon."""
     PIPES = "pipes"
+    """Raw, for whoever started the command, and gone with that one."""
     PTY = "pty"
+    """One terminal; what it shows is recorded as stdout."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,11 @@ class Command:
     """Keep standard input open for `Run.stdin`; otherwise it is /dev/null."""
     timeout_s: float | None = None
     pty_size: tuple[int, int] = (24, 80)
+    """Rows and columns."""
+    keep_bytes: int = KEEP_BYTES
+    """So much of the end of each recorded stream is kept at least; what is before goes."""
+    run_id: str = ""
+    """From who keeps the records; empty: a fresh one is made."""
 
 
 class ExitReason(StrEnum):
@@ -161,19 +171,35 @@ class Run(Protocol):
 
     @property
     def stdout(self) -> Path | int | None:
-        """The file, or the descriptor to read (pipe, or the pty's master)."""
+        """The file of the recording (see `carrel.domain.runs.Recordings`), or with pipes the
+        descriptor to read."""
         ...
 
     @property
     def stderr(self) -> Path | int | None: ...
 
     @property
-    def stdin(self) -> int | None: ...
+    def stdin(self) -> int | None:
+        """The pipe or the terminal to write to, never to read from. It is non-blocking when
+        the run is recorded: the launcher and every other holder share the flag, so leave it.
+        A full one raises `BlockingIOError`; wait with `loop.add_writer`."""
+        ...
 
     async def wait(self) -> Exit: ...
 
+    async def close_input(self) -> None:
+        """The command reads to the end of its standard input; idempotent. Does nothing with a
+        terminal, which has no end: type the end-of-file character instead.
+        Raises `LauncherUnavailable`."""
+        ...
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Of the terminal; does nothing without one."""
+        ...
+
     def close(self) -> None:
-        """Closes this side's descriptors."""
+        """Closes this side's descriptors. A recorded run keeps its input open: the launcher
+        holds it, and `attach` gives it again."""
         ...
 
 
@@ -199,7 +225,8 @@ class Runtime(Protocol):
     async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run: ...
 
     async def attach(self, sandbox: Sandbox, run_id: str) -> Run:
-        """Takes up a run of this or an earlier daemon. `RunNotFound`."""
+        """Takes up a run of this or an earlier daemon, with its input and its terminal; raw
+        pipes are not given again. `RunNotFound`."""
         ...
 
     async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:

@@ -1,0 +1,109 @@
+"""What the service needs of the other rooms, beside tree drivers, runtimes and the store."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from carrel.domain.files import Files
+from carrel.domain.projects import BaseRequest, OnProgress, ignore_progress
+from carrel.domain.runtimes import Runtime
+from carrel.domain.spaces import Space, Trashed
+from carrel.domain.trees import Base, Owner, Tree, TreeDriver
+
+
+class Bases(Protocol):
+    """Blocking."""
+
+    def build(self, request: BaseRequest, progress: OnProgress = ignore_progress) -> Base: ...
+
+    def get(self, base_id: str) -> Base:
+        """Raises `BaseNotFound`."""
+        ...
+
+    def list(self) -> builtins.list[Base]: ...
+
+    def remove(self, base_id: str) -> None:
+        """Raises `BaseInUse` when another base or a tree stands on it."""
+        ...
+
+
+class Users(Protocol):
+    """Host users for spaces. Blocking, quick."""
+
+    def take(self, sandbox_id: str) -> Owner:
+        """The same again for one that has one."""
+        ...
+
+    def give_back(self, sandbox_id: str, owner: Owner) -> None: ...
+
+
+class Contents(Protocol):
+    """What is in trees, from outside. Blocking."""
+
+    def files(self, driver: TreeDriver, tree: Tree) -> AbstractContextManager[Files]: ...
+
+    def archive(self, driver: TreeDriver, tree: Tree, path: str) -> Iterator[bytes]:
+        """A tar.zst of a folder or file."""
+        ...
+
+    def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None: ...
+
+
+class TrashCan(Protocol):
+    """What is kept of removed spaces. Blocking; the records are the caller's to write."""
+
+    def keep(self, space: Space, tree: Tree, driver: TreeDriver) -> Trashed | None:
+        """None: nothing was changed. `TooLarge` when it would be more than the budget."""
+        ...
+
+    def restore(self, trashed: Trashed, tree: Tree, driver: TreeDriver) -> None: ...
+
+    def purge(self, trashed: Trashed) -> None:
+        """Idempotent."""
+        ...
+
+    def expire(self, entries: Sequence[Trashed], now: float) -> builtins.list[Trashed]:
+        """Which are to be purged: too old, or the oldest beyond the budget."""
+        ...
+
+    def stray(self, entries: Sequence[Trashed]) -> builtins.list[Path]:
+        """What is there and in none of these records, named by its space."""
+        ...
+
+    def discard(self, stray: Path) -> None:
+        """Idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One back end of this machine: what it said of itself when it was tried."""
+
+    name: str
+    available: bool
+    reason: str
+    remedy: str = ""
+
+
+class Machine(Protocol):
+    """Which tree drivers and runtimes there are, and which is best. What was found to work
+    is remembered; what did not is tried again."""
+
+    @property
+    def drivers(self) -> tuple[TreeDriver, ...]: ...
+
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]: ...
+
+    async def runtime(self, name: str) -> Runtime:
+        """By name, or the best for `auto`. `SandboxUnavailable`."""
+        ...
+
+    async def driver(self, name: str, runtime: Runtime) -> TreeDriver:
+        """By name, or the best that this runtime can use. `TreeUnavailable`."""
+        ...

@@ -1,0 +1,61 @@
+"""What happens to spaces, as an ordered log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class EventType(StrEnum):
+    SPACE_STATE = "space.state"
+    """`from`, `to`; with `problem` when it failed."""
+    SPACE_UPDATED = "space.updated"
+    """`name`, `labels` or `retention` as they are now."""
+    SPACE_RESTORED = "space.restored"
+    """`from`: the removed space."""
+    STEP_BEGUN = "step.begun"
+    """`operation`, `step`."""
+    STEP_DONE = "step.done"
+    STEP_FAILED = "step.failed"
+    PROGRESS = "progress"
+    """`stage`, `done`, `total`, `bytes_done`."""
+    RUN_STARTED = "run.started"
+    """`run_id`, `argv`."""
+    RUN_ENDED = "run.ended"
+    """`run_id`, and its exit."""
+    LIMIT_HIT = "limit.hit"
+    """`kind`, `figure`, `message`, `run_id` if it was one command's."""
+    RECONCILED = "reconciled"
+    """`actions`: what was made to fit the record."""
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    """One that has no place in the log yet. `space_id` is empty for the daemon's own."""
+
+    type: EventType
+    space_id: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """`seq` grows by one from event to event, over all spaces."""
+
+    seq: int
+    type: EventType
+    space_id: str
+    data: Mapping[str, object]
+    at: float
+
+
+@dataclass(frozen=True)
+class EventQuery:
+    """Those after `after`; of some spaces, types or labels only."""
+
+    after: int = 0
+    space_ids: frozenset[str] | None = None
+    types: frozenset[str] | None = None
+    limit: int = 500

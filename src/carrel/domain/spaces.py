@@ -1,0 +1,155 @@
+"""Spaces: what is asked for, and the record that is kept of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
+from carrel.domain.projects import Project
+from carrel.domain.runtimes import Network
+from carrel.domain.trees import Owner
+
+AUTO = "auto"
+
+
+class SpaceState(StrEnum):
+    """The legal moves between them are in `carrel.lifecycle`."""
+
+    CREATING = "creating"
+    READY = "ready"
+    RUNNING = "running"
+    """At least one command runs."""
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    REMOVING = "removing"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True)
+class Retention:
+    """When a space goes by itself. None: as the daemon's settings say; 0: never.
+
+    With `discard`, clean-up may remove it although it has changes that nobody took out.
+    """
+
+    ttl_s: float | None = None
+    """Removed so long after it was created."""
+    idle_s: float | None = None
+    """Stopped after so long without a command."""
+    keep_s: float | None = None
+    """Removed so long after it was stopped."""
+    discard: bool = False
+
+
+@dataclass(frozen=True)
+class SpaceRequest:
+    """All that a caller says about a new space."""
+
+    project: Project
+    base_id: str = ""
+    """A base that is ready: then the project is not looked at again."""
+    name: str = ""
+    """Empty: one is made from the project's name."""
+    exclude: tuple[str, ...] = ()
+    max_bytes: int | None = None
+    max_files: int | None = None
+    runtime: str = AUTO
+    driver: str = AUTO
+    network: Network = Network.NONE
+    tier: str = ""
+    limits: Limits = NO_LIMITS
+    """On top of the tier's."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    retention: Retention = Retention()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a space failed: the step, and the error as its caller got it."""
+
+    step: str
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The record of one space: what was asked for, what was resolved, and where it stands.
+
+    What is resolved while it is created is empty before. Times are seconds since 1970.
+    """
+
+    space_id: str
+    name: str
+    state: SpaceState
+    project: Project
+    created_at: float
+    updated_at: float
+    active_at: float
+    """When a command last began or ended, or somebody changed the space."""
+    runtime: str = AUTO
+    driver: str = AUTO
+    base_id: str = ""
+    owner: Owner | None = None
+    tree_created_ns: int = 0
+    """Of the tree's own record: with the driver and the base it is all of a `Tree`."""
+    network: Network = Network.NONE
+    tier: str = ""
+    limits: Limits = NO_LIMITS
+    enforced: tuple[LimitSupport, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    retention: Retention = Retention()
+    stopped_at: float | None = None
+    removed_at: float | None = None
+    problem: Problem | None = None
+    restored_from: str = ""
+    """The removed space whose changes this one was given."""
+
+
+@dataclass(frozen=True)
+class SpaceQuery:
+    """Which spaces, and which part of the list: newest first, `after` the cursor of the
+    last page. Removed ones are listed only when their state is asked for."""
+
+    states: frozenset[SpaceState] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    space_ids: frozenset[str] | None = None
+    limit: int = 50
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class SpacePage:
+    spaces: tuple[Space, ...]
+    next: str = ""
+    """The cursor of the next page; empty on the last."""
+    total: int = 0
+    """All that match, on every page together."""
+
+
+@dataclass(frozen=True)
+class Trashed:
+    """What is kept of a removed space for a while: its changes, in one file."""
+
+    space: Space
+    trashed_at: float
+    bytes_kept: int
+    changes: int
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a removal did. `kept` is what `undelete` can bring back, if there was something
+    to keep; `lost` says in a sentence why there is not."""
+
+    space_id: str
+    changes: int
+    kept: Trashed | None = None
+    lost: str = ""

@@ -1,0 +1,1 @@
+"""The states of a space and the moves between them; pure."""
