@@ -1,0 +1,187 @@
+"""The reading side: every question that is asked of the tables, but lists of spaces."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from carrel.domain.access import Token
+from carrel.domain.errors import MessageInvalid
+from carrel.domain.events import Event, EventQuery
+from carrel.domain.runs import RunRecord
+from carrel.domain.spaces import Space, SpaceState, Trashed
+from carrel.domain.storing import Claim, Step
+from carrel.store import problems
+from carrel.store.documents import GREATEST, Unreadable, column, dump, load
+from carrel.store.opening import Settings, connect
+from carrel.store.writing import as_event
+
+FEW = 10
+"""As many as `find` gives at most: enough to say which ones a short word may mean."""
+
+_AFTER_ALL = "\U0010ffff"
+"""Sorts after every character that stands in an id."""
+
+Kind = TypeVar("Kind")
+Read = Callable[[sqlite3.Connection], object]
+
+
+class Reader:
+    """Serves reads; made, used and closed in one thread. Never waits for a writer: each
+    read sees what was committed when it began."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        try:
+            self._connection = connect(settings, reading=True)
+        except sqlite3.Error as error:
+            raise problems.of_sqlite(error, settings.path) from error
+
+    def serve(self, tasks: Sequence[Read]) -> Sequence[object | Exception]:
+        return [self._answer(task) for task in tasks]
+
+    def tidy(self) -> None:
+        """Nothing is left to do after a read."""
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _answer(self, read: Read) -> object | Exception:
+        try:
+            return read(self._connection)
+        except sqlite3.Error as error:
+            return problems.of_sqlite(error, self._settings.path)
+        except Unreadable as error:
+            return problems.damaged(self._settings.path, str(error))
+        except Exception as error:
+            return error
+
+
+def space(connection: sqlite3.Connection, space_id: str) -> Space | None:
+    sql = "SELECT document FROM spaces WHERE space_id = ?"
+    return _one(connection, Space, sql, column(space_id))
+
+
+def find(connection: sqlite3.Connection, word: str) -> list[Space]:
+    if not word:
+        return []
+    if found := space(connection, word):
+        return [found]
+    text = column(word)
+    named = (
+        "SELECT document FROM spaces INDEXED BY spaces_names"
+        " WHERE name = ? AND name <> '' AND state <> 'removed'"
+    )
+    begun = (
+        "SELECT document FROM spaces INDEXED BY spaces_ids WHERE state <> 'removed'"
+        f" AND space_id >= ? AND space_id < ? ORDER BY space_id LIMIT {FEW}"
+    )
+    return _all(connection, Space, named, text) or _all(
+        connection, Space, begun, text, text + _AFTER_ALL
+    )
+
+
+def run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
+    sql = "SELECT document FROM runs WHERE run_id = ?"
+    return _one(connection, RunRecord, sql, column(run_id))
+
+
+def runs(
+    connection: sqlite3.Connection, space_id: str, live: bool, limit: int
+) -> Sequence[RunRecord]:
+    index = "runs_live" if live else "runs_of" if space_id else "runs_all"
+    where = " AND ".join(
+        text for text, asked in (("live = 1", live), ("space_id = ?", space_id)) if asked
+    )
+    sql = (
+        f"SELECT document FROM runs INDEXED BY {index} {f'WHERE {where}' if where else ''}"
+        " ORDER BY created_at DESC, run_id DESC LIMIT ?"
+    )
+    named = (column(space_id),) if space_id else ()
+    return _all(connection, RunRecord, sql, *named, _checked(limit))
+
+
+def events(connection: sqlite3.Connection, query: EventQuery) -> list[Event]:
+    # A plus sign keeps SQLite from using an index: in the order of the log it stops at the
+    # limit, and who follows the log has little left to read.
+    where = ["seq > :after"]
+    values: dict[str, str | int] = {
+        "after": min(query.after, GREATEST),
+        "limit": _checked(query.limit),
+    }
+    if query.space_ids is not None and len(query.space_ids) == 1:
+        where.append("space_id = :id")
+        values["id"] = column(next(iter(query.space_ids)))
+    elif query.space_ids is not None:
+        where.append("+space_id IN (SELECT value FROM json_each(:ids))")
+        values["ids"] = dump([column(one) for one in query.space_ids])
+    if query.types is not None:
+        where.append("+type IN (SELECT value FROM json_each(:types))")
+        values["types"] = dump([column(str(one)) for one in query.types])
+    sql = f"SELECT seq, document FROM events WHERE {' AND '.join(where)} ORDER BY seq LIMIT :limit"
+    return [as_event(seq, document) for seq, document in connection.execute(sql, values)]
+
+
+def event_span(connection: sqlite3.Connection) -> tuple[int, int]:
+    # Two questions, because SQLite answers only one of them at a time from the end of a table.
+    sql = "SELECT (SELECT min(seq) FROM events), (SELECT max(seq) FROM events)"
+    first, last = connection.execute(sql).fetchone()
+    return first or 0, last or 0
+
+
+def steps(connection: sqlite3.Connection, space_id: str) -> list[Step]:
+    sql = "SELECT document FROM steps WHERE space_id = ? ORDER BY place"
+    return _all(connection, Step, sql, column(space_id))
+
+
+def claim(connection: sqlite3.Connection, caller: str, key: str) -> Claim | None:
+    sql = "SELECT document FROM claims WHERE caller = ? AND key = ?"
+    return _one(connection, Claim, sql, column(caller), column(key))
+
+
+def tokens(connection: sqlite3.Connection, digest: bytes | None) -> list[Token]:
+    order = "ORDER BY created_at, token_id"
+    if digest is None:
+        return _all(connection, Token, f"SELECT document FROM tokens {order}")
+    return _all(connection, Token, f"SELECT document FROM tokens WHERE digest = ? {order}", digest)
+
+
+def trash(connection: sqlite3.Connection) -> list[Trashed]:
+    return _all(connection, Trashed, "SELECT document FROM trash ORDER BY trashed_at, space_id")
+
+
+def count(connection: sqlite3.Connection) -> dict[SpaceState, int]:
+    counted = dict(connection.execute("SELECT state, spaces FROM tallies").fetchall())
+    return {state: counted.get(str(state), 0) for state in SpaceState}
+
+
+def old_removed(connection: sqlite3.Connection, before: float, most: int) -> list[str]:
+    """Ids of removed spaces of which nothing is in the trash, the oldest first."""
+    sql = (
+        "SELECT space_id FROM spaces INDEXED BY spaces_gone_at"
+        " WHERE state = 'removed' AND removed_at < ?"
+        " AND NOT EXISTS (SELECT 1 FROM trash WHERE trash.space_id = spaces.space_id)"
+        " ORDER BY removed_at, space_id LIMIT ?"
+    )
+    return [row[0] for row in connection.execute(sql, (before, most))]
+
+
+def _one(
+    connection: sqlite3.Connection, kind: type[Kind], sql: str, *values: str | bytes | float
+) -> Kind | None:
+    row = connection.execute(sql, values).fetchone()
+    return None if row is None else load(kind, row[0])
+
+
+def _all(
+    connection: sqlite3.Connection, kind: type[Kind], sql: str, *values: str | bytes | float
+) -> list[Kind]:
+    return [load(kind, row[0]) for row in connection.execute(sql, values).fetchall()]
+
+
+def _checked(limit: int) -> int:
+    """For SQLite, less than nothing is no limit at all."""
+    if limit < 0:
+        raise MessageInvalid("A list cannot have less than nothing.", hint="Raise the limit.")
+    return min(limit, GREATEST)
