@@ -25,7 +25,8 @@ from carrel.domain.errors import (
 )
 from carrel.domain.trees import EntryType, Owner
 from carrel.linux.openat2 import open_beneath, walk_beneath
-from carrel.trees.files import MAX_READ, FileInfo, TreeFiles
+from carrel.domain.files import FileInfo
+from carrel.trees.files import MAX_READ, TreeFiles
 from tests.accounts import PYTHON, Account, run_as
 
 RACE_S = 30.0

@@ -17,10 +17,10 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import BinaryIO
 
 from carrel.domain.errors import PathExists, PathInvalid, PathWrongKind
+from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner, Tree, TreeDriver
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.moving import move_entry
@@ -35,18 +35,6 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Opener = Callable[..., int]
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """One entry as it is itself: a symlink is not followed, `target` is where it points."""
-
-    name: str
-    type: EntryType
-    mode: int
-    size: int
-    modified_ns: int
-    target: str | None = None
 
 
 class TreeFiles:

@@ -1,0 +1,134 @@
+"""The trash: what was changed in removed spaces, kept for a while.
+
+Each removed space has a folder of its own, with its changes in one file. The records are the
+caller's: what no record names was left by a crash, and `stray` finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from carrel.domain.errors import InsufficientDisk, SpaceInvalid, SpaceNotFound, TreeUnavailable
+from carrel.domain.ids import is_id
+from carrel.domain.spaces import Space, Trashed
+from carrel.domain.trash import Bundler
+from carrel.domain.trees import Tree, TreeDriver
+
+_CHANGES = "changes"
+
+
+class Trash:
+    """Blocking. One space is kept, restored or purged by one caller at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        budget_bytes: int,
+        max_age_s: float,
+        bundler: Bundler,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`folder` is made when something is first kept. No single space gets more than the
+        whole budget; what is older than `max_age_s` goes."""
+        self._folder = folder
+        self._budget_bytes = budget_bytes
+        self._max_age_s = max_age_s
+        self._bundler = bundler
+        self._clock = clock
+
+    def keep(self, space: Space, tree: Tree, driver: TreeDriver) -> Trashed | None:
+        """None when nothing was changed. What was kept of the space before is replaced.
+
+        Raises `TooLarge` when it is more than the budget, `InsufficientDisk`, and what the
+        tree's driver raises; then it leaves what was there.
+        """
+        folder = self._place(space.space_id)
+        with _disk_errors("keep the changes"):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for unfinished in set(os.listdir(folder)) - {_CHANGES}:
+                self._remove(folder / unfinished)
+        try:
+            bundle = self._bundler.pack(
+                driver, tree, space.base_id, folder / _CHANGES, self._budget_bytes
+            )
+        except BaseException:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            raise
+        if not bundle.changes:
+            self._remove(folder)
+            return None
+        return Trashed(space, self._clock(), bundle.bytes, bundle.changes)
+
+    def restore(self, trashed: Trashed, tree: Tree, driver: TreeDriver) -> None:
+        """Into a fresh tree of the same base; what is kept stays. Raises `SpaceNotFound`
+        when it is gone, `TreeDamaged`, and what the tree's driver raises."""
+        bundle = self._place(trashed.space.space_id) / _CHANGES
+        if not bundle.exists():
+            raise SpaceNotFound(
+                f"What was kept of {trashed.space.space_id} is gone.",
+                hint="It was older than the trash keeps things, or somebody removed it.",
+            )
+        self._bundler.restore(driver, tree, bundle)
+
+    def purge(self, trashed: Trashed) -> None:
+        """For good; nothing there is fine."""
+        self._remove(self._place(trashed.space.space_id))
+
+    def expire(self, entries: Sequence[Trashed], now: float) -> list[Trashed]:
+        """Which are to be purged, the oldest first: what is too old, and then the oldest
+        until the rest is within the budget."""
+        by_age = sorted(entries, key=lambda one: (one.trashed_at, one.space.space_id))
+        rest = sum(one.bytes_kept for one in by_age)
+        due = []
+        for one in by_age:
+            if now - one.trashed_at <= self._max_age_s and rest <= self._budget_bytes:
+                break
+            due.append(one)
+            rest -= one.bytes_kept
+        return due
+
+    def stray(self, entries: Sequence[Trashed]) -> list[Path]:
+        """What is in the folder and in no record."""
+        known = {one.space.space_id for one in entries}
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        return sorted(self._folder / name for name in names if name not in known)
+
+    def discard(self, stray: Path) -> None:
+        """Removes what `stray` found; nothing there is fine."""
+        if stray.parent != self._folder:
+            raise SpaceInvalid(f"{str(stray)!r} is not in the trash.")
+        self._remove(stray)
+
+    def _place(self, space_id: str) -> Path:
+        if not is_id(space_id) or not space_id.startswith("sp_"):
+            raise SpaceInvalid(f"{space_id[:80]!r} is no id of a space.")
+        return self._folder / space_id
+
+    def _remove(self, path: Path) -> None:
+        with _disk_errors("empty the trash"), contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(path.lstat().st_mode):
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InsufficientDisk(f"There is no room on the disk to {what}.") from error
+        raise TreeUnavailable(f"The machine refused to {what}: {error}.") from error

@@ -1,0 +1,255 @@
+"""A tree, or a part of it, as a stream in tar's format.
+
+The tree may be changing while it is read, by people who would like to read more than their
+tree. Nothing is followed, only regular files are opened, and whatever goes away, shrinks or
+cannot be read, the archive stays whole: what is missing is told. Every file is root's in the
+archive, and none is to run as its owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+
+import zstandard
+
+from carrel.domain.errors import PathNotFound, PathWrongKind
+from carrel.domain.trees import Skipped, Tree, TreeDriver
+from carrel.linux.openat2 import open_beneath
+from carrel.trees.folders import Root, join
+from carrel.trees.paths import check_path, path_errors, split_path
+from carrel.trees.tar_entries import CHUNK, END, FileEntry, header
+from carrel.trees.unpacking import Unpacked, unpack
+
+__all__ = ["Unpacked", "archive", "unpack"]
+
+LEVEL = 3
+"""Of zstd: as fast as the disk, and most of what can be saved."""
+_MAX_PATH = 16 << 10
+"""Four times what a program can name at once; what is deeper costs ever more to reach."""
+_GONE = "went away while it was read"
+_REASONS = {
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: _GONE,
+    errno.ELOOP: _GONE,
+    errno.ENXIO: _GONE,
+    errno.ESTALE: _GONE,
+    errno.EACCES: "may not be read",
+    errno.EPERM: "may not be read",
+    errno.EIO: "cannot be read: the disk fails",
+}
+"""What says something of an entry, and nothing of us."""
+
+OnSkip = Callable[[Skipped], None]
+
+
+def ignore_skipped(_skipped: Skipped) -> None:
+    """The listener of callers that do not ask what is missing."""
+
+
+def archive(
+    driver: TreeDriver,
+    tree: Tree,
+    path: str = ".",
+    *,
+    zstd: bool = True,
+    on_skip: OnSkip = ignore_skipped,
+) -> Generator[bytes, None, None]:
+    """A folder, a file or a symlink of the tree, under its own name; for `.` all that is in
+    the root. Symlinks on the way to `path` are followed within the tree.
+
+    Raises `PathError`s at once, not when it is first read. Who stops early closes it.
+    """
+    with _opened(driver, tree, path) as (root, name):
+        _top_names(root, name, path)
+    blocks = _gather(_pieces(driver, tree, path, on_skip))
+    return _compress(blocks) if zstd else blocks
+
+
+def _compress(blocks: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+    chunker = compressor.chunker(chunk_size=CHUNK)
+    with contextlib.closing(blocks):
+        for block in blocks:
+            yield from chunker.compress(block)
+    yield from chunker.finish()  # type: ignore[no-untyped-call]
+
+
+def _gather(pieces: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
+    """Headers are small, and handing on costs."""
+    waiting: list[bytes] = []
+    size = 0
+    with contextlib.closing(pieces):
+        for piece in pieces:
+            waiting.append(piece)
+            size += len(piece)
+            if size >= CHUNK:
+                yield b"".join(waiting)
+                waiting.clear()
+                size = 0
+    yield b"".join(waiting)
+
+
+def _pieces(
+    driver: TreeDriver, tree: Tree, path: str, on_skip: OnSkip
+) -> Generator[bytes, None, None]:
+    with _opened(driver, tree, path) as (root, name):
+        yield from _Packer(root, on_skip).pack(_top_names(root, name, path))
+    yield END
+
+
+@contextlib.contextmanager
+def _opened(driver: TreeDriver, tree: Tree, path: str) -> Iterator[tuple[Root, str]]:
+    """The folder to start in, and the name of one entry of it, or "" for all."""
+    raw = check_path(path)
+    if any(part not in (b"", b".") for part in raw.split(b"/")):
+        above, name = split_path(path)
+    else:
+        above, name = ".", b""
+    top = driver.open_root(tree)
+    try:
+        with path_errors(path):
+            # With a slash, since it has to be a folder.
+            folder = open_beneath(top, os.fsencode(above) + b"/")
+    finally:
+        os.close(top)
+    with Root(folder) as root:
+        yield root, os.fsdecode(name)
+
+
+def _top_names(root: Root, name: str, path: str) -> list[str]:
+    with path_errors(path):
+        if not name:
+            return _names(root, "")
+        status = root.status(name)
+    if status is None:
+        raise PathNotFound(f"{path!r} does not exist.")
+    if not _is_packed(status.st_mode):
+        raise PathWrongKind(f"{path!r} is no file, folder or symlink.")
+    return [name]
+
+
+def _names(root: Root, path: str) -> list[str]:
+    with os.scandir(root.folder(path)) as entries:
+        return sorted(entry.name for entry in entries)
+
+
+def _is_packed(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+
+
+@dataclass
+class _Names:
+    """A file with several names: where the first is, and how many are still to come."""
+
+    first: str
+    left: int
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A header, and what follows it: the names in a folder, or the bytes of a file."""
+
+    header: bytes = b""
+    names: list[str] = field(default_factory=list)
+    file: FileEntry | None = None
+
+
+@dataclass
+class _Packer:
+    """One archive. In memory are the names in the folders on the way down, and of the files
+    with several names those whose others are still to come."""
+
+    root: Root
+    on_skip: OnSkip
+    _linked: dict[tuple[int, int], _Names] = field(default_factory=dict)
+
+    def pack(self, names: list[str]) -> Generator[bytes, None, None]:
+        stack = [("", iter(names))]
+        while stack:
+            above, rest = stack[-1]
+            name = next(rest, None)
+            if name is None:
+                stack.pop()
+                continue
+            path = join(above, name)
+            begun = self._begin(path)
+            if begun.names:
+                stack.append((path, iter(begun.names)))
+            if begun.file is None:
+                yield begun.header
+            else:
+                yield from self._whole(path, begun.header, begun.file)
+
+    def _whole(self, path: str, header: bytes, file: FileEntry) -> Generator[bytes, None, None]:
+        try:
+            yield header
+            complete = yield from file.content()
+        finally:
+            os.close(file.descriptor)
+        if not complete:
+            self.on_skip(Skipped(path, "was cut short while it was read; the rest is zeros"))
+
+    def _begin(self, path: str) -> _Begun:
+        if len(os.fsencode(path)) > _MAX_PATH:
+            self.on_skip(Skipped(f"{path[:80]}...", "is nested deeper than a path can be long"))
+            return _Begun()
+        try:
+            return self._look(path)
+        except OSError as error:
+            why = _REASONS.get(error.errno or 0)
+            if why is None:
+                with path_errors(path):
+                    raise
+            self.on_skip(Skipped(path, why))
+            return _Begun()
+
+    def _look(self, path: str) -> _Begun:
+        status = self.root.status(path)
+        if status is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if stat.S_ISDIR(status.st_mode):
+            names = _names(self.root, path)
+            return _Begun(header(path, status, tarfile.DIRTYPE), names)
+        if stat.S_ISLNK(status.st_mode):
+            target = os.fsdecode(self.root.link(path))
+            if not target:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return _Begun(header(path, status, tarfile.SYMTYPE, target=target))
+        if stat.S_ISREG(status.st_mode):
+            return self._look_at_file(path)
+        self.on_skip(Skipped(path, "is no file, folder or symlink"))
+        return _Begun()
+
+    def _look_at_file(self, path: str) -> _Begun:
+        descriptor = self.root.open_file(path)
+        try:
+            status = os.fstat(descriptor)
+            first = self._first_name(path, status)
+            if first is None:
+                file = FileEntry.of(descriptor)
+                return _Begun(file.header(path), file=file)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return _Begun(header(path, status, tarfile.LNKTYPE, target=first))
+
+    def _first_name(self, path: str, status: os.stat_result) -> str | None:
+        """None when it is the first itself."""
+        if status.st_nlink < 2:
+            return None
+        key = (status.st_dev, status.st_ino)
+        known = self._linked.get(key)
+        if known is None:
+            self._linked[key] = _Names(path, status.st_nlink - 1)
+            return None
+        known.left -= 1
+        if known.left <= 0:
+            del self._linked[key]
+        return known.first

@@ -1,0 +1,174 @@
+"""What is left on the machine of spaces that nobody knows: after a crash in the middle of
+making or removing one, or with a record that was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from carrel.domain.cleaning import Stray
+from carrel.domain.errors import SpaceInvalid
+from carrel.domain.ids import is_id
+from carrel.domain.launching import MountHelper
+from carrel.linux import mounts
+from carrel.trees.bases.places import open_folder
+from carrel.trees.drivers import btrfs
+from carrel.trees.drivers.common import tree_errors
+from carrel.trees.removal import remove_tree
+
+HELD = "held overlay"
+MOUNT = "mount"
+FOLDER = "folder"
+USER = "user"
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_POINT = 4
+"""The field of a line that is the mount point."""
+
+
+def strays(
+    data: Path,
+    known: Collection[str],
+    helper: MountHelper | None = None,
+    *,
+    before: float | None = None,
+) -> list[Stray]:
+    """In the order in which they are to be removed: overlays that the launcher holds for
+    ordinary users, mounts, folders, claims on users.
+
+    Only what is named like a space is looked at. What changed at `before` (seconds since
+    1970) or later is left out: a space whose record is being written, or a trial, may look
+    like a stray for a moment. Raises `LauncherUnavailable`.
+    """
+    spaces = data / "spaces"
+    found = list(_held(spaces, helper)) if helper is not None and os.geteuid() != 0 else []
+    found += [Stray(MOUNT, _space_of(spaces, point), point) for point in _mounted(spaces)]
+    found += [Stray(FOLDER, name, str(spaces / name)) for name in _names(spaces)]
+    found += _claims(data / "uids")
+    return [
+        stray
+        for stray in found
+        if _is_space(stray.space_id)
+        and stray.space_id not in known
+        and not _is_young(spaces, stray, before)
+    ]
+
+
+def remove_stray(stray: Stray, data: Path, helper: MountHelper | None = None) -> None:
+    """Idempotent. Raises `TreeUnavailable` when the machine refuses, for instance because
+    somebody still writes there, and `LauncherUnavailable`."""
+    spaces = data / "spaces"
+    if not _is_space(stray.space_id):
+        raise SpaceInvalid(f"{stray.space_id[:80]!r} is no id of a space.")
+    with tree_errors(f"remove the {stray.kind} {stray.path!r}"):
+        if stray.kind == HELD:
+            if helper is not None:
+                helper.release(stray.space_id)
+        elif stray.kind == MOUNT:
+            _unmount(spaces, stray.path)
+        elif stray.kind == FOLDER:
+            _remove_folder(spaces, stray.space_id)
+        elif stray.kind == USER:
+            _give_up(data / "uids", stray)
+
+
+def _is_space(name: str) -> bool:
+    return is_id(name) and name.startswith("sp_")
+
+
+def _held(spaces: Path, helper: MountHelper) -> Iterator[Stray]:
+    for key in sorted(helper.held()):
+        yield Stray(HELD, key, str(spaces / key / "project"))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _claims(folder: Path) -> Iterator[Stray]:
+    """A claim on a user is a symlink that names the space."""
+    for name in _names(folder):
+        with contextlib.suppress(OSError):
+            yield Stray(USER, os.readlink(folder / name), str(folder / name))
+
+
+def _mounted(folder: Path) -> list[str]:
+    """What is mounted below the folder, the last first: it may be on top of the others."""
+    prefix = os.path.realpath(folder).rstrip("/") + "/"
+    points = []
+    for line in _MOUNTS.read_bytes().splitlines():
+        point = os.fsdecode(_unescape(line.split(b" ")[_POINT]))
+        if point.startswith(prefix):
+            points.append(str(folder / point.removeprefix(prefix)))
+    return points[::-1]
+
+
+def _space_of(spaces: Path, point: str) -> str:
+    return Path(point).relative_to(spaces).parts[0]
+
+
+def _is_young(spaces: Path, stray: Stray, before: float | None) -> bool:
+    if before is None:
+        return False
+    for path in (spaces / stray.space_id, Path(stray.path)):
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_ctime >= before:
+                return True
+    return False
+
+
+def _unmount(spaces: Path, point: str) -> None:
+    """Also what is in use. On the way there no symlink is followed: what is in a tree that
+    is mounted itself was put there by strangers."""
+    inside = os.path.relpath(point, spaces)
+    above, name = os.path.split(inside)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), _folder(spaces) as root:
+        try:
+            folder = open_folder(root, os.fsencode(above))
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return
+            raise
+        try:
+            mounts.detach_all(f"/proc/self/fd/{folder}/{name}")
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _remove_folder(spaces: Path, space_id: str) -> None:
+    folder = spaces / space_id
+    for point in _mounted(folder):
+        _unmount(spaces, point)
+    # A snapshot goes at once; what is left of it, like every folder, one by one.
+    if not folder.is_symlink() and (folder / "project").is_dir():
+        btrfs.delete(folder / "project")
+    remove_tree(folder)
+
+
+def _give_up(folder: Path, stray: Stray) -> None:
+    """Unless somebody else has claimed the user since."""
+    path = folder / Path(stray.path).name
+    with contextlib.suppress(FileNotFoundError):
+        if os.readlink(path) == stray.space_id:
+            path.unlink()
+
+
+def _unescape(field: bytes) -> bytes:
+    """The kernel writes spaces and the like as octal numbers."""
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

@@ -1,0 +1,35 @@
+"""Root's tests, run again as a user who is nobody special."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.accounts import PYTHON, SOURCE, Account, run_as
+
+TIMEOUT_S = 100.0
+"""A whole file of tests, on a loaded machine."""
+
+
+def run_again(
+    file: str,
+    account: Account,
+    data: Path,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    """What pytest said of the file's tests, which all passed or were skipped."""
+    os.chown(data, *account)
+    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = run_as(
+        account,
+        [*command, f"--basetemp={data / 'pytest'}", *words, file],
+        env={"TMPDIR": str(data), "HOME": str(data), **(env or {})},
+        cwd=SOURCE,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    return done.stdout
