@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import msgspec
 from carrel.domain.errors import CarrelError
 
 SYSTEM_DATA = Path("/var/lib/carrel")
+SYSTEM_CONFIG = Path("/etc/carrel/config.toml")
 
 
 class SettingsInvalid(CarrelError):
@@ -22,6 +24,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data: Path
     """Where bases, trees, homes and records are kept. Absolute. Wants to be on a local
     disk: copies are instant only within one file system."""
+    idle_s: float = 0.0
+    """Spaces that say nothing themselves are stopped after so long without a command; 0:
+    never."""
+    keep_s: float = 0.0
+    """… and removed so long after they were stopped; 0: never. One with changes that nobody
+    took out stays."""
+    trash_bytes: int = 1 << 30
+    """How much is kept of the changes of removed spaces, in all."""
+    trash_s: float = 7 * 86400.0
+    """… and for how long."""
+    bases_bytes: int = 0
+    """Unused bases are removed beyond so much, oldest first; 0: only those of which there is
+    a newer one of the same project."""
+    output_bytes: int = 16 << 20
+    """How much of each stream of a command is kept; the last of it."""
+    durable: bool = False
+    """Every record is on the disk before it is acknowledged, so that it also outlives a loss
+    of power; slower. Without, it outlives every end of the daemon."""
+    project_roots: tuple[Path, ...] = ()
+    """Folders below which callers with a token for a label may take projects."""
+    listen: str = ""
+    """HOST:PORT to answer on beside the Unix socket; empty: none."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which TCP clients may call the daemon, beside those of the loopback."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the daemon."""
 
 
 def parse_settings(values: Mapping[str, object]) -> Settings:
@@ -38,13 +66,43 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
             f"The data folder must be an absolute path, not {str(settings.data)!r}.",
             hint="Write it from the root, such as /srv/carrel.",
         )
+    for name in ("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "output_bytes"):
+        if getattr(settings, name) < 0:
+            raise SettingsInvalid(f"{name} cannot be less than 0.", hint="0 means: never.")
     return settings
 
 
 def load_settings(env: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process: from its environment, else the usual places."""
+    """The settings of this process: from its environment, a file, else the usual places."""
     env = os.environ if env is None else env
-    return parse_settings({"data": env.get("CARREL_DATA") or default_data(env)})
+    values = _from_file(env)
+    if env.get("CARREL_DATA"):
+        values["data"] = env["CARREL_DATA"]
+    if not values.get("data"):
+        values["data"] = default_data(env)
+    return parse_settings(values)
+
+
+def config_file(env: Mapping[str, str]) -> Path:
+    """The one file that is read, if it is there."""
+    if named := env.get("CARREL_CONFIG"):
+        return Path(named)
+    if os.geteuid() == 0:
+        return SYSTEM_CONFIG
+    shared = Path(env.get("XDG_CONFIG_HOME", ""))
+    return (shared if shared.is_absolute() else _home(env) / ".config") / "carrel" / "config.toml"
+
+
+def _from_file(env: Mapping[str, str]) -> dict[str, object]:
+    path = config_file(env)
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        if env.get("CARREL_CONFIG"):
+            raise SettingsInvalid(f"{path} is not there.", hint="CARREL_CONFIG names it.") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error}.", hint="Mend the file.") from error
 
 
 def default_data(env: Mapping[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""The composition root: the only place that knows which rooms there are.
+"""Trees and runtimes, put together for programs that use them directly.
 
     async with open_app(load_settings()) as app:
         base = app.bases.build(request)
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from carrel.config import Settings
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
+from carrel.domain.limits import Limits, LimitSupport
 from carrel.domain.runtimes import LimitHit, Runtime
 from carrel.domain.trees import TreeDriver
 from carrel.launcher.client import Launcher
@@ -29,6 +30,7 @@ from carrel.runtimes.landlock import LandlockRuntime
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.limits.disk import ProjectQuotas
 from carrel.runtimes.limits.enforcing import Enforcement
+from carrel.runtimes.limits.support import support_for
 from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover
 from carrel.trees.bases.layouts import SubvolumeLayout
@@ -40,6 +42,7 @@ from carrel.trees.drivers.overlay import OverlayDriver
 from carrel.trees.drivers.reflink import ReflinkDriver
 
 AUTO = "auto"
+_EVERY_LIMIT = Limits(1 << 30, 1.0, 100, 1 << 30, 1 << 30, 1024, 60.0)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ class App:
     bases: BaseStore
     drivers: tuple[TreeDriver, ...]
     runtimes: tuple[Runtime, ...]
+    enforcement: Enforcement
+
+    def limits(self) -> tuple[LimitSupport, ...]:
+        """How each kind of limit would be enforced on a space of this machine; blocking."""
+        return support_for(_EVERY_LIMIT, self.enforcement.cgroups, self.settings.data)
 
     async def driver(self, name: str = AUTO) -> TreeDriver:
         """By name, or the best that works here. `TreeUnavailable`."""
@@ -90,9 +98,19 @@ async def open_app(
     launcher = Launcher(settings.data)
     identities = Identities(settings.data)
     bases, drivers = _trees(settings, launcher)
-    runtimes = _runtimes(settings, launcher, identities, on_event, linger_s)
+    enforcement = Enforcement(Cgroups(), ProjectQuotas())
+    prover = Prover(settings.data, identities)
+
+    def engine(name: str) -> Engine:
+        return Engine(name, launcher, enforcement, on_event, linger_s)
+
+    runtimes = (
+        BubblewrapRuntime(settings.data, engine("bubblewrap"), prover),
+        LandlockRuntime(engine("landlock"), prover),
+        ProcessRuntime(engine("process")),
+    )
     try:
-        yield App(settings, launcher, identities, bases, drivers, runtimes)
+        yield App(settings, launcher, identities, bases, drivers, runtimes, enforcement)
     finally:
         launcher.close()
 
@@ -109,24 +127,4 @@ def _trees(settings: Settings, launcher: Launcher) -> tuple[BaseStore, tuple[Tre
         OverlayDriver(data, bases, launcher),
         ReflinkDriver(data, bases),
         CopyDriver(data, bases),
-    )
-
-
-def _runtimes(
-    settings: Settings,
-    launcher: Launcher,
-    identities: Identities,
-    on_event: Callable[[LimitHit], None],
-    linger_s: float,
-) -> tuple[Runtime, ...]:
-    enforcement = Enforcement(Cgroups(), ProjectQuotas())
-    prover = Prover(settings.data, identities)
-
-    def engine(name: str) -> Engine:
-        return Engine(name, launcher, enforcement, on_event, linger_s)
-
-    return (
-        BubblewrapRuntime(settings.data, engine("bubblewrap"), prover),
-        LandlockRuntime(engine("landlock"), prover),
-        ProcessRuntime(engine("process")),
     )

@@ -1,0 +1,59 @@
+"""Which tree driver and which runtime this machine's spaces get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
+from carrel.domain.runtimes import Runtime
+from carrel.domain.spaces import AUTO
+from carrel.domain.trees import TreeDriver
+from carrel.runtimes.auto import choose_runtime
+from carrel.trees.drivers.auto import choose_driver
+
+
+class LocalMachine:
+    """Implements `Machine`. To try everything out takes a second, so what was found to work
+    is not tried again; what did not work is, in case somebody mended it."""
+
+    def __init__(self, drivers: Sequence[TreeDriver], runtimes: Sequence[Runtime]) -> None:
+        self.drivers = tuple(drivers)
+        self.runtimes = tuple(runtimes)
+        self._runtime: Runtime | None = None
+        self._drivers: dict[bool, TreeDriver] = {}
+        self._lock = asyncio.Lock()
+
+    async def runtime(self, name: str) -> Runtime:
+        if name == AUTO:
+            async with self._lock:
+                if self._runtime is None:
+                    self._runtime = (await choose_runtime(self.runtimes)).runtime
+                return self._runtime
+        for runtime in self.runtimes:
+            if runtime.name == name:
+                return runtime
+        known = ", ".join(runtime.name for runtime in self.runtimes)
+        raise SandboxUnavailable(f"There is no runtime {name[:80]!r}.", hint=f"Known are: {known}.")
+
+    async def driver(self, name: str, runtime: Runtime) -> TreeDriver:
+        own_paths = runtime.capabilities.own_paths
+        if name == AUTO:
+            async with self._lock:
+                if own_paths not in self._drivers:
+                    self._drivers[own_paths] = await asyncio.to_thread(self._choose, own_paths)
+                return self._drivers[own_paths]
+        for driver in self.drivers:
+            if driver.name == name:
+                return driver
+        known = ", ".join(driver.name for driver in self.drivers)
+        raise TreeUnavailable(
+            f"There is no tree driver {name[:80]!r}.", hint=f"Known are: {known}."
+        )
+
+    def _choose(self, own_paths: bool) -> TreeDriver:
+        """A runtime without mounts of its own sees a tree only where the host does."""
+        usable = [
+            driver for driver in self.drivers if own_paths or driver.capabilities.visible_on_host
+        ]
+        return choose_driver(usable)[0]

@@ -1,0 +1,152 @@
+"""The service on this machine: every room put together, and the record taken up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.app.contents import TreeContents
+from carrel.app.machine import LocalMachine
+from carrel.app.rooms import App, open_app
+from carrel.app.sweeping import LocalSweeper
+from carrel.cleanup.retention import Defaults, due
+from carrel.cleanup.trash import Trash
+from carrel.config import Settings
+from carrel.domain.errors import CarrelError
+from carrel.domain.runtimes import LimitHit
+from carrel.domain.spaces import Space
+from carrel.runtimes.layout import SandboxFolders
+from carrel.runtimes.recordings import Recordings
+from carrel.service.creating import Creator
+from carrel.service.desk import Desks
+from carrel.service.doctor import Doctor
+from carrel.service.feed import Feed
+from carrel.service.files import SpaceFiles
+from carrel.service.gc import Collector
+from carrel.service.journal import Journal
+from carrel.service.reconciling import Reconciler
+from carrel.service.removing import Remover
+from carrel.service.runs import Keeping, Runs
+from carrel.service.shared import Policy, Shared
+from carrel.service.spaces import Parts, Spaces
+from carrel.service.tokens import Tokens
+from carrel.service.watch import Watch
+from carrel.store.sqlite import SqliteStore, open_store
+from carrel.trees.bundles import TreeBundler
+from carrel.trees.removal import remove_tree
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Services:
+    """What interfaces call."""
+
+    settings: Settings
+    app: App
+    store: SqliteStore
+    journal: Journal
+    shared: Shared
+    spaces: Spaces
+    runs: Runs
+    files: SpaceFiles
+    tokens: Tokens
+    feed: Feed
+    collector: Collector
+    doctor: Doctor
+    reconciler: Reconciler
+
+
+@asynccontextmanager
+async def open_service(settings: Settings) -> AsyncIterator[Services]:
+    """The caller holds the data folder's lock. What runs in spaces goes on afterwards."""
+    watches: list[Watch] = []
+
+    def limit_hit(hit: LimitHit) -> None:
+        for watch in watches:
+            watch.limit_hit(hit)
+
+    async with (
+        open_app(settings, limit_hit) as app,
+        open_store(settings.data / "carrel.db", durable=settings.durable) as store,
+    ):
+        services = _assemble(settings, app, store)
+        watch = Watch(services.journal, services.collector, services.reconciler)
+        watches.append(watch)
+        await services.reconciler.at_start(rebooted=await asyncio.to_thread(_rebooted, settings))
+        task = asyncio.create_task(watch.run())
+        try:
+            yield services
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await services.shared.tasks.close()
+            await services.runs.close()
+            # It stays when there is anything that it holds or runs.
+            with contextlib.suppress(CarrelError, OSError):
+                await asyncio.to_thread(app.launcher.shutdown)
+
+
+def _assemble(settings: Settings, app: App, store: SqliteStore) -> Services:
+    shared, journal = Shared(), Journal(store)
+    machine = LocalMachine(app.drivers, app.runtimes)
+    desks = Desks(settings.data / "spaces", machine)
+    trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
+    remover = Remover(app.identities, desks, journal, trash, remove_tree)
+    creator = Creator(app.bases, machine, app.identities, desks, journal, remover.undo)
+    keeping = Keeping(_drop_run, settings.output_bytes)
+    runs = Runs(store, journal, desks, shared, Recordings(), keeping)
+    policy = Policy(settings.project_roots)
+    spaces = Spaces(Parts(store, journal, desks, creator, remover, runs, trash, shared, policy))
+    sweeper = LocalSweeper(settings.data, app, time.time())
+    reconciler = Reconciler(store, journal, desks, remover, runs, shared, sweeper)
+    feed = Feed(store, journal)
+    store.on_events(feed.ring)
+    rules = Defaults(settings.idle_s, settings.keep_s)
+
+    def due_now(space: Space, now: float) -> tuple[str, str] | None:
+        found = due(space, now, rules)
+        return None if found is None else (str(found.verb), found.why)
+
+    collector = Collector(spaces, journal, store, app.bases, trash, reconciler, due_now)
+    collector.base_budget_bytes = settings.bases_bytes
+    return Services(
+        settings=settings,
+        app=app,
+        store=store,
+        journal=journal,
+        shared=shared,
+        spaces=spaces,
+        runs=runs,
+        files=SpaceFiles(spaces, journal, desks, shared, TreeContents()),
+        tokens=Tokens(store, journal),
+        feed=feed,
+        collector=collector,
+        doctor=Doctor(settings.data, machine, app.limits),
+        reconciler=reconciler,
+    )
+
+
+def _drop_run(folder: Path, run_id: str) -> None:
+    remove_tree(SandboxFolders(folder).run(run_id))
+
+
+def _rebooted(settings: Settings) -> bool:
+    """Whether this machine was started since a daemon last had this data folder."""
+    now = BOOT_ID.read_text().strip()
+    note = settings.data / "boot"
+    try:
+        before = note.read_text().strip()
+    except FileNotFoundError:
+        before = now
+    temporary = settings.data / "boot.new"
+    temporary.write_text(now)
+    os.replace(temporary, note)
+    return before != now

@@ -1,0 +1,209 @@
+"""Makes reality match the record: at start, after a crash, and now and then.
+
+The record is right about what was promised, the machine about what is there. What was
+under way is carried on or undone; what runs is taken up again; what nobody knows is
+removed. Everything here may be done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+
+from carrel.domain.cleaning import Action, Stray, Sweeper
+from carrel.domain.errors import CarrelError
+from carrel.domain.events import EventType
+from carrel.domain.runs import RunRecord
+from carrel.domain.spaces import Problem, Space, SpaceQuery, SpaceState
+from carrel.domain.storing import Step, Store
+from carrel.lifecycle.table import LIVE
+from carrel.service import removing
+from carrel.service.desk import Desks
+from carrel.service.journal import Journal
+from carrel.service.removing import Remover
+from carrel.service.runs import Runs
+from carrel.service.shared import Shared
+
+PAGE = 1000
+AT_ONCE = 16
+"""So many spaces are seen to at the same time: each waits for the launcher or the disk."""
+STOP_GRACE_S = 2.0
+REBOOTED = Problem("reboot", "machine_restarted", "The machine was restarted.", "Start it again.")
+
+Work = Callable[[Space], Awaitable[Action | None]]
+
+
+class Reconciler:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        desks: Desks,
+        remover: Remover,
+        runs: Runs,
+        shared: Shared,
+        sweeper: Sweeper,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._desks = desks
+        self._remover = remover
+        self._runs = runs
+        self._locks = shared.locks
+        self._sweeper = sweeper
+
+    async def at_start(self, *, rebooted: bool) -> list[Action]:
+        """Before anybody is served. Costs what was under way, not how many spaces there are."""
+        await self._load()
+        live = [record for record in await self._store.runs(live=True, limit=1 << 30)]
+        of_space: dict[str, list[RunRecord]] = {}
+        for record in live:
+            of_space.setdefault(record.space_id, []).append(record)
+        actions = await self._for_each(lambda space: self._settle(space, of_space, rebooted))
+        await self._report(actions)
+        return actions
+
+    async def _load(self) -> None:
+        after = ""
+        states = frozenset(SpaceState) - {SpaceState.REMOVED}
+        while True:
+            page = await self._store.spaces(SpaceQuery(states=states, limit=PAGE, after=after))
+            for space in page.spaces:
+                self._journal.know(space)
+            after = page.next
+            if not after:
+                return
+
+    async def _for_each(self, work: Work) -> list[Action]:
+        gate = asyncio.Semaphore(AT_ONCE)
+        found: list[Action] = []
+
+        async def one(space: Space) -> None:
+            async with gate, self._locks.alone(space.space_id):
+                action = await self._try(space, work)
+            if action is not None:
+                found.append(action)
+
+        async with asyncio.TaskGroup() as group:
+            for space in self._journal.all():
+                group.create_task(one(space))
+        return found
+
+    @staticmethod
+    async def _try(space: Space, work: Work) -> Action | None:
+        """One space that cannot be settled must not keep the others from it."""
+        try:
+            return await work(space)
+        except (CarrelError, OSError) as error:
+            return Action("settle", space.space_id, str(error), done=False)
+
+    async def _settle(
+        self, space: Space, runs: dict[str, list[RunRecord]], rebooted: bool
+    ) -> Action | None:
+        state, space_id = space.state, space.space_id
+        if state is SpaceState.CREATING:
+            return await self._undo(space)
+        if state is SpaceState.REMOVING:
+            return await self._carry_on_removal(space)
+        mine = runs.get(space_id, [])
+        action = None
+        if state is SpaceState.STOPPING:
+            operation = self._journal.operation(space_id, "stop")
+            await self._remover.carry_on_stop(space_id, STOP_GRACE_S, operation)
+            action = Action("stop", space_id, "its stop was interrupted")
+        if mine:
+            await self._take_up(space_id, mine)
+        if rebooted and state in LIVE:
+            return await self._stopped_by_reboot(space_id)
+        if state is SpaceState.RUNNING and not self._runs.live_of(space_id):
+            current = self._journal.current(space_id)
+            if current.state is SpaceState.RUNNING:
+                await self._journal.write(*self._journal.moved(space_id, SpaceState.READY))
+        return action
+
+    async def _undo(self, space: Space) -> Action:
+        problem = Problem("create", "interrupted", "The daemon ended while it was made.")
+        records = self._journal.moved(space.space_id, SpaceState.REMOVING, problem=problem)
+        await self._journal.write(*records)
+        await self._remover.carry_on_undo(records[0])
+        return Action("undo", space.space_id, "its creation was interrupted")
+
+    async def _carry_on_removal(self, space: Space) -> Action:
+        steps = {
+            step.name: step
+            for step in await self._store.steps(space.space_id)
+            if step.operation == removing.OPERATION
+        }
+        if not steps:
+            await self._remover.carry_on_undo(space)
+            return Action("undo", space.space_id, "undoing its creation was interrupted")
+        operation = self._journal.operation(space.space_id, removing.OPERATION)
+        await self._remover.carry_on_remove(space.space_id, operation, kept=_kept(steps))
+        return Action("remove", space.space_id, "its removal was interrupted")
+
+    async def _take_up(self, space_id: str, records: list[RunRecord]) -> None:
+        desk = await self._desks.of(self._journal.current(space_id))
+        for record in records:
+            await self._runs.take_up(record, desk)
+
+    async def _stopped_by_reboot(self, space_id: str) -> Action:
+        for state in (SpaceState.STOPPING, SpaceState.STOPPED):
+            changes = {"stopped_at": self._journal.clock()} if state is SpaceState.STOPPED else {}
+            await self._journal.write(*self._journal.moved(space_id, state, **changes))
+        return Action("stop", space_id, "the machine was restarted")
+
+    # Looking around
+
+    async def sweep(self, *, dry_run: bool = False) -> list[Action]:
+        """What is on the machine and in no record."""
+        known = frozenset(space.space_id for space in self._journal.all())
+        removed = await self._removed()
+        strays = await asyncio.to_thread(self._sweeper.find, known, removed)
+        actions = [await self._sweep_one(stray, dry_run) for stray in strays]
+        if not dry_run:
+            await self._report(actions)
+        return actions
+
+    async def _removed(self) -> frozenset[str]:
+        states = frozenset({SpaceState.REMOVED})
+        page = await self._store.spaces(SpaceQuery(states=states, limit=PAGE))
+        return frozenset(space.space_id for space in page.spaces)
+
+    async def _sweep_one(self, stray: Stray, dry_run: bool) -> Action:
+        target = f"{stray.kind} {stray.path}"
+        why = f"no space {stray.space_id} is known"
+        if dry_run:
+            return Action("remove", target, why)
+        try:
+            await asyncio.to_thread(self._sweeper.remove, stray)
+        except CarrelError as error:
+            return Action("remove", target, str(error), done=False)
+        return Action("remove", target, why)
+
+    async def check(self) -> list[Action]:
+        """Spaces whose folders somebody took away are marked as failed."""
+        return await self._for_each(self._check_one)
+
+    async def _check_one(self, space: Space) -> Action | None:
+        current = self._journal.get(space.space_id)
+        if current is None or current.state not in LIVE | {SpaceState.STOPPED}:
+            return None
+        folder = self._desks.folder(space.space_id)
+        if await asyncio.to_thread(folder.is_dir):
+            return None
+        problem = Problem("check", "folder_missing", f"Its folder {folder} is gone.", "Remove it.")
+        await self._journal.write(
+            *self._journal.moved(space.space_id, SpaceState.FAILED, problem=problem)
+        )
+        return Action("fail", space.space_id, problem.message)
+
+    async def _report(self, actions: list[Action]) -> None:
+        if actions:
+            shown = [dataclasses.asdict(action) for action in actions[:100]]
+            await self._journal.write(self._journal.event(EventType.RECONCILED, actions=shown))
+
+
+def _kept(steps: dict[str, Step]) -> bool:
+    """Whether the changes were kept already: what is left of the tree is not the whole."""
+    return removing.TREE in steps

@@ -1,0 +1,396 @@
+"""Spaces, from the first to the last: what callers can do with them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from carrel.domain.access import Caller
+from carrel.domain.collaborators import TrashCan
+from carrel.domain.errors import (
+    KeyReused,
+    MessageInvalid,
+    SpaceAmbiguous,
+    SpaceNotFound,
+    StateConflict,
+)
+from carrel.domain.events import EventType
+from carrel.domain.limits import Limits, Usage
+from carrel.domain.projects import OnProgress, ignore_progress
+from carrel.domain.runtimes import Capabilities, Proof
+from carrel.domain.spaces import (
+    Removal,
+    Retention,
+    Space,
+    SpacePage,
+    SpaceQuery,
+    SpaceRequest,
+    SpaceState,
+    Trashed,
+)
+from carrel.domain.storing import Claim, Forget, Record, Store
+from carrel.domain.trees import Change, Tree, TreeDriver, TreeUsage
+from carrel.lifecycle.table import LIVE
+from carrel.service import requests
+from carrel.service.access import (
+    admit,
+    check_relabel,
+    check_visible,
+    may_see,
+    narrow,
+    not_found,
+)
+from carrel.service.creating import Creator
+from carrel.service.desk import Desk, Desks
+from carrel.service.journal import Journal
+from carrel.service.removing import Remover
+from carrel.service.runs import Runs
+from carrel.service.shared import Policy, Shared
+
+GRACE_S = 2.0
+"""From the request to end to the kill, for callers who do not say."""
+MAX_GRACE_S = 600.0
+MAX_KEY = 255
+
+
+@dataclass(frozen=True)
+class Update:
+    """None: as it is."""
+
+    name: str | None = None
+    labels: Mapping[str, str] | None = None
+    retention: Retention | None = None
+
+
+@dataclass(frozen=True)
+class SpaceUsage:
+    """What a space costs now. `processes` is None where the machine cannot tell."""
+
+    space_id: str
+    sandbox: Usage
+    tree: TreeUsage | None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `Spaces` is made of."""
+
+    store: Store
+    journal: Journal
+    desks: Desks
+    creator: Creator
+    remover: Remover
+    runs: Runs
+    trash: TrashCan
+    shared: Shared
+    policy: Policy
+
+
+class Spaces:
+    def __init__(self, parts: Parts) -> None:
+        self._store = parts.store
+        self._journal = parts.journal
+        self._desks = parts.desks
+        self._creator = parts.creator
+        self._remover = parts.remover
+        self._runs = parts.runs
+        self._trash = parts.trash
+        self._locks = parts.shared.locks
+        self._tasks = parts.shared.tasks
+        self._policy = parts.policy
+
+    # Finding
+
+    async def get(self, caller: Caller, word: str) -> Space:
+        """By id, name, or the unique beginning of an id. `SpaceNotFound`, `SpaceAmbiguous`."""
+        space = self._journal.get(word)
+        if space is not None:
+            return check_visible(caller, space, word)
+        seen = [space for space in await self._store.find(word) if may_see(caller, space)]
+        if not seen:
+            raise not_found(word)
+        if len(seen) > 1:
+            ids = ", ".join(space.space_id for space in seen[:5])
+            raise SpaceAmbiguous(f"{word!r} could be {ids}.", hint="Write more of the id.")
+        return self._journal.get(seen[0].space_id) or seen[0]
+
+    async def existing(self, caller: Caller, word: str) -> Space:
+        """As `get`, but not a removed one."""
+        space = await self.get(caller, word)
+        if space.state is SpaceState.REMOVED:
+            raise SpaceNotFound(
+                f"{space.space_id} was removed.", hint="`carrel undelete` may bring it back."
+            )
+        return space
+
+    async def list(self, caller: Caller, query: SpaceQuery) -> SpacePage:
+        return await self._store.spaces(narrow(caller, query))
+
+    # Making
+
+    async def create(
+        self,
+        caller: Caller,
+        request: SpaceRequest,
+        on_progress: OnProgress = ignore_progress,
+        key: str = "",
+    ) -> Space:
+        """Returns when it is ready. The same `key` with the same request gives the same
+        space, however often it is asked for."""
+        request = admit(caller, request, self._policy.project_roots)
+        limits = requests.check_request(request)
+        if not key:
+            return await self._tasks.see_through(self._create(request, limits, on_progress))
+        if len(key) > MAX_KEY:
+            raise MessageInvalid("The idempotency key is too long.", hint="Use up to 255 bytes.")
+        return await self._tasks.see_through(
+            self._create_once(caller, key, request, limits, on_progress)
+        )
+
+    async def _create(
+        self, request: SpaceRequest, limits: Limits, on_progress: OnProgress
+    ) -> Space:
+        space = self._creator.draft(request, limits)
+        async with self._locks.alone(space.space_id):
+            return await self._creator.create(space, request, on_progress)
+
+    async def _create_once(
+        self,
+        caller: Caller,
+        key: str,
+        request: SpaceRequest,
+        limits: Limits,
+        on_progress: OnProgress,
+    ) -> Space:
+        digest = hashlib.sha256(repr(request).encode("utf-8", "surrogateescape")).digest()
+        async with self._locks.alone(f"{caller.name}\0{key}"):
+            claim = await self._store.claim(caller.name, key)
+            if claim is None:
+                space = self._creator.draft(request, limits)
+                claim = Claim(caller.name, key, digest, space.space_id, space.created_at)
+                async with self._locks.alone(space.space_id):
+                    return await self._creator.create(space, request, on_progress, claim)
+        if claim.digest != digest:
+            raise KeyReused(
+                "This idempotency key came with another request before.", hint="Use a new one."
+            )
+        return self._journal.current(claim.space_id)
+
+    # Changing
+
+    async def update(self, caller: Caller, word: str, update: Update) -> Space:
+        space = await self.existing(caller, word)
+        changes: dict[str, object] = {}
+        if update.name is not None:
+            requests.check_name(update.name)
+            changes["name"] = update.name
+        if update.labels is not None:
+            requests.check_labels(update.labels)
+            changes["labels"] = dict(update.labels)
+            check_relabel(caller, dataclasses.replace(space, labels=dict(update.labels)))
+        if update.retention is not None:
+            requests.check_retention(update.retention)
+            changes["retention"] = update.retention
+        if not changes:
+            return space
+        new = self._journal.amend(space.space_id, **changes, active_at=self._journal.clock())
+        await self._journal.write(
+            new,
+            self._journal.event(
+                EventType.SPACE_UPDATED,
+                space.space_id,
+                name=new.name,
+                labels=dict(new.labels),
+                retention=dataclasses.asdict(new.retention),
+            ),
+        )
+        return new
+
+    # Stopping and starting
+
+    async def stop(self, caller: Caller, word: str, grace_s: float = GRACE_S) -> Space:
+        """All its processes have ended when this returns. Stopping twice is no error."""
+        _check_grace(grace_s)
+        space = await self.existing(caller, word)
+        return await self._tasks.see_through(self._stop(space.space_id, grace_s))
+
+    async def _stop(self, space_id: str, grace_s: float) -> Space:
+        async with self._locks.alone(space_id):
+            space = self._journal.current(space_id)
+            if space.state is SpaceState.STOPPED:
+                return space
+            return await self._stop_now(space_id, grace_s)
+
+    async def _stop_now(self, space_id: str, grace_s: float) -> Space:
+        operation = self._journal.operation(space_id, "stop")
+        stopped = await self._remover.stop(space_id, grace_s, operation)
+        await self._runs.settled(space_id)
+        return stopped
+
+    async def start(self, caller: Caller, word: str) -> Space:
+        space = await self.existing(caller, word)
+        return await self._tasks.see_through(self._start(space.space_id))
+
+    async def _start(self, space_id: str) -> Space:
+        async with self._locks.alone(space_id):
+            space = self._journal.current(space_id)
+            if space.state in LIVE:
+                return space
+            if space.state not in (SpaceState.STOPPED, SpaceState.FAILED):
+                raise StateConflict(
+                    f"{space_id} is {space.state}.", hint="Wait.", state=str(space.state)
+                )
+            desk = await self._desks.of(space)
+            operation = self._journal.operation(space_id, "start")
+            try:
+                return await self._creator.start_again(desk, operation)
+            except BaseException as error:
+                await operation.fail(error)
+                raise
+
+    # Removing
+
+    async def remove(
+        self, caller: Caller, word: str, *, force: bool = False, grace_s: float = GRACE_S
+    ) -> Removal:
+        """Nothing of it is left when this returns, but what `undelete` needs.
+        `UnexportedChanges` unless `force`."""
+        _check_grace(grace_s)
+        space = await self.existing(caller, word)
+        return await self._tasks.see_through(self._remove(space.space_id, force, grace_s))
+
+    async def _remove(self, space_id: str, force: bool, grace_s: float) -> Removal:
+        async with self._locks.alone(space_id):
+            space = self._journal.current(space_id)
+            if not force:
+                await self._remover.check_unexported(space)
+            if space.state in LIVE:
+                await self._stop_now(space_id, grace_s)
+                if not force:
+                    # What ran may have written on its way out.
+                    await self._remover.check_unexported(self._journal.current(space_id))
+            operation = self._journal.operation(space_id, "remove")
+            return await self._remover.remove(space_id, operation)
+
+    async def unexported(self, space: Space) -> int:
+        """How many changes of it would be lost."""
+        return len(await self._remover.changes(space))
+
+    async def trashed(self, caller: Caller) -> Sequence[Trashed]:
+        return [one for one in await self._store.trash() if may_see(caller, one.space)]
+
+    async def undelete(self, caller: Caller, word: str) -> Space:
+        """A new space with the changes of a removed one."""
+        found = [
+            one
+            for one in await self.trashed(caller)
+            if one.space.space_id == word or one.space.name == word
+        ]
+        if not found:
+            raise SpaceNotFound(
+                f"Nothing of {word[:80]!r} was kept.", hint="`carrel undelete` lists what was."
+            )
+        return await self._tasks.see_through(self._undelete(found[-1]))
+
+    async def _undelete(self, trashed: Trashed) -> Space:
+        old = trashed.space
+        request = SpaceRequest(
+            project=old.project,
+            base_id=old.base_id,
+            name=await self._free_name(old.name),
+            runtime=old.runtime,
+            driver=old.driver,
+            network=old.network,
+            tier=old.tier,
+            limits=old.limits,
+            labels=old.labels,
+            env=old.env,
+            retention=old.retention,
+        )
+        draft = self._creator.draft(request, old.limits)
+        draft = dataclasses.replace(draft, restored_from=old.space_id)
+        restored = self._journal.event(
+            EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}
+        )
+
+        def fill(driver: TreeDriver, tree: Tree) -> None:
+            self._trash.restore(trashed, tree, driver)
+
+        async with self._locks.alone(draft.space_id), self._locks.alone(f"trash\0{old.space_id}"):
+            space = await self._creator.create(draft, request, ignore_progress, restored, fill=fill)
+            await self._forget_trash(trashed)
+        return space
+
+    async def _free_name(self, name: str) -> str:
+        taken = any(space.name == name for space in self._journal.all())
+        return "" if taken else name
+
+    async def _forget_trash(self, trashed: Trashed) -> None:
+        await asyncio.to_thread(self._trash.purge, trashed)
+        await self._journal.write(Forget(trash_of=trashed.space.space_id))
+
+    async def purge(self, trashed: Trashed) -> None:
+        """For clean-up: what was kept is gone for good."""
+        async with self._locks.alone(f"trash\0{trashed.space.space_id}"):
+            await self._forget_trash(trashed)
+
+    async def discard_strays(self) -> Sequence[str]:
+        """What an interrupted removal left in the trash."""
+        gone = []
+        for path in await asyncio.to_thread(self._trash.stray, await self._store.trash()):
+            async with self._locks.alone(path.name):
+                # A removal that was under way may have written its record meanwhile.
+                if path in self._trash.stray(await self._store.trash()):
+                    await asyncio.to_thread(self._trash.discard, path)
+                    gone.append(str(path))
+        return gone
+
+    # Looking
+
+    async def desk(self, caller: Caller, word: str) -> Desk:
+        """Its tree and sandbox, for reading."""
+        return await self._desks.of(await self.existing(caller, word))
+
+    async def capabilities(self, space: Space) -> Capabilities | None:
+        """What confines it; None while that is not decided."""
+        if space.owner is None:
+            return None
+        return (await self._desks.of(space)).runtime.capabilities
+
+    async def changes(self, caller: Caller, word: str) -> Sequence[Change]:
+        """Everything that differs from its base, git's own notes included."""
+        desk = await self.desk(caller, word)
+        await self._desks.ensure(desk)
+        return await asyncio.to_thread(lambda: list(desk.driver.changes(desk.tree)))
+
+    async def usage(self, space: Space, *, disk: bool = True) -> SpaceUsage:
+        desk = await self._desks.of(space)
+        sandbox = await desk.runtime.usage(desk.sandbox)
+        tree = await asyncio.to_thread(desk.driver.usage, desk.tree) if disk else None
+        return SpaceUsage(space.space_id, sandbox, tree)
+
+    async def verify(self, caller: Caller, word: str) -> Proof:
+        """Tries to break out of the space, now."""
+        space = await self.existing(caller, word)
+        async with self._locks.shared(space.space_id):
+            space = self._journal.current(space.space_id)
+            if space.state not in LIVE:
+                raise StateConflict(
+                    f"{space.space_id} is {space.state}.", hint="Start it.", state=str(space.state)
+                )
+            desk = await self._desks.of(space)
+            async with self._desks.mounted(desk) as mount:
+                return await desk.runtime.verify(desk.sandbox, mount)
+
+    async def record(self, *records: Record) -> None:
+        await self._journal.write(*records)
+
+
+def _check_grace(grace_s: float) -> None:
+    if not 0 <= grace_s <= MAX_GRACE_S:
+        raise MessageInvalid(
+            f"A grace of {grace_s} seconds cannot be.", hint=f"Use 0 to {MAX_GRACE_S:.0f}."
+        )

@@ -1,0 +1,136 @@
+"""The daemon is killed at every write of every operation; its successor sets things right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.app.service import Services, open_service
+from carrel.config import Settings
+from carrel.domain.access import LOCAL
+from carrel.domain.runs import RunRecord, RunState, Stream
+from carrel.domain.runtimes import ExitReason
+from carrel.domain.spaces import Space, SpaceQuery, SpaceState
+from carrel.lifecycle.table import SETTLED
+from tests.faults.child import SCENARIOS
+from tests.service.rig import RUN_S, end_launcher, leftovers, output, run
+
+ROOT = Path(__file__).resolve().parents[2]
+CHILD_S = 90.0
+"""A scenario takes about a second; its own bound is shorter than this one."""
+MOST_WRITES = 40
+"""No operation has so many; a scenario that needs more shows that here."""
+
+
+def act(data: Path, scenario: str, moment: str, number: int) -> list[dict[str, Any]]:
+    """What the killed one had acknowledged."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.child", str(data), scenario, moment, str(number)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_S,
+        check=False,
+    )
+    assert done.returncode in (0, -9), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_killed_at_every_write(scenario: str, moment: str, data: Path) -> None:
+    """All of them on one data folder: what one leaves would be the next one's trouble."""
+    try:
+        for number in range(1, MOST_WRITES):
+            said = await asyncio.to_thread(act, data, scenario, moment, number)
+            async with open_service(Settings(data=data)) as services:
+                await check(services, said)
+                await clear(services, data)
+            if any("writes" in one for one in said):
+                assert number > 1
+                return
+        raise AssertionError("the operation never ends")
+    finally:
+        await end_launcher(data)
+
+
+async def check(services: Services, said: list[dict[str, Any]]) -> None:
+    told = {key: value for one in said for key, value in one.items()}
+    page = await services.spaces.list(LOCAL, SpaceQuery(limit=1000))
+    assert all(space.state in SETTLED for space in page.spaces), page.spaces
+    there = {space.space_id: space for space in page.spaces}
+    for one in said:
+        if "created" in one and one["created"] != told.get("removed"):
+            assert_not_lost(there, one["created"], told)
+    if "stopped" in told:
+        assert there[told["stopped"]].state is SpaceState.STOPPED
+    if "removed" in told:
+        assert told["removed"] not in there
+    if "wrote" in told:
+        await check_work(services, there, told)
+    for record in await services.store.runs(limit=1000):
+        await check_run(services, record)
+
+
+def assert_not_lost(there: dict[str, Space], space_id: str, told: dict[str, Any]) -> None:
+    """A removal that was asked for may have been carried on."""
+    assert space_id in there or "wrote" in told
+
+
+async def check_work(services: Services, there: dict[str, Space], told: dict[str, Any]) -> None:
+    """What was written is in the space, in the trash, or in what was undeleted from it."""
+    found = []
+    for space in there.values():
+        if space.state is SpaceState.STOPPED:
+            await services.spaces.start(LOCAL, space.space_id)
+        _, text = await run(services, space, "cat work.txt")
+        found.append(text)
+    trash = [entry.space.space_id for entry in await services.spaces.trashed(LOCAL)]
+    if "precious\n" not in found:
+        assert told["wrote"] in trash
+        back = await services.spaces.undelete(LOCAL, told["wrote"])
+        _, text = await run(services, back, "cat work.txt")
+        assert text == "precious\n"
+
+
+async def check_run(services: Services, record: RunRecord) -> None:
+    if record.argv == ("sleep", "1000"):
+        # Whether it was stopped or goes on: the successor has it in its hands.
+        await services.runs.signal(record.run_id, signal.SIGKILL)
+    async with asyncio.timeout(RUN_S):
+        record = await services.runs.wait(record.run_id)
+    assert record.state in (RunState.ENDED, RunState.FAILED)
+    if record.state is RunState.FAILED:
+        assert (await services.runs.read(record, Stream.STDOUT, 0, 10)).data == b""
+        return
+    assert record.exit is not None
+    assert record.exit.reason is not ExitReason.LOST
+    script = record.argv[-1]
+    if "exit 7" in script:
+        assert record.exit.code == 7
+        assert await output(services, record) == "out\nerr\n"
+    if "exit 9" in script:
+        assert record.exit.code == 9
+        lines = (await output(services, record)).splitlines()
+        assert lines == [f"line {number}" for number in range(2000)]
+
+
+async def clear(services: Services, data: Path) -> None:
+    """Everything can be removed, and then nothing is left."""
+    page = await services.spaces.list(LOCAL, SpaceQuery(limit=1000))
+    for space in page.spaces:
+        await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
+    for entry in await services.spaces.trashed(LOCAL):
+        await services.spaces.purge(entry)
+    await services.reconciler.sweep()
+    gone = await services.spaces.list(
+        LOCAL, SpaceQuery(states=frozenset({SpaceState.REMOVED}), limit=1000)
+    )
+    assert leftovers(data, *(space.space_id for space in gone.spaces)) == []

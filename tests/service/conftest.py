@@ -1,0 +1,31 @@
+"""A whole service on a data folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from carrel.app.service import Services, open_service
+from carrel.config import Settings
+from tests.service.rig import end_launcher
+
+
+@pytest.fixture
+async def services(data: Path) -> AsyncIterator[Services]:
+    try:
+        async with open_service(Settings(data=data)) as opened:
+            yield opened
+    finally:
+        await end_launcher(data)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "greet"
+    folder.mkdir()
+    (folder / "greet.py").write_text("print('hello')\n")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.txt").write_text("a\n")
+    return folder

@@ -1,0 +1,331 @@
+"""A space's whole life, with the real store, trees and sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.errors import (
+    BaseNotFound,
+    CommandNotFound,
+    Forbidden,
+    KeyReused,
+    NameTaken,
+    ProjectNotFound,
+    SpaceAmbiguous,
+    SpaceNotFound,
+    StateConflict,
+    UnexportedChanges,
+)
+from carrel.domain.events import EventQuery, EventType
+from carrel.domain.runs import RunState, Stream
+from carrel.domain.runtimes import Command, ExitReason
+from carrel.domain.spaces import Retention, SpaceQuery, SpaceState
+from carrel.service import runs as runs_module
+from carrel.service.spaces import Update
+from tests.service.rig import RUN_S, leftovers, make, output, request, run
+
+
+async def test_from_the_first_to_the_last(services: Services, project: Path, data: Path) -> None:
+    space = await make(services, project, name="one", labels={"team": "blue"})
+    assert space.state is SpaceState.READY
+    assert space.runtime == "bubblewrap"
+    record, said = await run(services, space, "cat greet.py; echo oops >&2; exit 3")
+    assert said == "print('hello')\noops\n"
+    assert record.state is RunState.ENDED
+    assert record.exit is not None and record.exit.code == 3
+    assert (await services.spaces.get(LOCAL, "one")).state is SpaceState.READY
+    stopped = await services.spaces.stop(LOCAL, "one")
+    assert stopped.state is SpaceState.STOPPED
+    with pytest.raises(StateConflict):
+        await run(services, space, "true")
+    assert (await services.spaces.start(LOCAL, "one")).state is SpaceState.READY
+    assert (await run(services, space, "cat notes/a.txt"))[1] == "a\n"
+    removal = await services.spaces.remove(LOCAL, "one")
+    assert removal.changes == 0 and removal.kept is None
+    assert leftovers(data, space.space_id) == []
+    with pytest.raises(SpaceNotFound):
+        await services.spaces.existing(LOCAL, space.space_id)
+    assert (await services.spaces.get(LOCAL, space.space_id)).state is SpaceState.REMOVED
+
+
+async def test_changes_keep_it_from_being_removed(
+    services: Services, project: Path, data: Path
+) -> None:
+    space = await make(services, project, name="one", env={"A": "b"})
+    await run(services, space, "echo new > new.txt; rm notes/a.txt; chmod +x greet.py")
+    with pytest.raises(UnexportedChanges) as refusal:
+        await services.spaces.remove(LOCAL, "one")
+    assert refusal.value.details["changes"] == 3
+    assert (await services.spaces.get(LOCAL, "one")).state is SpaceState.READY
+    before = await services.spaces.changes(LOCAL, "one")
+    removal = await services.spaces.remove(LOCAL, "one", force=True)
+    assert removal.changes == 3 and removal.kept is not None
+    assert leftovers(data, space.space_id) == []
+    back = await services.spaces.undelete(LOCAL, "one")
+    assert back.space_id != space.space_id
+    assert (back.name, back.restored_from, dict(back.env)) == ("one", space.space_id, {"A": "b"})
+    assert await services.spaces.changes(LOCAL, "one") == before
+    assert (await run(services, back, "cat new.txt; ls notes"))[1] == "new\n"
+    assert await services.spaces.trashed(LOCAL) == []
+    with pytest.raises(SpaceNotFound):
+        await services.spaces.undelete(LOCAL, space.space_id)
+
+
+async def test_git_notes_are_no_changes(services: Services, project: Path) -> None:
+    script = f"cd {project} && git init -q && git add -A && git commit -qm one"
+    made = await asyncio.create_subprocess_shell(script)
+    assert await made.wait() == 0
+    space = await make(services, project)
+    await run(services, space, "git status; touch greet.py; git status; git log")
+    assert await services.spaces.unexported(space) == 0
+    record, said = await run(services, space, "git switch -qc work")
+    assert record.exit is not None and record.exit.code == 0, said
+    assert await services.spaces.unexported(space) > 0
+
+
+async def test_what_cannot_be_made_leaves_nothing(
+    services: Services, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ProjectNotFound):
+        await make(services, tmp_path / "nowhere", name="one")
+    with pytest.raises(BaseNotFound):
+        await make(services, base_id="0" * 26)
+    assert leftovers(data) == []
+    assert (await services.spaces.list(LOCAL, SpaceQuery())).spaces == ()
+    # The name is free again.
+    await make(services, name="one")
+
+
+async def test_names_and_beginnings(services: Services) -> None:
+    first, second = await make(services, name="one"), await make(services, name="two")
+    with pytest.raises(NameTaken):
+        await make(services, name="one")
+    assert (await services.spaces.get(LOCAL, first.space_id[:8])).space_id == first.space_id
+    with pytest.raises(SpaceAmbiguous):
+        await services.spaces.get(LOCAL, "sp_")
+    for word in ("o", "onee", "%", "sp_%", "", "../one", second.space_id + "a"):
+        with pytest.raises((SpaceNotFound, SpaceAmbiguous)):
+            await services.spaces.get(LOCAL, word)
+    renamed = await services.spaces.update(LOCAL, "two", Update(name="three"))
+    assert renamed.name == "three"
+    with pytest.raises(NameTaken):
+        await services.spaces.update(LOCAL, "three", Update(name="one"))
+    assert (await services.spaces.get(LOCAL, "three")).space_id == second.space_id
+
+
+async def test_a_key_makes_a_retry_safe(services: Services) -> None:
+    wanted = request(name="one")
+    made = await asyncio.gather(*(services.spaces.create(LOCAL, wanted, key="k") for _ in range(5)))
+    assert len({space.space_id for space in made}) == 1
+    with pytest.raises(KeyReused):
+        await services.spaces.create(LOCAL, request(name="two"), key="k")
+    other = Caller("tk_x", Scope(ScopeKind.ADMIN))
+    assert (await services.spaces.create(other, request(name="two"), key="k")).name == "two"
+
+
+async def test_a_failed_request_can_be_sent_again(services: Services, tmp_path: Path) -> None:
+    wanted = request(tmp_path / "project")
+    with pytest.raises(ProjectNotFound):
+        await services.spaces.create(LOCAL, wanted, key="k")
+    (tmp_path / "project").mkdir()
+    assert (await services.spaces.create(LOCAL, wanted, key="k")).state is SpaceState.READY
+
+
+async def test_many_commands_at_once(services: Services) -> None:
+    space = await make(services)
+    done = await asyncio.gather(*(run(services, space, f"echo {number}") for number in range(20)))
+    assert [said for _, said in done] == [f"{number}\n" for number in range(20)]
+    assert (await services.spaces.get(LOCAL, space.space_id)).state is SpaceState.READY
+    runs = await services.store.runs(space.space_id)
+    assert len(runs) == 20
+    assert all(record.state is RunState.ENDED for record in runs)
+
+
+async def test_old_runs_go_with_their_output(
+    services: Services, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_module, "PRUNE_EVERY", 5)
+    kept = dataclasses.replace(services.runs._keeping, runs=3)
+    monkeypatch.setattr(services.runs, "_keeping", kept)
+    space = await make(services)
+    said = [(await run(services, space, f"echo {number}"))[0] for number in range(10)]
+    async with asyncio.timeout(RUN_S):
+        while len(await services.store.runs(space.space_id)) > 3:
+            await asyncio.sleep(0.01)
+    left = {record.run_id for record in await services.store.runs(space.space_id)}
+    assert left == {record.run_id for record in said[-3:]}
+    folders = data / "spaces" / space.space_id / "runs"
+    assert {path.name for path in folders.iterdir()} == left
+
+
+async def test_a_command_that_cannot_run_is_recorded(services: Services) -> None:
+    space = await make(services)
+    with pytest.raises(CommandNotFound):
+        await services.runs.start(space.space_id, Command(("no-such-program",)))
+    (record,) = await services.store.runs(space.space_id)
+    assert record.state is RunState.FAILED and record.failure_code == "command_not_found"
+    assert (await services.spaces.get(LOCAL, space.space_id)).state is SpaceState.READY
+
+
+async def test_a_stop_ends_what_runs(services: Services, data: Path) -> None:
+    space = await make(services)
+    record = await services.runs.start(
+        space.space_id, Command(("sh", "-c", "echo begun; setsid sleep 1000 & sleep 1000"))
+    )
+    assert (await services.spaces.get(LOCAL, space.space_id)).state is SpaceState.RUNNING
+    async with (
+        asyncio.timeout(RUN_S),
+        aclosing(services.runs.follow(record, Stream.STDOUT, 0)) as pieces,
+    ):
+        assert (await anext(pieces)).data == b"begun\n"
+    await services.spaces.stop(LOCAL, space.space_id, 0.5)
+    ended = await services.runs.get(record.run_id)
+    assert ended.exit is not None and ended.exit.reason is ExitReason.STOPPED
+    assert await output(services, ended) == "begun\n"
+    assert not [one for one in leftovers(data, space.space_id) if one.startswith("process")]
+
+
+async def test_starts_race_with_a_removal(services: Services, data: Path) -> None:
+    """Each command either runs in a space that is there, or is refused; nothing is left."""
+    space = await make(services)
+
+    async def try_run() -> str:
+        try:
+            record, _ = await run(services, space, "echo x > f; rm f")
+        except (StateConflict, SpaceNotFound):
+            return "refused"
+        return str(record.state)
+
+    tries = [asyncio.create_task(try_run()) for _ in range(10)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(RUN_S):
+        await services.spaces.remove(LOCAL, space.space_id, force=True)
+        found = await asyncio.gather(*tries)
+    assert set(found) <= {"refused", "ended"}
+    assert leftovers(data, space.space_id) == []
+
+
+async def test_a_caller_that_goes_away_does_not_stop_the_work(services: Services) -> None:
+    task = asyncio.create_task(make(services, name="one"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(RUN_S):
+        await services.shared.tasks.close()
+    assert (await services.spaces.get(LOCAL, "one")).state is SpaceState.READY
+
+
+async def test_scopes(services: Services) -> None:
+    blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+    mine = await services.spaces.create(blue, request(name="mine"))
+    theirs = await make(services, name="theirs")
+    assert mine.labels == {"team": "blue"}
+    page = await services.spaces.list(blue, SpaceQuery())
+    assert [space.name for space in page.spaces] == ["mine"] and page.total == 1
+    for word in ("theirs", theirs.space_id, theirs.space_id[:9]):
+        for attempt in (
+            services.spaces.get(blue, word),
+            services.spaces.stop(blue, word),
+            services.spaces.start(blue, word),
+            services.spaces.remove(blue, word, force=True),
+            services.spaces.changes(blue, word),
+            services.spaces.verify(blue, word),
+            services.spaces.update(blue, word, Update(name="stolen")),
+            services.files.use(blue, word, lambda files: files.list()),
+        ):
+            with pytest.raises(SpaceNotFound):
+                await attempt
+    with pytest.raises(Forbidden):
+        await services.spaces.update(blue, "mine", Update(labels={}))
+    with pytest.raises(Forbidden):
+        await services.collector.run(blue)
+
+
+async def test_the_log_tells_everything_in_order(services: Services) -> None:
+    space = await make(services)
+    await run(services, space, "true")
+    await services.spaces.remove(LOCAL, space.space_id)
+    events, _ = await services.feed.read(LOCAL, EventQuery(limit=1000))
+    assert [event.seq for event in events] == list(
+        range(events[0].seq, events[0].seq + len(events))
+    )
+    states = [event.data["to"] for event in events if event.type is EventType.SPACE_STATE]
+    assert states == [
+        "creating",
+        "ready",
+        "running",
+        "ready",
+        "stopping",
+        "stopped",
+        "removing",
+        "removed",
+    ]
+    begun = [event.data["step"] for event in events if event.type is EventType.STEP_BEGUN]
+    done = [event.data["step"] for event in events if event.type is EventType.STEP_DONE]
+    assert begun == done == ["base", "tree", "sandbox", "stop", "keep", "tree", "folder"]
+
+
+async def test_a_reader_of_events_misses_nothing(services: Services) -> None:
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for event in services.feed.follow(LOCAL, EventQuery()):
+            seen.append(event.seq)
+            if event.data.get("to") == "removed":
+                return
+
+    task = asyncio.create_task(follow())
+    space = await make(services)
+    await services.spaces.remove(LOCAL, space.space_id)
+    async with asyncio.timeout(RUN_S):
+        await task
+    assert seen == list(range(1, len(seen) + 1))
+
+
+async def test_clean_up_by_age(services: Services, project: Path) -> None:
+    old = Retention(ttl_s=1800)
+    clean = await make(services, project, retention=old)
+    dirty = await make(services, project, retention=old)
+    lost = await make(services, project, retention=Retention(ttl_s=1800, discard=True))
+    for space in (dirty, lost):
+        await run(services, space, "echo x > new")
+    services.journal.clock = lambda: time.time() + 3600
+    said = await services.collector.run(LOCAL, dry_run=True)
+    by_space = {action.target: action for action in said.actions}
+    assert by_space[clean.space_id].done and by_space[lost.space_id].done
+    assert not by_space[dirty.space_id].done
+    assert (await services.spaces.get(LOCAL, clean.space_id)).state is SpaceState.READY
+    await services.collector.run(LOCAL)
+    found = {
+        space.space_id: (await services.spaces.get(LOCAL, space.space_id)).state
+        for space in (clean, dirty, lost)
+    }
+    assert found == {
+        clean.space_id: SpaceState.REMOVED,
+        dirty.space_id: SpaceState.READY,
+        lost.space_id: SpaceState.REMOVED,
+    }
+
+
+async def test_isolation_is_proven_on_demand(services: Services) -> None:
+    space = await make(services)
+    proof = await services.spaces.verify(LOCAL, space.space_id)
+    assert proof.holds and len(proof.attempts) > 50
+
+
+async def test_the_doctor_says_what_works(services: Services) -> None:
+    diagnosis = await services.doctor.examine()
+    assert diagnosis.healthy
+    assert diagnosis.runtime == "bubblewrap"
+    assert {"machine", "program", "tree", "runtime", "limit"} <= {
+        finding.area for finding in diagnosis.findings
+    }
