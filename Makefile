@@ -37,6 +37,7 @@ check: setup
 bench: setup
 	$(BIN)/python bench/trees.py
 	$(BIN)/python bench/sandbox.py
+	$(BIN)/python bench/spaces.py
 
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

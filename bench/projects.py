@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from bench.measuring import say
 
 GIT_S = 1200.0
 """For one git command; the longest takes a minute for 50,000 files on a slow disk."""
-RACY_S = 1.1
 _COMMITS = 6
 """The first has all files; each later one changes a part of them."""
 _CHANGED_SHARE = 0.02
@@ -78,9 +76,6 @@ def make_project(folder: Path, shape: Shape) -> None:
         raise RuntimeError(f"git fast-import ended with {importer.returncode}")
     say("checking it out")
     git("-C", str(folder), "-c", "checkout.workers=4", "checkout", "--quiet", "main")
-    # Git reads files again that are as young as its index, by whole seconds. A project that
-    # somebody works with has none of them.
-    time.sleep(RACY_S)
     git("-C", str(folder), "status")
 
 

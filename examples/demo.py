@@ -3,28 +3,25 @@
     make demo
 
 Needs no key, no network and no container engine. The agents are plain scripts here. Nothing
-is left behind: everything happens in a temporary folder.
+is left behind: everything happens in a temporary folder, with a daemon of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from carrel.app import App, open_app
-from carrel.config import Settings
-from carrel.domain.errors import CarrelError, SandboxUnavailable
-from carrel.domain.ids import new_id
-from carrel.domain.projects import BaseRequest, Project, ProjectKind
-from carrel.domain.runtimes import Command, Exit, Runtime, Sandbox, SandboxSpec
-from carrel.domain.trees import Base, Change, Tree, TreeDriver, TreeRequest
-from carrel.trees.carry import carry_out
+import carrel
+from carrel.client.results import RunResult
+from carrel.client.spaces import Space
+from carrel.daemon import control
+from carrel.domain.errors import CarrelError
 
 COMMAND_S = 30.0
 """A script of the demo takes a fraction of a second."""
@@ -47,14 +44,12 @@ rm notes.txt
 """
 
 
-@dataclass
+@dataclass(frozen=True)
 class Desk:
-    """One agent's space."""
+    """One agent's space, and what it is to do there."""
 
-    name: str
+    space: Space
     script: str
-    tree: Tree
-    sandbox: Sandbox
 
 
 def say(text: str = "") -> None:
@@ -76,142 +71,143 @@ def make_project(folder: Path) -> None:
         subprocess.run([*git, *words], cwd=folder, check=True)
 
 
-async def choose(app: App) -> tuple[TreeDriver, Runtime]:
-    try:
-        runtime = await app.runtime()
-    except SandboxUnavailable as refusal:
-        runtime = await app.runtime("process")
-        say("!" * 78)
-        say("!!  NOTHING IS CONFINED. This machine lets no sandbox be made:")
-        say(f"!!  {refusal.message}")
-        say(f"!!  To mend it: {refusal.hint}")
-        say("!!  The agents run as plain processes of your account; only their trees are private.")
-        say("!" * 78)
-    driver = await app.driver("auto" if runtime.name == "bubblewrap" else "copy")
-    say(f"trees by {driver.name}, walls by {runtime.name}")
-    for gap in runtime.capabilities.uncovered:
-        say(f"  not covered: {gap}")
-    return driver, runtime
+def choose(client: carrel.Client) -> str:
+    """What confines the agents; when nothing does, that is said loudly."""
+    found = client.doctor()
+    if found.runtime:
+        say(f"trees by {found.driver}, walls by {found.runtime}")
+        gaps = [one.what for one in found.findings if one.area == "isolation"]
+        for gap in gaps:
+            say(f"  not covered: {gap}")
+        return found.runtime
+    bad = [one for one in found.findings if one.area == "runtime" and one.remedy]
+    say("!" * 78)
+    say("!!  NOTHING IS CONFINED. This machine lets no sandbox be made:")
+    for one in bad:
+        say(f"!!  {one.name}: {one.what}")
+        say(f"!!  To mend it: {one.remedy}")
+    say("!!  The agents run as plain processes of your account; only their trees are private.")
+    say("!" * 78)
+    return "process"
 
 
-def make_tree(app: App, driver: TreeDriver, base: Base, confines: bool) -> Tree:
-    space = new_id("sp")
-    folder = app.settings.data / "spaces" / space
-    folder.mkdir(mode=0o711)
-    owner = app.identities.take(space)
-    return driver.create(TreeRequest(space, base, folder, owner))
-
-
-async def open_desk(
-    app: App, runtime: Runtime, driver: TreeDriver, tree: Tree, *named: str
-) -> Desk:
-    name, script = named
+def open_desk(client: carrel.Client, checkout: Path, runtime: str, name: str, script: str) -> Desk:
     env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": f"{name}@example.org"}
     env |= {"GIT_COMMITTER_NAME": name, "GIT_COMMITTER_EMAIL": f"{name}@example.org"}
-    spec = SandboxSpec(tree.tree_id, tree.folder, tree.path, tree.owner, env=env)
-    with driver.mount(tree) as mount:
-        sandbox = await runtime.start(spec, mount)
-    return Desk(name, script, tree, sandbox)
+    space = client.create(str(checkout), name=name, runtime=runtime, env=env)
+    say(f"  {space.name}: {space.id}, on a {space.info.driver} tree")
+    return Desk(space, script)
 
 
-async def run(runtime: Runtime, driver: TreeDriver, desk: Desk, script: str) -> tuple[Exit, str]:
-    command = Command(("/bin/sh", "-c", script), timeout_s=COMMAND_S)
-    with driver.mount(desk.tree) as mount:
-        started = await runtime.run(desk.sandbox, mount, command)
-    ended = await started.wait()
-    assert isinstance(started.stdout, Path) and isinstance(started.stderr, Path)
-    output = started.stdout.read_text() + started.stderr.read_text()
-    started.close()
-    return ended, output.strip()
+def run(space: Space, script: str) -> RunResult:
+    return space.run(["/bin/sh", "-c", script], timeout_s=COMMAND_S)
 
 
-def describe(changes: list[Change]) -> None:
-    for change in changes:
-        if not change.path.startswith(".git/"):
+def show_work(desks: list[Desk]) -> None:
+    """Both at the same time."""
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda desk: run(desk.space, desk.script), desks))
+    for desk, result in zip(desks, results, strict=True):
+        said = (result.stdout + result.stderr).strip()
+        say(f"  {desk.space.name} ended with {result.code}: {said}")
+        for change in changes(desk.space):
             say(f"    {change.kind:8} {change.path}")
 
 
-async def show_walls(
-    runtime: Runtime, driver: TreeDriver, one: Desk, two: Desk, checkout: Path
-) -> bool:
+def changes(space: Space) -> list[carrel.client.models.Change]:
+    return [one for one in space.changes() if not one.path.startswith(".git/")]
+
+
+def show_walls(one: Space, two: Space, checkout: Path) -> bool:
     """What one desk sees of the other and of the checkout, when it tries."""
     held = True
     tries = {
-        "the other's tree": f"cat {two.tree.path}/test_greet.py",
+        "the other's tree": f"cat {two.info.path or checkout.parent}/test_greet.py",
         "the checkout": f"cat {checkout}/.env",
         "write in the checkout": f"echo x > {checkout}/intruder",
         "root's secrets": "cat /etc/shadow",
-        "the other's processes": f"cat /proc/{os.getpid()}/environ",
+        "a process of the host": f"cat /proc/{os.getpid()}/environ",
     }
     for what, script in tries.items():
-        ended, output = await run(runtime, driver, one, script)
-        held &= ended.code != 0
-        last = output.splitlines()[-1] if output else ""
-        say(f"    {'refused' if ended.code else 'POSSIBLE':8} {what}: {last[:90]}")
-    with driver.mount(one.tree) as mount:
-        proof = await runtime.verify(one.sandbox, mount)
-    if proof.attempts:
-        refused = sum(attempt.refused for attempt in proof.attempts)
-        say(f"    {refused} of {len(proof.attempts)} attempts of the built-in proof were refused")
+        result = run(one, script)
+        held &= result.code != 0
+        last = result.stderr.strip().splitlines()[-1:] or [""]
+        say(f"    {'refused' if result.code else 'POSSIBLE':8} {what}: {last[0][:90]}")
+    if not one.info.confined:
+        return held
+    proof = one.verify()
+    refused = sum(attempt.refused for attempt in proof.attempts)
+    say(f"    {refused} of {len(proof.attempts)} attempts of the built-in proof were refused")
     return held and proof.holds
 
 
-async def demo(folder: Path) -> int:
+def keep(space: Space, checkout: Path) -> None:
+    """What one agent made is copied into the checkout; what it deleted would stay."""
+    for change in changes(space):
+        if change.kind != "deleted" and change.new_type == "file":
+            target = checkout / change.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(space.files.read(change.path))
+    subprocess.run(["git", "status", "--short"], cwd=checkout, check=True)
+
+
+def demo(folder: Path) -> bool:
     checkout = folder / "checkout"
     make_project(checkout)
-    async with open_app(Settings(data=folder / "data")) as app:
+    with ExitStack() as stack:
+        client = stack.enter_context(carrel.Client(data=folder / "data"))
+        stack.callback(control.stop, folder / "data")
         title("1. What this machine can do")
-        driver, runtime = await choose(app)
-        title("2. A base of the project, and two private trees of it")
-        request = BaseRequest(Project(ProjectKind.FOLDER, str(checkout)))
-        base = await asyncio.to_thread(app.bases.build, request)
-        say(f"{base.base_id}: {base.entries} entries, ignored files such as .env included")
-        trees = [make_tree(app, driver, base, True) for _ in range(2)]
+        runtime = choose(client)
+        title("2. Two spaces on the project, ignored files such as .env included")
         desks = [
-            await open_desk(app, runtime, driver, trees[0], "haiku", HAIKU),
-            await open_desk(app, runtime, driver, trees[1], "tests", TESTS),
+            open_desk(client, checkout, runtime, "haiku", HAIKU),
+            open_desk(client, checkout, runtime, "tests", TESTS),
         ]
-        try:
-            title("3. Two agents at once")
-            runs = (run(runtime, driver, desk, desk.script) for desk in desks)
-            for desk, (ended, output) in zip(desks, await asyncio.gather(*runs), strict=True):
-                say(f"  {desk.name} ended with {ended.code}: {output}")
-                describe(list(driver.changes(desk.tree)))
-            title("4. Neither saw the other, nor the checkout")
-            held = await show_walls(runtime, driver, desks[0], desks[1], checkout)
-            title("5. The first one's work is kept")
-            changes = [one for one in driver.changes(trees[0]) if not one.path.startswith(".git/")]
-            carry_out(driver, trees[0], base, checkout, changes)
-            subprocess.run(["git", "status", "--short"], cwd=checkout, check=True)
-        finally:
-            title("6. Everything else goes")
-            for desk in desks:
-                await runtime.stop(desk.sandbox)
-                driver.drop(desk.tree)
-                app.identities.give_back(desk.tree.tree_id, desk.tree.owner)
-                shutil.rmtree(desk.tree.folder)
-            app.bases.remove(base.base_id)
-            busy = app.launcher.shutdown()
-        left = [
-            line
-            for line in Path("/proc/self/mountinfo").read_text().splitlines()
-            if str(folder) in line
-        ]
-        say(f"mounts left: {len(left)}, sandboxes left: {busy}")
-        return 0 if (held or not runtime.capabilities.confines) and not left and not busy else 1
+        title("3. Two agents at once")
+        show_work(desks)
+        title("4. Neither saw the other, nor the checkout")
+        held = show_walls(desks[0].space, desks[1].space, checkout)
+        title("5. The first one's work is kept")
+        keep(desks[0].space, checkout)
+        title("6. Everything else goes")
+        for desk in desks:
+            removal = desk.space.remove(force=True)
+            say(f"  {desk.space.name} is removed, with {removal.changes} changes")
+        confined = runtime != "process"
+    return held or not confined
+
+
+def left(folder: Path) -> list[str]:
+    """Mounts and processes that name the demo's folder."""
+    found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    found = [line for line in found if str(folder) in line]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in words:
+                found.append(f"process {entry.name}: {words!r}")
+    return found
 
 
 def main() -> int:
     # Other users must be able to pass through: as root, every sandbox has a user of its own.
-    with tempfile.TemporaryDirectory(prefix="carrel-demo-") as folder:
-        os.chmod(folder, 0o711)
+    with tempfile.TemporaryDirectory(prefix="carrel-demo-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
         try:
-            result = asyncio.run(demo(Path(folder)))
+            held = demo(folder)
         except CarrelError as error:
             say(f"{error.code}: {error}")
             return 1
-    say("\nNothing is left." if result == 0 else "\nThe demo failed: see above.")
-    return result
+        remains = left(folder)
+    for line in remains:
+        say(f"left: {line}")
+    say("\nNothing is left." if held and not remains else "\nThe demo failed: see above.")
+    return 0 if held and not remains else 1
 
 
 if __name__ == "__main__":

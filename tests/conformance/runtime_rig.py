@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from carrel.domain.ids import new_id
 from carrel.domain.limits import Limits
+from carrel.domain.runs import Stream
 from carrel.domain.runtimes import (
+    KEEP_BYTES,
     Bind,
     Command,
     Exit,
@@ -35,6 +39,7 @@ from carrel.runtimes.limits.disk import ProjectQuotas
 from carrel.runtimes.limits.enforcing import Enforcement
 from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover
+from carrel.runtimes.recordings import Recordings
 
 RUNTIMES = ("process", "landlock", "bubblewrap")
 WAIT_S = 30.0
@@ -114,8 +119,12 @@ class Rig:
         env: dict[str, str] | None = None,
         timeout_s: float | None = None,
         pty_size: tuple[int, int] = (24, 80),
+        keep_bytes: int = KEEP_BYTES,
+        run_id: str = "",
     ) -> Run:
-        command = Command(tuple(argv), env or {}, cwd, output, stdin, timeout_s, pty_size)
+        command = Command(
+            tuple(argv), env or {}, cwd, output, stdin, timeout_s, pty_size, keep_bytes, run_id
+        )
         return await self.runtime.run(sandbox, TreeMount(sandbox.spec.tree), command)
 
     async def run(self, sandbox: Sandbox, *argv: str, **options: object) -> Finished:
@@ -125,6 +134,32 @@ class Rig:
 
     async def sh(self, sandbox: Sandbox, script: str, **options: object) -> Finished:
         return await self.run(sandbox, "/bin/sh", "-c", script, **options)
+
+    async def recorded(
+        self, sandbox: Sandbox, run_id: str, text: str, stream: Stream = Stream.STDOUT
+    ) -> str:
+        """Follows a stream until it has this text in it; answers all that came."""
+        recordings, seen = Recordings(), b""
+        follow = recordings.follow(sandbox.spec.folder, run_id, stream, 0, asyncio.Event())
+        try:
+            async with asyncio.timeout(WAIT_S), aclosing(follow):
+                async for piece in follow:
+                    seen += piece.data
+                    if text.encode() in seen:
+                        break
+        finally:
+            recordings.close()
+        return seen.decode()
+
+    async def kill_launcher(self) -> None:
+        """As a crash does; whoever asks next starts another."""
+        pid = (await self.launcher.ask("hello", {}, []))[0]["pid"]
+        end = os.pidfd_open(pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            assert await asyncio.to_thread(select.select, [end], [], [], WAIT_S) == ([end], [], [])
+        finally:
+            os.close(end)
 
     def tree_of(self, sandbox: Sandbox) -> str:
         """As the sandbox itself calls it."""

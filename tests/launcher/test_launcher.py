@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import threading
@@ -144,11 +145,7 @@ async def test_a_sandbox_outlives_its_launcher(rig: Rig) -> None:
     sandbox = await rig.start()
     run = await rig.begin(sandbox, "sh", "-c", "echo on > mark; exec sleep 60")
     await rig.sh(sandbox, "until [ -s mark ]; do :; done", timeout_s=WAIT_S)
-    first = (await rig.launcher.ask("hello", {}, []))[0]["pid"]
-    os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(WAIT_S):
-        while processes.start_time(first) is not None:
-            await asyncio.sleep(0)
+    await rig.kill_launcher()
     rig.launcher.close()
     rig.launcher = Launcher(rig.data)
     rig.runtime = rig.make_runtime()
@@ -172,6 +169,34 @@ async def test_killing_what_waits_inside_costs_nothing(rig: Rig) -> None:
         script = f"for p in /proc/[0-9]*; do p=${{p#/proc/}}; {others} && kill -{number} $p; done"
         await rig.sh(sandbox, script)
         assert (await rig.sh(sandbox, "echo still here")).out == "still here\n"
+
+
+async def test_losing_those_that_wait_to_be_used_costs_nothing(rig: Rig) -> None:
+    """And the process that makes them."""
+    pid = (await rig.launcher.ask("hello", {}, []))[0]["pid"]
+    for _ in range(3):
+        async with asyncio.timeout(WAIT_S):
+            while len(waiting := processes.children(pid)) < 2:
+                await asyncio.sleep(0)
+        for one in waiting:
+            os.kill(one, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            while any(processes.start_time(one) is not None for one in waiting):
+                await asyncio.sleep(0)
+        sandbox = await rig.start()
+        assert (await rig.sh(sandbox, "echo here")).out == "here\n"
+        await rig.runtime.stop(sandbox)
+        async with asyncio.timeout(WAIT_S):
+            # Bubblewrap is gone when these are all that there is again.
+            while len(processes.children(pid)) > 4:
+                await asyncio.sleep(0)
+
+
+async def test_the_limit_of_open_files_is_the_callers(rig: Rig) -> None:
+    """Whatever the launcher allows itself."""
+    sandbox = await rig.start()
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert (await rig.sh(sandbox, "ulimit -Sn")).out.strip() == str(soft)
 
 
 async def test_killing_what_holds_the_sandbox_ends_it_and_the_next_command_starts_it(

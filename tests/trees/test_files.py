@@ -23,9 +23,9 @@ from carrel.domain.errors import (
     PathNotFound,
     PathWrongKind,
 )
+from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner
 from carrel.linux.openat2 import open_beneath, walk_beneath
-from carrel.domain.files import FileInfo
 from carrel.trees.files import MAX_READ, TreeFiles
 from tests.accounts import PYTHON, Account, run_as
 

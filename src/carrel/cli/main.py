@@ -1,16 +1,52 @@
-"""The `carrel` program. One file per verb; a verb is imported when it is called."""
+"""The `carrel` program.
+
+A plain command line is run straight away; everything that needs explaining goes through
+click, which costs more to import than most commands take.
+"""
 
 from __future__ import annotations
 
-import click
+import os
+import sys
 
-from carrel import __version__
+from carrel.cli.call import Call
+from carrel.cli.output import flush
+from carrel.cli.parsing import parse_program, parse_verb
+from carrel.cli.table import find_verb
+
+COMPLETING = "_CARREL_COMPLETE"
 
 
-@click.group(invoke_without_command=True)
-@click.version_option(__version__, prog_name="carrel")
-@click.pass_context
-def main(context: click.Context) -> None:
-    """A private desk for every coding-agent session."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+def main() -> int:
+    """The program. Nothing of ours needs Python's tidying up at the end, which takes as long
+    as the daemon takes to answer."""
+    os._exit(run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
+    """Gives the exit code, when all that was written has gone out."""
+    try:
+        call = None if COMPLETING in os.environ else _plain(words)
+        if call is not None:
+            code = call.run()
+        else:
+            from carrel.cli.program import run_program
+
+            code = run_program(words)
+        flush()
+        return code
+    except BaseException as error:
+        from carrel.cli.failing import report
+
+        return report(error, "--json" in words)
+
+
+def _plain(words: list[str]) -> Call | None:
+    program = parse_program(words)
+    found = program and find_verb(program[1])
+    if not program or not found:
+        return None
+    file, rest = found
+    module = __import__(f"carrel.cli.verbs.{file}", fromlist=("run",))
+    values = parse_verb(module.VERB, rest)
+    return None if values is None else Call(module.run, {**program[0], **values})

@@ -6,6 +6,7 @@ closes by itself when the child executes.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ covering it there hides it from nobody else."""
 SECCOMP_FD = 10
 INFO_FD = 11
 ALIVE_FD = 12
+FORK = b"f"
 EXECUTING = b"x"
 """The last word of a child before it executes; a terminal goes along."""
 
@@ -58,6 +60,26 @@ class _Guard:
         os._exit(127)
 
 
+def become_forker(channel: int) -> NoReturn:
+    """Makes children for the launcher, one for each channel that it is sent, and answers with
+    their numbers; 0 when the kernel has no room for one. Ends with the launcher."""
+    confine.reset_signals()
+    confine.close_others(channel)
+    source = socket.socket(fileno=channel)
+    while True:
+        order, descriptors = wire.receive_descriptors(source, len(FORK), 1)
+        if order != FORK or len(descriptors) != 1:
+            os._exit(0)
+        try:
+            pid = namespaces.fork_to_parent()
+        except OSError:
+            pid = -1
+        if pid == 0:
+            become_recruit(descriptors[0])
+        source.send(str(max(pid, 0)).encode())
+        os.close(descriptors[0])
+
+
 def become_recruit(channel: int) -> NoReturn:
     """Waits for orders, which say what to become; without any it ends."""
     confine.reset_signals()
@@ -71,6 +93,8 @@ def become_recruit(channel: int) -> NoReturn:
     if orders["become"] == "holder":
         named = dict(zip(orders["descriptors"], descriptors, strict=True))
         become_holder(orders["plan"], named)
+    if orders["become"] == "command":
+        become_command(orders["plan"], descriptors[:3], descriptors[3:])
     become_spare(orders["base"], source, descriptors)
 
 
@@ -125,9 +149,7 @@ def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoRetu
     which it tells the end.
     """
     status, channel = writers[:2]
-    confine.reset_signals()
     with guard(status, "cgroup"):
-        confine.raise_oom_score()
         confine.join_groups(plan["join"])
     if plan["keeper"]:
         _keep(status, writers[2])
@@ -201,6 +223,8 @@ def _keep(status: int, end: int) -> None:
     if child == 0:
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The launcher may be gone when there is something to tell; then we keep on.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     report(status, {"pid": child, "keeper": os.getpid()})
     confine.close_others(end)
     while True:
@@ -211,7 +235,8 @@ def _keep(status: int, end: int) -> None:
         if pid == child:
             message = {"ended": code, "cpu": usage.ru_utime + usage.ru_stime}
             message["rss"] = usage.ru_maxrss * 1024
-            report(end, message)
+            with contextlib.suppress(BrokenPipeError):
+                report(end, message)
 
 
 def become_holder(plan: Plan, descriptors: dict[str, int]) -> NoReturn:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from carrel.launcher import wire
 
 START_S = 10.0
 """An interpreter starts in a tenth of a second; a starved machine may need more."""
+LOOK_S = 0.01
+"""Between two tries to connect to a launcher that another process is just starting."""
 ANSWER_S = 30.0
 """The launcher answers every request within its own bounds, the longest being a stop; only
 one that hangs takes longer."""
@@ -39,6 +42,7 @@ class Launcher:
         self._lock = threading.Lock()
         self._blocking: socket.socket | None = None
         self._async: dict[asyncio.AbstractEventLoop, _AsyncConnection] = {}
+        self._connecting: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
 
     # Blocking
 
@@ -79,6 +83,7 @@ class Launcher:
         for connection in list(self._async.values()):
             connection.close()
         self._async.clear()
+        self._connecting.clear()
 
     def shutdown(self, force: bool = False) -> int:
         """Asks it to end; answers how many things kept it from that (0: it ends)."""
@@ -139,9 +144,7 @@ class Launcher:
         for attempt in (1, 2):
             connection = self._async.get(loop)
             if connection is None or connection.closed:
-                sock = await asyncio.to_thread(self._connect)
-                connection = _AsyncConnection(loop, sock)
-                self._async[loop] = connection
+                connection = await self._reconnect(loop)
             try:
                 async with asyncio.timeout(timeout_s):
                     return await connection.ask(op, fields, descriptors)
@@ -152,6 +155,15 @@ class Launcher:
                 if attempt == 2 or op == "run":
                     raise LauncherUnavailable(f"The launcher went away: {error}") from None
         raise AssertionError("unreachable")
+
+    async def _reconnect(self, loop: asyncio.AbstractEventLoop) -> _AsyncConnection:
+        """One for all that ask at once, as every live run does when its launcher died."""
+        async with self._connecting.setdefault(loop, asyncio.Lock()):
+            connection = self._async.get(loop)
+            if connection is None or connection.closed:
+                sock = await asyncio.to_thread(self._connect)
+                connection = self._async[loop] = _AsyncConnection(loop, sock)
+            return connection
 
     # Starting
 
@@ -172,16 +184,21 @@ class Launcher:
 
     def _connect(self) -> socket.socket:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        deadline = time.monotonic() + START_S
         try:
             return self._try_connect()
         except OSError:
             self._start()
-        try:
-            return self._try_connect()
-        except OSError as error:
-            raise LauncherUnavailable(
-                f"The launcher did not start: {error}.", hint=f"See {self._folder / 'log'}."
-            ) from None
+        while True:
+            try:
+                return self._try_connect()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise LauncherUnavailable(
+                        f"The launcher did not start: {error}.", hint=f"See {self._folder / 'log'}."
+                    ) from None
+            # Somebody else starts one at the same time, and it does not listen yet.
+            time.sleep(LOOK_S)
 
     def _start(self) -> None:
         done, ready = os.pipe2(os.O_CLOEXEC)
@@ -225,6 +242,8 @@ class _AsyncConnection:
         self._socket = connection
         self._waiting: dict[int, asyncio.Future[tuple[Reply, list[int]]]] = {}
         self._last = 0
+        # A loop calls one writer only for a descriptor, so only one may wait for its turn.
+        self._sending = asyncio.Lock()
         self.closed = False
         loop.add_reader(connection.fileno(), self._readable)
 
@@ -234,8 +253,14 @@ class _AsyncConnection:
         future: asyncio.Future[tuple[Reply, list[int]]] = self._loop.create_future()
         self._waiting[number] = future
         try:
-            await self._send({"op": op, "id": number, **fields}, descriptors)
+            async with self._sending:
+                await self._send({"op": op, "id": number, **fields}, descriptors)
             return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # The answer came, but nobody is there to own it.
+                wire.close_all(future.result()[1])
+            raise
         finally:
             self._waiting.pop(number, None)
 

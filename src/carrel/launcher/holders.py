@@ -98,6 +98,11 @@ class Holders:
     def get(self, sandbox_id: str) -> Holder | None:
         return self._holders.get(sandbox_id)
 
+    def others(self, sandbox_id: str) -> list[int]:
+        """As `Holder.others`; none where there is no holder."""
+        holder = self._holders.get(sandbox_id)
+        return holder.others() if holder is not None and holder.init else []
+
     def acquire(self, request: dict[str, Any], staged: dict[str, int], ready: OnReady) -> None:
         """`ready` is called with a live holder, now or later, or with what went wrong."""
         sandbox_id = request["sandbox_id"]
@@ -199,14 +204,7 @@ class Holders:
 
     def watch_end(self, holder: Holder) -> None:
         """The first process of a pid namespace is gone after all others of it."""
-        end = os.pidfd_open(holder.init)
-
-        def ended() -> None:
-            self._loop.unwatch(end)
-            os.close(end)
-            self.gone(holder)
-
-        self._loop.watch(end, ended)
+        self._loop.on_process_end(holder.init, lambda: self.gone(holder))
 
 
 def open_sandbox(init: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import resource
@@ -32,6 +33,7 @@ class Timer:
 
 class Loop:
     def __init__(self) -> None:
+        self._open_files = _raise_open_files()
         self._selector = selectors.DefaultSelector()
         self._timers: list[Timer] = []
         self._on_exit: dict[int, OnExit] = {}
@@ -63,6 +65,7 @@ class Loop:
         if pid:
             return pid
         try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
             become()
         finally:
             os._exit(127)
@@ -80,6 +83,17 @@ class Loop:
             action(*ended)
         else:
             self._on_exit[pid] = action
+
+    def on_process_end(self, pid: int, action: Callable[[], None]) -> None:
+        """Of a process that is not our child. Raises OSError when there is none."""
+        end = os.pidfd_open(pid)
+
+        def ended() -> None:
+            self.unwatch(end)
+            os.close(end)
+            action()
+
+        self.watch(end, ended)
 
     def _reap(self) -> None:
         try:
@@ -101,8 +115,12 @@ class Loop:
                 self._unclaimed[pid] = (status, usage)
 
     def run(self) -> None:
+        wake = self._wake.fileno()
         while self.running:
-            for key, _events in self._selector.select(self._until_next_timer()):
+            ready = self._selector.select(self._until_next_timer())
+            # Who waits for a command's end is told before its streams are tidied up.
+            ready.sort(key=lambda item: item[0].fd != wake)
+            for key, _events in ready:
                 # An earlier action of this round may have closed it.
                 if self._selector.get_map().get(key.fd) is key:
                     _survive(key.data)
@@ -121,6 +139,16 @@ class Loop:
             action = heapq.heappop(self._timers).action
             if action is not None:
                 _survive(action)
+
+
+def _raise_open_files() -> tuple[int, int]:
+    """As many as we may have: each live command takes some. Answers what was set before,
+    which is what our children get."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The kernel's own bound may have been lowered since.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    return before
 
 
 def _survive(action: Callable[[], None]) -> None:

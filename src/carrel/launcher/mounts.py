@@ -12,7 +12,7 @@ from typing import Any
 
 from carrel.launcher import wire
 from carrel.launcher.loop import Loop
-from carrel.launcher.runs import Answer
+from carrel.launcher.wire import Answer
 from carrel.linux import mounts, namespaces
 
 

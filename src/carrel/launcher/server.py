@@ -10,18 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 from carrel.launcher import wire
+from carrel.launcher.earlier import Earlier
 from carrel.launcher.holders import Holders
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.mounts import HeldMounts
+from carrel.launcher.recorder import Recorder
 from carrel.launcher.recruits import Recruits
-from carrel.launcher.runs import Answer, Runs
+from carrel.launcher.runs import Runs
 from carrel.launcher.stops import Stop
-from carrel.launcher.wire import Message
+from carrel.launcher.wire import Answer, Message
 
 IDLE_EXIT_S = 60.0
 """With no client, nothing running and nothing held there is nothing to be here for."""
 
-_REQUIRED = {"sandbox_id", "run_id", "folder", "linger", "plan"}
+_REQUIRED = {"sandbox_id", "run_id", "folder", "linger", "record", "input", "plan"}
 
 Handler = Callable[[Message, list[int], Answer], None]
 
@@ -37,7 +39,10 @@ class Server:
         self._version = version
         recruits = Recruits(self._loop)
         self._holders = Holders(self._loop, recruits, os.path.join(folder, "holders"))
-        self._runs = Runs(self._loop, self._holders)
+        self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"))
+        self._runs = Runs(self._loop, self._holders, self._recorder)
+        self._earlier = Earlier(self._runs, self._holders, self._recorder)
+        self._earlier.take_up_noted()
         self._mounts = HeldMounts(self._loop)
         self._connections: set[socket.socket] = set()
         self._idle: Timer | None = None
@@ -48,6 +53,7 @@ class Server:
             "attach": self._attach,
             "signal": self._signal,
             "kill": self._kill,
+            "close_input": self._close_input,
             "stop": self._stop,
             "hold": lambda message, _fds, answer: self._mounts.hold(message, answer),
             "open": lambda message, _fds, answer: self._mounts.open(message, answer),
@@ -130,17 +136,27 @@ class Server:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        if not (self._connections or self._runs or self._holders or self._mounts):
+        if not self._connections:
             self._idle = self._loop.after(IDLE_EXIT_S, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
-        if not (self._connections or self._runs or self._holders or self._mounts):
+        self._idle = None
+        if self._busy():
+            # What runs ends without telling us here.
+            self._rest()
+        else:
             self._end()
+
+    def _busy(self) -> int:
+        """How many things would miss us."""
+        held = len(self._holders) + len(self._mounts)
+        return len(self._runs) + len(self._recorder) + held
 
     def _hello(self, _message: Message, _fds: list[int], answer: Answer) -> None:
         reply = {"protocol": wire.PROTOCOL, "version": self._version, "pid": os.getpid()}
         counts = {"runs": len(self._runs), "sandboxes": len(self._holders)}
-        answer({**reply, **counts, "held": len(self._mounts)}, [])
+        counts |= {"held": len(self._mounts), "recordings": len(self._recorder)}
+        answer({**reply, **counts}, [])
 
     def _warm(self, message: Message, fds: list[int], answer: Answer) -> None:
         if not message.keys() >= {"sandbox_id", "holder", "linger"}:
@@ -149,10 +165,14 @@ class Server:
         self._runs.warm(message, fds, answer)
 
     def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
+        if not message.keys() >= _REQUIRED:
+            raise BadRequest("a run without its plan")
         holder = message.get("holder")
-        staged = len(holder["stage"]) if holder else 0
-        if len(fds) != 4 + staged or not message.keys() >= _REQUIRED:
-            raise BadRequest("a run without its streams or its plan")
+        expected = 4 + bool(message["input"]) + (len(holder["stage"]) if holder else 0)
+        if message["plan"]["pty"] is None:
+            expected += len(message["record"]["names"])
+        if len(fds) != expected:
+            raise BadRequest("a run without its streams")
         self._enter_mount(holder)
         self._runs.start(message, fds, answer)
 
@@ -165,10 +185,11 @@ class Server:
             holder["entered"] = {"user": entered["user"], "mnt": entered["mnt"]}
 
     def _attach(self, message: Message, fds: list[int], answer: Answer) -> None:
-        if len(fds) != 1 or not {"run_id", "folder"} <= message.keys():
-            raise BadRequest("to attach takes a run, its folder and a pipe")
-        (on_exit,) = fds
-        self._runs.attach(message, on_exit, answer)
+        if not {"run_id", "folder", "given"} <= message.keys():
+            raise BadRequest("to attach takes a run and its folder")
+        if len(fds) != 1 + bool(message["given"]):
+            raise BadRequest("to attach takes a pipe, and what is given")
+        self._earlier.attach(message, fds, answer)
 
     def _signal(self, message: Message, _fds: list[int], answer: Answer) -> None:
         answer({"sent": self._runs.signal(message["run_id"], message["signal"])}, [])
@@ -179,12 +200,19 @@ class Server:
             self._runs.kill(run, message["reason"])
         answer({}, [])
 
+    def _close_input(self, message: Message, _fds: list[int], answer: Answer) -> None:
+        run = self._runs.get(message["run_id"])
+        if run is not None:
+            run.close_input()
+        answer({}, [])
+
     def _stop(self, message: Message, _fds: list[int], answer: Answer) -> None:
-        Stop(self._loop, self._holders, self._runs, answer).begin(message)
+        self._earlier.take_up_all(message["runs"])
+        Stop(self._loop, self._holders, self._runs, self._recorder, answer).begin(message)
 
     def _shutdown(self, message: Message, _fds: list[int], answer: Answer) -> None:
         """Refused while anything runs, unless it is to run on without us."""
-        busy = len(self._runs) + len(self._holders) + len(self._mounts)
+        busy = self._busy()
         if busy and not message["force"]:
             answer({"busy": busy}, [])
             return

@@ -10,8 +10,9 @@ from typing import Any
 from carrel.launcher.groups import group_members, kill_group
 from carrel.launcher.holders import Holder, Holders
 from carrel.launcher.loop import Loop
-from carrel.launcher.records import read_record
-from carrel.launcher.runs import Answer, Runs
+from carrel.launcher.recorder import Recorder
+from carrel.launcher.runs import Runs
+from carrel.launcher.wire import Answer
 from carrel.linux import processes
 
 LOOK_S = 0.01
@@ -22,12 +23,16 @@ KILL_S = 10.0
 
 
 class Stop:
-    """One stop. `request`: sandbox_id, grace, groups (cgroup folders), runs (folder)."""
+    """One stop. `request`: sandbox_id, grace, groups (cgroup folders). What an earlier
+    launcher left in the sandbox was taken up before."""
 
-    def __init__(self, loop: Loop, holders: Holders, runs: Runs, answer: Answer) -> None:
+    def __init__(
+        self, loop: Loop, holders: Holders, runs: Runs, recorder: Recorder, answer: Answer
+    ) -> None:
         self._loop = loop
         self._holders = holders
         self._runs = runs
+        self._recorder = recorder
         self._answer = answer
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -37,8 +42,6 @@ class Stop:
         if self._holder is not None:
             self._holder.stopping = True
             self._holder.drop_spare()
-        own = {run.run_id for run in self._runs.of(self._sandbox_id)}
-        self._earlier = _earlier_runs(request["runs"], own)
         for run in self._runs.of(self._sandbox_id):
             run.reason = run.reason or "stopped"
         pids = self._members()
@@ -60,9 +63,8 @@ class Stop:
         for run in self._runs.of(self._sandbox_id):
             if run.pid:
                 found.update(run.members())
-        found.update(self._runs.kept_by(self._sandbox_id))
-        for top in self._earlier:
-            found.update((top, *processes.descendants(top)))
+        for keeper in self._runs.keepers_of(self._sandbox_id):
+            found.update(processes.descendants(keeper))
         if self._holder is not None and self._holder.init:
             found.update(self._holder.others())
             found.difference_update(self._holder.holding())
@@ -81,6 +83,7 @@ class Stop:
                 return
             self._loop.after(LOOK_S, self._look)
             return
+        self._recorder.stop(self._sandbox_id)
         self._answer({"gone": True}, [])
 
     def _kill(self) -> None:
@@ -88,12 +91,16 @@ class Stop:
             self._holders.end(self._holder)
         if not any([kill_group(group) for group in self._groups]):
             processes.kill_all(self._members())
+        for keeper in self._runs.keepers_of(self._sandbox_id):
+            # It ends by itself when nothing is left below it, unless somebody stopped it.
+            processes.send_signal(keeper, signal.SIGCONT)
 
     def _left(self) -> set[int]:
         left = set(self._members())
         if self._holder is not None and self._holders.get(self._sandbox_id) is self._holder:
             left.add(self._holder.init)
         left.update(run.pid for run in self._runs.of(self._sandbox_id))
+        left.update(self._runs.keepers_of(self._sandbox_id))
         return left
 
 
@@ -102,22 +109,3 @@ def _subgroups(group: str) -> list[str]:
         return [entry.path for entry in os.scandir(group) if entry.is_dir()]
     except OSError:
         return []
-
-
-def _earlier_runs(folder: str, own: set[str]) -> list[int]:
-    """Live commands that an earlier launcher started, by what it wrote down."""
-    found = []
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    for name in names:
-        record = read_record(os.path.join(folder, name, "run.json"))
-        if record is None or name in own:
-            continue
-        if not record["keeper"] and os.path.exists(os.path.join(folder, name, "exit.json")):
-            continue
-        top = record["keeper"] or record["pid"]
-        if processes.is_alive(top, record["started"]):
-            found.append(top)
-    return found

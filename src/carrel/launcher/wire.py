@@ -11,9 +11,10 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 PACKET_BYTES = 64 * 1024
 """Well below the smallest default of net.core.wmem_default, which bounds a packet."""
 MOST_DESCRIPTORS = 64
@@ -21,6 +22,8 @@ MOST_BODY_BYTES = 16 * 1024 * 1024
 """Argument lists and environments end at a few MiB; more is a mistake."""
 
 Message = dict[str, Any]
+Answer = Callable[[Message, list[int]], None]
+"""Sends the answer to one request; the descriptors stay the caller's."""
 
 
 class WireError(Exception):

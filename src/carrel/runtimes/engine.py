@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from carrel.domain.errors import RunNotFound, SandboxUnavailable
+from carrel.domain.errors import (
+    CarrelError,
+    CommandInvalid,
+    InsufficientDisk,
+    LauncherUnavailable,
+    RunNotFound,
+    SandboxUnavailable,
+)
 from carrel.domain.ids import is_id, new_id
 from carrel.domain.launching import LauncherPort
 from carrel.domain.limits import Usage
@@ -23,9 +32,9 @@ from carrel.runtimes.layout import SandboxFolders
 from carrel.runtimes.limits.cgroups import CgroupHandle
 from carrel.runtimes.limits.enforcing import Enforcement
 from carrel.runtimes.limits.watching import LimitWatch
-from carrel.runtimes.live import LiveRun
+from carrel.runtimes.live import Links, LiveRun
 from carrel.runtimes.problems import as_error, check_command
-from carrel.runtimes.streams import Streams, open_streams
+from carrel.runtimes.streams import RECORDED, Streams, found_streams, open_streams
 
 STOP_MARGIN_S = 20.0
 """Over the grace: killing and reaping have their own bounds in the launcher."""
@@ -75,6 +84,7 @@ class Engine:
         self._on_event = on_event
         self._watches: dict[str, LimitWatch] = {}
         self._warm: set[str] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     # Starting
 
@@ -90,19 +100,35 @@ class Engine:
 
     async def run(self, sandbox: Sandbox, command: Command, confinement: Confinement) -> LiveRun:
         check_command(command)
-        run_id = new_id("ru")
+        run_id = _checked_id(command)
         folder = SandboxFolders(sandbox.spec.folder).run(run_id)
-        os.mkdir(folder, 0o700)
-        streams = open_streams(command, folder)
+        streams = _make_folder(folder, sandbox, command)
         try:
-            live = await self._launch(sandbox, command, run_id, streams, confinement)
+            return await self._launch(sandbox, command, run_id, streams, confinement)
+        except (asyncio.CancelledError, LauncherUnavailable):
+            streams.close_ours()
+            self._give_up(run_id, folder)
+            raise
         except BaseException:
             streams.close_ours()
             _remove_folder(folder)
             raise
         finally:
             streams.close_given()
-        return live
+
+    def _give_up(self, run_id: str, folder: Path) -> None:
+        """Nobody knows how far the launcher got with it. It ends what it began, and writes
+        that down; of what it did not begin nothing stays."""
+
+        async def end() -> None:
+            with contextlib.suppress(LauncherUnavailable):
+                await self._kill(run_id, "stopped")
+            if not (folder / "run.json").exists():
+                _remove_folder(folder)
+
+        task = asyncio.get_running_loop().create_task(end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _launch(
         self,
@@ -130,26 +156,30 @@ class Engine:
             problem = reply.get("problem")
             if problem is None:
                 if received:
-                    streams.stdin = streams.stdout = received[0]
+                    streams.stdin, streams.terminal = received[0], True
                 self._warm.add(sandbox.spec.sandbox_id)
                 watch.started(run_id)
                 live.begin(reply["pid"])
                 return live
             os.close(done)
             self._warm.discard(sandbox.spec.sandbox_id)
+            if problem["step"] == "record":
+                raise _cannot_write(OSError(problem["errno"], problem["text"]))
             if problem["step"] not in ("ending", "cold"):
                 raise as_error(problem, command)
         raise SandboxUnavailable("The sandbox keeps ending.", hint="Look at the launcher's log.")
 
     def _live(self, sandbox: Sandbox, run_id: str, streams: Streams, done: int) -> LiveRun:
         watch = self._watch(sandbox)
-        return LiveRun(
-            run_id,
-            streams,
-            done,
-            lambda live: self._find_exit(sandbox, live),
-            lambda ended: watch.ended(run_id, ended),
+        links = Links(
+            find=lambda live: self._find_exit(sandbox, live),
+            end_input=lambda: self._end_input(run_id),
+            on_exit=lambda ended: watch.ended(run_id, ended),
         )
+        return LiveRun(run_id, streams, done, links)
+
+    async def _end_input(self, run_id: str) -> None:
+        await self._launcher.ask("close_input", {"run_id": run_id}, [])
 
     async def _ask_run(
         self,
@@ -166,7 +196,8 @@ class Engine:
             if sandbox.spec.sandbox_id not in self._warm:
                 request["holder"], staged = self._holder(sandbox, confinement)
         try:
-            sent = [*streams.given, told, *staged.values()]
+            kept = [streams.stdin] if streams.held and streams.stdin is not None else []
+            sent = [*streams.given, told, *kept, *streams.sources, *staged.values()]
             return await self._launcher.ask("run", request, sent)
         finally:
             for descriptor in staged.values():
@@ -233,6 +264,8 @@ class Engine:
             "sandbox_id": spec.sandbox_id,
             "run_id": run_id,
             "folder": str(SandboxFolders(spec.folder).run(run_id)),
+            "record": {"names": RECORDED[command.output], "keep": command.keep_bytes},
+            "input": command.stdin and command.output is Output.FILES,
             "group": own,
             "oom": _oom_source(group) if spec.limits.memory_bytes is not None else None,
             "timeout": _least(command.timeout_s, spec.limits.wall_seconds),
@@ -257,32 +290,26 @@ class Engine:
         if not is_id(run_id):
             raise RunNotFound(f"{run_id!r} is no id of a run.", hint="`carrel runs` lists them.")
         folder = SandboxFolders(sandbox.spec.folder).run(run_id)
-        streams = Streams(stdout=folder / "stdout", stderr=folder / "stderr")
-        watch = self._watch(sandbox)
         done, told = os.pipe2(os.O_CLOEXEC)
-        live = self._live(sandbox, run_id, streams, done)
         try:
             reply, descriptors = await self._attach(sandbox, run_id, told)
         except BaseException:
             os.close(done)
             raise
-        if descriptors:
-            streams.stdin = streams.stdout = descriptors[0]
-            streams.stderr = None
-        elif not (folder / "stdout").exists():
-            streams.stdout = streams.stderr = None
-        watch.started(run_id)
+        stdin = descriptors[0] if descriptors else None
+        streams = found_streams(folder, stdin, reply["terminal"])
+        live = self._live(sandbox, run_id, streams, done)
+        self._watch(sandbox).started(run_id)
         live.begin(reply["pid"])
         return live
 
     async def _attach(
-        self, sandbox: Sandbox, run_id: str, told: int
+        self, sandbox: Sandbox, run_id: str, told: int, given: str = "", held: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
         folder = str(SandboxFolders(sandbox.spec.folder).run(run_id))
+        fields = {"run_id": run_id, "folder": folder, "given": given}
         try:
-            reply, descriptors = await self._launcher.ask(
-                "attach", {"run_id": run_id, "folder": folder}, [told]
-            )
+            reply, descriptors = await self._launcher.ask("attach", fields, [told, *held])
         finally:
             os.close(told)
         if reply.get("problem") is not None:
@@ -290,7 +317,8 @@ class Engine:
         return reply, descriptors
 
     async def _find_exit(self, sandbox: Sandbox, live: LiveRun) -> dict[str, Any] | None:
-        """The launcher went away. Its exit file, or another launcher, knows more."""
+        """The launcher went away. Its exit file, or another launcher, knows more; that one
+        gets what we still have of the run."""
         path = SandboxFolders(sandbox.spec.folder).run(live.run_id) / "exit.json"
         try:
             record: dict[str, Any] = json.loads(path.read_text())
@@ -298,10 +326,12 @@ class Engine:
         except (OSError, ValueError):
             done, told = os.pipe2(os.O_CLOEXEC)
         try:
-            await self._attach(sandbox, live.run_id, told)
+            _, received = await self._attach(sandbox, live.run_id, told, *live.still_held())
         except BaseException:
             os.close(done)
             raise
+        for descriptor in received:
+            os.close(descriptor)
         live.resume(done)
         return None
 
@@ -356,7 +386,49 @@ def _least(*values: float | None) -> float | None:
     return min(given) if given else None
 
 
-def _remove_folder(folder: os.PathLike[str]) -> None:
-    for entry in os.scandir(folder):
-        os.unlink(entry.path)
-    os.rmdir(folder)
+def _checked_id(command: Command) -> str:
+    if command.keep_bytes < 1:
+        raise CommandInvalid("No output is to be kept.", hint="Give keep_bytes above 0.")
+    if not command.run_id:
+        return new_id("ru")
+    if not is_id(command.run_id) or not command.run_id.startswith("ru_"):
+        raise CommandInvalid(
+            f"{command.run_id!r} is no id of a run.", hint="Leave it out, and one is made."
+        )
+    return command.run_id
+
+
+def _make_folder(folder: Path, sandbox: Sandbox, command: Command) -> Streams:
+    """The run's folder with its files in it, or nothing."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        raise CommandInvalid(
+            f"There is a run {folder.name} already.", hint="Ids are used once."
+        ) from None
+    except OSError as error:
+        raise _cannot_write(error) from None
+    try:
+        return open_streams(command, folder, sandbox.spec.owner)
+    except OSError as error:
+        _remove_folder(folder)
+        raise _cannot_write(error) from None
+
+
+def _cannot_write(error: OSError) -> CarrelError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InsufficientDisk(
+            "There is no room on the disk for the record of a command.",
+            hint="Make some: `carrel gc` removes what is not used.",
+        )
+    return SandboxUnavailable(
+        f"A command's record cannot be written: {error}.", hint="Look at the data folder."
+    )
+
+
+def _remove_folder(folder: Path) -> None:
+    """The sandbox may have been removed meanwhile, with all its runs."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            os.unlink(entry.path)
+        os.rmdir(folder)

@@ -6,14 +6,23 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from carrel.domain.runtimes import Exit, ExitReason
 from carrel.runtimes.streams import Streams
 
-Find = Callable[["LiveRun"], Awaitable["dict[str, Any] | None"]]
-"""Asks again how a run ended, when the launcher went away before it could tell."""
+
+@dataclass(frozen=True)
+class Links:
+    """What a live run asks of others."""
+
+    find: Callable[[LiveRun], Awaitable[dict[str, Any] | None]]
+    """Asks again how a run ended, when the launcher went away before it could tell."""
+    end_input: Callable[[], Awaitable[None]]
+    """Makes the launcher close its end of standard input."""
+    on_exit: Callable[[Exit], None]
 
 
 def parse_exit(record: dict[str, Any]) -> Exit:
@@ -31,20 +40,12 @@ def parse_exit(record: dict[str, Any]) -> Exit:
 class LiveRun:
     """Implements `Run`. Made inside the running event loop, which hears of its end."""
 
-    def __init__(
-        self,
-        run_id: str,
-        streams: Streams,
-        exit_pipe: int,
-        find: Find,
-        on_exit: Callable[[Exit], None],
-    ) -> None:
+    def __init__(self, run_id: str, streams: Streams, exit_pipe: int, links: Links) -> None:
         self.run_id = run_id
         self.pid = 0
         self._streams = streams
         self._exit_pipe = exit_pipe
-        self._find = find
-        self._on_exit = on_exit
+        self._links = links
         self._told = b""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Exit] = self._loop.create_future()
@@ -83,7 +84,7 @@ class LiveRun:
 
     async def _look_for_end(self) -> None:
         try:
-            record = await self._find(self)
+            record = await self._links.find(self)
         except Exception as error:
             if not self._ended.done():
                 self._ended.set_exception(error)
@@ -101,7 +102,7 @@ class LiveRun:
         if self._ended.done():
             return
         self._ended.set_result(ended)
-        self._on_exit(ended)
+        self._links.on_exit(ended)
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._ended)
@@ -112,11 +113,23 @@ class LiveRun:
             os.close(self._exit_pipe)
             self._exit_pipe = -1
 
-    def close_input(self) -> None:
-        """The command reads to the end of its standard input."""
-        if self._streams.stdin is not None and self._streams.stdin != self._streams.stdout:
-            os.close(self._streams.stdin)
-        self._streams.stdin = None
+    def still_held(self) -> tuple[str, list[int]]:
+        """What a launcher that takes the run up cannot have from elsewhere, and its name."""
+        stdin = self._streams.stdin
+        if stdin is None or not (self._streams.terminal or self._streams.held):
+            return "", []
+        return "terminal" if self._streams.terminal else "input", [stdin]
+
+    async def close_input(self) -> None:
+        if self._streams.terminal:
+            return
+        self._streams.close_stdin()
+        if self._streams.held:
+            self._streams.held = False
+            await self._links.end_input()
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._streams.resize(rows, cols)
 
     def close(self) -> None:
         self._streams.close_ours()

@@ -49,9 +49,12 @@ class Prover:
         self._proven: set[tuple[object, ...]] = set()
         self._lock: asyncio.Lock | None = None
 
-    async def require(self, runtime: Runtime, sandbox: Sandbox, tree: TreeMount) -> None:
-        """Raises `IsolationUnproven` unless this configuration holds."""
-        key = _configuration(sandbox)
+    async def require(
+        self, runtime: Runtime, sandbox: Sandbox, tree: TreeMount, stamp: object = None
+    ) -> None:
+        """Raises `IsolationUnproven` unless this configuration holds. `stamp` is of the
+        program that makes the walls: another one is another configuration."""
+        key = (*_configuration(sandbox), stamp)
         if key in self._proven:
             return
         proof = await runtime.verify(sandbox, tree)

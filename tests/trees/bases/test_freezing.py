@@ -21,6 +21,7 @@ from carrel.trees.drivers.common import note_prefix, open_roots
 from carrel.trees.layers import Layers
 from tests.folders import remove_folder
 from tests.trees.bases.helpers import left_in_staging, listed, picture, request, shown, write
+from tests.trees.git.repositories import git, make_repository
 
 
 @contextmanager
@@ -142,3 +143,14 @@ def test_symlinks_in_the_way_lead_nowhere(store: BaseStore, base: Base, tmp_path
     found = shown(frozen)
     assert stat.S_ISLNK(found[b"src"].kind)
     assert not any(path.startswith(b"src/") for path in found)
+
+
+def test_a_tracked_folder_that_became_a_symlink(store: BaseStore, tmp_path: Path) -> None:
+    """The index names files below it."""
+    base = store.build(request(make_repository(tmp_path / "repository")))
+    with tree(base) as view:
+        shutil.rmtree(view / "src")
+        (view / "src").symlink_to("/")
+        git(view, "-c", "safe.directory=*", "update-index", "--chmod=+x", "a.txt")
+        frozen = freeze(store, base, view, changes_of(base, view))
+        assert (frozen.layers[0] / "src").is_symlink()

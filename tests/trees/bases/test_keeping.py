@@ -15,6 +15,7 @@ from carrel.domain.trees import Base
 from carrel.trees.bases import publishing
 from carrel.trees.bases.store import BaseStore
 from tests.trees.bases.helpers import left_in_staging, picture, request, shown, write
+from tests.trees.git.repositories import git, make_repository
 
 
 @pytest.fixture
@@ -153,3 +154,26 @@ def test_after_a_power_cut_files_that_are_cut_short_are_noticed(
     base = store.build(request(project))
     assert shown(base) == picture(project)
     assert store.get(base.base_id) == base
+
+
+def test_after_a_reboot_an_index_is_whole_though_it_is_not_as_long(
+    store: BaseStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = make_repository(tmp_path / "repository")
+    git(repository, "update-index", "--untracked-cache")
+    git(repository, "status")
+    base = store.build(request(repository))
+    index = base.layers[0] / ".git/index"
+    assert index.stat().st_size != (repository / ".git/index").stat().st_size
+    _reboot(monkeypatch)
+    assert store.get(base.base_id) == base
+
+
+def test_after_a_power_cut_an_index_that_is_cut_short_is_noticed(
+    store: BaseStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = store.build(request(make_repository(tmp_path / "repository")))
+    os.truncate(base.layers[0] / ".git/index", 100)
+    _reboot(monkeypatch)
+    with pytest.raises(TreeDamaged):
+        store.get(base.base_id)

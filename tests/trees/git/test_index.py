@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.trees.git.index import GITLINK, IndexStat, entries, restat
+from carrel.trees.git.index_format import parse
 from tests.trees.git.repositories import GIT_TIMEOUT_S, commit, git, make_repository
 
 OLD_S = 1_600_000_000
@@ -175,6 +176,32 @@ def test_extensions_survive(tmp_path: Path) -> None:
     assert b"UNTR" in extensions
     restat(index, lambda _path, old: old._replace(ino=7))
     assert index.read_bytes()[:-20].endswith(extensions)
+
+
+def test_the_list_of_extensions_stays_true(tmp_path: Path) -> None:
+    """The last extension names the others, and lets git read with several threads."""
+    origin = aged(make_repository(tmp_path / "origin"))
+    git(origin, "config", "index.recordEndOfIndexEntries", "true")
+    git(origin, "update-index", "--untracked-cache")
+    git(origin, "status")
+    content = (origin / ".git/index").read_bytes()
+    assert b"EOIE" in content and b"UNTR" in content
+    data, _ = parse(content)
+    assert data.joined() == content
+    data.drop(b"UNTR")
+    git(origin, "update-index", "--no-untracked-cache")
+    without = (origin / ".git/index").read_bytes()
+    assert b"EOIE" in without
+    assert data.joined() == without
+
+
+def test_another_name_of_the_index_stays_as_it_is(tmp_path: Path) -> None:
+    origin = aged(make_repository(tmp_path / "origin"))
+    index = origin / ".git/index"
+    os.link(index, origin / "other")
+    before = index.read_bytes()
+    assert restat(index, lambda _path, old: old._replace(ino=7)) == 0
+    assert (origin / "other").read_bytes() == before
 
 
 def test_submodules_are_not_asked_for(tmp_path: Path) -> None:

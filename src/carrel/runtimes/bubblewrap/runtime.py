@@ -77,7 +77,7 @@ class BubblewrapRuntime:
         sandbox = self._engine.prepare(spec)
         try:
             await self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
-            await self._prover.require(self, sandbox, tree)
+            await self._prover.require(self, sandbox, tree, _stamp(self._program))
         except BaseException:
             await self.stop(sandbox)
             raise
@@ -177,6 +177,15 @@ def _stage(sources: dict[str, Path], tree: Callable[[], int] | None) -> dict[str
             undo.callback(os.close, staged[name])
         undo.pop_all()
     return staged
+
+
+def _stamp(program: str) -> tuple[int, ...]:
+    """Changes when another bubblewrap is installed."""
+    path = shutil.which(program)
+    if path is None:
+        return ()
+    found = os.stat(path)
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from carrel.domain.errors import ProjectChanged, ProjectTooLarge
+from carrel.domain.errors import ProjectChanged
 from carrel.domain.projects import BaseRequest
 from carrel.domain.trees import Base, Skipped
 from carrel.linux.statx import StatBatch, unpack_row
@@ -19,7 +19,8 @@ from carrel.trees.bases.drafting import Draft
 from carrel.trees.bases.filling import Filled, Filler, Job
 from carrel.trees.bases.finishing import About, Finisher, Stack
 from carrel.trees.bases.heads import Head, Known, write_head
-from carrel.trees.bases.indexes import IndexPatcher
+from carrel.trees.bases.indexes import Indexes, KeptIndexes
+from carrel.trees.bases.inherited import Inheritance
 from carrel.trees.bases.journal import Journal, Note, read_journal
 from carrel.trees.bases.listing import shown
 from carrel.trees.bases.manifest import Item, Manifest
@@ -27,9 +28,9 @@ from carrel.trees.bases.metering import Meter
 from carrel.trees.bases.places import is_below, open_folder, split
 from carrel.trees.bases.planning import Plan, plan
 from carrel.trees.bases.publishing import Shop, Staging
-from carrel.trees.bases.records import Record
+from carrel.trees.bases.records import IndexFile, Record
 from carrel.trees.bases.room import can_clone, check_room
-from carrel.trees.bases.scan import unreadable
+from carrel.trees.bases.scan import guard_size, unreadable
 from carrel.trees.bases.views import Source, View
 from carrel.trees.bases.writing import LayerWriter
 
@@ -38,6 +39,8 @@ _ROUNDS = 3
 _NAMED = 5
 _WORTH_A_NEW_HEAD = 64
 """So many files that were looked into in vain are remembered for the next time."""
+_AS_MUCH_AS_A_FILE = 1 << 17
+"""So many bytes take as long to look into as another file."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class FolderBuild:
         self.meter.begin("scanning")
         known = self.previous.known if self.previous else None
         view = self.source.look(known, self.meter.reach)
-        self._guard(view)
+        guard_size(view.known.listings, self.request.max_bytes)
         if self.previous is not None and not view.changed and not view.generated:
             return self._describe(self.previous.record, view)
         try:
@@ -135,18 +138,20 @@ class FolderBuild:
 
     def _rounds(self, view: View, began: float) -> View:
         retry: list[Job] = []
+        before = self.previous.known if self.previous else None
         for count in range(1, _ROUNDS + 1):
-            retry = self._take(plan(view, self._draft), retry)
+            retry = self._take(plan(view, self._draft, before), retry)
             in_no_time = time.monotonic() - began < self.shop.verify_after_s
             if not retry and in_no_time and count == 1:
                 return view
             self._one_look = False
             self.meter.begin("checking")
-            view = self.source.look(view.known, self.meter.reach)
-            self._guard(view)
+            before = view.known
+            view = self.source.look(before, self.meter.reach)
+            guard_size(view.known.listings, self.request.max_bytes)
             if not retry and not _matters(view):
                 # At most the time of a folder in which something came and went.
-                self._take(plan(view, self._draft), [])
+                self._take(plan(view, self._draft, before), [])
                 return view
             self._stale = True
             if "_writer" in self.__dict__:
@@ -159,7 +164,7 @@ class FolderBuild:
         restless |= {job.path for job in retry} | set(view.gone)
         if not self.request.allow_changing:
             raise _changed(restless)
-        self._take(plan(view, self._draft), retry, lenient=True)
+        self._take(plan(view, self._draft, None), retry, lenient=True)
         self._unstable = {path for path in restless if self._draft.item(path) is not None}
         return view
 
@@ -189,7 +194,7 @@ class FolderBuild:
         return self._draft.folder(split(job.path)[0]) is not None
 
     def _fill(self, jobs: list[Job]) -> Filled:
-        self._looked_into += len(jobs)
+        self._looked_into += sum(1 + _size(job) // _AS_MUCH_AS_A_FILE for job in jobs)
         self.meter.begin("copying", len(jobs))
         filled = Filled()
         maybe_same = [job for job in jobs if job.keep is not None]
@@ -282,8 +287,10 @@ class FolderBuild:
                 soft = {path for path, found in folders if found and found.changed}
                 return self._same(self.previous.record, view, soft)
         self.meter.begin("publishing")
+        inheritance = Inheritance(self._draft, self._writer, self._find_stored)
+        doubted = inheritance.bring(view.indexes, self._stored)
         self._writer.clean(stale=self._stale)
-        patcher = self._patch_indexes(view)
+        kept = self._patch_indexes(view, doubted)
         self._writer.finish(lambda path: _open_origin(view, path))
         about = About(
             self.request.project,
@@ -297,22 +304,23 @@ class FolderBuild:
         stack = Stack(previous.record, previous.manifest) if previous else None
         record = Finisher(self.shop, self._staging, self.meter).finish(self._draft, stack, about)
         self._remember(record.base.base_id, view, self._unstable)
-        patcher.remember(record.base.base_id)
+        kept.remember(record.base.base_id)
         return self._describe(record, view)
 
-    def _patch_indexes(self, view: View) -> IndexPatcher:
-        patcher = IndexPatcher(
-            self._staging.layer,
-            self._draft.item,
-            self.shop.shown,
-            self.shop.kept_indexes(self.key),
-            self._find_stored,
-        )
-        for index in view.indexes:
-            if index.path in self._stored and (item := self._draft.item(index.path)) is not None:
-                patcher.patch(index, item, view)
+    def _patch_indexes(self, view: View, doubted: dict[IndexFile, set[bytes]]) -> KeptIndexes:
+        kept = KeptIndexes(self.shop.kept_indexes(self.key), self._find_stored)
+        below = self.previous.record.base.layers[::-1] if self.previous else ()
+        layers = [*below[: self._draft.layer], self._staging.layer]
+        with Indexes(self.shop, self._draft, layers) as indexes:
+            for index in view.indexes:
+                if index in doubted:
+                    indexes.doubt(index, doubted[index])
+                elif index.path in self._stored and (item := self._draft.item(index.path)):
+                    kept.patch(indexes, index, item, view)
+                else:
+                    continue
                 self._writer.refresh(index.path)
-        return patcher
+        return kept
 
     def _find_stored(self, path: bytes) -> tuple[Item, Path] | None:
         """A file of the last base, and where its bytes are."""
@@ -354,30 +362,10 @@ class FolderBuild:
             unstable=tuple(sorted(map(os.fsdecode, self._unstable))),
         )
 
-    def _guard(self, view: View) -> None:
-        limit = self.request.max_bytes
-        if limit is None:
-            return
-        total = sum(_listing_bytes(view, number) for number in range(len(view.known.listings)))
-        if total > limit:
-            raise ProjectTooLarge(
-                f"The project has {total} bytes, more than the {limit} that were allowed.",
-                hint="Exclude what is not needed, or allow more.",
-                size_bytes=total,
-                limit=limit,
-            )
-
 
 def _matters(view: View) -> bool:
     """Whether more than times of folders changed."""
     return bool(view.gone) or any(not stat.S_ISDIR(seen.row.mode) for seen in view.seen())
-
-
-def _listing_bytes(view: View, number: int) -> int:
-    listing = view.known.listings[number]
-    sizes = memoryview(listing.rows).cast("Q")[3::8].tolist()
-    modes = memoryview(listing.rows).cast("H")[6::32].tolist()
-    return sum(size for size, mode in zip(sizes, modes, strict=True) if not stat.S_ISDIR(mode))
 
 
 def _size(job: Job) -> int:

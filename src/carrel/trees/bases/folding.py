@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from carrel.trees.bases.drafting import Draft
-from carrel.trees.bases.filling import Filler, Job
-from carrel.trees.bases.indexes import patch_moved
+from carrel.trees.bases.filling import Job
+from carrel.trees.bases.indexes import Indexes
 from carrel.trees.bases.listing import Origin
 from carrel.trees.bases.manifest import (
     Document,
@@ -54,18 +54,24 @@ class Fold:
         try:
             self._copy(draft, writer, {index.path for index in indexes})
             writer.clean(stale=False)
-            before = Draft(self.merged, 0)
-            for index in indexes:
-                if draft.item(index.path) is not None:
-                    layer, shown = self.staging.layer, self.shop.shown
-                    patch_moved(layer, index, before.item, draft.item, shown)
-                    writer.refresh(index.path)
+            self._patch_indexes(draft, writer, indexes)
             writer.finish(self._open_layer_folder)
         finally:
             writer.close()
         lowest = self.merged.layers[0]
         ids, over = ((base_id,), "") if self._below is None else ((lowest, base_id), lowest)
         return draft.finish().document(ids, over, {})
+
+    def _patch_indexes(
+        self, draft: Draft, writer: LayerWriter, indexes: tuple[IndexFile, ...]
+    ) -> None:
+        before = Draft(self.merged, 0)
+        layers = [*self.layers[: draft.layer], writer.place]
+        with Indexes(self.shop, draft, layers) as patcher:
+            for index in indexes:
+                if draft.item(index.path) is not None:
+                    patcher.moved(index, before.item)
+                    writer.refresh(index.path)
 
     @cached_property
     def _below(self) -> Manifest | None:
@@ -126,24 +132,15 @@ class Fold:
     ) -> None:
         sizes = [items[job.path].size for job in jobs if stat.S_ISREG(job.mode)]
         check_room(self.shop.bases, sizes, lambda: sum(sizes))
-        writer.make_folders({split(job.path)[0] for job in jobs})
-        self.meter.begin("squashing", len(jobs))
-        filler = Filler(
-            writer.root,
-            draft.layer,
-            self.shop.owner,
-            self.meter,
-            lambda _notes: None,
-            lambda _skip: None,
-            ours=True,
-        )
-        filled = filler.run(jobs)
+        filled = writer.fill(jobs, "squashing")
         if filled.moved or filled.failed:
             raise StackGone
         for path, item in filled.items.items():
             old = items[path]
-            # The digest stays: that of an index is of the project's, see `indexes`.
-            draft.put(path, item._replace(digest=old.digest, leader=old.leader))
+            # What names the base stays: of an index that is the project's, see `indexes`.
+            draft.put(
+                path, old._replace(layer=item.layer, inode=item.inode, ctime_ns=item.ctime_ns)
+            )
 
     def _open_layer_folder(self, path: bytes) -> int | None:
         record = self.merged.folder(path)

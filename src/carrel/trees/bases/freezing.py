@@ -7,6 +7,7 @@ a symlink, and only regular files are read.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -16,15 +17,14 @@ from carrel.domain.errors import TreeUnavailable
 from carrel.domain.trees import Change, ChangeKind, Skipped
 from carrel.linux.statx import Row, row_of
 from carrel.trees.bases.drafting import Draft
-from carrel.trees.bases.filling import Filler, Job
+from carrel.trees.bases.filling import Job
 from carrel.trees.bases.finishing import About, Finisher, Stack
-from carrel.trees.bases.indexes import patch_from_project
+from carrel.trees.bases.indexes import Indexes
 from carrel.trees.bases.listing import Origin
-from carrel.trees.bases.manifest import Item
 from carrel.trees.bases.metering import Meter
 from carrel.trees.bases.places import join, open_folder, split
 from carrel.trees.bases.publishing import Shop, Staging
-from carrel.trees.bases.records import IndexFile, Record
+from carrel.trees.bases.records import Record
 from carrel.trees.bases.room import check_room
 from carrel.trees.bases.writing import LayerWriter
 
@@ -123,9 +123,10 @@ class Freeze:
         above, name = split(path)
         try:
             folder = open_folder(self.root, above)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except OSError as error:
+            # An index may name files below what is a symlink now.
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
             raise _refused(above, error) from error
         try:
             return os.stat(name or b".", dir_fd=folder, follow_symlinks=False)
@@ -150,18 +151,7 @@ class Freeze:
         jobs = [job for path, job in self._jobs.items() if path not in others]
         sizes = [self._rows[job.path].size for job in jobs if stat.S_ISREG(job.mode)]
         check_room(self.shop.bases, sizes, lambda: sum(sizes))
-        writer.make_folders({split(job.path)[0] for job in jobs})
-        self.meter.begin("copying", len(jobs))
-        filler = Filler(
-            writer.root,
-            draft.layer,
-            self.shop.owner,
-            self.meter,
-            lambda _notes: None,
-            self._skipped.append,
-            ours=True,
-        )
-        filled = filler.run(jobs)
+        filled = writer.fill(jobs, "copying")
         for path, error in filled.failed.items():
             raise _refused(path, error) from error
         for job in filled.moved:
@@ -174,26 +164,21 @@ class Freeze:
         writer.link(groups)
 
     def _patch_indexes(self, draft: Draft, writer: LayerWriter) -> None:
-        for index in self.stack.record.indexes:
-            if index.path in self._jobs and draft.item(index.path) is not None:
-                self._patch_index(index, draft)
-                writer.refresh(index.path)
+        layers = [*self.stack.record.base.layers[::-1][: draft.layer], writer.place]
+        with Indexes(self.shop, draft, layers) as indexes:
+            for index in self.stack.record.indexes:
+                if index.path in self._jobs and draft.item(index.path) is not None:
+                    indexes.from_project(index, self._row)
+                    writer.refresh(index.path)
 
-    def _patch_index(self, index: IndexFile, draft: Draft) -> None:
+    def _row(self, path: bytes) -> Row | None:
+        row = self._rows.get(path)
+        if row is None:
+            found = self._stat(path)
+            row = row_of(found) if found is not None else None
+        # Git in the sandbox saw another owner than there is on disk.
         shown = self.shop.shown
-
-        def rows(path: bytes) -> Row | None:
-            row = self._rows.get(path)
-            if row is None:
-                found = self._stat(path)
-                row = row_of(found) if found is not None else None
-            # Git in the sandbox saw another owner than there is on disk.
-            return row._replace(uid=shown.uid, gid=shown.gid) if row is not None else None
-
-        def items(path: bytes) -> Item | None:
-            return draft.item(path)
-
-        patch_from_project(self.staging.layer, index, rows, items, shown)
+        return row._replace(uid=shown.uid, gid=shown.gid) if row is not None else None
 
     def _open_folder(self, path: bytes) -> int | None:
         with contextlib.suppress(OSError):

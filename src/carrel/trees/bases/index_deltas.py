@@ -9,37 +9,44 @@ as the project had it last time, is kept beside the project's head.
 from __future__ import annotations
 
 import hashlib
-import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from carrel.trees.git.index import GITLINK, IndexStat
+from carrel.trees.git.index import Lookup
+from carrel.trees.git.index_format import (
+    EXTENDED,
+    GITLINK,
+    HEADER,
+    SPLIT,
+    STAT,
+    IndexData,
+    IndexStat,
+    Malformed,
+    Place,
+    take_apart,
+)
 
-_HEADER = struct.Struct(">4sII")
-_STAT = struct.Struct(">10I")
 _OID = 20
 _CHECKSUM = 20
-_FLAGS_AT = _STAT.size + _OID
-_EXTENDED = 0x4000
-_NAME_MASK = 0x0FFF
+_FLAGS_AT = STAT.size + _OID
 _BLOCK = 1 << 16
-_FORMAT = 1
-
-Lookup = Callable[[bytes, IndexStat], IndexStat | None]
+_FORMAT = 2
 
 
 class Kept(msgspec.Struct, array_like=True):
     """An index as the project had it. `digest` is that of its entry in the manifest;
-    `offsets` are those of its entries, and of their end."""
+    `offsets` are those of its entries, and of their end; `racy` those of the racy ones."""
 
     path: bytes
     digest: bytes
     content: bytes
-    offsets: bytes = b""
+    offsets: bytes
+    racy: bytes
 
 
 class _Document(msgspec.Struct, array_like=True):
@@ -64,38 +71,67 @@ def write_kept(path: Path, base_id: str, kept: list[Kept]) -> None:
     path.write_bytes(msgspec.msgpack.encode(_Document(_FORMAT, base_id, kept)))
 
 
+class Patched(NamedTuple):
+    """An index whose entries are patched, but for the racy ones. `offsets` are those of all
+    entries, and of their end."""
+
+    data: IndexData
+    racy: list[Place]
+    offsets: array[int]
+
+
 def patch_again(
-    new: bytes, kept: Kept, patched: bytes, mtime_s: int, lookup: Lookup
-) -> tuple[bytes, bytes] | None:
-    """The new index, patched, and the offsets of its entries. `patched` is what became of
-    the kept one. None when names differ, or when it is of a kind that is not known here:
-    then all of it has to be looked at."""
+    new: bytes, kept: Kept, patched: bytes, racy_from: int, lookup: Lookup
+) -> Patched | None:
+    """`patched` is what became of the kept index, which is not younger than the new one;
+    entries that are not older than `racy_from` are racy. None when names differ, or when
+    the index is of a kind that is not known here: then all of it has to be looked at."""
     old = kept.content
-    if len(old) != len(patched) or new[: _HEADER.size] != old[: _HEADER.size]:
+    if new[: HEADER.size] != old[: HEADER.size] or not _is_plain(new):
         return None
-    if not _is_plain(new):
+    offsets = array("I", kept.offsets)
+    if min(len(new) - _CHECKSUM, len(patched)) < offsets[-1]:
         return None
-    offsets = array("I", kept.offsets) if kept.offsets else _offsets(old)
-    if not offsets or len(new) < offsets[-1] + _CHECKSUM or _is_split(new, offsets[-1]):
+    try:
+        data = take_apart(new, offsets[-1], _CHECKSUM)
+    except Malformed:
         return None
-    result = bytearray(patched[: offsets[-1]])
-    for start, end in _changed(new, old, offsets):
+    if data.has(SPLIT):
+        return None
+    data.body = bytearray(patched[: offsets[-1]])
+    racy: set[Place] = set()
+    for start, end in (*_changed(new, old, offsets), *_doubted(new, kept, patched, racy_from)):
         if new[start + _FLAGS_AT : end] != old[start + _FLAGS_AT : end]:
             return None
-        result[start:end] = new[start:end]
-        recorded = IndexStat(*_STAT.unpack_from(new, start))
-        if recorded.mtime_s < mtime_s and recorded.mode != GITLINK:
-            stat = lookup(_name(new, start, end), recorded)
-            if stat is not None:
-                _STAT.pack_into(result, start, *stat)
-    result += new[offsets[-1] : -_CHECKSUM]
-    result += hashlib.sha1(result).digest()
-    return bytes(result), offsets.tobytes()
+        data.body[start:end] = new[start:end]
+        recorded = data.stat(start)
+        if recorded.mode == GITLINK:
+            continue
+        path = _name(new, start, end)
+        if recorded.mtime_s >= racy_from:
+            racy.add((start, path))
+        elif (found := lookup(path, recorded)) is not None:
+            data.record(start, found)
+    return Patched(data, sorted(racy), offsets)
+
+
+def _doubted(new: bytes, kept: Kept, patched: bytes, racy_from: int) -> Iterator[tuple[int, int]]:
+    """Where entries begin and end that were racy last time, and either are so still or
+    were left for git to read."""
+    offsets = array("I", kept.offsets)
+    for start in array("I", kept.racy):
+        was, before, now = (_stat(data, start) for data in (patched, kept.content, new))
+        if now.mtime_s >= racy_from or was == before or not was.size:
+            yield start, offsets[bisect_right(offsets, start)]
+
+
+def _stat(data: bytes, offset: int) -> IndexStat:
+    return IndexStat(*STAT.unpack_from(data, offset))
 
 
 def _is_plain(data: bytes) -> bool:
     """Of version 2 or 3, with SHA-1, and whole."""
-    magic, version, _ = _HEADER.unpack_from(data)
+    magic, version, _ = HEADER.unpack_from(data)
     view = memoryview(data)
     return (
         magic == b"DIRC"
@@ -104,31 +140,11 @@ def _is_plain(data: bytes) -> bool:
     )
 
 
-def _offsets(data: bytes) -> array[int]:
-    """Empty when the entries do not add up."""
-    found = array("I")
-    count = _HEADER.unpack_from(data)[2]
-    offset = _HEADER.size
-    try:
-        for _ in range(count):
-            found.append(offset)
-            flags_at = offset + _FLAGS_AT
-            flags = data[flags_at] << 8 | data[flags_at + 1]
-            name_at = flags_at + (4 if flags & _EXTENDED else 2)
-            length = flags & _NAME_MASK
-            end = name_at + length if length < _NAME_MASK else data.index(0, name_at + length)
-            offset += (end - offset + 8) & ~7
-    except (IndexError, ValueError):
-        return array("I")
-    found.append(offset)
-    return found
-
-
 def _changed(new: bytes, old: bytes, offsets: array[int]) -> Iterator[tuple[int, int]]:
     """Where entries begin and end whose bytes are not the same."""
     last = offsets[-1]
     done = 0
-    for start in range(_HEADER.size, last, _BLOCK):
+    for start in range(HEADER.size, last, _BLOCK):
         stop = min(start + _BLOCK, last)
         if new[start:stop] == old[start:stop]:
             continue
@@ -141,17 +157,7 @@ def _changed(new: bytes, old: bytes, offsets: array[int]) -> Iterator[tuple[int,
                 yield begin, end
 
 
-def _name(data: bytes, start: int, end: int) -> bytes:
+def _name(data: bytes | bytearray, start: int, end: int) -> bytes:
     flags = data[start + _FLAGS_AT] << 8
-    name_at = start + _FLAGS_AT + (4 if flags & _EXTENDED else 2)
-    return data[name_at:end].rstrip(b"\0")
-
-
-def _is_split(data: bytes, at: int) -> bool:
-    """Whether a part of the index is in another file."""
-    end = len(data) - _CHECKSUM
-    while at < end:
-        if data[at : at + 4] == b"link":
-            return True
-        at += 8 + int.from_bytes(data[at + 4 : at + 8], "big")
-    return at != end
+    name_at = start + _FLAGS_AT + (4 if flags & EXTENDED else 2)
+    return bytes(data[name_at:end]).rstrip(b"\0")

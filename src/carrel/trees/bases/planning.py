@@ -6,16 +6,18 @@ import re
 import stat
 from dataclasses import dataclass, field
 
+from carrel.linux.statx import Row
 from carrel.trees.bases.drafting import Draft
 from carrel.trees.bases.filling import Job
+from carrel.trees.bases.heads import Known
 from carrel.trees.bases.manifest import Item
 from carrel.trees.bases.views import Seen, View
 
 _GIT_OBJECT = re.compile(
-    rb"(?:^|/)objects/(?:[0-9a-f]{2}/[0-9a-f]{38,62}|pack/pack-[0-9a-f]+\.[a-z]+)$"
+    rb"(?:^|/)objects/(?:[0-9a-f]{2}/[0-9a-f]{38,62}|pack/pack-[0-9a-f]+\.(?:pack|idx|rev))$"
 )
-"""Git touches objects that it would have written again, packs of any size among them;
-their times tell nobody but git's own collector anything."""
+"""Named by their content and never written again. But git touches those that it would have
+written, packs of any size among them, and local clones give them further names."""
 _FOLDER_MODE = stat.S_IFDIR | 0o755
 """Of folders that only special rules ask for."""
 
@@ -29,8 +31,9 @@ class Plan:
     generated: dict[bytes, bytes] = field(default_factory=dict)
 
 
-def plan(view: View, draft: Draft) -> Plan:
-    """Puts folders into the draft and takes out what is gone; the rest becomes jobs."""
+def plan(view: View, draft: Draft, before: Known | None) -> Plan:
+    """Puts folders into the draft and takes out what is gone; the rest becomes jobs.
+    `before` is what the project looked like when what the draft has was stored."""
     for path in view.gone:
         draft.drop(path)
     seen_now = view.seen()
@@ -39,8 +42,34 @@ def plan(view: View, draft: Draft) -> Plan:
     for path, mode, mtime_ns in sorted([*found, *made]):
         draft.put_folder(path, mode, mtime_ns)
     result = Plan(generated=dict(view.generated))
-    _plan_files([seen for seen in seen_now if not _is_folder(seen)], view, draft, result)
+    files = [seen for seen in seen_now if not _is_folder(seen)]
+    same = _same_objects(files, draft, before) if before is not None else set()
+    _plan_files([seen for seen in files if seen.path not in same], view, draft, result)
     return result
+
+
+def _same_objects(files: list[Seen], draft: Draft, before: Known) -> set[bytes]:
+    """Git objects that are stored already, and of which only the ctime changed, as when they
+    get a further name: nobody writes into them, so they need not be read."""
+    objects = [seen for seen in files if _GIT_OBJECT.search(seen.path)]
+    if not objects:
+        return set()
+    listings = {listing.origin: (listing, listing.index()) for listing in before.listings}
+    found = set()
+    for seen in objects:
+        item = draft.item(seen.path)
+        listing, places = listings.get(seen.origin, (None, {}))
+        at = places.get(seen.inside)
+        if item is None or item.leader or listing is None or at is None:
+            continue
+        stored = (item.mode, item.size) == (seen.row.mode, seen.row.size)
+        if stored and _written_as(seen.row) == _written_as(listing.row(at)):
+            found.add(seen.path)
+    return found
+
+
+def _written_as(row: Row) -> tuple[int, ...]:
+    return (row.mount, row.inode, row.mode, row.size, row.mtime_ns)
 
 
 def _plan_files(files: list[Seen], view: View, draft: Draft, result: Plan) -> None:

@@ -12,23 +12,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carrel.domain.errors import ProjectTooLarge
 from carrel.domain.projects import BaseRequest
 from carrel.domain.trees import Base, Owner, Skipped
 from carrel.linux.statx import Row, StatBatch, row_of
 from carrel.trees.bases.drafting import Draft
 from carrel.trees.bases.exclusion import Exclusion
-from carrel.trees.bases.filling import Filler, Job
+from carrel.trees.bases.filling import Job
 from carrel.trees.bases.finishing import About, Finisher, Stack
 from carrel.trees.bases.heads import Head, Known, write_head
-from carrel.trees.bases.indexes import patch_from_project
-from carrel.trees.bases.listing import Listing, Origin
+from carrel.trees.bases.indexes import Indexes
+from carrel.trees.bases.listing import Origin
 from carrel.trees.bases.metering import Meter
-from carrel.trees.bases.places import join, split
+from carrel.trees.bases.places import join
 from carrel.trees.bases.planning import Plan, plan
 from carrel.trees.bases.publishing import Shop
 from carrel.trees.bases.records import Record
-from carrel.trees.bases.scan import Scanner, Sieve
+from carrel.trees.bases.scan import Scanner, Sieve, guard_size
 from carrel.trees.bases.views import Producer, View
 from carrel.trees.bases.writing import LayerWriter, open_nothing
 
@@ -66,7 +65,7 @@ class ProducedBuild:
         skipped = self.producer.produce(layer)
         view = self._look(layer)
         draft = Draft(None, 0)
-        planned = plan(view, draft)
+        planned = plan(view, draft, None)
         # The root was made by the store, with a mode for the time of writing.
         draft.put_folder(b"", _FOLDER_MODE, view.known.listings[0].row(0).mtime_ns)
         return self._store(draft, planned, view, None, skipped)
@@ -107,7 +106,7 @@ class ProducedBuild:
         stack: Stack | None,
         skipped: tuple[Skipped, ...],
     ) -> Record:
-        self._guard(view.known.listings[0])
+        guard_size(view.known.listings, self.request.max_bytes)
         writer = LayerWriter(
             self._staging.layer, self.shop.layout, self.shop.owner, draft, self.meter, _ignore
         )
@@ -115,53 +114,33 @@ class ProducedBuild:
             self._adopt(planned, draft, writer)
             # Also takes away what is excluded.
             writer.clean(stale=True)
-            indexes = self.producer.indexes
-            for index in indexes:
-                if index.path in {job.path for job in planned.jobs}:
-                    layer, shown = self._staging.layer, self.shop.shown
-                    patch_from_project(layer, index, view.rows(), draft.item, shown)
-                    writer.refresh(index.path)
+            self._patch_indexes(draft, writer, planned, view)
             writer.finish(open_nothing)
         finally:
             writer.close()
+        indexes = self.producer.indexes
         about = About(
             self.request.project, view.owner, bool(indexes), (*skipped, *view.skipped), (), indexes
         )
         return Finisher(self.shop, self._staging, self.meter).finish(draft, stack, about)
 
+    def _patch_indexes(self, draft: Draft, writer: LayerWriter, planned: Plan, view: View) -> None:
+        below = self.previous.record.base.layers[::-1] if self.previous and draft.layer else ()
+        new = {job.path for job in planned.jobs}
+        with Indexes(self.shop, draft, [*below, writer.place]) as indexes:
+            for index in self.producer.indexes:
+                if index.path in new:
+                    indexes.from_project(index, view.rows())
+                    writer.refresh(index.path)
+
     def _adopt(self, planned: Plan, draft: Draft, writer: LayerWriter) -> None:
-        writer.make_folders({split(job.path)[0] for job in planned.jobs})
-        self.meter.begin("storing", len(planned.jobs))
-        filler = Filler(
-            writer.root,
-            draft.layer,
-            self.shop.owner,
-            self.meter,
-            lambda _notes: None,
-            _ignore,
-            ours=True,
-            adopt=True,
-        )
-        for path, item in filler.run(planned.jobs).items.items():
+        filled = writer.fill(planned.jobs, "storing", adopt=True)
+        for path, item in filled.items.items():
             draft.put(path, item)
         writer.link(planned.groups)
 
     def _describe(self, record: Record) -> Base:
         return replace(record.base, project=self.request.project)
-
-    def _guard(self, listing: Listing) -> None:
-        limit = self.request.max_bytes
-        if limit is None:
-            return
-        rows = (listing.row(index) for index in range(len(listing)))
-        total = sum(row.size for row in rows if stat.S_ISREG(row.mode))
-        if total > limit:
-            raise ProjectTooLarge(
-                f"The project has {total} bytes, more than the {limit} that were allowed.",
-                hint="Exclude what is not needed, or allow more.",
-                size_bytes=total,
-                limit=limit,
-            )
 
 
 def _ignore(_skipped: Skipped) -> None:

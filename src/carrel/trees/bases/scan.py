@@ -78,6 +78,26 @@ def unreadable(paths: Iterable[bytes], reason: str) -> ProjectUnreadable:
     )
 
 
+def guard_size(listings: Iterable[Listing], limit: int | None) -> None:
+    """Raises `ProjectTooLarge` when all files together have more bytes than are allowed."""
+    if limit is None:
+        return
+    total = sum(map(_bytes, listings))
+    if total > limit:
+        raise ProjectTooLarge(
+            f"The project has {total} bytes, more than the {limit} that were allowed.",
+            hint="Exclude what is not needed, or allow more.",
+            size_bytes=total,
+            limit=limit,
+        )
+
+
+def _bytes(listing: Listing) -> int:
+    sizes = memoryview(listing.rows).cast("Q")[3 :: ROW // 8].tolist()
+    modes = memoryview(listing.rows).cast("H")[_MODES].tolist()
+    return sum(size for size, mode in zip(sizes, modes, strict=True) if not stat.S_ISDIR(mode))
+
+
 class Scanner:
     """One origin, looked at once; not for two threads."""
 

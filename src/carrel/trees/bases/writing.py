@@ -11,6 +11,7 @@ from pathlib import Path
 from carrel.domain.trees import Owner, Skipped
 from carrel.trees.bases.copying import Copier, make_folder
 from carrel.trees.bases.drafting import Draft, FolderDraft
+from carrel.trees.bases.filling import Filled, Filler, Job
 from carrel.trees.bases.layouts import Layout
 from carrel.trees.bases.manifest import Item
 from carrel.trees.bases.metering import Meter
@@ -60,6 +61,23 @@ class LayerWriter:
             except FileExistsError:
                 self._make_slowly(path)
             self.meter.tick()
+
+    def fill(self, jobs: list[Job], stage: str, *, adopt: bool = False) -> Filled:
+        """Stores entries of Carrel's own; with `adopt`, by moving them here. Raises OSError
+        for trouble on the store's side."""
+        self.make_folders({split(job.path)[0] for job in jobs})
+        self.meter.begin(stage, len(jobs))
+        filler = Filler(
+            self.root,
+            self.draft.layer,
+            self.owner,
+            self.meter,
+            lambda _notes: None,
+            self.on_skip,
+            ours=True,
+            adopt=adopt,
+        )
+        return filler.run(jobs)
 
     def distrust(self) -> None:
         """Looks again whether folders are there: entries may have changed their kind."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from carrel.trees.git.refs import Resolved
 from carrel.trees.git.runner import run_git, run_git_with_progress
 
 _SETTLED_S = 2
-"""Files are dated at least this much back: a later change then always shows in the mtime,
-whose seconds are all that many builds of git compare."""
+"""Files are dated at least this much before the index: a later change then always shows in
+the mtime, whose seconds are all that many builds of git compare, and git does not doubt
+what is older than the index."""
 
 OldFile = Callable[[bytes], Path | None]
 """Where a file of the older base is (its path from the top), or None."""
@@ -176,7 +176,8 @@ def _check_out(mirror: Mirror, into: Path, paths: Iterable[bytes]) -> None:
 def _settle(mirror: Mirror, resolved: Resolved, into: Path, only: set[bytes] | None) -> None:
     """Dates the files as the commit, and tells the index what is true of them."""
     shown = mirror.run("show", "-s", "--format=%ct", resolved.commit)
-    when = min(int(shown.split()[-1]), int(time.time()) - _SETTLED_S)
+    index = into / ".git/index"
+    when = min(int(shown.split()[-1]), int(index.stat().st_mtime) - _SETTLED_S)
     top = os.fsencode(into)
 
     def found(path: bytes, _recorded: IndexStat) -> IndexStat | None:
@@ -186,7 +187,7 @@ def _settle(mirror: Mirror, resolved: Resolved, into: Path, only: set[bytes] | N
         os.utime(full, (when, when), follow_symlinks=False)
         return IndexStat.of(os.lstat(full))
 
-    restat(into / ".git/index", found, racy=True)
+    restat(index, found, racy=True)
 
 
 def _new_git_files(mirror: Mirror, resolved: Resolved, old: OldFile, into: Path) -> Iterator[bytes]:

@@ -1,0 +1,58 @@
+"""Which verbs there are, and the file of each."""
+
+from __future__ import annotations
+
+VERBS = {
+    "new": "new",
+    "ls": "ls",
+    "show": "show",
+    "exec": "exec",
+    "shell": "shell",
+    "cp": "cp",
+    "logs": "logs",
+    "changes": "changes",
+    "events": "events",
+    "top": "top",
+    "stop": "stop",
+    "start": "start",
+    "update": "update",
+    "rm": "rm",
+    "undelete": "undelete",
+    "gc": "gc",
+    "verify": "verify",
+    "doctor": "doctor",
+    "inspect": "inspect",
+    "runs": "runs",
+    "run": "",
+    "run show": "run_show",
+    "run attach": "run_attach",
+    "run wait": "run_wait",
+    "run signal": "run_signal",
+    "token": "",
+    "token create": "token_create",
+    "token ls": "token_ls",
+    "token revoke": "token_revoke",
+    "up": "up",
+    "down": "down",
+    "status": "status",
+    "completion": "completion",
+}
+"""By what is typed; a name without a file has the verbs below it."""
+
+GROUPS = {
+    "run": "Look at one command, attach to it, wait for it, signal it.",
+    "token": "Tokens for the API on TCP.",
+}
+
+
+def find_verb(words: list[str]) -> tuple[str, list[str]] | None:
+    """The file of the verb, and what follows it; None when there is no such verb."""
+    if not words:
+        return None
+    name, rest = words[0], words[1:]
+    if name in GROUPS:
+        if not rest:
+            return None
+        name, rest = f"{name} {rest[0]}", rest[1:]
+    file = VERBS.get(name)
+    return (file, rest) if file else None

@@ -1,0 +1,165 @@
+"""The async side of a command's streams: as `streaming`, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from carrel.client.aio_link import AsyncLink, Wire
+from carrel.client.exchange import Exchange, Lost, Output, Patience
+from carrel.client.problems import broken
+from carrel.client.streaming import DEAD_S, QUIET_S, gone
+from carrel.client.wire import WireError
+from carrel.domain.errors import DaemonUnavailable
+
+
+class AsyncRunStream:
+    """One task reads (`async for`); others may write meanwhile."""
+
+    def __init__(self, link: AsyncLink, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self._link = link
+        self._wire: Wire | None = None
+        self._connected = asyncio.Event()
+        self._patience: Patience | None = None
+        self._may_start = True
+        self._left = False
+
+    async def open(self) -> AsyncRunStream:
+        """Raises what stands in the way: the space's errors, `DaemonUnavailable`."""
+        try:
+            await self._connect()
+        except (OSError, WireError) as error:
+            self.close()
+            raise broken(error, self._link.timeout_s) from error
+        return self
+
+    def close(self) -> None:
+        """Leaves; the command goes on."""
+        self._left = True
+        self._drop()
+        # Whoever waits to write need not wait any longer.
+        self._connected.set()
+
+    def _drop(self) -> None:
+        self._connected.clear()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    async def __aenter__(self) -> AsyncRunStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """All output to the end of the command."""
+        while True:
+            for output in self.exchange.take():
+                yield output
+            if self.exchange.ended or self._left:
+                return
+            try:
+                await self._receive()
+            except (OSError, WireError) as error:
+                self._lost(error)
+                await self._reconnect()
+
+    # What goes
+
+    async def input(self, data: bytes) -> None:
+        """Waits while the command does not take what it was given."""
+        await self._ready()
+        self.exchange.input(data)
+        await self._flush(wait=True)
+
+    async def close_input(self) -> None:
+        await self._ready()
+        self.exchange.close_input()
+        await self._flush()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        await self._ready()
+        self.exchange.resize(rows, cols)
+        await self._flush()
+
+    async def signal(self, name: str) -> None:
+        await self._ready()
+        self.exchange.signal(name)
+        await self._flush()
+
+    async def _ready(self) -> None:
+        await self._connected.wait()
+        if self._left and not self.exchange.ended:
+            raise gone(self.exchange.run_id)
+
+    async def _flush(self, *, wait: bool = False) -> None:
+        """A connection that breaks here is noticed by who reads."""
+        if self._wire is None or not self.exchange.out:
+            return
+        self._wire.writer.write(bytes(self.exchange.out))
+        self.exchange.out.clear()
+        if wait:
+            try:
+                await self._wire.writer.drain()
+            except ConnectionError:
+                return
+
+    # What comes
+
+    async def _receive(self) -> None:
+        wire = self._wire
+        assert wire is not None
+        data = await self._hear(wire)
+        if self._left:
+            return
+        self.exchange.receive(data)
+        self._patience = None
+        await self._flush()
+        if self.exchange.ended:
+            self.close()
+
+    async def _hear(self, wire: Wire) -> bytes:
+        """Asks in between whether somebody is still there."""
+        for _ in range(round(DEAD_S / QUIET_S)):
+            try:
+                return await wire.receive(QUIET_S)
+            except TimeoutError:
+                self.exchange.ping()
+                await self._flush()
+        raise Lost("Nothing came for too long.")
+
+    # Connecting
+
+    async def _connect(self) -> None:
+        request = self.exchange.connecting()
+        self._wire, rest = await self._link.websocket(request, start=self._may_start)
+        self._may_start = True
+        self.exchange.connected(rest)
+        self._connected.set()
+        await self._flush()
+        if self.exchange.ended:
+            self.close()
+
+    def _lost(self, error: Exception) -> None:
+        self._drop()
+        self.exchange.lost(error)
+        if self._patience is None:
+            self._may_start = not (isinstance(error, Lost) and error.going)
+            self._patience = Patience(time.monotonic())
+
+    async def _reconnect(self) -> None:
+        assert self._patience is not None
+        while True:
+            try:
+                await self._connect()
+                return
+            except (DaemonUnavailable, OSError, WireError) as error:
+                self._drop()
+                self.exchange.lost(error)
+                if not self._patience.failed(time.monotonic()):
+                    self.close()
+                    raise gone(self.exchange.run_id) from error
+            await asyncio.sleep(max(0.0, self._patience.next_at - time.monotonic()))

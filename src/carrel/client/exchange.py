@@ -1,0 +1,233 @@
+"""One command's streams over any number of connections: bytes in, bytes out, no socket.
+
+What was received is counted, so that after a lost connection the command is attached again
+where it was: nothing is missing and nothing comes twice. Input cannot be counted that way:
+the daemon does not say how much of it the command was given. So when a connection is lost
+while input is under way, and the command goes on and may wait for the rest, that is an error;
+unless the input comes from a terminal, where somebody sees what happens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+
+from carrel.client import frames
+from carrel.client.requests import Request, run_path, space_path
+from carrel.client.wire import WireError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+STDOUT, STDERR = 1, 2
+_HEAD = 9
+"""Before the data of an output message: the stream, and eight bytes of offset."""
+_SETTLED = b"input"
+_QUIET = b"quiet"
+
+
+class Output:
+    """A piece of one stream. `dropped` bytes before it were not kept; at the very end there
+    may be only such."""
+
+    __slots__ = ("data", "dropped", "stream")
+
+    def __init__(self, stream: int, data: bytes, dropped: int = 0) -> None:
+        self.stream = stream
+        self.data = data
+        self.dropped = dropped
+
+
+class Lost(WireError):
+    """The connection ended. With `going`, because the daemon does."""
+
+    def __init__(self, message: str, *, going: bool = False) -> None:
+        super().__init__(message)
+        self.going = going
+
+
+class Exchange:
+    """Drivers move the bytes: what is in `out` to the connection, what comes to `receive`.
+
+    `run` is the run's record as far as it is known, `ended` says that all output came.
+    """
+
+    def __init__(self, path: str, command: Mapping[str, object] | None = None) -> None:
+        self.run: dict[str, Any] = {}
+        self.ended = False
+        self.out = bytearray()
+        self.offsets = {STDOUT: 0, STDERR: 0}
+        self._path = path
+        self._command = command
+        self._outputs: deque[Output] = deque()
+        self._parser = frames.FrameParser()
+        self._terminal = bool(command and command.get("terminal"))
+        self._size: tuple[int, int] | None = None
+        self._input_sent = False
+        self._eof_sent = False
+        self._input_settled = False
+        self._input_doubtful = False
+
+    @classmethod
+    def starting(cls, space: str, command: Mapping[str, object]) -> Exchange:
+        return cls(space_path(space, "exec"), command)
+
+    @classmethod
+    def attaching(cls, run: str, stdout: int = 0, stderr: int = 0) -> Exchange:
+        exchange = cls("")
+        exchange.run = {"id": run}
+        exchange.offsets = {STDOUT: stdout, STDERR: stderr}
+        return exchange
+
+    @property
+    def run_id(self) -> str:
+        return str(self.run.get("id", ""))
+
+    # Connections
+
+    def connecting(self) -> Request:
+        """What a connection that is to become ours begins with."""
+        self._parser = frames.FrameParser()
+        self.out.clear()
+        if not self.run_id:
+            return Request("GET", self._path, again=False)
+        query = [("stdout", self.offsets[STDOUT]), ("stderr", self.offsets[STDERR])]
+        return Request("GET", run_path(self.run_id, "attach"), query)
+
+    def connected(self, rest: bytes) -> None:
+        if not self.run_id:
+            self._say(self._command or {})
+        if self._size is not None:
+            self.resize(*self._size)
+        if self._eof_sent and not (self._input_doubtful or self._terminal):
+            self.close_input()
+        if rest:
+            self.receive(rest)
+
+    def lost(self, error: Exception) -> None:
+        """Raises `DaemonUnavailable` when the command cannot be attached again."""
+        from carrel.domain.errors import DaemonUnavailable
+
+        if not self.run_id:
+            raise DaemonUnavailable(
+                "The connection was lost before the daemon said whether the command runs.",
+                hint="`carrel runs SPACE` shows whether it does.",
+            ) from error
+        if self._input_sent and not self._input_settled and not self._terminal:
+            self._input_doubtful = True
+
+    # What comes
+
+    def receive(self, data: bytes) -> None:
+        """Raises `Lost` when the connection ended, and the error when the daemon refuses."""
+        if not data:
+            raise Lost("The connection was closed.")
+        for message in self._parser.receive(data):
+            self._take(message)
+
+    def _take(self, message: frames.Message) -> None:
+        if message.kind == frames.BINARY:
+            self._output(message.data)
+        elif message.kind == frames.TEXT:
+            self._control(json.loads(message.data))
+        elif message.kind == frames.PING:
+            self.out += frames.encode(frames.PONG, message.data)
+        elif message.kind == frames.PONG:
+            self._input_settled = self._input_settled or message.data == _SETTLED
+        elif message.kind == frames.CLOSE and not self.ended:
+            going = message.code in (frames.GOING_AWAY, frames.SERVICE_RESTART)
+            raise Lost(f"The daemon closed the connection ({message.code}).", going=going)
+
+    def _output(self, data: bytes) -> None:
+        if len(data) < _HEAD or data[0] not in self.offsets:
+            raise WireError("A piece of output cannot be read.")
+        stream, offset = data[0], int.from_bytes(data[1:_HEAD], "big")
+        have, end = self.offsets[stream], offset + len(data) - _HEAD
+        if end > have:
+            piece = data[_HEAD + max(0, have - offset) :]
+            self.offsets[stream] = end
+            self._outputs.append(Output(stream, piece, max(0, offset - have)))
+
+    def _control(self, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind in ("started", "exit"):
+            self.run = message["run"]
+            self._terminal = bool(self.run.get("terminal"))
+            self.ended = kind == "exit"
+            self._check_input()
+        elif kind == "problem":
+            from carrel.client.problems import error_from
+
+            raise error_from({name: value for name, value in message.items() if name != "type"})
+
+    def _check_input(self) -> None:
+        if not self._input_doubtful or self.run.get("state") in ("ended", "failed"):
+            return
+        from carrel.domain.errors import DaemonUnavailable
+
+        raise DaemonUnavailable(
+            f"The connection was lost while input went to {self.run_id}: "
+            "part of it may be missing.",
+            hint=f"The command goes on: carrel run attach {self.run_id}",
+            run_id=self.run_id,
+        )
+
+    def take(self) -> list[Output]:
+        """What came since the last time."""
+        taken = list(self._outputs)
+        self._outputs.clear()
+        return taken
+
+    # What goes
+
+    def input(self, data: bytes) -> None:
+        if data:
+            self._input_sent, self._input_settled = True, False
+            self.out += frames.encode(frames.BINARY, data)
+
+    def close_input(self) -> None:
+        """The ping's answer says that what went before it has arrived."""
+        self._eof_sent = True
+        self._say({"type": "eof"})
+        self.out += frames.encode(frames.PING, _SETTLED)
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._size = (rows, cols)
+        self._say({"type": "resize", "rows": rows, "cols": cols})
+
+    def signal(self, name: str) -> None:
+        self._say({"type": "signal", "signal": name})
+
+    def ping(self) -> None:
+        self.out += frames.encode(frames.PING, _QUIET)
+
+    def leave(self) -> None:
+        self.out += frames.encode_close()
+
+    def _say(self, message: Mapping[str, object]) -> None:
+        self.out += frames.encode(frames.TEXT, json.dumps(message).encode())
+
+
+class Patience:
+    """When to try again, and when no longer."""
+
+    FIRST_S = 0.02
+    """A daemon that was killed is up again in a fraction of a second."""
+    LONGEST_S = 1.0
+    TOTAL_S = 60.0
+    """Longer than any restart takes; then somebody should know."""
+
+    def __init__(self, now: float) -> None:
+        self.until = now + self.TOTAL_S
+        self.next_at = now
+        self._delay = self.FIRST_S
+
+    def failed(self, now: float) -> bool:
+        """Whether to go on trying; `next_at` says when."""
+        if now >= self.until:
+            return False
+        self.next_at = now + self._delay
+        self._delay = min(self._delay * 2, self.LONGEST_S)
+        return True

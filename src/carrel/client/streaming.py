@@ -1,0 +1,210 @@
+"""The sync side of a command's streams: one thread, one `poll`, connected again when lost."""
+
+from __future__ import annotations
+
+import select
+import time
+
+from carrel.client.exchange import Exchange, Lost, Output, Patience
+from carrel.client.wire import WireError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Iterator, Sequence
+
+    from carrel.client.link import Link
+
+READ_BYTES = 256 * 1024
+MAX_READS = 16
+"""In one go, before the caller gets to write out what came."""
+QUIET_S = 20.0
+"""Without a byte, after which we ask whether somebody is still there."""
+DEAD_S = 60.0
+"""Without a byte, after which nobody is."""
+HIGH_WATER = 1024 * 1024
+"""Of input that waits to be sent; until it sinks, no more should be given."""
+_WOULD_BLOCK = ("SSLWantReadError", "SSLWantWriteError")
+
+
+class RunStream:
+    """Not for several threads."""
+
+    def __init__(self, link: Link, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self._link = link
+        self._sock: _socket.socket | None = None
+        self._heard_at = 0.0
+        self._asked_at = 0.0
+        self._patience: Patience | None = None
+        self._may_start = True
+        self._left = False
+
+    def open(self) -> RunStream:
+        """Raises what stands in the way: the space's errors, `DaemonUnavailable`."""
+        try:
+            self._connect()
+        except (OSError, WireError) as error:
+            self.close()
+            from carrel.client.problems import broken
+
+            raise broken(error, self._link.timeout_s) from error
+        return self
+
+    @property
+    def full(self) -> bool:
+        """Whether no more input should be given now."""
+        return len(self.exchange.out) > HIGH_WATER or self._sock is None
+
+    def close(self) -> None:
+        """Leaves; the command goes on."""
+        self._left = True
+        self._drop()
+
+    def _drop(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def __enter__(self) -> RunStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Output]:
+        """All output to the end of the command."""
+        while True:
+            yield from self.exchange.take()
+            if self.exchange.ended or self._left:
+                return
+            self.wait()
+
+    def wait(self, readers: Sequence[int] = (), timeout_s: float | None = None) -> set[int]:
+        """Moves what can be moved, waiting until there is something or the time is over.
+        Gives those of `readers` that can be read. Raises the errors of `open`."""
+        poll = select.poll()
+        for reader in readers:
+            poll.register(reader, select.POLLIN)
+        try:
+            if self._sock is None:
+                self._reconnect()
+            self._flush()
+        except (OSError, WireError) as error:
+            self._lost(error)
+        sock = self._sock
+        own = -1
+        if sock is not None:
+            own = sock.fileno()
+            writing = select.POLLOUT if self.exchange.out else 0
+            poll.register(own, select.POLLIN | writing)
+        ready = {number for number, _ in poll.poll(self._pause_ms(timeout_s))}
+        try:
+            if own in ready:
+                self._receive()
+            self._flush()
+            self._check_alive()
+        except (OSError, WireError) as error:
+            self._lost(error)
+        return ready - {own}
+
+    # Moving
+
+    def _receive(self) -> None:
+        assert self._sock is not None
+        for _ in range(MAX_READS):
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except OSError as error:
+                if _would_block(error):
+                    return
+                raise
+            self._heard_at = time.monotonic()
+            self.exchange.receive(data)
+            self._patience = None
+            if self.exchange.ended:
+                self._drop()
+                return
+
+    def _flush(self) -> None:
+        out = self.exchange.out
+        while out and self._sock is not None:
+            try:
+                sent = self._sock.send(out[:READ_BYTES])
+            except OSError as error:
+                if _would_block(error):
+                    return
+                raise
+            del out[:sent]
+
+    def _pause_ms(self, timeout_s: float | None) -> int | None:
+        now = time.monotonic()
+        if self._sock is None:
+            until = self._patience.next_at if self._patience is not None else now
+        else:
+            until = max(self._heard_at, self._asked_at) + QUIET_S
+        pause_s = max(0.0, until - now)
+        if timeout_s is not None:
+            pause_s = min(pause_s, timeout_s)
+        return int(pause_s * 1000) + 1 if pause_s else 0
+
+    def _check_alive(self) -> None:
+        if self._sock is None:
+            return
+        now = time.monotonic()
+        if now - self._heard_at > DEAD_S:
+            raise Lost("Nothing came for too long.")
+        if now - max(self._heard_at, self._asked_at) >= QUIET_S:
+            self._asked_at = now
+            self.exchange.ping()
+
+    # Connecting
+
+    def _connect(self) -> None:
+        request = self.exchange.connecting()
+        sock, rest = self._link.websocket(request, start=self._may_start)
+        sock.settimeout(0)
+        self._sock = sock
+        self._heard_at = self._asked_at = time.monotonic()
+        self._may_start = True
+        self.exchange.connected(rest)
+        if self.exchange.ended:
+            self._drop()
+
+    def _lost(self, error: Exception) -> None:
+        """One who says goodbye is not called back to life: the daemon is awaited then, not
+        started."""
+        self._drop()
+        self.exchange.lost(error)
+        if self._patience is None:
+            self._may_start = not (isinstance(error, Lost) and error.going)
+            self._patience = Patience(time.monotonic())
+
+    def _reconnect(self) -> None:
+        from carrel.domain.errors import DaemonUnavailable
+
+        assert self._patience is not None
+        if time.monotonic() < self._patience.next_at:
+            return
+        try:
+            self._connect()
+            return
+        except (DaemonUnavailable, OSError, WireError) as error:
+            self._drop()
+            self.exchange.lost(error)
+            if not self._patience.failed(time.monotonic()):
+                raise gone(self.exchange.run_id) from error
+
+
+def gone(run_id: str) -> Exception:
+    from carrel.domain.errors import DaemonUnavailable
+
+    return DaemonUnavailable(
+        "The daemon went away and did not come back.",
+        hint=f"The command goes on; when the daemon is up again: carrel run attach {run_id}",
+        run_id=run_id,
+    )
+
+
+def _would_block(error: OSError) -> bool:
+    return isinstance(error, BlockingIOError) or type(error).__name__ in _WOULD_BLOCK

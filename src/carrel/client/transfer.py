@@ -1,0 +1,195 @@
+"""Files and folders between this machine and a space, as `cp -r` has it: into a folder that
+is there, else under the new name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from carrel.client.link import Link, Streamed
+from carrel.client.packing import CHUNK, pack
+from carrel.client.requests import LONG_S, Answer, Request, asking, space_path, telling
+from carrel.client.unpacking import unpack
+from carrel.domain.errors import PathNotFound, PathWrongKind
+
+Watch = Callable[[int], None]
+"""Gets the number of bytes of each piece that was moved."""
+
+
+def ignore_bytes(_count: int) -> None:
+    """The listener of callers that do not watch."""
+
+
+@dataclass
+class Moved:
+    """What was copied: where it is now, and what was left out, with the reason."""
+
+    target: str
+    bytes_moved: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    def skip(self, path: str, why: str) -> None:
+        self.skipped.append((path, why))
+
+
+# Out of a space
+
+
+def download(link: Link, space: str, path: str, dest: str, watch: Watch = ignore_bytes) -> Moved:
+    """A file or folder. Raises `PathError`s of the space, and `OSError` of this machine."""
+    about = link.json(asking(space_path(space, "files", "stat"), [("path", path)]))
+    if about["type"] != "folder":
+        return _download_file(link, space, path, dest, about, watch)
+    name = _name(path)
+    moved = Moved(dest)
+    if name and os.path.isdir(dest):
+        moved.target = os.path.join(dest, name)
+        into, rename = dest, (name, name)
+    elif name:
+        into, rename = os.path.dirname(os.path.abspath(dest)), (name, os.path.basename(dest))
+    else:
+        os.makedirs(dest, exist_ok=True)
+        into, rename = dest, ("", "")
+    request = Request(
+        "GET", space_path(space, "archive"), [("path", path)], timeout_s=LONG_S, again=True
+    )
+    with link.open(request) as stream:
+        pieces = _watched(_checked(stream), moved, watch)
+        unpack(pieces, into, rename, moved.skip)
+    return moved
+
+
+def _download_file(
+    link: Link, space: str, path: str, dest: str, about: dict[str, Any], watch: Watch
+) -> Moved:
+    target = os.path.join(dest, _name(path)) if os.path.isdir(dest) else dest
+    moved = Moved(target)
+    with _replacing(target) as file, open_file(link, space, path) as stream:
+        for piece in _watched(_checked(stream), moved, watch):
+            file.write(piece)
+        if about["type"] == "file":
+            os.fchmod(file.fileno(), int(about["mode"], 8) & 0o777)
+    return moved
+
+
+def open_file(link: Link, space: str, path: str) -> Streamed:
+    """A file's bytes as they come; the answer is not looked at yet."""
+    return link.open(Request("GET", space_path(space, "files"), [("path", path)], again=True))
+
+
+@contextlib.contextmanager
+def _replacing(target: str) -> Iterator[Any]:
+    """The old file stays until the new one is complete."""
+    if os.path.isdir(target):
+        raise PathWrongKind(f"{target} is a folder.", hint="Name a file in it.")
+    folder = os.path.dirname(os.path.abspath(target))
+    descriptor, name = tempfile.mkstemp(prefix=".carrel-", dir=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            # As a new file would be; the space's mode comes when it is complete.
+            os.fchmod(descriptor, 0o666 & ~_umask())
+            yield file
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    """The process's own, which can only be read by changing it, or from here."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o077
+
+
+# Into a space
+
+
+def upload(link: Link, space: str, source: str, path: str, watch: Watch = ignore_bytes) -> Moved:
+    """A file or folder. Raises `PathError`s of the space, and `OSError` of this machine."""
+    kind = _kind(link, space, path)
+    inside = source in (".", "..") or source.endswith(("/.", "/..", "/"))
+    name = os.path.basename(source.rstrip("/"))
+    if os.path.isdir(source) and inside and not source.endswith("/"):
+        return _upload_contents(link, space, source, path, kind, watch)
+    target = posixpath.join(path, name) if kind == "folder" else posixpath.normpath(path)
+    moved = Moved(target)
+    if os.path.isdir(source):
+        if kind not in ("folder", ""):
+            raise PathWrongKind(f"{path!r} is no folder in the space.", hint="Copy elsewhere.")
+        above, own = posixpath.split(target)
+        _put(link, space, above or ".", _watched(pack(source, own, moved.skip), moved, watch))
+        return moved
+    with open(source, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+        pieces = iter(lambda: file.read(CHUNK), b"")
+        write_file(link, space, target, _watched(pieces, moved, watch), mode)
+    return moved
+
+
+def _upload_contents(
+    link: Link, space: str, source: str, path: str, kind: str, watch: Watch
+) -> Moved:
+    moved = Moved(path)
+    if not kind:
+        content = {"path": path, "parents": False}
+        link.json(telling("POST", space_path(space, "files", "mkdir"), content))
+    _put(link, space, path, _watched(pack(source, "", moved.skip), moved, watch))
+    return moved
+
+
+def write_file(
+    link: Link, space: str, path: str, pieces: Iterable[bytes], mode: int | None = None
+) -> None:
+    query: list[tuple[str, object]] = [("path", path)]
+    if mode is not None:
+        query.append(("mode", f"{mode:03o}"))
+    headers = [("Content-Type", "application/octet-stream")]
+    where = space_path(space, "files")
+    link.json(Request("PUT", where, query, body=pieces, headers=headers, timeout_s=LONG_S))
+
+
+def _put(link: Link, space: str, path: str, pieces: Iterable[bytes]) -> None:
+    headers = [("Content-Type", "application/zstd")]
+    where = space_path(space, "archive")
+    query = [("path", path)]
+    link.json(Request("PUT", where, query, body=pieces, headers=headers, timeout_s=LONG_S))
+
+
+def _kind(link: Link, space: str, path: str) -> str:
+    """Of what is there in the space; empty when nothing is."""
+    try:
+        about = link.json(asking(space_path(space, "files", "stat"), [("path", path)]))
+    except PathNotFound:
+        return ""
+    return str(about["type"])
+
+
+# Both ways
+
+
+def _checked(stream: Streamed) -> Iterator[bytes]:
+    if stream.head.status >= 400:
+        Answer(stream.head, stream.read()).check()
+    return iter(stream)
+
+
+def _watched(pieces: Iterable[bytes], moved: Moved, watch: Watch) -> Iterator[bytes]:
+    for piece in pieces:
+        moved.bytes_moved += len(piece)
+        watch(len(piece))
+        yield piece
+
+
+def _name(path: str) -> str:
+    """The last name of a path in a space; empty for the root."""
+    name = posixpath.basename(posixpath.normpath(path))
+    return "" if name in (".", "/") else name

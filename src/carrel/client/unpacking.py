@@ -1,0 +1,222 @@
+"""A tar.zst of a space into a local folder, and nothing of it anywhere else.
+
+What is in a space is hostile. Names that lead out are refused; no symlink is ever followed
+on the way to a file, neither one of the archive nor one that stands there; symlinks that lead
+out are left out, and so is what is neither file, folder nor link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+import zstandard
+
+from carrel.client.packing import CHUNK, OnSkip, leads_out
+from carrel.domain.errors import ArchiveInvalid, PathWrongKind
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ZEROS = bytes(CHUNK)
+
+
+def unpack(pieces: Iterable[bytes], target: str, rename: tuple[str, str], on_skip: OnSkip) -> int:
+    """Into the folder `target`, which is there. `rename` is a first name and what it becomes.
+    Gives the number of files. Raises `ArchiveInvalid`, `PathWrongKind`, `OSError`."""
+    with _Place(target) as place:
+        try:
+            with tarfile.open(fileobj=_plain(pieces), mode="r|", bufsize=CHUNK) as archive:
+                unpacker = _Unpacker(place, archive, rename, on_skip)
+                for member in archive:
+                    unpacker.take(member)
+        except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
+            raise ArchiveInvalid(
+                f"What came from the space is damaged: {error}.", hint="Try again."
+            ) from error
+        place.finish()
+        return unpacker.files
+
+
+class _Unpacker:
+    def __init__(
+        self,
+        place: _Place,
+        archive: tarfile.TarFile,
+        rename: tuple[str, str],
+        on_skip: OnSkip,
+    ) -> None:
+        self.files = 0
+        self._place = place
+        self._archive = archive
+        self._rename = rename
+        self._on_skip = on_skip
+
+    def take(self, member: tarfile.TarInfo) -> None:
+        path = self._path(member.name)
+        if member.isdir():
+            self._place.make_folder(path, member)
+            return
+        if not path:
+            raise ArchiveInvalid(f"{member.name!r} names no file.", hint="Try again.")
+        if member.isreg() or member.issparse():
+            content = self._archive.extractfile(member)
+            assert content is not None
+            with content:
+                self._place.write(path, member, content)
+            self.files += 1
+        elif member.issym():
+            if leads_out("/".join(path), member.linkname):
+                self._on_skip(member.name, f"a symlink to {member.linkname}, which leads out")
+            else:
+                self._place.symlink(path, member.linkname)
+        elif member.islnk():
+            self._place.link(path, self._path(member.linkname))
+        else:
+            self._on_skip(member.name, "neither a file nor a folder")
+
+    def _path(self, name: str) -> tuple[str, ...]:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if name.startswith("/") or ".." in parts:
+            raise ArchiveInvalid(f"{name!r} leads out of the folder.", hint="Nothing is unpacked.")
+        if self._rename[0] and parts[:1] == [self._rename[0]]:
+            parts[:1] = [self._rename[1]]
+        return tuple(parts)
+
+
+class _Place:
+    """The folder, reached by descriptors: every step is taken from the one before."""
+
+    def __init__(self, target: str) -> None:
+        self._root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._made: dict[tuple[str, ...], tarfile.TarInfo] = {}
+        self._open: tuple[tuple[str, ...], int] = ((), -1)
+
+    def __enter__(self) -> _Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open[1] >= 0:
+            os.close(self._open[1])
+        os.close(self._root)
+
+    def folder(self, path: tuple[str, ...]) -> int:
+        """The last one stays open: most entries come folder by folder."""
+        if self._open[1] >= 0:
+            if self._open[0] == path:
+                return self._open[1]
+            os.close(self._open[1])
+            self._open = ((), -1)
+        here = os.dup(self._root)
+        for part in path:
+            try:
+                below = _enter(here, part)
+            except NotADirectoryError as error:
+                raise PathWrongKind(
+                    f"{'/'.join(path)!r} leads through something that is no folder.",
+                    hint="Move it away, or copy elsewhere.",
+                ) from error
+            finally:
+                os.close(here)
+            here = below
+        self._open = (path, here)
+        return here
+
+    def make_folder(self, path: tuple[str, ...], member: tarfile.TarInfo) -> None:
+        if path:
+            self.folder(path)
+            self._made[path] = member
+
+    def write(self, path: tuple[str, ...], member: tarfile.TarInfo, content: IO[bytes]) -> None:
+        folder, name = self.folder(path[:-1]), path[-1]
+        _clear(folder, name)
+        descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+        try:
+            _fill(descriptor, content)
+            os.ftruncate(descriptor, member.size)
+            os.fchmod(descriptor, member.mode & 0o777)
+            os.utime(descriptor, (member.mtime, member.mtime))
+        finally:
+            os.close(descriptor)
+
+    def symlink(self, path: tuple[str, ...], target: str) -> None:
+        folder, name = self.folder(path[:-1]), path[-1]
+        _clear(folder, name)
+        os.symlink(target, name, dir_fd=folder)
+
+    def link(self, path: tuple[str, ...], first: tuple[str, ...]) -> None:
+        source = os.dup(self.folder(first[:-1]))
+        try:
+            if not stat.S_ISREG(os.lstat(first[-1], dir_fd=source).st_mode):
+                raise ArchiveInvalid(f"{'/'.join(first)!r} is no file.", hint="Try again.")
+            folder = self.folder(path[:-1])
+            _clear(folder, path[-1])
+            os.link(
+                first[-1], path[-1], src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False
+            )
+        finally:
+            os.close(source)
+
+    def finish(self) -> None:
+        """Modes and times of folders come last: a read-only one could not be filled."""
+        for path, member in sorted(self._made.items(), reverse=True):
+            folder = self.folder(path)
+            os.fchmod(folder, member.mode & 0o777)
+            os.utime(folder, (member.mtime, member.mtime))
+
+
+def _enter(here: int, part: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(part, _FOLDER, dir_fd=here)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(part, 0o700, dir_fd=here)
+    return os.open(part, _FOLDER, dir_fd=here)
+
+
+def _clear(folder: int, name: str) -> None:
+    """What stands there is replaced, unless it is a folder."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    except (IsADirectoryError, PermissionError) as error:
+        if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            raise PathWrongKind(
+                f"{name!r} is a folder there, and a file in the space.", hint="Move it away."
+            ) from error
+        raise
+
+
+def _fill(descriptor: int, content: IO[bytes]) -> None:
+    while piece := content.read(CHUNK):
+        if piece == _ZEROS[: len(piece)]:
+            os.lseek(descriptor, len(piece), os.SEEK_CUR)
+            continue
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+
+class _Pieces:
+    """An iterator of bytes as a file to read from."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        while not self._rest:
+            try:
+                self._rest = next(self._pieces)
+            except StopIteration:
+                return b""
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+
+def _plain(pieces: Iterable[bytes]) -> IO[bytes]:
+    reader = zstandard.ZstdDecompressor().stream_reader(_Pieces(iter(pieces)), read_size=CHUNK)  # type: ignore[arg-type]
+    return reader

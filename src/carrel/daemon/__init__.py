@@ -1,0 +1,1 @@
+"""The process that serves one data folder: its start, its sockets, its end."""

@@ -1,0 +1,5 @@
+"""`python -m carrel.daemon`"""
+
+from carrel.daemon.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The HTTP interface: decode a request, call the service, encode the answer."""

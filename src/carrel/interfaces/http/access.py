@@ -1,0 +1,228 @@
+"""Who calls: decided before anything else is looked at.
+
+On the Unix socket the kernel has said who connected (see `connections`). On TCP it takes a
+token, and a page in a browser gets nowhere: not by its own origin, and not by a name that
+somebody points at this machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from carrel.domain.access import LOCAL, Caller
+from carrel.domain.errors import AuthenticationFailed, CarrelError, Forbidden, RateLimited
+from carrel.interfaces.http.problems import problem_response
+from carrel.interfaces.http.services import Options
+from carrel.service.tokens import Tokens
+
+LOCAL_STATE = "local"
+"""Set by the listener on the Unix socket, and by nobody else."""
+OPEN_PATHS = frozenset({"/v1/health"})
+TRIES = 20
+WINDOW_S = 60.0
+"""So many wrong tokens in so much time are a person's mistakes; more are somebody guessing."""
+ADDRESSES = 4096
+"""Remembered at most; whoever has more addresses can also try from each of them."""
+_METHODS = "GET, POST, PUT, PATCH, DELETE"
+_HEADERS = "Authorization, Content-Type, Accept, Idempotency-Key, Last-Event-ID, Range"
+
+Clock = Callable[[], float]
+
+
+class Tries:
+    """Wrong tokens by address. A secret that was right before is let through whatever others
+    behind the same address do."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._right: OrderedDict[bytes, None] = OrderedDict()
+
+    def check(self, address: str, secret: str) -> None:
+        """Raises `RateLimited`, without a look at the token."""
+        count, until = self._failed.get(address, (0, 0.0))
+        now = self._clock()
+        if count < TRIES or now >= until or _digest(secret) in self._right:
+            return
+        raise RateLimited(
+            "Too many wrong tokens came from this address.",
+            hint="Wait, and try with the right one.",
+            retry_after_s=int(until - now) + 1,
+        )
+
+    def failed(self, address: str) -> None:
+        count, until = self._failed.pop(address, (0, 0.0))
+        now = self._clock()
+        if now >= until:
+            count, until = 0, now + WINDOW_S
+        self._failed[address] = (count + 1, until)
+        if len(self._failed) > ADDRESSES:
+            self._failed.popitem(last=False)
+
+    def succeeded(self, secret: str) -> None:
+        digest = _digest(secret)
+        self._right[digest] = None
+        self._right.move_to_end(digest)
+        if len(self._right) > ADDRESSES:
+            self._right.popitem(last=False)
+
+
+class Access:
+    """Puts the `Caller` into the scope, or answers itself."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, options: Options) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._hosts = frozenset(host.lower() for host in options.hosts)
+        self._origins = options.origins
+        self._tries = Tries()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = _single(scope["headers"])
+        origin = headers.get(b"origin")
+        try:
+            self._check_origin(origin)
+            if origin is not None and _is_preflight(scope, headers):
+                await _allow(origin)(scope, receive, send)
+                return
+            scope["carrel.caller"] = await self._caller(scope, headers)
+        except CarrelError as error:
+            await problem_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send if origin is None else _with_origin(send, origin))
+
+    def _check_origin(self, origin: bytes | None) -> None:
+        if origin is not None and origin.decode("latin-1") not in self._origins:
+            raise Forbidden(
+                "Web pages may not call the daemon.",
+                hint="Have the page's origin added to `allowed_origins`.",
+            )
+
+    async def _caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller | None:
+        if scope.get("state", {}).get(LOCAL_STATE) is True:
+            return LOCAL
+        self._check_host(scope, headers.get(b"host", b""))
+        if scope["path"] in OPEN_PATHS:
+            return None
+        secret = _bearer(headers.get(b"authorization"))
+        client = scope.get("client")
+        address = str(client[0]) if client else ""
+        self._tries.check(address, secret)
+        try:
+            caller = await self._tokens.caller(secret)
+        except AuthenticationFailed:
+            self._tries.failed(address)
+            raise
+        self._tries.succeeded(secret)
+        scope["carrel.recheck"] = functools.partial(self._tokens.caller, secret)
+        return caller
+
+    def _check_host(self, scope: Scope, host: bytes) -> None:
+        """A name that a stranger's DNS points here is in no list. An address that is the
+        connection's own needs none: no name was asked for it."""
+        name = _host_name(host.decode("latin-1"))
+        server = scope.get("server")
+        if name in self._hosts or _is_loopback(name) or (server and name == server[0]):
+            return
+        raise Forbidden(
+            "The daemon is not known by this name.",
+            hint="Have it added to `allowed_hosts`, or call 127.0.0.1.",
+        )
+
+
+def _single(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The headers that matter here. One that comes twice is joined, so it matches nothing."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in (b"host", b"origin", b"authorization", b"access-control-request-method"):
+            found[name] = value if name not in found else found[name] + b", " + value
+    return found
+
+
+def _bearer(header: bytes | None) -> str:
+    kind, _, secret = (header or b"").decode("latin-1").partition(" ")
+    if kind.lower() != "bearer" or not secret.strip():
+        raise AuthenticationFailed(
+            "A token is needed here.", hint="Send Authorization: Bearer <token>."
+        )
+    return secret.strip()
+
+
+def _host_name(host: str) -> str:
+    """Without the port and the brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    name, colon, port = host.rpartition(":")
+    if colon and port.isdigit():
+        host = name
+    return host.lower().rstrip(".")
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    asks = b"access-control-request-method" in headers
+    return scope["type"] == "http" and scope["method"] == "OPTIONS" and asks
+
+
+def _cors(origin: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+
+
+def _allow(origin: bytes) -> Response:
+    return Response(
+        status_code=204,
+        headers={
+            "Access-Control-Allow-Origin": origin.decode("latin-1"),
+            "Access-Control-Allow-Methods": _METHODS,
+            "Access-Control-Allow-Headers": _HEADERS,
+            "Vary": "Origin",
+        },
+    )
+
+
+def _with_origin(send: Send, origin: bytes) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *_cors(origin)]}
+        await send(message)
+
+    return sending
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+async def still_allowed(scope: Mapping[str, Any]) -> None:
+    """For streams that go on for long: raises `AuthenticationFailed` when the token of their
+    beginning was revoked meanwhile, or its time is over."""
+    recheck = scope.get("carrel.recheck")
+    if recheck is not None:
+        await recheck()
+
+
+def caller_in(scope: Mapping[str, Any]) -> Caller:
+    """Of a request that came through `Access`."""
+    caller: Caller | None = scope["carrel.caller"]
+    assert caller is not None, "an open path asks for no caller"
+    return caller

@@ -1,0 +1,1 @@
+"""What bodies hold and answers look like: the source of the OpenAPI document."""

@@ -1,0 +1,107 @@
+"""A connection that became a WebSocket, with bounds for clients that do not read or answer."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import TimerHandle
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from carrel.interfaces.http.connections import FLUSH_S, STALLED_S, UNWANTED_S
+
+TRY_AGAIN_LATER = 1013
+PING_S = 20.0
+"""A client that is gone without a word is noticed after two of these."""
+MAX_MESSAGE = 1 << 20
+"""Of what a client sends; input comes in pieces."""
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._stall: TimerHandle | None = None
+        self._flush: TimerHandle | None = None
+        self._failed = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._failed:
+            super().data_received(data)
+
+    def handle_parser_exception(self) -> None:
+        """As the parent does it, but what the client still sends is read for a moment: were
+        it refused at once, the reason would be lost with it."""
+        self._failed = True
+        assert self.conn.close_sent is not None
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(UNWANTED_S, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._stall, self._flush):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(STALLED_S, self._stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _stalled(self) -> None:
+        """The reason is behind all that the client does not read: it learns it if it reads
+        on soon."""
+        if not (self.close_sent or self.transport.is_closing()):
+            self.conn.fail(TRY_AGAIN_LATER, "too slow: attach again with the offsets reached")
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+        # The application is not kept waiting for what will not be read.
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": TRY_AGAIN_LATER})
+        self.disconnected = True
+        self.writable.set()
+        self._give_up()
+
+    def send_keepalive_ping(self) -> None:
+        if self.read_paused:
+            # The answer would wait behind input that the command does not take.
+            self.ping_timer = None
+            self.schedule_ping()
+        else:
+            super().send_keepalive_ping()
+
+    def keepalive_timeout(self) -> None:
+        if self.read_paused:
+            self.pong_timer = None
+            self.pending_ping_payload = None
+            self.schedule_ping()
+            return
+        super().keepalive_timeout()
+        self._give_up()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        self.transport.close()
+        if self._flush is None:
+            self._flush = self.loop.call_later(FLUSH_S, self.transport.abort)

@@ -1,0 +1,50 @@
+"""One daemon for all tests of the program; each makes spaces of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program
+from tests.daemon.rig import Daemon, daemon_in
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
+    folder.chmod(0o711)
+    with daemon_in(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[Daemon]:
+    """One that a test may end."""
+    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
+    folder.chmod(0o711)
+    with daemon_in(folder, listen=None) as found:
+        yield found
+
+
+@pytest.fixture
+def carrel(daemon: Daemon, tmp_path: Path) -> Program:
+    return Program(daemon.data, tmp_path)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "README.md").write_text("read me\n")
+    return folder
+
+
+@pytest.fixture
+def space(carrel: Program, project: Path) -> Iterator[str]:
+    """Its name."""
+    name = carrel.good("new", str(project)).strip()
+    yield name
+    carrel("rm", "--force", name)

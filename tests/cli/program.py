@@ -1,0 +1,164 @@
+"""The installed program, as a person or a script starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(sys.executable).with_name("carrel")
+TIMEOUT_S = 60.0
+"""For one command, on a busy machine; most take a fraction of a second."""
+
+
+class Program:
+    """For one data folder."""
+
+    def __init__(self, data: Path, cwd: Path) -> None:
+        self.data = data
+        self.cwd = cwd
+        self.env = {
+            **{name: value for name, value in os.environ.items() if name[:7] != "CARREL_"},
+            "CARREL_DATA": str(data),
+            "PYTHONUTF8": "1",
+        }
+
+    def __call__(
+        self, *words: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Done:
+        result = subprocess.run(
+            [PROGRAM, *words],
+            input=stdin,
+            capture_output=True,
+            env={**self.env, **(env or {})},
+            cwd=self.cwd,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return Done(result.returncode, result.stdout, result.stderr.decode())
+
+    def good(self, *words: str, stdin: bytes = b"") -> str:
+        """What it printed, after a look that it went well."""
+        done = self(*words, stdin=stdin)
+        assert done.code == 0, done
+        assert "Traceback" not in done.err
+        return done.out
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.good(*words, "--json"))
+
+    def bad(self, code: int | None, *words: str, stdin: bytes = b"") -> str:
+        """The sentence and the hint of an error; with None, whatever its code is."""
+        done = self(*words, stdin=stdin)
+        assert done.code == code if code is not None else 0 < done.code < 10, done
+        lines = done.err.strip().splitlines()
+        assert lines and lines[0].startswith("carrel: "), done
+        assert all(line.startswith("hint: ") for line in lines[1:2]) and len(lines) <= 2, done
+        return done.err
+
+    def start(
+        self, *words: str, before: Sequence[str] = (), **options: Any
+    ) -> subprocess.Popen[bytes]:
+        line = [*before, str(PROGRAM), *words]
+        return subprocess.Popen(line, env=self.env, cwd=self.cwd, **options)
+
+
+class Done:
+    def __init__(self, code: int, out: bytes, err: str) -> None:
+        self.code = code
+        self.bytes = out
+        self.out = out.decode("utf-8", "replace")
+        self.err = err
+
+    def __repr__(self) -> str:
+        return f"exit {self.code}\n{self.out}\n{self.err}"
+
+
+class Terminal:
+    """A program in a terminal of its own, with somebody who types and reads."""
+
+    def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
+        self.master = master
+        self.process = process
+        self.text = b""
+
+    def type(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def until(self, wanted: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
+        """Reads until that was shown; gives all that was, and forgets it."""
+        until = time.monotonic() + timeout_s
+        while wanted not in self.text:
+            left = until - time.monotonic()
+            assert left > 0, f"{wanted!r} was not shown: {self.text!r}"
+            readable, _, _ = select.select([self.master], [], [], left)
+            if readable:
+                try:
+                    piece = os.read(self.master, 65536)
+                except OSError:
+                    piece = b""
+                assert piece, f"the program ended: {self.text!r}"
+                self.text += piece
+        end = self.text.index(wanted) + len(wanted)
+        shown, self.text = self.text[:end], self.text[end:]
+        return shown
+
+    def rest(self) -> bytes:
+        """All that is shown until the program ends."""
+        while True:
+            readable, _, _ = select.select([self.master], [], [], TIMEOUT_S)
+            assert readable, f"the program does not end: {self.text!r}"
+            try:
+                piece = os.read(self.master, 65536)
+            except OSError:
+                return self.text
+            if not piece:
+                return self.text
+            self.text += piece
+
+    def end(self) -> int:
+        self.rest()
+        return self.process.wait(TIMEOUT_S)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """As a window does: the program that has the terminal is told."""
+        termios.tcsetwinsize(self.master, (rows, cols))
+
+    @property
+    def mode(self) -> list[Any]:
+        return termios.tcgetattr(self.master)
+
+
+@contextmanager
+def in_terminal(
+    program: Program, *words: str, rows: int = 24, cols: int = 80
+) -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (rows, cols))
+    process = None
+    try:
+        # `setsid --ctty` makes it the terminal's own, so that keys and windows reach it.
+        process = program.start(
+            *words, before=("setsid", "--ctty"), stdin=slave, stdout=slave, stderr=slave
+        )
+        os.close(slave)
+        slave = -1
+        yield Terminal(master, process)
+    finally:
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        if process is not None:
+            process.wait(TIMEOUT_S)
+        for descriptor in (master, slave):
+            if descriptor >= 0:
+                os.close(descriptor)

@@ -1,0 +1,78 @@
+"""Files and folders into and out of spaces."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from carrel.cli.verbs.cp import split
+from tests.cli.program import Program
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("space:path", ("space", "path")),
+        ("space:", ("space", ".")),
+        ("space:/", ("space", ".")),
+        ("space:/a/b", ("space", "a/b")),
+        ("space:a:b", ("space", "a:b")),
+        ("./a:b", None),
+        ("/a:b", None),
+        ("plain", None),
+        ("-", None),
+        (":x", None),
+    ],
+)
+def test_which_side_is_meant(word: str, found: tuple[str, str] | None) -> None:
+    assert split(word) == found
+
+
+def test_files(carrel: Program, space: str, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "script").chmod(0o755)
+    carrel.good("cp", "script", f"{space}:")
+    carrel.good("cp", "script", f"{space}:other")
+    assert carrel.good("exec", space, "./script") == "ran\n"
+    assert carrel.good("exec", space, "./other") == "ran\n"
+    carrel.good("cp", f"{space}:README.md", "copy")
+    assert (tmp_path / "copy").read_text() == "read me\n"
+    (tmp_path / "folder").mkdir()
+    carrel.good("cp", f"{space}:README.md", "folder")
+    assert (tmp_path / "folder" / "README.md").is_file()
+
+
+def test_folders(carrel: Program, space: str, tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "deep" / "file").write_bytes(bytes(range(256)) * 4000)
+    (tmp_path / "in" / "way").symlink_to("deep/file")
+    (tmp_path / "in" / "out").symlink_to("/etc/passwd")
+    done = carrel("cp", "in", f"{space}:new")
+    assert done.code == 0 and "Left out" in done.err and "/etc/passwd" in done.err
+    carrel.good("cp", f"{space}:new", "back")
+    assert (tmp_path / "back" / "deep" / "file").read_bytes() == bytes(range(256)) * 4000
+    assert os.readlink(tmp_path / "back" / "way") == "deep/file"
+    assert not (tmp_path / "back" / "out").is_symlink()
+    carrel.good("cp", f"{space}:.", "everything")
+    assert sorted(os.listdir(tmp_path / "everything")) == ["README.md", "new"]
+    found = carrel.json("cp", f"{space}:new", "json")
+    assert found["target"] == "json" and found["bytes"] > 0 and found["skipped"] == []
+
+
+def test_standard_streams(carrel: Program, space: str) -> None:
+    data = os.urandom(500_000)
+    carrel.good("cp", "-", f"{space}:bytes", stdin=data)
+    assert carrel("cp", f"{space}:bytes", "-").bytes == data
+
+
+def test_mistakes(carrel: Program, space: str, tmp_path: Path) -> None:
+    assert "One side" in carrel.bad(2, "cp", "a", "b")
+    assert "One side" in carrel.bad(2, "cp", f"{space}:a", f"{space}:b")
+    assert "nothing" in carrel.bad(3, "cp", f"{space}:nothing", "x")
+    assert "nobody" in carrel.bad(3, "cp", "nobody:x", "y")
+    assert "nothing" in carrel.bad(1, "cp", "nothing", f"{space}:x")
+    (tmp_path / "folder").mkdir()
+    assert "folder" in carrel.bad(1, "cp", "folder", f"{space}:README.md")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "project"]

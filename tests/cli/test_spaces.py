@@ -1,0 +1,250 @@
+"""Spaces from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program, in_terminal
+
+
+def test_new_prints_the_name(carrel: Program, project: Path) -> None:
+    done = carrel("new", str(project))
+    assert done.code == 0 and done.err == ""
+    name = done.out.strip()
+    assert name.startswith("project-")
+    carrel.good("rm", name)
+
+
+def test_without_a_project_it_is_the_current_folder(carrel: Program, project: Path) -> None:
+    carrel.cwd = project
+    space = carrel.json("new")
+    assert space["project"] == {"kind": "folder", "location": str(project), "ref": None}
+    carrel.good("rm", space["id"])
+
+
+def test_all_that_can_be_said(carrel: Program, project: Path) -> None:
+    words = "--name all-said --network open --tier minimal --memory 512M --cpus 1.5 --pids 50"
+    words += " --disk 1G --wall 1h --label a=b --label c=d --ttl 2h --idle 15m --keep 7d --env X=1"
+    space = carrel.json("new", str(project), "--exclude", "*.md", *words.split())
+    try:
+        assert (space["name"], space["network"], space["tier"]) == ("all-said", "open", "minimal")
+        limits = space["limits"]
+        assert (limits["memory_bytes"], limits["cpus"], limits["pids"]) == (512 << 20, 1.5, 50)
+        assert (limits["disk_bytes"], limits["wall_seconds"]) == (1 << 30, 3600.0)
+        assert space["labels"] == {"a": "b", "c": "d"} and space["env"] == {"X": "1"}
+        retention = space["retention"]
+        assert (retention["ttl_s"], retention["idle_s"]) == (7200.0, 900.0)
+        assert retention["keep_s"] == 604800.0
+        assert carrel.good("exec", "all-said", "--", "sh", "-c", "ls; echo $X") == "1\n"
+        shown = carrel.good("show", "all-said")
+        assert "memory 512M" in shown and "a=b, c=d" in shown
+        again = carrel.json("new", "--base", space["base"])
+        assert again["base"] == space["base"]
+        carrel.good("rm", again["id"])
+    finally:
+        carrel.good("rm", "--force", "all-said")
+
+
+def test_repositories_archives_and_nothing(carrel: Program, project: Path) -> None:
+    git = ["git", "-C", str(project)]
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    (project / "later").touch()
+    space = carrel.json("new", str(project), "--ref", "main")
+    assert space["project"]["kind"] == "git" and space["project"]["ref"] == "main"
+    assert carrel.good("exec", space["id"], "ls") == "README.md\n"
+    carrel.good("rm", space["id"])
+    archive = project.parent / "it.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", project, "README.md"], check=True)
+    space = carrel.json("new", str(archive))
+    assert space["project"]["kind"] == "archive"
+    carrel.good("rm", space["id"])
+    space = carrel.json("new", "--empty")
+    assert space["project"]["kind"] == "empty"
+    carrel.good("rm", space["id"])
+
+
+def test_an_unconfined_space_is_told_loudly(carrel: Program, project: Path) -> None:
+    done = carrel("new", str(project), "--runtime", "process")
+    assert done.code == 0 and "process !" in done.err
+    name = done.out.strip()
+    try:
+        [line] = [line for line in carrel.good("ls").splitlines() if line.startswith(name)]
+        assert " process ! " in line
+        assert "process !  nothing confines it" in carrel.good("show", name)
+    finally:
+        carrel.good("rm", name)
+
+
+def test_lists_are_for_people_and_programs(carrel: Program, space: str, project: Path) -> None:
+    text = carrel.good("ls")
+    [line] = [line for line in text.splitlines() if line.startswith(space)]
+    assert "ready" in line and line.endswith(str(project))
+    found = carrel.json("ls", "--state", "ready")
+    [mine] = [one for one in found["spaces"] if one["name"] == space]
+    assert mine["id"] in carrel.good("ls", "-q").split()
+    assert carrel.json("ls", "--label", "no=such") == {"spaces": [], "total": 0}
+    assert "no spaces" in carrel("ls", "--label", "no=such").err
+    carrel.good("rm", space)
+    assert mine["id"] not in carrel.good("ls", "-q").split()
+    assert mine["id"] in carrel.good("ls", "-q", "--all").split()
+
+
+def test_a_table_fits_the_terminal(carrel: Program, space: str) -> None:
+    with in_terminal(carrel, "ls", cols=60) as terminal:
+        text = terminal.rest().decode()
+        assert terminal.end() == 0
+    lines = text.replace("\x1b[1;31m", "").replace("\x1b[0m", "").splitlines()
+    assert len(lines) > 1 and all(len(line) <= 60 for line in lines)
+    assert any("…" in line for line in lines)
+
+
+def test_spaces_are_named_in_three_ways(carrel: Program, space: str) -> None:
+    space_id = carrel.json("show", space)["id"]
+    for word in (space, space_id, space_id[:10]):
+        assert space_id in carrel.good("show", word)
+
+
+def test_stop_start_update(carrel: Program, space: str) -> None:
+    assert carrel.good("stop", space, "--grace", "0.1").strip() == space
+    assert "is stopped" in carrel.bad(125, "exec", space, "true")
+    assert carrel.json("start", space)["state"] == "ready"
+    found = carrel.json("update", space, "--label", "a=b", "--label", "c=d", "--ttl", "1h")
+    assert found["labels"] == {"a": "b", "c": "d"}
+    found = carrel.json("update", space, "--no-label", "a", "--idle", "5m")
+    assert found["labels"] == {"c": "d"}
+    assert (found["retention"]["ttl_s"], found["retention"]["idle_s"]) == (3600.0, 300.0)
+    assert carrel.good("update", space, "--name", "renamed-one").strip() == "renamed-one"
+    carrel.good("update", "renamed-one", "--name", space)
+
+
+def test_changes_are_not_lost(carrel: Program, space: str) -> None:
+    carrel.good("exec", space, "--", "sh", "-c", "echo x > new; rm README.md")
+    assert carrel.good("changes", space) == "D README.md\nA new\n"
+    said = carrel.bad(4, "rm", space)
+    assert "2 changes" in said and "--force" in said
+    done = carrel("rm", "--force", space)
+    assert done.code == 0 and "carrel undelete sp_" in done.err
+    assert space in carrel.good("undelete")
+    kept = carrel.json("undelete")["trash"]
+    assert [one["changes"] for one in kept if one["space"]["name"] == space] == [2]
+    assert carrel.good("undelete", space).strip() == space
+    assert carrel.good("exec", space, "cat", "new") == "x\n"
+
+
+def test_several_at_once(carrel: Program, project: Path) -> None:
+    names = [carrel.good("new", str(project)).strip() for _ in range(2)]
+    done = carrel("rm", names[0], "nobody", names[1])
+    assert done.code == 3
+    assert done.err.count("carrel: ") == 1 and "nobody" in done.err
+    assert not set(names) & set(carrel.good("ls").split())
+
+
+def test_proof_and_use(carrel: Program, space: str) -> None:
+    assert "holds" in carrel.good("verify", space)
+    assert carrel.json("verify", space)["holds"] is True
+    assert "refused" in carrel.good("verify", space, "--verbose")
+    assert space in carrel.good("top")
+    found = carrel.json("top", "--disk")["usage"]
+    assert any(one["disk_bytes"] is not None for one in found)
+
+
+def test_top_goes_on_and_leaves_the_terminal_as_it_was(carrel: Program, space: str) -> None:
+    with in_terminal(carrel, "top", "--interval", "0.1", rows=40, cols=100) as terminal:
+        terminal.until(b"\x1b[?1049h")
+        for _ in range(3):
+            terminal.until(space.encode())
+        terminal.type(b"\x03")
+        text = terminal.rest()
+        assert terminal.end() == 130
+    assert b"\x1b[?25h\x1b[?1049l" in text
+
+
+def test_progress_is_shown_to_who_watches(carrel: Program, project: Path) -> None:
+    for number in range(500):
+        (project / str(number)).write_text(str(number))
+    with in_terminal(carrel, "new", str(project)) as terminal:
+        text = terminal.rest().decode()
+        assert terminal.end() == 0
+    assert "\r\x1b[K" in text and "Ready (sp_" in text
+    name = [word for word in text.split() if word.startswith("project-")][-1]
+    carrel.good("rm", name)
+
+
+def test_cleaning_up(carrel: Program, space: str) -> None:
+    report = carrel.json("gc", "--dry-run")
+    assert report["dry_run"] is True
+    carrel.good("gc", "-n")
+    assert space in carrel.good("ls")
+
+
+def test_events(carrel: Program, space: str) -> None:
+    carrel.good("exec", space, "true")
+    text = carrel.good("events", "--space", space)
+    assert "space.state from=creating to=ready" in text and "run.started" in text
+    lines = carrel.good("events", "--space", space, "--type", "run.ended", "--json").splitlines()
+    [event] = [json.loads(line) for line in lines]
+    assert event["data"]["code"] == 0
+    after = str(event["seq"])
+    assert carrel.good("events", "--space", space, "--type", "run.ended", "--after", after) == ""
+
+
+def test_events_as_they_happen(carrel: Program, space: str) -> None:
+    with in_terminal(carrel, "events", "-f", "--json", "--after", "0", cols=300) as terminal:
+        carrel.good("exec", space, "--", "echo", "marked-word")
+        terminal.until(b"marked-word")
+        terminal.until(b"run.ended")
+        terminal.type(b"\x03")
+        assert terminal.end() == 130
+
+
+def test_inspect_needs_no_daemon(carrel: Program, project: Path) -> None:
+    (project / "go.mod").write_text("module x\n\ngo 1.21\n")
+    (project / "Dockerfile").write_text("FROM debian:\x1b[31m\nEXPOSE 80\n")
+    carrel.env["CARREL_DATA"] = "/nonexistent/data"
+    text = carrel.good("inspect", str(project))
+    assert text.startswith("decided: dockerfile") and "version: go 1.21" in text
+    assert "\x1b" not in text
+    found = carrel.json("inspect", str(project))
+    assert found["decided"]["rule"] == "dockerfile" and "missing" in found
+    assert "nothing-there" in carrel.bad(3, "inspect", "nothing-there")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_error(carrel: Program, space: str, stream: str) -> None:
+    closed = {"stdout": ">&-", "stderr": "2>&-"}[stream]
+    line = f'exec "$@" {closed}'
+    from tests.cli.program import PROGRAM, TIMEOUT_S
+
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", str(PROGRAM), "ls"],
+        env=carrel.env,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_told(carrel: Program, space: str) -> None:
+    with open("/dev/full", "wb") as full:
+        process = carrel.start("ls", stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and b"No space left" in err and b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_no_drama(carrel: Program, space: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = carrel.start("ls", stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 141 and err == b""

@@ -1,0 +1,229 @@
+"""Commands through the sync client: streams, input, signals, and a daemon that goes away."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from carrel import Client, CommandFailed, errors
+from carrel.client import RunHandle, Space
+from carrel.client.exchange import STDERR, STDOUT, Exchange
+from carrel.client.streaming import RunStream
+from carrel.daemon import control
+from carrel.domain.runs import RunState, Stream
+from carrel.domain.runtimes import ExitReason
+from tests.client.killing import COUNT, COUNTING, GONE_S, kill
+from tests.daemon.rig import Daemon
+
+
+class TestResults:
+    def test_streams_are_apart_and_bytes_are_bytes(self, space: Space) -> None:
+        result = space.run(["sh", "-c", r"printf 'a\377\000b'; printf err >&2; exit 3"])
+        assert (result.stdout_bytes, result.stderr_bytes) == (b"a\xff\0b", b"err")
+        assert result.stdout == "a\ufffd\0b" and result.stderr == "err"
+        assert result.code == 3 and not result.ok
+        assert result.run.space == space.id and result.run.exit is not None
+
+    def test_arguments_are_arguments(self, space: Space) -> None:
+        words = ["", "a b", "*", "$HOME", "ü", os.fsdecode(b"\xff"), "--"]
+        result = space.run(["printf", r"%s\n", *words])
+        assert result.stdout_bytes == b"".join(os.fsencode(word) + b"\n" for word in words)
+
+    def test_environment_and_folder(self, space: Space) -> None:
+        result = space.run(["sh", "-c", "echo $X; pwd"], env={"X": "y"}, cwd="sub")
+        assert result.stdout.startswith("y\n") and result.stdout.strip().endswith("/sub")
+
+    def test_how_it_ended(self, space: Space) -> None:
+        killed = space.run(["sh", "-c", "kill -TERM $$"])
+        assert killed.code == 143 and killed.run.exit is not None
+        assert killed.run.exit.reason is ExitReason.SIGNALED
+        late = space.run(["sleep", "60"], timeout_s=0.2)
+        assert late.code == 124 and late.run.exit is not None
+        assert late.run.exit.reason is ExitReason.TIMEOUT
+
+    def test_what_cannot_be_started(self, space: Space) -> None:
+        with pytest.raises(errors.CommandNotFound):
+            space.run(["no-such-command"])
+        with pytest.raises(errors.CommandNotExecutable):
+            space.run(["./README.md"])
+        with pytest.raises(errors.CarrelError):
+            space.run([])
+        with pytest.raises(CommandFailed, match="false ended with 1"):
+            space.run(["false"], check=True)
+
+    def test_much_output(self, space: Space) -> None:
+        size = 20_000_000
+        result = space.run(["sh", "-c", f"yes 0123456789 | head -c {size}"])
+        assert len(result.stdout_bytes) + (result.truncated and size) >= size
+        assert result.stdout_bytes.endswith(b"0123456789\n"[: size % 11])
+        short = space.run(["sh", "-c", "seq 100000"], max_output_bytes=12)
+        assert short.stdout == "99999\n100000\n"[-12:] and short.truncated
+
+
+class TestInput:
+    @pytest.mark.parametrize("size", [0, 1, 65536, 3_000_000])
+    def test_it_arrives_and_ends(self, space: Space, size: int) -> None:
+        data = os.urandom(size)
+        assert space.run(["cat"], stdin=data).stdout_bytes == data
+
+    def test_text_and_files(self, space: Space) -> None:
+        assert space.run(["cat"], stdin="text").stdout == "text"
+        assert space.run(["cat"], stdin=io.BytesIO(b"x" * 100_000)).stdout == "x" * 100_000
+
+    def test_without_there_is_none(self, space: Space) -> None:
+        assert space.run(["cat"]).stdout == ""
+
+    def test_a_command_need_not_read_it(self, space: Space) -> None:
+        result = space.run(["head", "-c", "5"], stdin=b"hello" * 1_000_000)
+        assert result.stdout == "hello" and result.code == 0
+        assert space.run(["true"], stdin=b"x" * 5_000_000).code == 0
+
+
+class TestHandles:
+    def test_it_goes_on_by_itself(self, client: Client, space: Space) -> None:
+        run = space.start_run(["sh", "-c", "cat; echo err >&2; sleep 0.1; exit 5"], stdin="in\n")
+        found = client.run(run.id)
+        assert found.wait().exit is not None and found.info.state is RunState.ENDED
+        assert found.info.exit is not None and found.info.exit.code == 5
+        assert run.read() == b"in\n" and run.read(Stream.STDERR) == b"err\n"
+        assert run.read(offset=1) == b"n\n"
+        assert run.id in [one.id for one in space.runs()]
+
+    def test_waiting_has_an_end(self, space: Space) -> None:
+        run = space.start_run(["sleep", "60"])
+        begun = time.monotonic()
+        assert run.wait(timeout_s=0.2).state is RunState.RUNNING
+        assert run.wait(timeout_s=0).state is RunState.RUNNING
+        assert time.monotonic() - begun < GONE_S
+        run.signal("SIGKILL")
+        ended = run.wait()
+        assert ended.exit is not None and ended.exit.signal == 9
+        with pytest.raises(errors.MessageInvalid):
+            run.signal("NOPE")
+
+    def test_output_comes_as_it_is_written(self, space: Space) -> None:
+        space.run(["mkfifo", "fifo"])
+        run = space.start_run(["sh", "-c", "echo 1; read x < fifo; echo 2; echo e >&2"])
+        output = run.output()
+        first = next(output)
+        assert (first.stream, first.data) == (STDOUT, b"1\n")
+        space.run(["sh", "-c", "echo go > fifo"])
+        rest = [(one.stream, one.data) for one in output]
+        assert sorted(rest) == [(STDOUT, b"2\n"), (STDERR, b"e\n")]
+        assert run.info.state is RunState.ENDED
+        assert [one.data for one in run.output(stdout=2, stderr=2)] == [b"2\n"]
+
+    def test_a_terminal_is_one(self, space: Space) -> None:
+        command = {"argv": ["sh"], "terminal": True, "rows": 11, "cols": 22}
+        link = space._link
+        with RunStream(link, Exchange.starting(space.id, command)).open() as stream:
+            stream.exchange.input(b"stty size; tty; exit 4\n")
+            text = b"".join(output.data for output in stream)
+        assert b"11 22" in text and b"/dev/pts/" in text
+        assert stream.exchange.run["exit"]["code"] == 4
+
+    def test_attaching_twice_shows_the_same(self, space: Space) -> None:
+        run = space.start_run(["seq", "1000"])
+        wanted = b"".join(b"%d\n" % number for number in range(1, 1001))
+        for _ in range(2):
+            assert b"".join(one.data for one in run.output()) == wanted
+
+
+class TestRestarts:
+    """A counting command: every number comes once, in order, whatever happens meanwhile."""
+
+    @pytest.fixture
+    def space(self, own_daemon: Daemon, project: Path) -> Iterator[Space]:
+        with Client(data=own_daemon.data) as client, client.space(project) as found:
+            yield found
+
+    def watch(self, run: RunHandle, meanwhile: dict[int, Callable[[], None]]) -> None:
+        """Reads the command's output, doing things at some numbers."""
+        got = {STDOUT: b"", STDERR: b""}
+        for output in run.output():
+            assert not output.dropped
+            got[output.stream] += output.data
+            for number in [one for one in meanwhile if f"{one}\n".encode() in output.data]:
+                meanwhile.pop(number)()
+        numbers = range(COUNT)
+        assert got[STDOUT] == b"".join(b"%d\n" % number for number in numbers)
+        assert got[STDERR] == b"".join(b"e%d\n" % number for number in numbers)
+        assert run.info.exit is not None and run.info.exit.code == 0
+        assert not meanwhile
+
+    def test_killed_daemons_are_started_again(self, own_daemon: Daemon, space: Space) -> None:
+        run = space.start_run(["sh", "-c", COUNTING])
+        self.watch(run, {5: lambda: kill(own_daemon), 30: lambda: kill(own_daemon)})
+
+    def test_a_daemon_that_was_ended_is_waited_for(self, own_daemon: Daemon, space: Space) -> None:
+        """Somebody wanted it to end, so it is not started by those who watch."""
+        run = space.start_run(["sh", "-c", COUNTING])
+        states: list[bool] = []
+
+        def restart() -> None:
+            states.append(control.status(own_daemon.data).running)
+            own_daemon.start()
+
+        def end() -> None:
+            own_daemon.stop()
+            threading.Timer(0.7, restart).start()
+
+        self.watch(run, {5: end})
+        assert states == [False]
+
+    def test_a_result_is_complete(self, own_daemon: Daemon, space: Space) -> None:
+        timer = threading.Timer(1.0, kill, [own_daemon])
+        timer.start()
+        result = space.run(["sh", "-c", COUNTING])
+        timer.join()
+        assert result.stdout.split() == [str(number) for number in range(COUNT)]
+        assert result.code == 0
+
+    def test_input_that_may_be_lost_is_an_error(self, own_daemon: Daemon, space: Space) -> None:
+        """The command does not read, so that most of it waits somewhere on the way."""
+        timer = threading.Timer(1.0, kill, [own_daemon])
+        timer.start()
+        with pytest.raises(errors.DaemonUnavailable, match="may be missing") as caught:
+            space.run(["sleep", "30"], stdin=bytes(30_000_000))
+        timer.join()
+        run_id = str(caught.value.details["run_id"])
+        run = next(one for one in space.runs() if one.id == run_id)
+        assert run.info.state is RunState.RUNNING
+
+    def test_one_who_does_not_come_back_is_given_up(
+        self, own_daemon: Daemon, space: Space, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("carrel.client.exchange.Patience.TOTAL_S", 0.5)
+        run = space.start_run(["sleep", "30"])
+        with run.attach() as stream:
+            own_daemon.stop()
+            with pytest.raises(errors.DaemonUnavailable, match="did not come back") as caught:
+                list(stream)
+        assert run.id in caught.value.hint
+        own_daemon.start()
+
+    def test_a_space_is_made_once(self, own_daemon: Daemon, space: Space, project: Path) -> None:
+        """Killed while it is made: the daemon is asked again, and there is one in the end."""
+        (project / "many").mkdir()
+        for number in range(3000):
+            (project / "many" / str(number)).write_text(str(number))
+        with Client(data=own_daemon.data) as client:
+            killed: list[object] = []
+
+            def once(step: object) -> None:
+                if not killed:
+                    killed.append(step)
+                    kill(own_daemon)
+
+            made = client.create(project, on_progress=once, labels={"once": "yes"})
+            assert killed
+            found = [one.id for one in client.spaces(labels={"once": "yes"})]
+            assert found == [made.id]
+            assert made.run(["sh", "-c", "ls many | wc -l"]).stdout.strip() == "3000"
+            made.remove(force=True)

@@ -1,0 +1,25 @@
+"""Folders in which daemons come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.rig import Daemon
+
+
+@pytest.fixture
+def stopped(data: Path) -> Iterator[Daemon]:
+    """A daemon that was not started yet."""
+    daemon = Daemon(data / "data")
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture
+def started(stopped: Daemon) -> Daemon:
+    return stopped.start()

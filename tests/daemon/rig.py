@@ -1,0 +1,140 @@
+"""A real daemon in a folder of its own, and ways to talk to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.sync.client import ClientConnection, connect, unix_connect
+
+from carrel.daemon import control, places
+from carrel.launcher.client import Launcher
+from tests.folders import remove_folder
+
+ANSWER_S = 60.0
+"""For one answer, on a busy machine."""
+ANY_PORT = "127.0.0.1:0"
+
+
+class Daemon:
+    """Started by the first who needs it."""
+
+    def __init__(self, data: Path, listen: str | None = ANY_PORT) -> None:
+        self.data = data
+        self.listen = listen
+        self.pid = 0
+        self._clients: list[httpx.Client] = []
+
+    def start(self) -> Daemon:
+        self.pid = control.start(self.data, self.listen)
+        return self
+
+    @property
+    def address(self) -> str:
+        return control.status(self.data).address
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def socket(self) -> str:
+        return places.socket(self.data)
+
+    def log(self) -> str:
+        return Path(places.log(self.data)).read_text()
+
+    # Talking
+
+    def local(self) -> httpx.Client:
+        """On the Unix socket: an administrator."""
+        transport = httpx.HTTPTransport(uds=self.socket)
+        return self._kept(httpx.Client(transport=transport, base_url="http://carrel"))
+
+    def tcp(self, secret: str = "", headers: Mapping[str, str] | None = None) -> httpx.Client:
+        own = dict(headers or {})
+        if secret:
+            own["Authorization"] = f"Bearer {secret}"
+        return self._kept(httpx.Client(base_url=f"http://{self.address}", headers=own))
+
+    def _kept(self, client: httpx.Client) -> httpx.Client:
+        client.timeout = httpx.Timeout(ANSWER_S)
+        self._clients.append(client)
+        return client
+
+    def token(self, scope: str) -> str:
+        with self.local() as client:
+            return str(good(client.post("/v1/tokens", json={"scope": scope}))["secret"])
+
+    def websocket(self, path: str) -> ClientConnection:
+        return unix_connect(self.socket, f"ws://carrel{path}", open_timeout=ANSWER_S, max_size=None)
+
+    def tcp_websocket(self, path: str, secret: str) -> ClientConnection:
+        return connect(
+            f"ws://{self.address}{path}",
+            additional_headers={"Authorization": f"Bearer {secret}"},
+            open_timeout=ANSWER_S,
+            proxy=None,
+        )
+
+    # Ending
+
+    def stop(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        control.stop(self.data)
+
+    def close(self) -> None:
+        """Nothing of it is left, whatever the test left."""
+        with contextlib.suppress(OSError, httpx.HTTPError):
+            # Asked first, because httpx leaves a socket open that nobody answers.
+            control.connect(self.data).close()
+            with self.local() as client:
+                self._remove_spaces(client)
+        self.stop()
+        Launcher(self.data).shutdown(force=True)
+
+    @staticmethod
+    def _remove_spaces(client: httpx.Client) -> None:
+        found = client.get("/v1/spaces", params={"limit": 1000}).json()["spaces"]
+        for space in found:
+            client.delete(f"/v1/spaces/{space['id']}", params={"force": "true"})
+
+
+@contextlib.contextmanager
+def daemon_in(folder: Path, listen: str | None = ANY_PORT) -> Iterator[Daemon]:
+    """`folder` is removed afterwards."""
+    daemon = Daemon(folder / "data", listen)
+    try:
+        yield daemon.start()
+    finally:
+        daemon.close()
+        remove_folder(folder)
+
+
+def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
+    """With lone surrogates as JSON's escapes, which the client itself does not send."""
+    headers = {"Content-Type": "application/json"}
+    return client.post(path, content=json.dumps(body), headers=headers)
+
+
+def good(response: httpx.Response) -> Any:
+    assert response.is_success, f"{response.status_code}: {response.text}"
+    return response.json()
+
+
+def bad(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem, after a look that it is one."""
+    assert response.status_code == status, f"{response.status_code}: {response.text}"
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = json.loads(response.text)
+    assert problem["code"] == code, problem
+    assert problem["status"] == status and problem["type"] == "about:blank"
+    assert problem["title"] and problem["detail"]
+    assert "Traceback" not in response.text
+    return problem

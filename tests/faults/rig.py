@@ -1,0 +1,82 @@
+"""What tests of a machine that misbehaves share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from carrel.app.service import Services, open_service
+from carrel.config import Settings
+from carrel.domain.access import LOCAL
+from carrel.domain.spaces import Space, SpaceQuery, SpaceState
+from carrel.launcher.client import Launcher
+from carrel.lifecycle.table import SETTLED
+from tests.service.rig import end_launcher, leftovers, run
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and unmount")
+
+
+@asynccontextmanager
+async def serving(data: Path) -> AsyncIterator[Services]:
+    """A service on the folder, whose launcher stays."""
+    async with open_service(Settings(data=data)) as services:
+        yield services
+
+
+@asynccontextmanager
+async def ending(data: Path) -> AsyncIterator[None]:
+    """Whatever happens inside, no launcher of the folder is left."""
+    try:
+        yield
+    finally:
+        await end_launcher(data)
+
+
+async def everything(services: Services) -> list[Space]:
+    """All spaces that are not removed."""
+    return list((await services.spaces.list(LOCAL, SpaceQuery(limit=1000))).spaces)
+
+
+async def assert_sound(services: Services, data: Path, *kept: Space) -> None:
+    """Clean-up leaves exactly these spaces, settled, and nothing else on the machine."""
+    await services.collector.run(LOCAL)
+    there = await everything(services)
+    assert {space.space_id: space.state for space in there if space.state not in SETTLED} == {}
+    assert {space.space_id for space in there} == {space.space_id for space in kept}
+    ids = {space.space_id for space in kept}
+    gone = [space_id for space_id in await _removed(services) if space_id not in ids]
+    strays = [one for one in leftovers(data, *gone) if not any(space_id in one for space_id in ids)]
+    # A claim on a user names its space in a link, a sandbox that is set up in a file.
+    users = [one for one in strays if one.startswith("user ")]
+    assert len(users) <= len(ids)
+    assert [one for one in strays if one not in users] == []
+
+
+async def _removed(services: Services) -> list[str]:
+    query = SpaceQuery(states=frozenset({SpaceState.REMOVED}), limit=1000)
+    return [space.space_id for space in (await services.spaces.list(LOCAL, query)).spaces]
+
+
+async def assert_works(services: Services, space: Space, script: str, said: str) -> None:
+    record, text = await run(services, space, script)
+    assert record.exit is not None and record.exit.code == 0, (record, text)
+    assert text == said
+
+
+async def remove_all(services: Services, data: Path) -> None:
+    for space in await everything(services):
+        await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
+    await assert_sound(services, data)
+
+
+def launcher_pid(data: Path) -> int:
+    launcher = Launcher(data)
+    try:
+        reply, _ = launcher.call("hello", {}, [])
+    finally:
+        launcher.close()
+    return int(reply["pid"])

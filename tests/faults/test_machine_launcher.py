@@ -1,0 +1,234 @@
+"""The launcher is killed, hangs, or ends: callers hear of it in time, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL
+from carrel.domain.errors import LauncherUnavailable
+from carrel.domain.runs import RunRecord, RunState
+from carrel.domain.runtimes import Command, ExitReason
+from carrel.domain.spaces import Space, SpaceState
+from carrel.launcher import client
+from carrel.launcher.client import Launcher, Reply
+from carrel.runtimes import engine
+from tests.faults.rig import (
+    assert_sound,
+    assert_works,
+    ending,
+    everything,
+    launcher_pid,
+    needs_root,
+    remove_all,
+    serving,
+)
+from tests.service.rig import RUN_S, make, output, run
+
+ANSWER_S = 0.5
+"""Instead of half a minute."""
+BOUND_S = 20.0
+"""Several waits of `ANSWER_S` in a row, on a loaded machine."""
+LINES = 400
+
+
+async def begin(services: Services, space: Space, script: str) -> RunRecord:
+    return await services.runs.start(space.space_id, Command(("sh", "-c", script)))
+
+
+async def end(services: Services, record: RunRecord) -> tuple[RunRecord, str]:
+    async with asyncio.timeout(RUN_S):
+        record = await services.runs.wait(record.run_id)
+    return record, await output(services, record)
+
+
+def kill_launcher(data: Path) -> None:
+    """Returns when it is gone."""
+    pid = launcher_pid(data)
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        assert select.select([descriptor], [], [], RUN_S)[0]
+    finally:
+        os.close(descriptor)
+
+
+# Killed
+
+
+async def test_another_launcher_takes_its_place(data: Path) -> None:
+    async with ending(data), serving(data) as services:
+        space = await make(services)
+        await run(services, space, "echo work > work.txt")
+        for _ in range(3):
+            await asyncio.to_thread(kill_launcher, data)
+            await assert_works(services, space, "cat work.txt", "work\n")
+            await asyncio.to_thread(kill_launcher, data)
+            fresh = await make(services)
+            await services.spaces.remove(LOCAL, fresh.space_id)
+        await remove_all(services, data)
+
+
+@needs_root
+async def test_what_runs_goes_on_without_its_launcher(data: Path) -> None:
+    """As root a sandbox outlives its launcher: the next one records on, and hears its end."""
+    script = (
+        f"i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); sleep 0.005; done; exit 7"
+    )
+    async with ending(data), serving(data) as services:
+        space = await make(services)
+        record = await begin(services, space, script)
+        await _more_output(services, record)
+        for _ in range(3):
+            await asyncio.to_thread(kill_launcher, data)
+            await _more_output(services, record, than=len(await output(services, record)))
+        record, said = await end(services, record)
+        assert record.exit is not None
+        lines = [f"line {number}" for number in range(LINES)]
+        assert said.splitlines() == lines, record.exit
+        # Who is not its parent does not learn its code from the kernel.
+        assert record.exit.code == 7 or record.exit.reason is ExitReason.LOST
+        assert (await services.spaces.get(LOCAL, space.space_id)).state is SpaceState.READY
+        await remove_all(services, data)
+
+
+async def _more_output(services: Services, record: RunRecord, than: int = 0) -> None:
+    async with asyncio.timeout(RUN_S):
+        while len(await output(services, record)) <= than:
+            await asyncio.sleep(0.01)
+
+
+@needs_root
+async def test_a_run_is_not_given_up_at_the_first_refusal(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher that should take it up may be killed too, or be slow to start."""
+    refusals = 1
+    real = Launcher.ask
+
+    async def ask(
+        self: Launcher, op: str, fields: Reply, descriptors: list[int], timeout_s: float = ANSWER_S
+    ) -> tuple[Reply, list[int]]:
+        nonlocal refusals
+        if op == "attach" and refusals:
+            refusals -= 1
+            raise LauncherUnavailable("The launcher went away.")
+        return await real(self, op, fields, descriptors, timeout_s)
+
+    async with ending(data), serving(data) as services:
+        space = await make(services)
+        record = await begin(services, space, "echo begun; sleep 1; echo ended")
+        await _more_output(services, record)
+        monkeypatch.setattr(Launcher, "ask", ask)
+        await asyncio.to_thread(kill_launcher, data)
+        record, said = await end(services, record)
+        assert said == "begun\nended\n", record.exit
+        await remove_all(services, data)
+
+
+async def test_an_end_of_the_daemon_and_of_the_launcher(data: Path) -> None:
+    """Both at once: the record says how every command ended, or that nobody knows."""
+    async with ending(data):
+        async with serving(data) as services:
+            space = await make(services)
+            ended, said = await run(services, space, "echo done; exit 3")
+            record = await begin(services, space, "echo begun; exec sleep 1000")
+            await _more_output(services, record)
+        await asyncio.to_thread(kill_launcher, data)
+        async with serving(data) as services:
+            assert (await services.runs.get(ended.run_id)).exit == ended.exit
+            assert await output(services, ended) == said
+            await services.spaces.stop(LOCAL, space.space_id, 0.2)
+            record, said = await end(services, record)
+            assert record.state is RunState.ENDED and said == "begun\n"
+            await remove_all(services, data)
+
+
+# Hung
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in (Launcher.ask, Launcher.call):
+        monkeypatch.setattr(method, "__defaults__", (ANSWER_S,))
+    monkeypatch.setattr(client, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(client, "START_S", ANSWER_S)
+    monkeypatch.setattr(engine, "STOP_MARGIN_S", ANSWER_S)
+
+
+@contextmanager
+def hung(data: Path) -> Iterator[None]:
+    pid = launcher_pid(data)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_launcher_that_hangs(data: Path, impatient: None) -> None:
+    """Calls end in time and say why; later all is well again."""
+    async with ending(data), serving(data) as services:
+        space = await make(services)
+        await run(services, space, "echo work > work.txt")
+        with hung(data):
+            for call in (
+                make(services),
+                run(services, space, "touch ran-late"),
+                services.spaces.stop(LOCAL, space.space_id, 0.1),
+            ):
+                begun = time.monotonic()
+                with pytest.raises(LauncherUnavailable) as caught:
+                    await call
+                assert time.monotonic() - begun < BOUND_S
+                assert caught.value.code == "launcher_unavailable"
+            assert space.space_id in [one.space_id for one in await everything(services)]
+        await services.spaces.stop(LOCAL, space.space_id, 0.2)
+        await services.spaces.start(LOCAL, space.space_id)
+        await assert_works(services, space, "cat work.txt", "work\n")
+        for one in await everything(services):
+            if one.space_id != space.space_id:
+                await services.spaces.remove(LOCAL, one.space_id, force=True)
+        await assert_sound(services, data, space)
+        await remove_all(services, data)
+
+
+async def test_what_was_refused_does_not_run_later(data: Path, impatient: None) -> None:
+    """The caller was told that it did not run."""
+    async with ending(data), serving(data) as services:
+        space = await make(services)
+        await run(services, space, "true")
+        with hung(data), pytest.raises(LauncherUnavailable):
+            await run(services, space, "touch ran-late")
+        failed = (await services.store.runs(space.space_id))[0]
+        assert failed.state is RunState.FAILED
+        await assert_works(services, space, "ls", "")
+        await remove_all(services, data)
+
+
+async def test_a_launcher_that_hangs_while_the_daemon_starts(data: Path, impatient: None) -> None:
+    """The daemon serves all the same, and what it could not settle is settled later."""
+    async with ending(data):
+        async with serving(data) as services:
+            space = await make(services)
+            record = await begin(services, space, "echo begun; sleep 2; echo ended; exit 4")
+            await _more_output(services, record)
+        with hung(data):
+            begun = time.monotonic()
+            async with serving(data) as services:
+                assert time.monotonic() - begun < BOUND_S
+                assert [one.space_id for one in await everything(services)] == [space.space_id]
+        async with serving(data) as services:
+            record, said = await end(services, record)
+            assert said == "begun\nended\n"
+            assert record.exit is not None and record.exit.code == 4
+            await remove_all(services, data)

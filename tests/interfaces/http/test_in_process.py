@@ -1,0 +1,190 @@
+"""The whole interface in this process, where its clocks can be turned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import ClientDisconnect
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from carrel.config import Settings
+from carrel.daemon import places
+from carrel.daemon.assembling import open_api
+from carrel.daemon.listening import Server, bound
+from carrel.domain.errors import AuthenticationFailed
+from carrel.interfaces.http import exec_socket
+from carrel.interfaces.http.bodies import BodyEnded, BodyTooSlow, PieceReader, Pieces
+from carrel.interfaces.http.closing import REASON, Closing
+from carrel.interfaces.http.streams import EventStream, Told, told
+from carrel.launcher.client import Launcher
+from tests.daemon.rig import good
+
+SOON_S = 30.0
+PAGE = "https://desk.example"
+
+
+class Rig:
+    def __init__(self, address: str, client: httpx.AsyncClient) -> None:
+        self.address = address
+        self.client = client
+
+    async def token(self, scope: str) -> dict[str, Any]:
+        made: dict[str, Any] = good(await self.client.post("/v1/tokens", json={"scope": scope}))
+        return made
+
+
+@pytest.fixture
+async def rig(data: Path) -> AsyncIterator[Rig]:
+    settings = Settings(data=data, allowed_origins=(PAGE,), allowed_hosts=("desk.example",))
+    places.make_folder(data)
+    try:
+        async with (
+            open_api(settings, lambda: None) as (api, closing),
+            bound(data, "127.0.0.1:0") as found,
+        ):
+            server = Server(api, closing)
+            await server.open(found.sockets)
+            transport = httpx.AsyncHTTPTransport(uds=places.socket(data))
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://carrel", timeout=SOON_S
+            ) as client:
+                yield Rig(found.address, client)
+                page = good(await client.get("/v1/spaces"))
+                for space in page["spaces"]:
+                    await client.delete(f"/v1/spaces/{space['id']}", params={"force": "true"})
+            await server.close(grace_s=2.0)
+    finally:
+        await asyncio.to_thread(Launcher(data).shutdown, force=True)
+
+
+async def test_a_revoked_token_ends_its_sessions(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the command."""
+    monkeypatch.setattr(exec_socket, "KEEP_ALIVE_S", 0.05)
+    space = good(await rig.client.post("/v1/spaces", json={}))["id"]
+    token = await rig.token(f"space:{space}")
+    headers = {"Authorization": f"Bearer {token['secret']}"}
+    url = f"ws://{rig.address}/v1/spaces/{space}/exec"
+    async with connect(url, additional_headers=headers, proxy=None) as socket:
+        await socket.send(json.dumps({"argv": ["sleep", "600"]}))
+        run = json.loads(await socket.recv())["run"]["id"]
+        good(await rig.client.delete(f"/v1/tokens/{token['id']}"))
+        async with asyncio.timeout(SOON_S):
+            problem = json.loads(await socket.recv())
+            assert (problem["type"], problem["code"]) == ("problem", "authentication_failed")
+            with pytest.raises(ConnectionClosed) as caught:
+                await socket.recv()
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1008
+    assert good(await rig.client.get(f"/v1/runs/{run}"))["state"] == "running"
+
+
+async def test_a_first_frame_that_does_not_come(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_socket, "FIRST_FRAME_S", 0.05)
+    headers = {"Authorization": f"Bearer {(await rig.token('admin'))['secret']}"}
+    url = f"ws://{rig.address}/v1/spaces/any/exec"
+    async with connect(url, additional_headers=headers, proxy=None) as socket:
+        async with asyncio.timeout(SOON_S):
+            assert json.loads(await socket.recv())["code"] == "message_invalid"
+
+
+async def test_a_page_that_is_allowed(rig: Rig) -> None:
+    secret = (await rig.token("admin"))["secret"]
+    headers = {"Origin": PAGE, "Host": "desk.example", "Authorization": f"Bearer {secret}"}
+    async with httpx.AsyncClient(base_url=f"http://{rig.address}") as client:
+        response = await client.get("/v1/spaces", headers=headers)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == PAGE
+        assert response.headers["vary"] == "Origin"
+        asked = {"Origin": PAGE, "Access-Control-Request-Method": "PATCH"}
+        preflight = await client.options("/v1/spaces", headers=asked)
+        assert preflight.status_code == 204
+        assert "PATCH" in preflight.headers["access-control-allow-methods"]
+        other = {**headers, "Origin": "https://evil.example"}
+        assert (await client.get("/v1/spaces", headers=other)).status_code == 403
+
+
+class Listener:
+    """The server's side of a stream, without a server."""
+
+    def __init__(self, recheck: Any = None) -> None:
+        self.scope = {"type": "http", "carrel.recheck": recheck}
+        self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        self.left = asyncio.Event()
+        self.ended = False
+
+    async def receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            self.pieces.put_nowait(message["body"])
+            self.ended = not message["more_body"]
+
+    async def next(self) -> bytes:
+        async with asyncio.timeout(SOON_S):
+            return await self.pieces.get()
+
+
+async def _silent(closed: list[bool]) -> Told:
+    try:
+        yield told("first", {"a": 1}, 7)
+        await asyncio.Event().wait()
+    finally:
+        closed.append(True)
+
+
+@pytest.mark.parametrize("how", ["client", "daemon", "token"])
+async def test_a_silent_stream_is_kept_alive_until_it_ends(how: str) -> None:
+    closing, closed = Closing(), list[bool]()
+    revoked = asyncio.Event()
+
+    async def recheck() -> None:
+        if revoked.is_set():
+            raise AuthenticationFailed("No more.")
+
+    listener = Listener(recheck)
+    stream = EventStream(_silent(closed), closing, keep_alive_s=0.05)
+    task = asyncio.create_task(stream(listener.scope, listener.receive, listener.send))
+    assert await listener.next() == b'id: 7\nevent: first\ndata: {"a":1}\n\n'
+    assert [await listener.next() for _ in range(2)] == [b": here\n\n"] * 2
+    {"client": listener.left.set, "daemon": closing.begin, "token": revoked.set}[how]()
+    async with asyncio.timeout(SOON_S):
+        await task
+    assert listener.ended and closed == [True]
+    rest = [listener.pieces.get_nowait() for _ in range(listener.pieces.qsize())]
+    assert (rest[-1] == f": {REASON}\n\n".encode()) == (how == "daemon")
+
+
+async def _body(*pieces: bytes, then: Exception | None = None) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+    if then is not None:
+        raise then
+
+
+async def test_a_thread_reads_a_body() -> None:
+    pieces = Pieces(b"first", _body(b"a", b"", b"bc", b""))
+    assert await asyncio.to_thread(list, pieces) == [b"first", b"a", b"bc"]
+    reader = PieceReader(Pieces(b"first", _body(b"second" * 1000)))
+    data = await asyncio.to_thread(reader.read)
+    assert data == b"first" + b"second" * 1000
+
+
+async def test_a_body_that_ends_early() -> None:
+    pieces = Pieces(b"first", _body(b"a", then=ClientDisconnect()))
+    with pytest.raises(BodyEnded):
+        await asyncio.to_thread(list, pieces)
+
+
+async def test_a_body_that_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = Pieces(b"first", _body(b"a", b"b"))
+    monkeypatch.setattr(pieces, "_begun", pieces._begun - 3600.0)
+    with pytest.raises(BodyTooSlow):
+        await asyncio.to_thread(list, pieces)

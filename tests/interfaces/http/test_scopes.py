@@ -1,0 +1,233 @@
+"""What is out of a token's scope does not exist for it: on every route."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.daemon.rig import Daemon, bad, good
+from tests.daemon.sessions import Session
+
+ABSENT_SPACE = "sp_aaaaaaaaaaaa"
+ABSENT_RUN = "ru_aaaaaaaaaaaa"
+
+
+@dataclass(frozen=True)
+class Route:
+    """`{space}` and `{run}` are filled in. `expect`: `hidden` (as if it were not there),
+    `admin` (forbidden), `own` (answers with what is one's own), `open` (to all)."""
+
+    method: str
+    path: str
+    expect: str
+    query: dict[str, str] = field(default_factory=dict)
+    body: Any = None
+    content: bytes | None = None
+
+
+ROUTES = [
+    Route("POST", "/v1/spaces", "own", body={"runtime": "process"}),
+    Route("GET", "/v1/spaces", "own"),
+    Route("GET", "/v1/spaces/{space}", "hidden"),
+    Route("PATCH", "/v1/spaces/{space}", "hidden", body={"labels": {}}),
+    Route("POST", "/v1/spaces/{space}/stop", "hidden", body={}),
+    Route("POST", "/v1/spaces/{space}/start", "hidden"),
+    Route("DELETE", "/v1/spaces/{space}", "hidden", {"force": "true"}),
+    Route("GET", "/v1/spaces/{space}/changes", "hidden"),
+    Route("GET", "/v1/spaces/{space}/usage", "hidden"),
+    Route("GET", "/v1/usage", "own"),
+    Route("POST", "/v1/spaces/{space}/verify", "hidden"),
+    Route("POST", "/v1/spaces/{space}/exec", "hidden", body={"argv": ["true"]}),
+    Route("POST", "/v1/spaces/{space}/runs", "hidden", body={"argv": ["true"]}),
+    Route("GET", "/v1/spaces/{space}/runs", "hidden"),
+    Route("GET", "/v1/runs/{run}", "hidden"),
+    Route("GET", "/v1/runs/{run}/wait", "hidden", {"timeout_s": "0"}),
+    Route("POST", "/v1/runs/{run}/signal", "hidden", body={"signal": "KILL"}),
+    Route("GET", "/v1/runs/{run}/output", "hidden"),
+    Route("GET", "/v1/spaces/{space}/files", "hidden", {"path": "secret"}),
+    Route("PUT", "/v1/spaces/{space}/files", "hidden", {"path": "new"}, content=b"x"),
+    Route("DELETE", "/v1/spaces/{space}/files", "hidden", {"path": "secret"}),
+    Route("GET", "/v1/spaces/{space}/files/stat", "hidden", {"path": "secret"}),
+    Route("GET", "/v1/spaces/{space}/files/list", "hidden", {"path": "."}),
+    Route(
+        "POST", "/v1/spaces/{space}/files/move", "hidden", body={"source": "secret", "target": "x"}
+    ),
+    Route("POST", "/v1/spaces/{space}/files/mkdir", "hidden", body={"path": "new"}),
+    Route("GET", "/v1/spaces/{space}/archive", "hidden"),
+    Route("PUT", "/v1/spaces/{space}/archive", "hidden", content=b"x"),
+    Route("GET", "/v1/trash", "own"),
+    Route("POST", "/v1/trash/{space}/restore", "hidden"),
+    Route("GET", "/v1/bases", "admin"),
+    Route("POST", "/v1/bases", "admin", body={"project": {"kind": "empty"}}),
+    Route("GET", "/v1/events", "own", {"after": "0"}),
+    Route("POST", "/v1/gc", "admin", body={"dry_run": True}),
+    Route("GET", "/v1/doctor", "admin"),
+    Route("GET", "/v1/tokens", "admin"),
+    Route("POST", "/v1/tokens", "admin", body={"scope": "admin"}),
+    Route("DELETE", "/v1/tokens/{token}", "admin"),
+    Route("GET", "/v1/health", "open"),
+    Route("GET", "/v1/info", "own"),
+    Route("GET", "/metrics", "admin"),
+    Route("POST", "/v1/shutdown", "admin"),
+]
+SCOPES = ["space", "label"]
+
+
+@dataclass(frozen=True)
+class World:
+    """A space of the token's own, and one that is not; both with a run and a file."""
+
+    own: dict[str, Any]
+    foreign: dict[str, Any]
+    foreign_run: str
+    foreign_token: str
+    trashed: str
+    clients: dict[str, httpx.Client]
+
+
+@pytest.fixture(scope="module")
+def world(daemon: Daemon) -> Iterator[World]:
+    label = uuid4().hex
+    with daemon.local() as client:
+        own = good(client.post("/v1/spaces", json={"labels": {"team": label}}))
+        foreign = good(client.post("/v1/spaces", json={"labels": {"team": "other"}}))
+        for space in (own, foreign):
+            good(client.put(f"/v1/spaces/{space['id']}/files?path=secret", content=b"dear"))
+        argv = {"argv": ["sleep", "600"]}
+        run = good(client.post(f"/v1/spaces/{foreign['id']}/runs", json=argv))
+        gone = good(client.post("/v1/spaces", json={"labels": {"team": "other"}}))
+        good(client.put(f"/v1/spaces/{gone['id']}/files?path=secret", content=b"dear"))
+        good(client.delete(f"/v1/spaces/{gone['id']}", params={"force": "true"}))
+        token = good(client.post("/v1/tokens", json={"scope": "admin"}))["id"]
+        secrets = {
+            "space": daemon.token(f"space:{own['id']}"),
+            "label": daemon.token(f"label:team={label}"),
+        }
+        clients = {kind: daemon.tcp(secret) for kind, secret in secrets.items()}
+        try:
+            yield World(own, foreign, run["id"], token, gone["id"], clients)
+        finally:
+            for space in (own, foreign):
+                client.delete(f"/v1/spaces/{space['id']}", params={"force": "true"})
+            client.delete(f"/v1/tokens/{token}")
+
+
+def _send(
+    client: httpx.Client, route: Route, space: str, run: str, token: str = ""
+) -> httpx.Response:
+    path = route.path.format(space=space, run=run, token=token)
+    more: dict[str, Any] = {} if route.body is None else {"json": route.body}
+    if route.content is not None:
+        more["content"] = route.content
+    headers = {"Accept": "application/json"}
+    return client.request(route.method, path, params=route.query, headers=headers, **more)
+
+
+def _name(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+def test_the_table_has_every_route(client: httpx.Client) -> None:
+    document = good(client.get("/v1/openapi.json"))
+    served = {
+        f"{method.upper()} {path}"
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    assert served == {_name(route) for route in ROUTES}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if route.expect == "hidden"], ids=_name
+)
+def test_what_is_foreign_is_as_if_it_were_not(world: World, scope: str, route: Route) -> None:
+    client = world.clients[scope]
+    foreign = world.trashed if "/trash/" in route.path else world.foreign["id"]
+    met = _send(client, route, foreign, world.foreign_run)
+    absent = _send(client, route, ABSENT_SPACE, ABSENT_RUN)
+    assert met.status_code == absent.status_code == 404, met.text
+    blind = met.text.replace(foreign, ABSENT_SPACE).replace(world.foreign_run, ABSENT_RUN)
+    assert blind == absent.text
+    assert set(met.headers) == set(absent.headers)
+
+
+@pytest.mark.parametrize("word", ["name", "prefix"])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_it_cannot_be_guessed(world: World, scope: str, word: str) -> None:
+    guess = world.foreign["name"] if word == "name" else world.foreign["id"][:-1]
+    bad(world.clients[scope].get(f"/v1/spaces/{guess}"), 404, "space_not_found")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.expect == "admin"], ids=_name)
+def test_what_is_for_administrators(world: World, scope: str, route: Route) -> None:
+    response = _send(world.clients[scope], route, "", "", world.foreign_token)
+    bad(response, 403, "forbidden")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.expect == "own"], ids=_name)
+def test_lists_have_nothing_foreign(world: World, daemon: Daemon, scope: str, route: Route) -> None:
+    response = _send(world.clients[scope], route, "", "")
+    if route.path == "/v1/spaces" and route.method == "POST":
+        # Unconfined, it is nobody's but an administrator's.
+        bad(response, 403, "forbidden")
+        return
+    text = json.dumps(good(response))
+    for secret in (world.foreign["id"], world.foreign["name"], world.trashed, str(daemon.data)):
+        if secret == str(daemon.data) and route.path in ("/v1/spaces", "/v1/trash"):
+            continue  # A space's own path is in the data folder.
+        assert secret not in text
+    if route.path in ("/v1/spaces", "/v1/usage"):
+        assert world.own["id"] in text
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_its_own_space_is_its_own(world: World, scope: str) -> None:
+    client, path = world.clients[scope], f"/v1/spaces/{world.own['id']}"
+    assert good(client.get(path))["id"] == world.own["id"]
+    assert client.get(f"{path}/files?path=secret").content == b"dear"
+    answer = good(client.post(f"{path}/exec", json={"argv": ["echo", "hi"]}))
+    assert answer["stdout"] == "hi\n"
+    assert good(client.get(f"/v1/runs/{answer['run']['id']}"))["state"] == "ended"
+
+
+def test_a_label_is_kept(world: World) -> None:
+    client, path = world.clients["label"], f"/v1/spaces/{world.own['id']}"
+    bad(client.patch(path, json={"labels": {"team": "other"}}), 403, "forbidden")
+    bad(client.patch(path, json={"labels": {}}), 403, "forbidden")
+    bad(client.post("/v1/spaces", json={"labels": {"team": "other"}}), 403, "forbidden")
+    made = good(client.post("/v1/spaces", json={}))
+    assert made["labels"] == world.own["labels"]
+    good(client.delete(f"/v1/spaces/{made['id']}"))
+    folder = {"project": {"kind": "folder", "location": "/etc"}}
+    bad(client.post("/v1/spaces", json=folder), 403, "forbidden")
+    bad(world.clients["space"].post("/v1/spaces", json={}), 403, "forbidden")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_sockets_too(world: World, daemon: Daemon, scope: str) -> None:
+    secret = world.clients[scope].headers["Authorization"].removeprefix("Bearer ")
+    with daemon.tcp_websocket(f"/v1/spaces/{world.foreign['id']}/exec", secret) as connection:
+        session = Session(connection)
+        session.send({"argv": ["true"]})
+        assert session.until("problem")["code"] == "space_not_found"
+    with daemon.tcp_websocket(f"/v1/runs/{world.foreign_run}/attach", secret) as connection:
+        assert Session(connection).until("problem")["code"] == "run_not_found"
+
+
+def test_nothing_foreign_was_touched(world: World, client: httpx.Client) -> None:
+    """After all of the above, in whatever order: the foreign space is as it was."""
+    path = f"/v1/spaces/{world.foreign['id']}"
+    now = good(client.get(path))
+    assert now["state"] == "running" and now["labels"] == {"team": "other"}
+    assert client.get(f"{path}/files?path=secret").content == b"dear"
+    assert len(good(client.get(f"{path}/changes"))["changes"]) == 1
+    assert good(client.get(f"/v1/runs/{world.foreign_run}"))["state"] == "running"

@@ -1,0 +1,58 @@
+"""Calls to a daemon that may be killed at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from carrel.domain.errors import DaemonUnavailable
+
+BACK_S = 60.0
+"""Until a daemon that was killed is up again, on a loaded machine."""
+_STEP_S = 0.02
+
+T = TypeVar("T")
+
+
+class Calls(Protocol):
+    """How clients bear a daemon that goes away."""
+
+    async def surely(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Its result. For calls that do no harm when they are made twice."""
+        ...
+
+    async def once(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """Its result; None when nobody knows whether it was done."""
+        ...
+
+
+class Impatient:
+    """For a daemon that is there: any loss is a fault."""
+
+    async def surely(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await call()
+
+    async def once(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        return await call()
+
+
+class Patient:
+    """For one that is killed and started again."""
+
+    async def surely(self, call: Callable[[], Awaitable[T]]) -> T:
+        until = time.monotonic() + BACK_S
+        while True:
+            try:
+                return await call()
+            except DaemonUnavailable:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(_STEP_S)
+
+    async def once(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        try:
+            return await call()
+        except DaemonUnavailable:
+            return None
