@@ -28,7 +28,7 @@ class Program:
         self.data = data
         self.cwd = cwd
         self.env = {
-            **{name: value for name, value in os.environ.items() if name[:7] != "CARREL_"},
+            **{name: value for name, value in os.environ.items() if _is_ours(name)},
             "CARREL_DATA": str(data),
             "PYTHONUTF8": "1",
         }
@@ -162,3 +162,8 @@ def in_terminal(
         for descriptor in (master, slave):
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+def _is_ours(name: str) -> bool:
+    """Neither a person's settings nor the size of a terminal that is not the test's."""
+    return not name.startswith("CARREL_") and name not in ("COLUMNS", "LINES", "NO_COLOR")

@@ -35,3 +35,7 @@ def _suite(account: Account, data: Path, *words: str) -> str:
 
 def test_runtimes(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, "tests/conformance/test_runtimes.py")
+
+
+def test_streams_of_runs(ordinary_user: Account, data: Path) -> None:
+    _suite(ordinary_user, data, "tests/conformance/test_run_streams.py")

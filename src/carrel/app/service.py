@@ -76,7 +76,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         open_app(settings, limit_hit) as app,
         open_store(settings.data / "carrel.db", durable=settings.durable) as store,
     ):
-        services = _assemble(settings, app, store)
+        recordings = Recordings()
+        services = _assemble(settings, app, store, recordings)
         watch = Watch(services.journal, services.collector, services.reconciler)
         watches.append(watch)
         await services.reconciler.at_start(rebooted=await asyncio.to_thread(_rebooted, settings))
@@ -89,12 +90,13 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
                 await task
             await services.shared.tasks.close()
             await services.runs.close()
+            recordings.close()
             # It stays when there is anything that it holds or runs.
             with contextlib.suppress(CarrelError, OSError):
                 await asyncio.to_thread(app.launcher.shutdown)
 
 
-def _assemble(settings: Settings, app: App, store: SqliteStore) -> Services:
+def _assemble(settings: Settings, app: App, store: SqliteStore, recordings: Recordings) -> Services:
     shared, journal = Shared(), Journal(store)
     machine = LocalMachine(app.drivers, app.runtimes)
     desks = Desks(settings.data / "spaces", machine)
@@ -102,7 +104,7 @@ def _assemble(settings: Settings, app: App, store: SqliteStore) -> Services:
     remover = Remover(app.identities, desks, journal, trash, remove_tree)
     creator = Creator(app.bases, machine, app.identities, desks, journal, remover.undo)
     keeping = Keeping(_drop_run, settings.output_bytes)
-    runs = Runs(store, journal, desks, shared, Recordings(), keeping)
+    runs = Runs(store, journal, desks, shared, recordings, keeping)
     policy = Policy(settings.project_roots)
     spaces = Spaces(Parts(store, journal, desks, creator, remover, runs, trash, shared, policy))
     sweeper = LocalSweeper(settings.data, app, time.time())

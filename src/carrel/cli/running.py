@@ -59,6 +59,8 @@ class Running:
                 self._resize()
                 while not (self._exchange.ended or self._left or self._is_enough()):
                     self._turn(signals)
+                # All of it may have come with the connection.
+                self._write_out()
         if self._unheard_since:
             raise BrokenPipeError
         if self._left:

@@ -67,11 +67,14 @@ class Space(_Handle):
         collector = Collector(max_output_bytes)
         with RunStream(self._link, Exchange.starting(self.id, content)).open() as stream:
             feeder = Feeder(stdin)
-            while not stream.exchange.ended:
-                feeder.feed(stream)
-                stream.wait()
+            while True:
+                # All of it may have come with the connection.
                 for output in stream.exchange.take():
                     collector.add(output)
+                if stream.exchange.ended:
+                    break
+                feeder.feed(stream)
+                stream.wait()
         result = collector.result(stream.exchange.run)
         return result.check() if check else result
 

@@ -45,9 +45,9 @@ UNREACHABLE = DENIED | {
     errno.ESOCKTNOSUPPORT,
 }
 
-ATTEMPT_TIMEOUT_S = 0.25
-"""A refusal takes microseconds. What takes longer got through to something slow, and must
-not hold up the launcher."""
+ATTEMPT_TIMEOUT_S = 2.0
+"""A refusal takes microseconds, on a starved machine some tenths of a second. What takes
+longer got through to something slow."""
 
 
 class Refused(Exception):
