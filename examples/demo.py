@@ -88,6 +88,7 @@ def choose(client: carrel.Client) -> str:
         say(f"!!  To mend it: {one.remedy}")
     say("!!  The agents run as plain processes of your account; only their trees are private.")
     say("!" * 78)
+    say("walls by process: none")
     return "process"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,8 @@ from carrel.domain.access import LOCAL
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.launcher.client import Launcher
 from carrel.lifecycle.table import SETTLED
-from tests.service.rig import end_launcher, leftovers, run
+from tests.load.clearing import end_everything
+from tests.service.rig import leftovers, run
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and unmount")
 
@@ -29,11 +31,11 @@ async def serving(data: Path) -> AsyncIterator[Services]:
 
 @asynccontextmanager
 async def ending(data: Path) -> AsyncIterator[None]:
-    """Whatever happens inside, no launcher of the folder is left."""
+    """Whatever happens inside, no process of the folder is left."""
     try:
         yield
     finally:
-        await end_launcher(data)
+        await asyncio.to_thread(end_everything, data)
 
 
 async def everything(services: Services) -> list[Space]:

@@ -19,6 +19,7 @@ from carrel.daemon import control
 from carrel.launcher.client import Launcher
 from tests.folders import mounts_below, remove_folder
 from tests.load import reality
+from tests.load.clearing import end_everything
 from tests.soak.soak import Plan, Report, Soak
 
 
@@ -51,14 +52,14 @@ def soaked() -> Iterator[tuple[Path, Path]]:
     try:
         place.chmod(0o711)
         control.start(data)
-        try:
-            yield data, place / "project"
-        finally:
-            control.stop(data)
-            Launcher(data).shutdown(force=True)
+        yield data, place / "project"
+        control.stop(data)
+        assert reality.traces(data, set())["folders"] == set()
+        Launcher(data).shutdown(force=True)
         assert mounts_below(place) == []
         assert reality.running_in(place) == []
     finally:
+        end_everything(data)
         remove_folder(place)
 
 

@@ -53,7 +53,8 @@ class LocalMachine:
 
     def _choose(self, own_paths: bool) -> TreeDriver:
         """A runtime without mounts of its own sees a tree only where the host does."""
+        seen = [(driver, driver.capabilities) for driver in self.drivers]
         usable = [
-            driver for driver in self.drivers if own_paths or driver.capabilities.visible_on_host
+            driver for driver, can in seen if can.any_owner and (own_paths or can.visible_on_host)
         ]
         return choose_driver(usable)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from carrel.domain.cleaning import Stray
 from carrel.domain.ids import is_id
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.trees import orphans
+from carrel.trees.removal import remove_tree
 
 GROUP = "control group"
+TRIAL = "trial"
+TRIALS = ("proof-", ".probe-")
+"""How `runtimes.proof` and `trees.drivers` name their folders in the data folder."""
 
 
 class LocalSweeper:
@@ -25,7 +30,17 @@ class LocalSweeper:
 
     def find(self, known: frozenset[str], removed: frozenset[str]) -> list[Stray]:
         found = orphans.strays(self._data, known, self._app.launcher, before=self._begun_at)
-        return [*found, *self._groups(known, removed)]
+        # What lies in our own folders was made by us, whether or not there is a record of it.
+        ours = removed | {stray.space_id for stray in found}
+        return [*self._groups(known, ours), *found, *self._trials()]
+
+    def _trials(self) -> Iterator[Stray]:
+        """Folders in which an earlier daemon tried what works here."""
+        for entry in os.scandir(self._data):
+            if entry.name.startswith(TRIALS) and entry.is_dir(follow_symlinks=False):
+                changed = entry.stat(follow_symlinks=False).st_ctime
+                if changed < self._begun_at:
+                    yield Stray(TRIAL, entry.name, entry.path)
 
     def _groups(self, known: frozenset[str], removed: frozenset[str]) -> Iterator[Stray]:
         """Other data folders have groups in the same place."""
@@ -34,6 +49,9 @@ class LocalSweeper:
                 yield Stray(GROUP, name, name)
 
     def remove(self, stray: Stray) -> None:
+        if stray.kind == TRIAL:
+            remove_tree(Path(stray.path))
+            return
         if stray.kind != GROUP:
             orphans.remove_stray(stray, self._data, self._app.launcher)
             return

@@ -95,8 +95,8 @@ def _own_folder(env: Mapping[str, str], variable: str, usual: str) -> str:
     """A person's folder of the XDG specification; empty when it takes more to find it."""
     shared, home = env.get(variable, ""), env.get("HOME", "")
     if shared.startswith("/"):
-        return f"{shared}/carrel"
-    return f"{home}/{usual}/carrel" if home.startswith("/") else ""
+        return f"{shared.rstrip('/')}/carrel"
+    return f"{home.rstrip('/')}/{usual}/carrel" if home.startswith("/") else ""
 
 
 def _may_name_data(env: Mapping[str, str]) -> bool:

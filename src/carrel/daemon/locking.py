@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from carrel.daemon import places
-from carrel.domain.errors import DaemonRunning
+from carrel.domain.errors import DaemonRunning, DaemonUnavailable
 from carrel.linux.processes import is_alive, start_time
 
 PROBED_S = 1.0
@@ -31,9 +31,15 @@ class Holder(NamedTuple):
 
 @contextlib.contextmanager
 def held(data: str | os.PathLike[str]) -> Iterator[None]:
-    """Raises `DaemonRunning`, which names the other one."""
-    places.make_folder(data)
-    descriptor = os.open(places.lock(data), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Raises `DaemonRunning`, which names the other one, and `DaemonUnavailable`."""
+    try:
+        places.make_folder(data)
+        descriptor = os.open(places.lock(data), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DaemonUnavailable(
+            f"The data folder {os.fspath(data)} cannot be used: {error.strerror}.",
+            hint="Let this user write there, or set CARREL_DATA to another folder.",
+        ) from error
     try:
         if not _lock(descriptor):
             raise running(data, read(descriptor))

@@ -155,6 +155,8 @@ class TreeCapabilities:
     """`Tree.path` shows the files to every program of the host."""
     renames_base_folders: bool
     """rename(2) of a folder that stands in the base works (else EXDEV, as between disks)."""
+    any_owner: bool = True
+    """Every space's tree can belong to a user of its own."""
     notes: tuple[str, ...] = ()
 
 

@@ -45,7 +45,8 @@ class Collector:
 
     async def run(self, caller: Caller, *, dry_run: bool = False) -> Report:
         require_admin(caller)
-        actions = await self.retire(dry_run=dry_run)
+        actions = [] if dry_run else await self._reconciler.settle()
+        actions += await self.retire(dry_run=dry_run)
         actions += await self._expire_trash(dry_run)
         actions += await self._drop_bases(dry_run)
         actions += await self._reconciler.sweep(dry_run=dry_run)

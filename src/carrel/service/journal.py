@@ -57,7 +57,8 @@ class Journal:
 
     def amend(self, space_id: str, **changes: Any) -> Space:
         """The space with something of it changed, but not its state."""
-        new = dataclasses.replace(self.current(space_id), updated_at=self.clock(), **changes)
+        before = self.current(space_id)
+        new = dataclasses.replace(before, updated_at=self.clock(), **_onward(before, changes))
         self._spaces[space_id] = new
         return new
 
@@ -70,7 +71,7 @@ class Journal:
         problem = changes.get("problem")
         if isinstance(problem, Problem):
             data["problem"] = dataclasses.asdict(problem)
-        new = dataclasses.replace(before, state=state, updated_at=now, **changes)
+        new = dataclasses.replace(before, state=state, updated_at=now, **_onward(before, changes))
         self._spaces[space_id] = new
         return new, NewEvent(EventType.SPACE_STATE, space_id, data, now)
 
@@ -150,6 +151,13 @@ class Operation:
 
     def _event(self, type: EventType, step: str, **data: object) -> NewEvent:
         return self._journal.event(type, self._space_id, operation=self._name, step=step, **data)
+
+
+def _onward(before: Space, changes: dict[str, Any]) -> dict[str, Any]:
+    """What was used a moment ago is not idle for a year because a clock was put right."""
+    if "active_at" in changes:
+        return {**changes, "active_at": max(before.active_at, changes["active_at"])}
+    return changes
 
 
 def problem_of(step: str, error: BaseException) -> Problem:

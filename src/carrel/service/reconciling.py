@@ -17,7 +17,7 @@ from carrel.domain.events import EventType
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Problem, Space, SpaceQuery, SpaceState
 from carrel.domain.storing import Step, Store
-from carrel.lifecycle.table import LIVE
+from carrel.lifecycle.table import LIVE, SETTLED
 from carrel.service import removing
 from carrel.service.desk import Desks
 from carrel.service.journal import Journal
@@ -152,6 +152,21 @@ class Reconciler:
             changes = {"stopped_at": self._journal.clock()} if state is SpaceState.STOPPED else {}
             await self._journal.write(*self._journal.moved(space_id, state, **changes))
         return Action("stop", space_id, "the machine was restarted")
+
+    async def settle(self) -> list[Action]:
+        """Spaces that an operation has left on the way, because not even its failure could
+        be written down: the disk was full, for instance."""
+        stuck = [space for space in self._journal.all() if space.state not in SETTLED]
+        actions = []
+        for space in stuck:
+            async with self._locks.alone(space.space_id):
+                # Whoever was at it is done with it now.
+                current = self._journal.get(space.space_id)
+                if current is not None and current.state not in SETTLED:
+                    action = await self._try(current, lambda one: self._settle(one, {}, False))
+                    actions += [action] if action is not None else []
+        await self._report(actions)
+        return actions
 
     # Looking around
 

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from carrel.domain.collaborators import TrashCan, Users
-from carrel.domain.errors import CarrelError, StateConflict, TooLarge, UnexportedChanges
+from carrel.domain.errors import (
+    CarrelError,
+    StateConflict,
+    TooLarge,
+    TreeDamaged,
+    TreeNotFound,
+    UnexportedChanges,
+)
 from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
 from carrel.domain.storing import Forget
 from carrel.domain.trees import Change
@@ -79,8 +86,12 @@ class Remover:
             desk = await self.desks.of(space)
         except StateConflict:
             return []
-        await self.desks.ensure(desk)
-        return await asyncio.to_thread(_missed, desk)
+        try:
+            await self.desks.ensure(desk)
+            return await asyncio.to_thread(_missed, desk)
+        except (TreeNotFound, TreeDamaged):
+            # Somebody took it away already; there is nothing left to lose.
+            return []
 
     async def remove(self, space_id: str, operation: Operation) -> Removal:
         """A space that is stopped, failed or was never completed."""

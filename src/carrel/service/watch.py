@@ -42,6 +42,7 @@ class Watch:
             try:
                 if first:
                     await self._reconciler.sweep()
+                await self._reconciler.settle()
                 await self._reconciler.check()
                 await self._collector.retire()
             except Exception:

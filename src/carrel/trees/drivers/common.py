@@ -78,7 +78,10 @@ def make(request: TreeRequest, driver: str, created_ns: int) -> Tree:
 def expect(tree: Tree, *paths: Path) -> None:
     """That the tree and these parts of it are there."""
     if not private_folder(tree).is_dir():
-        raise TreeNotFound(f"There is no tree {tree.tree_id} in {str(tree.folder)!r}.")
+        raise TreeNotFound(
+            f"There is no tree {tree.tree_id} in {str(tree.folder)!r}.",
+            hint="Somebody has deleted it; remove what stands on it.",
+        )
     for path in paths:
         if not path.is_dir():
             raise TreeDamaged(
@@ -120,7 +123,9 @@ def tree_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise InsufficientDisk(f"There is no room on the disk to {what}.") from error
+            raise InsufficientDisk(
+                f"There is no room on the disk to {what}.", hint="Make room: carrel gc"
+            ) from error
         raise TreeUnavailable(f"The machine refused to {what}: {error}.") from error
 
 

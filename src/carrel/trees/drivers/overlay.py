@@ -91,6 +91,7 @@ class OverlayDriver:
             instant=True,
             visible_on_host=self._host is not None,
             renames_base_folders=self._host is not None,
+            any_owner=self._host is None or self._maps_ids is not False,
             notes=tuple(notes),
         )
 
