@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench soak clean
 
 BIN := .venv/bin
 # The folders that hold Python today; benchmarks and examples may be left out of an archive.
@@ -17,6 +17,7 @@ help:
 	@echo "make test    all tests (TESTS='tests/trees -k overlay' for some of them)"
 	@echo "make check   style, types, import rules"
 	@echo "make bench   the benchmarks, side by side with other tools"
+	@echo "make soak    ten minutes of twenty clients, and two hundred killed daemons"
 	@echo "make clean   removes what these made"
 
 setup:
@@ -38,6 +39,10 @@ bench: setup
 	$(BIN)/python bench/trees.py
 	$(BIN)/python bench/sandbox.py
 	$(BIN)/python bench/spaces.py
+
+soak: setup
+	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tests.faults.kills
 
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

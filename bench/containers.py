@@ -19,11 +19,16 @@ from pathlib import Path
 from bench.measuring import say
 from bench.sandbox_rivals import WORDS, Rival, last_line
 
-STEP_S = 60.0
-"""To import an image of a few megabytes, or to start or remove one container."""
+STEP_S = 300.0
+"""To import an image with a large project in it takes a minute on a slow disk; to start or
+remove one container, a second."""
 DAEMON_S = 30.0
 """Until dockerd answers, or has ended."""
 _HIERARCHIES = Path("/sys/fs/cgroup")
+_DRIVER = {
+    "podman": ("info", "--format", "{{.Store.GraphDriverName}}"),
+    "docker": ("info", "--format", "{{.Driver}}"),
+}
 _CONTAINERS_CONF = """\
 [containers]
 default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
@@ -63,8 +68,11 @@ class Engine:
 
 
 @contextmanager
-def container_rivals(place: Path) -> Iterator[tuple[list[Rival], dict[str, str]]]:
-    """Those that work, and for the others why not."""
+def container_rivals(
+    place: Path, project: Path | None = None
+) -> Iterator[tuple[list[Rival], dict[str, str]]]:
+    """Those that work, and for the others why not. With a project, every container has a
+    private copy of it: it is in the image."""
     rivals: list[Rival] = []
     missing: dict[str, str] = {}
     with _control_groups_as_before(), ExitStack() as stack:
@@ -74,7 +82,7 @@ def container_rivals(place: Path) -> Iterator[tuple[list[Rival], dict[str, str]]
             folder.mkdir()
             try:
                 engine = stack.enter_context(opened(folder))
-                rivals += stack.enter_context(_ready(engine, folder))
+                rivals += stack.enter_context(_ready(engine, folder, project))
             except Unavailable as error:
                 missing[name] = str(error)
         yield rivals, missing
@@ -99,12 +107,15 @@ def _control_groups() -> set[Path]:
 
 
 @contextmanager
-def _ready(engine: Engine, folder: Path) -> Iterator[list[Rival]]:
+def _ready(engine: Engine, folder: Path, project: Path | None) -> Iterator[list[Rival]]:
     """An image with two programs of this machine, and a container that waits."""
     mark = f"carrel-bench-{secrets.token_hex(4)}"
+    if project is not None and (driver := engine.ask(*_DRIVER[engine.name]).strip()) == "vfs":
+        raise Unavailable(f"its storage here ({driver}) copies the whole image each time")
     archive = folder / "image.tar"
-    write_image(archive, ("sh", "sleep"))
+    write_image(archive, ("sh", "sleep"), project)
     engine.ask("import", str(archive), mark)
+    archive.unlink()
     try:
         run = ("run", "--rm", "--network=none", "--pull=never", mark, *WORDS)
         held = ("run", "--detach", "--network=none", "--pull=never", "--name", mark, mark)
@@ -193,8 +204,9 @@ def _await_daemon(engine: Engine, daemon: subprocess.Popen[bytes], log: Path) ->
             time.sleep(0.2)
 
 
-def write_image(archive: Path, programs: Sequence[str]) -> None:
-    """A root folder with these programs of the host and the libraries they load."""
+def write_image(archive: Path, programs: Sequence[str], project: Path | None = None) -> None:
+    """A root folder with these programs of the host and the libraries they load, and the
+    project in /workspace."""
     with tarfile.open(archive, "w") as tar:
         for folder in ("proc", "sys", "dev", "etc", "tmp"):
             entry = tarfile.TarInfo(folder)
@@ -204,6 +216,8 @@ def write_image(archive: Path, programs: Sequence[str]) -> None:
             _add(tar, library, library)
         for name in programs:
             _add(tar, _program(name), f"/bin/{name}")
+        if project is not None:
+            tar.add(project, "workspace")
 
 
 def _add(tar: tarfile.TarFile, source: str, target: str) -> None:

@@ -23,6 +23,10 @@ RUN_S = 100.0
 """Each takes a few seconds; two of them share two cores with other tests."""
 TREES = ("trees.py", "--files=60", "--bytes=500", "--trees=6", "--sizes=10,40", "--repeats=2")
 SANDBOX = ("sandbox.py", "--at-once=2", "--busy=0.1", "--no-containers")
+SPACES = (
+    *("spaces.py", "--files=40", "--bytes=300", "--count=3", "--burst=4", "--few=2", "--live=5"),
+    *("--repeats=2", "--no-containers"),
+)
 
 
 def arguments(place: Path, script: str, *options: str) -> list[str]:
@@ -108,8 +112,40 @@ def test_sandbox(data: Path) -> None:
     assert len(report["targets"]) == 4
 
 
+def test_spaces(data: Path) -> None:
+    report = report_of(data, *SPACES)
+    check_shape(report)
+    assert report["benchmark"] == "spaces"
+    assert names(report, "rows") >= {
+        "carrel: time to interactive",
+        "carrel: time to interactive, p50",
+        "carrel: time to interactive, p99",
+        "carrel: remove",
+        "git worktree add + bwrap",
+        "carrel: 4 spaces at once",
+        "carrel: new, 5 spaces",
+        "restart after SIGKILL: until all spaces are listed",
+        "daemon's memory, 5 spaces",
+        "python -c pass",
+    }
+    assert names(report, "targets") >= {
+        "time to interactive, p50",
+        "time to interactive, p99",
+        "burst: spaces with their command run",
+        "memory of the daemon, 5 spaces",
+        "memory for each further space",
+        "processes of an idle space",
+        "restart, 5 spaces",
+        "carrel ls / python -c pass",
+        *(f"{verb}: 5 spaces / 2 spaces" for verb in ("ls", "show", "new", "rm")),
+    }
+    idle = next(row for row in report["targets"] if row["name"] == "processes of an idle space")
+    assert idle["met"]
+
+
 @pytest.mark.parametrize(
-    ("number", "benchmark"), [(signal.SIGINT, TREES), (signal.SIGTERM, SANDBOX)]
+    ("number", "benchmark"),
+    [(signal.SIGINT, TREES), (signal.SIGTERM, SANDBOX), (signal.SIGINT, SPACES)],
 )
 def test_interrupted_leaves_nothing(data: Path, number: int, benchmark: tuple[str, ...]) -> None:
     running = subprocess.Popen(arguments(data, *benchmark), stderr=subprocess.PIPE, text=True)

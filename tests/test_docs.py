@@ -31,7 +31,7 @@ def blocks(file: Path) -> list[tuple[str, str]]:
 
 def test_there_are_examples() -> None:
     names = {file.name for file in FILES if blocks(file)}
-    assert {"README.md", "api.md", "cli.md", "client.md"} <= names
+    assert {"README.md", "api.md"} <= names
 
 
 @pytest.fixture

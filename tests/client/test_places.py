@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from carrel.client.places import data_folder, find_place
 from carrel.client.starting import starter
 from carrel.config import SettingsInvalid, load_settings
-from carrel.domain.errors import MessageInvalid
+from carrel.domain.errors import (
+    DaemonError,
+    DaemonRunning,
+    DaemonUnavailable,
+    MessageInvalid,
+)
 from tests.accounts import PYTHON, Account, run_as
 
 SHOW = """
@@ -121,3 +126,31 @@ def test_only_the_own_daemon_is_started() -> None:
     assert starter(own, env={"CARREL_NO_START": "1"}) is None
     assert starter(find_place({}, url="http://h:1"), env={}) is None
     assert starter(find_place({}, socket=os.devnull), env={}) is None
+
+
+def test_one_that_is_just_ending_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Exception | None] = []
+
+    def start(_data: str) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr("carrel.daemon.control.start", start)
+    begin = starter(find_place({"CARREL_DATA": "/d"}), env={})
+    assert begin is not None
+    ending = DaemonError("The daemon ended while it started.")
+    for said, raised in (
+        ([None], None),
+        ([DaemonRunning("x")], None),
+        ([ending, ending, None], None),
+        ([ending, ending, ending], DaemonError),
+        ([DaemonUnavailable("x")], DaemonUnavailable),
+    ):
+        answers[:] = said
+        if raised is None:
+            begin()
+        else:
+            with pytest.raises(raised):
+                begin()
+        assert not answers

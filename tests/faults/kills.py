@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +214,8 @@ class Kills:
         while holders := reality.traces(self._data, set())["holders"]:
             assert time.monotonic() < until, holders
             await asyncio.sleep(TICK_S)
-        assert set(os.listdir(self._data)) - self._usual == set()
+        left = set(os.listdir(self._data)) - self._usual
+        assert left == set(), left
 
 
 async def _intact(held: Held) -> None:
@@ -238,11 +238,6 @@ def _difference(states: dict[str, SpaceState], ledger: Ledger) -> str:
 def _start(data: Path) -> None:
     with contextlib.suppress(DaemonRunning):
         control.start(data)
-
-
-async def bounded(work: Awaitable[None], seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        await work
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from carrel.client.exchange import Exchange, Lost, Output, Patience
 from carrel.client.problems import broken
 from carrel.client.streaming import DEAD_S, QUIET_S, gone
 from carrel.client.wire import WireError
-from carrel.domain.errors import DaemonUnavailable
+from carrel.domain.errors import DaemonError
 
 
 class AsyncRunStream:
@@ -156,7 +156,7 @@ class AsyncRunStream:
             try:
                 await self._connect()
                 return
-            except (DaemonUnavailable, OSError, WireError) as error:
+            except (DaemonError, OSError, WireError) as error:
                 self._drop()
                 self.exchange.lost(error)
                 if not self._patience.failed(time.monotonic()):

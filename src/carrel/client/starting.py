@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
     from carrel.client.places import Place
 
+TRIES = 3
+"""One may meet a daemon that is just ending; hardly two in a row."""
+
 
 def starter(
     place: Place, allowed: bool = True, env: Mapping[str, str] | None = None
@@ -22,13 +25,22 @@ def starter(
     folder = place.data
 
     def start() -> None:
-        from contextlib import suppress
-
         from carrel.daemon import control
-        from carrel.domain.errors import DaemonRunning
+        from carrel.domain.errors import DaemonError, DaemonRunning, DaemonUnavailable
 
-        # Somebody else may have been faster, which is just as well.
-        with suppress(DaemonRunning):
-            control.start(folder)
+        for left in reversed(range(TRIES)):
+            try:
+                control.start(folder)
+            except DaemonRunning:
+                # Somebody else was faster, which is just as well.
+                return
+            except DaemonUnavailable:
+                raise
+            except DaemonError:
+                # The one that had the folder ended while we waited for it.
+                if not left:
+                    raise
+            else:
+                return
 
     return start

@@ -181,7 +181,7 @@ class RunStream:
             self._patience = Patience(time.monotonic())
 
     def _reconnect(self) -> None:
-        from carrel.domain.errors import DaemonUnavailable
+        from carrel.domain.errors import DaemonError
 
         assert self._patience is not None
         if time.monotonic() < self._patience.next_at:
@@ -189,7 +189,7 @@ class RunStream:
         try:
             self._connect()
             return
-        except (DaemonUnavailable, OSError, WireError) as error:
+        except (DaemonError, OSError, WireError) as error:
             self._drop()
             self.exchange.lost(error)
             if not self._patience.failed(time.monotonic()):

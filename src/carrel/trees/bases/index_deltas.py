@@ -28,7 +28,7 @@ from carrel.trees.git.index_format import (
     IndexStat,
     Malformed,
     Place,
-    take_apart,
+    read_extensions,
 )
 
 _OID = 20
@@ -93,12 +93,12 @@ def patch_again(
     if min(len(new) - _CHECKSUM, len(patched)) < offsets[-1]:
         return None
     try:
-        data = take_apart(new, offsets[-1], _CHECKSUM)
+        extensions = read_extensions(new, offsets[-1], _CHECKSUM)
     except Malformed:
         return None
+    data = IndexData(bytearray(patched[: offsets[-1]]), _OID, extensions, has_checksum=True)
     if data.has(SPLIT):
         return None
-    data.body = bytearray(patched[: offsets[-1]])
     racy: set[Place] = set()
     for start, end in (*_changed(new, old, offsets), *_doubted(new, kept, patched, racy_from)):
         if new[start + _FLAGS_AT : end] != old[start + _FLAGS_AT : end]:

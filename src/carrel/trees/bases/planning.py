@@ -51,19 +51,23 @@ def plan(view: View, draft: Draft, before: Known | None) -> Plan:
 def _same_objects(files: list[Seen], draft: Draft, before: Known) -> set[bytes]:
     """Git objects that are stored already, and of which only the ctime changed, as when they
     get a further name: nobody writes into them, so they need not be read."""
-    objects = [seen for seen in files if _GIT_OBJECT.search(seen.path)]
+    objects = [
+        seen
+        for seen in files
+        if _GIT_OBJECT.search(seen.path)
+        and (item := draft.item(seen.path)) is not None
+        and (item.mode, item.size, item.leader) == (seen.row.mode, seen.row.size, b"")
+    ]
     if not objects:
         return set()
     listings = {listing.origin: (listing, listing.index()) for listing in before.listings}
     found = set()
     for seen in objects:
-        item = draft.item(seen.path)
         listing, places = listings.get(seen.origin, (None, {}))
         at = places.get(seen.inside)
-        if item is None or item.leader or listing is None or at is None:
+        if listing is None or at is None:
             continue
-        stored = (item.mode, item.size) == (seen.row.mode, seen.row.size)
-        if stored and _written_as(seen.row) == _written_as(listing.row(at)):
+        if _written_as(seen.row) == _written_as(listing.row(at)):
             found.add(seen.path)
     return found
 

@@ -171,13 +171,14 @@ def _parse_as(data: bytes, hash_size: int, *, has_checksum: bool) -> tuple[Index
         found, end = walk(data, hash_size, count)
     except (IndexError, ValueError) as error:
         raise Malformed from error
-    return take_apart(data, end, hash_size, has_checksum=has_checksum), found
+    extensions = read_extensions(data, end, hash_size)
+    return IndexData(bytearray(data[:end]), hash_size, extensions, has_checksum), found
 
 
-def take_apart(data: bytes, end: int, hash_size: int, *, has_checksum: bool = True) -> IndexData:
-    """For an index whose entries are known to end at `end`. Raises `Malformed`."""
+def read_extensions(data: bytes, at: int, hash_size: int) -> list[tuple[bytes, bytes]]:
+    """Of an index whose entries end at `at`. Raises `Malformed`."""
     extensions = []
-    at, stop = end, len(data) - hash_size
+    stop = len(data) - hash_size
     while at < stop:
         start = at + 4 + _LENGTH
         length = int.from_bytes(data[at + 4 : start], "big")
@@ -185,7 +186,7 @@ def take_apart(data: bytes, end: int, hash_size: int, *, has_checksum: bool = Tr
         at = start + length
     if at != stop:
         raise Malformed
-    return IndexData(bytearray(data[:end]), hash_size, extensions, has_checksum)
+    return extensions
 
 
 def _walk_padded(data: bytes, hash_size: int, count: int) -> tuple[list[Place], int]:
