@@ -221,13 +221,14 @@ class Kills:
 async def _intact(held: Held) -> None:
     """What was acknowledged is there."""
     for path, data in held.files.items():
-        assert await held.space.files.read(path) == data, (held.space, path)
+        intact = await held.space.files.read(path) == data
+        assert intact, f"{held.space}: {path} was lost"
     runs = {run.id: run for run in await held.space.runs()}
     for run_id, outcome in held.runs.items():
         ended = runs[run_id].info.exit
         assert ended is not None and ended.code == outcome.code, runs[run_id].info
-        assert await runs[run_id].read() == outcome.stdout, run_id
-        assert await runs[run_id].read("stderr") == outcome.stderr, run_id
+        intact = await runs[run_id].read() == outcome.stdout
+        assert intact and await runs[run_id].read("stderr") == outcome.stderr, run_id
 
 
 def _difference(states: dict[str, SpaceState], ledger: Ledger) -> str:

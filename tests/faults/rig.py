@@ -54,8 +54,9 @@ async def assert_sound(services: Services, data: Path, *kept: Space) -> None:
     strays = [one for one in leftovers(data, *gone) if not any(space_id in one for space_id in ids)]
     # A claim on a user names its space in a link, a sandbox that is set up in a file.
     users = [one for one in strays if one.startswith("user ")]
-    assert len(users) <= len(ids)
-    assert [one for one in strays if one not in users] == []
+    assert len(users) <= len(ids), users
+    strays = [one for one in strays if one not in users]
+    assert strays == [], strays
 
 
 async def _removed(services: Services) -> list[str]:

@@ -45,7 +45,8 @@ async def test_input_is_whole_or_in_doubt(size: int) -> None:
                 assert "input" in error.message
             else:
                 assert (result.code, len(result.stdout_bytes)) == (0, size)
-                assert result.stdout_bytes == content
+                whole = result.stdout_bytes == content
+                assert whole
             await space.remove(force=True)
 
 

@@ -27,7 +27,7 @@ from tests.faults.rig import (
     remove_all,
     serving,
 )
-from tests.folders import mounts_below
+from tests.folders import mounts_below, remove_folder
 from tests.service.rig import leftovers, make, run
 
 FREE_BLOCKS = (0, 1, 2, 3, 4, 6, 8, 11, 16, 24, 48, 96)
@@ -242,7 +242,7 @@ async def test_folders_that_were_deleted(data: Path, project: Path) -> None:
     """The space is marked as failed, says why, and can be removed; others are not touched."""
     async with ending(data), serving(data) as services:
         gone, other = await make(services, project), await make(services, project)
-        await _delete(data / "spaces" / gone.space_id)
+        remove_folder(data / "spaces" / gone.space_id)
         with pytest.raises(CarrelError) as caught:
             await run(services, gone, "true")
         assert caught.value.code != "internal" and caught.value.hint
@@ -264,7 +264,7 @@ async def test_folders_that_were_deleted_while_no_daemon_ran(data: Path, project
         async with serving(data) as services:
             gone = await make(services, project)
             other = await make(services, project)
-        await _delete(data / "spaces" / gone.space_id)
+        remove_folder(data / "spaces" / gone.space_id)
         async with serving(data) as services:
             await services.reconciler.check()
             failed = await services.spaces.get(LOCAL, gone.space_id)
@@ -275,12 +275,7 @@ async def test_folders_that_were_deleted_while_no_daemon_ran(data: Path, project
             await remove_all(services, data)
 
 
-async def _delete(folder: Path) -> None:
-    for point in mounts_below(folder):
-        unmount(point)
-    shutil.rmtree(folder)
-
-
+@needs_root
 async def test_a_base_that_was_deleted(data: Path, project: Path) -> None:
     """What stands on it cannot be used, but removed; the project gets a new one."""
     async with ending(data), serving(data) as services:

@@ -6,6 +6,7 @@ Everything that the daemon acknowledges is noted, and compared with what it says
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -96,7 +97,7 @@ class LoadClient:
             return
         expected = Outcome(code, _lines(tag, lines), f"{tag}\n".encode())
         found = Outcome(result.code, result.stdout_bytes, result.stderr_bytes)
-        assert found == expected, (result.run, found, expected)
+        _check(result.run.id, found, expected)
         self._ledger.ended(held, result.run.id, expected)
 
     async def _input(self, held: Held) -> None:
@@ -104,7 +105,7 @@ class LoadClient:
         data = self._chance.randbytes(self._chance.randint(0, MOST_BYTES))
         result = await self._once(lambda: held.space.run(["cat"], stdin=data, timeout_s=RUN_S))
         if result is not None:
-            assert (result.code, result.stdout_bytes) == (0, data), result.run
+            _check(result.run.id, Outcome(result.code, result.stdout_bytes), Outcome(0, data))
             self._ledger.ended(held, result.run.id, Outcome(0, data))
 
     async def _detach(self, held: Held) -> None:
@@ -118,10 +119,9 @@ class LoadClient:
         self._ledger.runs.add(run.id)
         expected = Outcome(code, _lines(tag, lines), f"{tag}\n".encode())
         middle = self._chance.randint(0, len(expected.stdout))
-        assert await self._surely(lambda: _attached(run, 0)) == expected
-        assert (await self._surely(lambda: _attached(run, middle))).stdout == (
-            expected.stdout[middle:]
-        )
+        _check(run.id, await self._surely(lambda: _attached(run, 0)), expected)
+        rest = dataclasses.replace(expected, stdout=expected.stdout[middle:])
+        _check(run.id, await self._surely(lambda: _attached(run, middle)), rest)
         self._ledger.ended(held, run.id, expected)
 
     # Files
@@ -132,13 +132,15 @@ class LoadClient:
         data = self._chance.randbytes(self._chance.randint(0, MOST_BYTES))
         written = await self._once(lambda: _done(held.space.files.write(path, data)))
         if written is None:
-            assert await self._content(held, path) in (held.files.get(path), data)
+            found = await self._content(held, path)
+            assert found in (held.files.get(path), data), f"{held.space}: a mixture in {path}"
             await self._surely(lambda: held.space.files.write(path, data))
         held.files[path] = data
 
     async def _read(self, held: Held) -> None:
         for path, data in held.files.items():
-            assert await self._content(held, path) == data, (held.space, path)
+            intact = await self._content(held, path) == data
+            assert intact, f"{held.space}: {path} was lost"
 
     async def _content(self, held: Held, path: str) -> bytes | None:
         try:
@@ -157,8 +159,9 @@ class LoadClient:
         path = self._chance.choice(sorted(held.files))
         result = await self._once(lambda: held.space.run(["cat", path], timeout_s=RUN_S))
         if result is not None:
-            assert (result.code, result.stdout_bytes) == (0, held.files[path]), result.run
-            self._ledger.ended(held, result.run.id, Outcome(0, held.files[path]))
+            expected = Outcome(0, held.files[path])
+            _check(result.run.id, Outcome(result.code, result.stdout_bytes), expected)
+            self._ledger.ended(held, result.run.id, expected)
 
     # Its life
 
@@ -183,7 +186,8 @@ class LoadClient:
         for run_id, outcome in held.runs.items():
             info = runs[run_id].info
             assert info.exit is not None and info.exit.code == outcome.code, info
-            assert await self._surely(runs[run_id].read) == outcome.stdout
+            intact = await self._surely(runs[run_id].read) == outcome.stdout
+            assert intact, f"{run_id}: output was lost"
 
     async def _undelete(self, held: Held) -> None:
         """Removed with its changes, and back again as another."""
@@ -249,6 +253,12 @@ class LoadClient:
         _look,
         _undelete,
     )
+
+
+def _check(run_id: str, found: Outcome, expected: Outcome) -> None:
+    """Says in short what differs: the output is long."""
+    same = found == expected
+    assert same, f"{run_id}: {found} instead of {expected}"
 
 
 async def _done(work: Awaitable[None]) -> bool:

@@ -16,6 +16,10 @@ class Outcome:
     stdout: bytes
     stderr: bytes = b""
 
+    def __str__(self) -> str:
+        ends = (f"{len(text)} bytes … {text[-20:]!r}" for text in (self.stdout, self.stderr))
+        return f"{self.code}, {', '.join(ends)}"
+
 
 @dataclass
 class Held:
