@@ -170,6 +170,11 @@ def hung(data: Path) -> Iterator[None]:
     pid = launcher_pid(data)
     os.kill(pid, signal.SIGSTOP)
     try:
+        # On a loaded machine it goes on for a moment.
+        until = time.monotonic() + BOUND_S
+        while "\nState:\tT" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.01)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
