@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from carrel.client.aio_link import AsyncLink, Wire
 from carrel.client.exchange import Exchange, Lost, Output, Patience
 from carrel.client.problems import broken
-from carrel.client.streaming import DEAD_S, QUIET_S, gone
+from carrel.client.streaming import DEAD_S, HIGH_WATER, QUIET_S, gone
 from carrel.client.wire import WireError
 from carrel.domain.errors import DaemonError
 
@@ -22,6 +22,7 @@ class AsyncRunStream:
         self._link = link
         self._wire: Wire | None = None
         self._connected = asyncio.Event()
+        self._heard = asyncio.Event()
         self._patience: Patience | None = None
         self._may_start = True
         self._left = False
@@ -41,6 +42,7 @@ class AsyncRunStream:
         self._drop()
         # Whoever waits to write need not wait any longer.
         self._connected.set()
+        self._heard.set()
 
     def _drop(self) -> None:
         self._connected.clear()
@@ -71,6 +73,10 @@ class AsyncRunStream:
 
     async def input(self, data: bytes) -> None:
         """Waits while the command does not take what it was given."""
+        await self._ready()
+        while self.exchange.unconfirmed > HIGH_WATER and not (self.exchange.ended or self._left):
+            self._heard.clear()
+            await self._heard.wait()
         await self._ready()
         self.exchange.input(data)
         await self._flush(wait=True)
@@ -117,6 +123,7 @@ class AsyncRunStream:
             return
         self.exchange.receive(data)
         self._patience = None
+        self._heard.set()
         await self._flush()
         if self.exchange.ended:
             self.close()

@@ -1,10 +1,11 @@
 """One command's streams over any number of connections: bytes in, bytes out, no socket.
 
 What was received is counted, so that after a lost connection the command is attached again
-where it was: nothing is missing and nothing comes twice. Input cannot be counted that way:
-the daemon does not say how much of it the command was given. So when a connection is lost
-while input is under way, and the command goes on and may wait for the rest, that is an error;
-unless the input comes from a terminal, where somebody sees what happens.
+where it was: nothing is missing and nothing comes twice. Input is kept here until the daemon
+says that the command has it, and what it does not have is sent again. Only when nobody knows
+how much that is (a daemon was killed within a write, or another client writes as well), and the
+command goes on and may wait for the rest, that is an error; unless the input comes from a
+terminal, where somebody sees what happens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 STDOUT, STDERR = 1, 2
 _HEAD = 9
 """Before the data of an output message: the stream, and eight bytes of offset."""
-_SETTLED = b"input"
 _QUIET = b"quiet"
 
 
@@ -65,10 +65,10 @@ class Exchange:
         self._parser = frames.FrameParser()
         self._terminal = bool(command and command.get("terminal"))
         self._size: tuple[int, int] | None = None
-        self._input_sent = False
+        self._input = Unconfirmed(0 if command is not None else None)
         self._eof_sent = False
-        self._input_settled = False
-        self._input_doubtful = False
+        self._in_step = command is not None
+        """The daemon knows what we gave before, so that more may follow."""
 
     @classmethod
     def starting(cls, space: str, command: Mapping[str, object]) -> Exchange:
@@ -93,6 +93,7 @@ class Exchange:
         self.out.clear()
         if not self.run_id:
             return Request("GET", self._path, again=False)
+        self._in_step = False
         query = [("stdout", self.offsets[STDOUT]), ("stderr", self.offsets[STDERR])]
         return Request("GET", run_path(self.run_id, "attach"), query)
 
@@ -101,8 +102,6 @@ class Exchange:
             self._say(self._command or {})
         if self._size is not None:
             self.resize(*self._size)
-        if self._eof_sent and not (self._input_doubtful or self._terminal):
-            self.close_input()
         if rest:
             self.receive(rest)
 
@@ -115,8 +114,6 @@ class Exchange:
                 "The connection was lost before the daemon said whether the command runs.",
                 hint="`carrel runs SPACE` shows whether it does.",
             ) from error
-        if self._input_sent and not self._input_settled and not self._terminal:
-            self._input_doubtful = True
 
     # What comes
 
@@ -134,8 +131,6 @@ class Exchange:
             self._control(json.loads(message.data))
         elif message.kind == frames.PING:
             self.out += frames.encode(frames.PONG, message.data)
-        elif message.kind == frames.PONG:
-            self._input_settled = self._input_settled or message.data == _SETTLED
         elif message.kind == frames.CLOSE and not self.ended:
             going = message.code in (frames.GOING_AWAY, frames.SERVICE_RESTART)
             raise Lost(f"The daemon closed the connection ({message.code}).", going=going)
@@ -156,14 +151,30 @@ class Exchange:
             self.run = message["run"]
             self._terminal = bool(self.run.get("terminal"))
             self.ended = kind == "exit"
-            self._check_input()
+            if not (self._in_step or self.ended):
+                self._fall_in(message.get("input"))
+        elif kind == "input":
+            self._input.confirm(message["bytes"])
         elif kind == "problem":
             from carrel.client.problems import error_from
 
             raise error_from({name: value for name, value in message.items() if name != "type"})
 
-    def _check_input(self) -> None:
-        if not self._input_doubtful or self.run.get("state") in ("ended", "failed"):
+    def _fall_in(self, accepted: int | None) -> None:
+        """Sends again what the daemon does not have."""
+        self._in_step = True
+        try:
+            missing = self._input.drain() if self._terminal else self._input.missing(accepted)
+        except LookupError:
+            self._doubt()
+            return
+        if missing:
+            self.out += frames.encode(frames.BINARY, missing)
+        if self._eof_sent and not self._terminal:
+            self._say({"type": "eof"})
+
+    def _doubt(self) -> None:
+        if self.run.get("state") in ("ended", "failed"):
             return
         from carrel.domain.errors import DaemonUnavailable
 
@@ -183,15 +194,22 @@ class Exchange:
     # What goes
 
     def input(self, data: bytes) -> None:
-        if data:
-            self._input_sent, self._input_settled = True, False
+        if not data:
+            return
+        if not self._terminal:
+            self._input.add(data)
+        if self._in_step or self._terminal:
             self.out += frames.encode(frames.BINARY, data)
 
+    @property
+    def unconfirmed(self) -> int:
+        """Bytes of input that the command may not have yet."""
+        return self._input.size
+
     def close_input(self) -> None:
-        """The ping's answer says that what went before it has arrived."""
         self._eof_sent = True
-        self._say({"type": "eof"})
-        self.out += frames.encode(frames.PING, _SETTLED)
+        if self._in_step:
+            self._say({"type": "eof"})
 
     def resize(self, rows: int, cols: int) -> None:
         self._size = (rows, cols)
@@ -208,6 +226,70 @@ class Exchange:
 
     def _say(self, message: Mapping[str, object]) -> None:
         self.out += frames.encode(frames.TEXT, json.dumps(message).encode())
+
+
+class Unconfirmed:
+    """Input from when it was given to when the command has it. `base` is how much the run had
+    before ours, None as long as that is not known."""
+
+    def __init__(self, base: int | None) -> None:
+        self.size = 0
+        self._base = base
+        self._confirmed = 0
+        self._pieces: deque[bytes] = deque()
+        self._blind = False
+        self._unseen = False
+        """Something was given of which nobody will say that it arrived."""
+
+    def add(self, data: bytes) -> None:
+        if self._blind:
+            self._unseen = True
+            return
+        self._pieces.append(data)
+        self.size += len(data)
+
+    def drain(self) -> bytes:
+        """All of it, which is not to be confirmed."""
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self.size = 0
+        return data
+
+    def _go_blind(self) -> bytes:
+        """Nobody counts, or no longer."""
+        self._blind = True
+        self._unseen = self._unseen or self.size > 0
+        return self.drain()
+
+    def confirm(self, total: int | None) -> None:
+        """The command has so much of all input."""
+        if total is None:
+            self._go_blind()
+            return
+        if self._base is None or self._blind:
+            return
+        done = min(total - self._base - self._confirmed, self.size)
+        self._confirmed = total - self._base
+        self.size -= max(0, done)
+        while done > 0 and self._pieces:
+            first = self._pieces.popleft()
+            if len(first) > done:
+                self._pieces.appendleft(first[done:])
+            done -= len(first)
+
+    def missing(self, accepted: int | None) -> bytes:
+        """What is to follow after so much. Raises LookupError when that cannot be known."""
+        if self._base is None and not self._blind:
+            self._base = accepted
+            return b"".join(self._pieces) if accepted is not None else self._go_blind()
+        if not (self.size or self._unseen):
+            return b""
+        if accepted is None or self._base is None or self._blind:
+            raise LookupError
+        had = accepted - self._base - self._confirmed
+        if not 0 <= had <= self.size:
+            raise LookupError
+        return b"".join(self._pieces)[had:]
 
 
 class Patience:

@@ -23,7 +23,7 @@ QUIET_S = 20.0
 DEAD_S = 60.0
 """Without a byte, after which nobody is."""
 HIGH_WATER = 1024 * 1024
-"""Of input that waits to be sent; until it sinks, no more should be given."""
+"""Of input that the command does not have; until it sinks, no more should be given."""
 _WOULD_BLOCK = ("SSLWantReadError", "SSLWantWriteError")
 
 
@@ -54,7 +54,7 @@ class RunStream:
     @property
     def full(self) -> bool:
         """Whether no more input should be given now."""
-        return len(self.exchange.out) > HIGH_WATER or self._sock is None
+        return self.exchange.unconfirmed > HIGH_WATER or self._sock is None
 
     def close(self) -> None:
         """Leaves; the command goes on."""

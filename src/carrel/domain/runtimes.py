@@ -185,6 +185,17 @@ class Run(Protocol):
         A full one raises `BlockingIOError`; wait with `loop.add_writer`."""
         ...
 
+    @property
+    def input_bytes(self) -> int | None:
+        """How many `give` gave since the run began, whoever called it. None with a terminal,
+        with raw pipes, and when nobody knows: a daemon was killed within a write."""
+        ...
+
+    def give(self, data: bytes | memoryview) -> int:
+        """Writes to `stdin` as much as it takes now, and counts it. What the command does not
+        want (it closed its input, it ended) counts as given. Raises `BlockingIOError`."""
+        ...
+
     async def wait(self) -> Exit: ...
 
     async def close_input(self) -> None:

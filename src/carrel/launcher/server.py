@@ -195,10 +195,14 @@ class Server:
         answer({"sent": self._runs.signal(message["run_id"], message["signal"])}, [])
 
     def _kill(self, message: Message, _fds: list[int], answer: Answer) -> None:
+        """Answered when it is known whether it ran at all: then its record is there, or not."""
         run = self._runs.get(message["run_id"])
         if run is not None:
             self._runs.kill(run, message["reason"])
-        answer({}, [])
+        if run is not None and run.answer is not None:
+            run.settled.append(lambda: answer({}, []))
+        else:
+            answer({}, [])
 
     def _close_input(self, message: Message, _fds: list[int], answer: Answer) -> None:
         run = self._runs.get(message["run_id"])

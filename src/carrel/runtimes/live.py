@@ -56,6 +56,14 @@ class LiveRun:
         return self._streams.stdin
 
     @property
+    def input_bytes(self) -> int | None:
+        count = self._streams.count
+        return None if count is None else count.given
+
+    def give(self, data: bytes | memoryview) -> int:
+        return self._streams.give(data)
+
+    @property
     def stdout(self) -> Path | int | None:
         return self._streams.stdout
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from carrel.domain.runtimes import Command, Output
 from carrel.domain.trees import Owner
+from carrel.runtimes.input_counts import InputCount, found_count, new_count
 
 RECORDED = {Output.FILES: ("stdout", "stderr"), Output.PTY: ("stdout",), Output.PIPES: ()}
 """The names of the files, for each kind of output."""
@@ -38,6 +39,23 @@ class Streams:
     """`stdin` is one."""
     held: bool = False
     """The launcher holds `stdin` as well, so that it stays open without us."""
+    count: InputCount | None = None
+    """Of what is given to `stdin`, when that may be somebody else's work later."""
+
+    def give(self, data: bytes | memoryview) -> int:
+        """Raises BlockingIOError. What a command does not want goes nowhere."""
+
+        def write() -> int:
+            if self.stdin is None:
+                return len(data)
+            try:
+                return os.write(self.stdin, data)
+            except BlockingIOError:
+                raise
+            except OSError:
+                return len(data)
+
+        return write() if self.count is None else self.count.count(len(data), write)
 
     def close_given(self) -> None:
         for descriptor in (*self.given, *self.sources):
@@ -52,6 +70,9 @@ class Streams:
 
     def close_ours(self) -> None:
         self.close_stdin()
+        if self.count is not None:
+            self.count.close()
+            self.count = None
         for end in (self.stdout, self.stderr):
             if isinstance(end, int):
                 os.close(end)
@@ -70,7 +91,7 @@ def open_streams(command: Command, folder: Path, owner: Owner) -> Streams:
     """Raises OSError, and then nothing is open. `owner` is whom the command runs as."""
     streams = Streams()
     try:
-        _input(streams, command, owner)
+        _input(streams, command, folder, owner)
         if command.output is Output.FILES:
             _recorded(streams, folder, owner)
         elif command.output is Output.PIPES:
@@ -96,10 +117,11 @@ def found_streams(folder: Path, stdin: int | None, terminal: bool) -> Streams:
         stderr=stderr if stderr.exists() else None,
         terminal=terminal,
         held=stdin is not None and not terminal,
+        count=None if terminal else found_count(folder),
     )
 
 
-def _input(streams: Streams, command: Command, owner: Owner) -> None:
+def _input(streams: Streams, command: Command, folder: Path, owner: Owner) -> None:
     if not command.stdin or command.output is Output.PTY:
         streams.given.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
         return
@@ -110,6 +132,7 @@ def _input(streams: Streams, command: Command, owner: Owner) -> None:
         # One flag for the launcher, which never writes, for us, and for whoever attaches.
         os.set_blocking(streams.stdin, False)
         streams.held = True
+        streams.count = new_count(folder)
 
 
 def _recorded(streams: Streams, folder: Path, owner: Owner) -> None:

@@ -27,6 +27,7 @@ from carrel.interfaces.http.closing import REASON
 from carrel.interfaces.http.encoding import encode
 from carrel.interfaces.http.exec_frames import Control, parse_control
 from carrel.interfaces.http.guard import foreseen
+from carrel.interfaces.http.inputs import Input
 from carrel.interfaces.http.models.runs import SocketCommand
 from carrel.interfaces.http.problems import details_of
 from carrel.interfaces.http.serving import Serving, caller, serving
@@ -114,10 +115,13 @@ class Session:
 
     async def attend(self, record: RunRecord, offsets: dict[Stream, int]) -> None:
         """Until the command has ended, the client went away, or the daemon ends."""
-        await self._tell("started", record)
+        target = None if record.terminal else self.here.inputs.of(record.run_id)
+        accepted = None if target is None else target.accepted
+        await self._send({"type": "started", "run": run_view(record), "input": accepted})
         telling = asyncio.create_task(self._output(record, offsets))
         others = [
             asyncio.create_task(self._input(record)),
+            asyncio.create_task(self._acknowledge(target)),
             asyncio.create_task(self._watch_access(record)),
             asyncio.create_task(self.here.closing.wait()),
         ]
@@ -133,7 +137,7 @@ class Session:
                 raise result
         if not telling.cancelled():
             ended = await self.here.services.runs.wait(record.run_id, None)
-            await self._tell("exit", ended)
+            await self._send({"type": "exit", "run": run_view(ended)})
             await self._socket.close(1000)
         elif self.here.closing.begun:
             await self._socket.close(RESTART, REASON)
@@ -170,6 +174,15 @@ class Session:
                     "The command has no standard input.", hint="Ask for it with stdin: true."
                 )
 
+    async def _acknowledge(self, target: Input | None) -> None:
+        """What the command has of its input stays with it, whatever becomes of the daemon."""
+        if target is None:
+            await asyncio.Event().wait()
+            return
+        async with contextlib.aclosing(target.given()) as told:
+            async for count in told:
+                await self._send({"type": "input", "bytes": count})
+
     async def _control(self, record: RunRecord, control: Control) -> None:
         live = self.here.services.runs.live(record.run_id)
         if live is None:
@@ -189,9 +202,6 @@ class Session:
             await self.here.run(self.caller, record.run_id)
 
     # Telling
-
-    async def _tell(self, what: str, record: RunRecord) -> None:
-        await self._send({"type": what, "run": run_view(record)})
 
     async def _send(self, message: View) -> None:
         await self._socket.send_text(encode(message).decode())

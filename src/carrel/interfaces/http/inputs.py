@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
+from collections.abc import AsyncGenerator
 from weakref import WeakValueDictionary
 
 from carrel.domain.errors import CarrelError
@@ -29,7 +30,27 @@ class Input:
         self._waiting: deque[bytes | None] = deque()
         self._size = 0
         self._less = asyncio.Event()
+        self._moved = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
+
+    @property
+    def accepted(self) -> int | None:
+        """Bytes that the command was given, or will be if the daemon lives."""
+        given = self._live.run.input_bytes
+        return None if given is None else given + self._size
+
+    async def given(self) -> AsyncGenerator[int | None, None]:
+        """How many bytes the command was given, whenever it is more, and None when that is no
+        longer known. Without an end."""
+        last: int | None = 0
+        while True:
+            moved = self._moved
+            now = self._live.run.input_bytes
+            if now != last:
+                last = now
+                yield now
+            else:
+                await moved.wait()
 
     async def put(self, data: bytes) -> None:
         """Returns when there is room for more."""
@@ -60,7 +81,6 @@ class Input:
                         await self._live.run.close_input()
                     continue
                 await self._write(data)
-                self._size -= len(data)
                 self._less.set()
         finally:
             self._waiting.clear()
@@ -70,18 +90,23 @@ class Input:
     async def _write(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
-            target = self._live.run.stdin
-            if target is None or self._live.ended.is_set():
+            if self._live.ended.is_set():
                 return
             try:
-                rest = rest[os.write(target, rest) :]
+                given = self._live.run.give(rest)
             except BlockingIOError:
-                await self._writable(target)
-            except OSError:
-                return
+                await self._writable()
+                continue
+            rest = rest[given:]
+            self._size -= given
+            moved, self._moved = self._moved, asyncio.Event()
+            moved.set()
 
-    async def _writable(self, target: int) -> None:
+    async def _writable(self) -> None:
         """Waits on a descriptor of its own: the run may close the other one meanwhile."""
+        target = self._live.run.stdin
+        if target is None:
+            return
         loop = asyncio.get_running_loop()
         own = os.dup(target)
         writable = loop.create_future()
