@@ -163,7 +163,6 @@ class TestInput:
             {"type": "resize", "rows": 24, "cols": 80},
             {"type": "eof"},
         ]
-        assert kinds[-1] == (frames.PING, b"input")
 
     def test_when_it_may_be_lost_that_is_an_error(self) -> None:
         exchange = started()
@@ -185,11 +184,74 @@ class TestInput:
         exchange = started()
         exchange.input(b"all")
         exchange.close_input()
-        exchange.receive(served(frames.PONG, b"input"))
+        exchange.receive(told({"type": "input", "bytes": 3}))
+        assert not exchange.unconfirmed
         exchange.lost(Lost("gone"))
         exchange.connecting()
         exchange.connected(STARTED)
-        assert json.loads(sent(exchange)[0][1]) == {"type": "eof"}
+        [(_, data)] = sent(exchange)
+        assert json.loads(data) == {"type": "eof"}
+
+    @pytest.mark.parametrize("had", [3, 4, 9])
+    def test_what_is_missing_is_sent_again(self, had: int) -> None:
+        exchange = started()
+        exchange.input(b"half ")
+        exchange.input(b"of it")
+        exchange.receive(told({"type": "input", "bytes": 3}))
+        exchange.lost(Lost("gone"))
+        exchange.connecting()
+        exchange.connected(b"")
+        exchange.input(b" all")
+        exchange.close_input()
+        assert sent(exchange) == []
+        exchange.receive(told({"type": "started", "run": RUN, "input": had}))
+        [(kind, data), (_, end)] = sent(exchange)
+        assert (kind, data) == (frames.BINARY, b"half of it all"[had:])
+        assert json.loads(end) == {"type": "eof"}
+        exchange.receive(told({"type": "input", "bytes": 14}))
+        assert not exchange.unconfirmed
+
+    @pytest.mark.parametrize("had", [None, 2, 11])
+    def test_what_cannot_be_is_an_error(self, had: int | None) -> None:
+        """Less than it had, or more than we gave: somebody else writes too."""
+        exchange = started()
+        exchange.input(b"half of it")
+        exchange.receive(told({"type": "input", "bytes": 3}))
+        exchange.lost(Lost("gone"))
+        exchange.connecting()
+        with pytest.raises(DaemonUnavailable, match="part of it may be missing"):
+            exchange.connected(told({"type": "started", "run": RUN, "input": had}))
+
+    def test_of_a_run_that_had_some_before(self) -> None:
+        exchange = Exchange.attaching("ru_x")
+        exchange.connecting()
+        exchange.connected(b"")
+        exchange.input(b"early ")
+        exchange.receive(told({"type": "started", "run": RUN, "input": 100}))
+        exchange.input(b"bird")
+        assert [data for _, data in sent(exchange)] == [b"early ", b"bird"]
+        exchange.receive(told({"type": "input", "bytes": 108}))
+        assert exchange.unconfirmed == 2
+        exchange.lost(Lost("gone"))
+        exchange.connecting()
+        exchange.connected(told({"type": "started", "run": RUN, "input": 109}))
+        assert sent(exchange) == [(frames.BINARY, b"d")]
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_nobody_waits_for_what_nobody_counts(self, first: bool) -> None:
+        exchange = Exchange.attaching("ru_x")
+        exchange.connecting()
+        exchange.connected(told({"type": "started", "run": RUN, "input": None if first else 0}))
+        exchange.input(b"some")
+        if not first:
+            exchange.receive(told({"type": "input", "bytes": None}))
+        exchange.input(b" more")
+        assert not exchange.unconfirmed
+        assert [data for _, data in sent(exchange)] == [b"some", b" more"]
+        exchange.lost(Lost("gone"))
+        exchange.connecting()
+        with pytest.raises(DaemonUnavailable, match="part of it may be missing"):
+            exchange.connected(told({"type": "started", "run": RUN, "input": 9}))
 
     def test_and_not_from_a_terminal(self) -> None:
         """Somebody sees what happens; the size is told again, an end is not."""

@@ -22,17 +22,21 @@ class Session:
         self.run: dict[str, Any] = {}
         self.out = {1: b"", 2: b""}
         self.dropped = 0
+        self.confirmed: int | None = 0
 
     def send(self, message: object) -> None:
         self.connection.send(message if isinstance(message, bytes) else json.dumps(message))
 
     def next(self) -> dict[str, Any] | None:
-        """A text frame; None for a piece of output."""
+        """A text frame; None for a piece of output and for what is said of the input."""
         frame = self.connection.recv(FRAME_S)
         if isinstance(frame, str):
             message: dict[str, Any] = json.loads(frame)
             self.run = message.get("run", self.run)
-            return message
+            if message["type"] != "input":
+                return message
+            self.confirmed = message["bytes"]
+            return None
         stream, offset = struct.unpack_from("!BQ", frame)
         self.dropped += offset - len(self.out[stream]) - self.dropped
         self.out[stream] += frame[9:]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 STDOUT, STDERR = 1, 2
+PIECE = 64 * 1024
+"""Of input, in one message: the daemon takes no large ones."""
 _HEAD = 9
 """Before the data of an output message: the stream, and eight bytes of offset."""
 _QUIET = b"quiet"
@@ -168,8 +170,8 @@ class Exchange:
         except LookupError:
             self._doubt()
             return
-        if missing:
-            self.out += frames.encode(frames.BINARY, missing)
+        for start in range(0, len(missing), PIECE):
+            self.out += frames.encode(frames.BINARY, missing[start : start + PIECE])
         if self._eof_sent and not self._terminal:
             self._say({"type": "eof"})
 
@@ -199,7 +201,8 @@ class Exchange:
         if not self._terminal:
             self._input.add(data)
         if self._in_step or self._terminal:
-            self.out += frames.encode(frames.BINARY, data)
+            for start in range(0, len(data), PIECE):
+                self.out += frames.encode(frames.BINARY, data[start : start + PIECE])
 
     @property
     def unconfirmed(self) -> int:
