@@ -155,7 +155,9 @@ async def test_standard_input_is_given_again(rig: Rig) -> None:
 
 async def test_a_terminal_is_given_again(rig: Rig) -> None:
     sandbox = await rig.start()
-    script = "stty size; read a; trap 'stty size; exit 6' WINCH; echo got $a; read b; read c"
+    # A signal that comes just before a `read` would be heeded only after it.
+    rest = "echo got $a; read b; while :; do sleep 0.05; done"
+    script = f"stty size; read a; trap 'stty size; exit 6' WINCH; {rest}"
     run = await rig.begin(sandbox, "sh", "-c", script, output=Output.PTY)
     assert run.stdin is not None
     await rig.recorded(sandbox, run.run_id, "24 80")

@@ -146,6 +146,22 @@ def test_a_link_is_not_followed(recordings: Recordings, run: Run, tmp_path: Path
         recordings.read(run.folder, run.run_id, Stream.STDERR, 0, 10)
 
 
+def test_what_comes_between_two_looks_is_no_gap(
+    recordings: Recordings, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = sparse.next_data
+
+    def late(file: int, offset: int) -> int | None:
+        found = look(file, offset)
+        if not run.out.stat().st_size:
+            run.write(b"late")
+        return found
+
+    monkeypatch.setattr(sparse, "next_data", late)
+    assert _read(recordings, run, 0) == Piece(Stream.STDOUT, 0, b"")
+    assert _read(recordings, run, 0) == Piece(Stream.STDOUT, 0, b"late")
+
+
 def test_zeros_are_never_read_while_the_beginning_is_given_up(
     recordings: Recordings, run: Run
 ) -> None:

@@ -133,10 +133,12 @@ def _opened(place: Path, stream: Stream) -> Iterator[int | None]:
 
 def _read(file: int, stream: Stream, offset: int, limit: int, flags: int) -> Piece:
     while True:
+        # Before the look: what is written meanwhile is for the next one, and not a hole.
+        size = os.fstat(file).st_size
         begin = sparse.next_data(file, offset)
         if begin is None:
             # Nothing but a hole up to the end, or the end itself.
-            return Piece(stream, max(offset, os.fstat(file).st_size), b"")
+            return Piece(stream, max(offset, size), b"")
         wanted = min(limit, sparse.end_of_data(file, begin) - begin)
         buffer = bytearray(max(0, wanted))
         count = os.preadv(file, [buffer], begin, flags) if buffer else 0

@@ -188,22 +188,48 @@ def open_files(driver: TreeDriver, tree: Tree) -> Iterator[TreeFiles]:
 def write_atomically(
     folder: int, name: bytes, fill: Callable[[int], None], *, mode: int, owner: Owner
 ) -> None:
-    """A file beside the wanted one takes its place when `fill` has written it; raises
-    OSError, and then leaves nothing."""
+    """A file without a name takes the place of the wanted one when `fill` has written it;
+    raises OSError, and then leaves nothing. Nor does whoever is killed meanwhile."""
     temporary = b".carrel-" + secrets.token_hex(8).encode()
-    fd = os.open(temporary, _NEW, 0o600, dir_fd=folder)
+    fd = _open_nameless(folder)
+    named = fd is None
+    if fd is None:
+        fd = os.open(temporary, _NEW, 0o600, dir_fd=folder)
     try:
         try:
             give(fd, owner)
             os.fchmod(fd, mode)
             fill(fd)
+            if not named and _name(fd, folder, name):
+                return
+            named = named or _name(fd, folder, temporary)
         finally:
             os.close(fd)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
+        if named:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
         raise
+
+
+def _open_nameless(folder: int) -> int | None:
+    """None where the file system has no such files: an overlay of an older kernel, NFS."""
+    try:
+        return os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            return None
+        raise
+
+
+def _name(fd: int, folder: int, name: bytes) -> bool:
+    """Whether it has this name now, and not something else."""
+    try:
+        os.link(f"/proc/self/fd/{fd}".encode(), name, dst_dir_fd=folder, follow_symlinks=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _write_all(chunks: Iterable[bytes], fd: int) -> None:
