@@ -41,7 +41,6 @@ bench: setup
 	$(BIN)/python bench/spaces.py
 
 soak: setup
-	CARREL_FAULTS=1 $(BIN)/pytest -n $(WORKERS) --dist=loadgroup tests/faults tests/soak
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.faults.kills
 

@@ -14,6 +14,8 @@ class Stray:
     kind: str
     space_id: str
     path: str
+    holds_work: bool = False
+    """It is, or leads to, what somebody has worked on."""
 
 
 class Sweeper(Protocol):

@@ -79,7 +79,7 @@ class Loop:
 
     def on_exit(self, pid: int, action: OnExit) -> None:
         ended = self._unclaimed.pop(pid, None)
-        if ended is not None:
+        if ended is not None and not _is_child(pid):
             action(*ended)
         else:
             self._on_exit[pid] = action
@@ -139,6 +139,15 @@ class Loop:
             action = heapq.heappop(self._timers).action
             if action is not None:
                 _survive(action)
+
+
+def _is_child(pid: int) -> bool:
+    """Else one with that number has been reaped, and it is not somebody's new one."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _raise_open_files() -> tuple[int, int]:

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carrel.domain.errors import LauncherUnavailable
 from carrel.domain.runtimes import Exit, ExitReason
 from carrel.runtimes.streams import Streams
+
+AGAIN_S = (0.05, 0.2, 1.0, 3.0, 10.0)
+"""The pauses of who asks for the end of a run and gets no answer."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,22 @@ class LiveRun:
 
     async def _look_for_end(self) -> None:
         try:
-            record = await self._links.find(self)
+            record = await self._find()
         except Exception as error:
             if not self._ended.done():
                 self._ended.set_exception(error)
             return
         if record is not None:
             self._end(parse_exit(record))
+
+    async def _find(self) -> dict[str, Any] | None:
+        """The launcher that should know may be killed as well, or be slow to start."""
+        for pause_s in AGAIN_S:
+            try:
+                return await self._links.find(self)
+            except LauncherUnavailable:
+                await asyncio.sleep(pause_s)
+        return await self._links.find(self)
 
     def resume(self, exit_pipe: int) -> None:
         """Another launcher has taken the run up."""

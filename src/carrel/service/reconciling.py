@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from carrel.domain.cleaning import Action, Stray, Sweeper
 from carrel.domain.errors import CarrelError
 from carrel.domain.events import EventType
-from carrel.domain.runs import RunRecord
+from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Problem, Space, SpaceQuery, SpaceState
 from carrel.domain.storing import Step, Store
 from carrel.lifecycle.table import LIVE, SETTLED
@@ -29,6 +29,8 @@ PAGE = 1000
 AT_ONCE = 16
 """So many spaces are seen to at the same time: each waits for the launcher or the disk."""
 STOP_GRACE_S = 2.0
+_UNRECORDED = "no record says what it was, and it may hold work: look at it, and remove it yourself"
+_OVER = (RunState.ENDED, RunState.FAILED)
 REBOOTED = Problem("reboot", "machine_restarted", "The machine was restarted.", "Start it again.")
 
 Work = Callable[[Space], Awaitable[Action | None]]
@@ -165,8 +167,24 @@ class Reconciler:
                 if current is not None and current.state not in SETTLED:
                     action = await self._try(current, lambda one: self._settle(one, {}, False))
                     actions += [action] if action is not None else []
+        for record in await self._store.runs(live=True, limit=1 << 30):
+            if self._runs.live(record.run_id) is None:
+                actions += await self._take_up_again(record)
         await self._report(actions)
         return actions
+
+    async def _take_up_again(self, record: RunRecord) -> list[Action]:
+        """A command that the record believes to be running, and nobody watches: the launcher
+        did not answer, or its failure could not be written down."""
+        async with self._locks.alone(record.space_id):
+            # Whoever was starting it is done with it now.
+            current = await self._store.run(record.run_id)
+            space = self._journal.get(record.space_id)
+            watched = self._runs.live(record.run_id) is not None
+            if current is None or current.state in _OVER or space is None or watched:
+                return []
+            action = await self._try(space, lambda one: self._take_up(one.space_id, [current]))
+        return [action] if action is not None else []
 
     # Looking around
 
@@ -188,6 +206,9 @@ class Reconciler:
     async def _sweep_one(self, stray: Stray, dry_run: bool) -> Action:
         target = f"{stray.kind} {stray.path}"
         why = f"no space {stray.space_id} is known"
+        if stray.holds_work and await self._store.space(stray.space_id) is None:
+            # Not ours to remove: the records were lost, or are older than the space.
+            return Action("keep", target, _UNRECORDED, done=False)
         if dry_run:
             return Action("remove", target, why)
         try:

@@ -8,6 +8,7 @@ not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -34,6 +35,8 @@ KEEP_RUNS = 500
 """Of each space so many are kept, the newest; older ones go with their output."""
 PRUNE_EVERY = 50
 """Ended runs between two looks for those that are too many."""
+AGAIN_S, AGAIN_AT_MOST_S = 0.1, 5.0
+"""Pauses of who cannot write down how a command ended."""
 LOST = Exit(ExitReason.LOST, None, None, 0.0, 0.0, 0.0, 0)
 
 
@@ -152,18 +155,11 @@ class Runs:
         record = live.record
         try:
             if new:
-                await self._journal.write(
-                    record,
-                    self._journal.event(
-                        EventType.RUN_STARTED,
-                        record.space_id,
-                        run_id=record.run_id,
-                        argv=list(record.argv),
-                    ),
-                )
+                await self._write_start(record)
             ended = await self._exit_of(live.run)
             live.record = dataclasses.replace(record, state=RunState.ENDED, exit=ended)
-            await self._write_end(live.record)
+            await self._write_end(live)
+            await self._prune(record.space_id)
         finally:
             self._live.pop(record.run_id, None)
             live.ended.set()
@@ -176,13 +172,35 @@ class Runs:
         except SandboxUnavailable:
             return LOST
 
-    async def _write_end(self, record: RunRecord) -> None:
+    async def _write_start(self, record: RunRecord) -> None:
+        """It runs whether or not that can be written; its end will say the same and more."""
+        argv = list(record.argv)
+        event = self._journal.event(
+            EventType.RUN_STARTED, record.space_id, run_id=record.run_id, argv=argv
+        )
+        with contextlib.suppress(CarrelError):
+            await self._journal.write(record, event)
+
+    async def _write_end(self, live: Live) -> None:
+        """Until it is written: the disk may be full, or the store be locked, for a while. Who
+        waits for the end need not wait for that."""
+        record, pause_s = live.record, AGAIN_S
         data = {"run_id": record.run_id, **_shown_exit(record.exit)}
         event = self._journal.event(EventType.RUN_ENDED, record.space_id, **data)
-        await self._journal.write(record, event, *self._without(record))
-        await self._prune(record.space_id)
+        while True:
+            try:
+                await self._journal.write(record, event, *self._without(record))
+                return
+            except CarrelError:
+                live.ended.set()
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, AGAIN_AT_MOST_S)
 
     async def _prune(self, space_id: str) -> None:
+        with contextlib.suppress(CarrelError, OSError):
+            await self._drop_old(space_id)
+
+    async def _drop_old(self, space_id: str) -> None:
         if self._journal.get(space_id) is None:
             self._since_prune.pop(space_id, None)
             return

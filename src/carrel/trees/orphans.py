@@ -4,6 +4,7 @@ making or removing one, or with a record that was lost."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import re
@@ -49,8 +50,10 @@ def strays(
     found += [Stray(MOUNT, _space_of(spaces, point), point) for point in _mounted(spaces)]
     found += [Stray(FOLDER, name, str(spaces / name)) for name in _names(spaces)]
     found += _claims(data / "uids")
+    unknown = [name for name in _names(spaces) if name not in known]
+    working = {name for name in unknown if _holds_work(spaces / name)}
     return [
-        stray
+        dataclasses.replace(stray, holds_work=stray.space_id in working)
         for stray in found
         if _is_space(stray.space_id)
         and stray.space_id not in known
@@ -112,6 +115,14 @@ def _mounted(folder: Path) -> list[str]:
 
 def _space_of(spaces: Path, point: str) -> str:
     return Path(point).relative_to(spaces).parts[0]
+
+
+def _holds_work(folder: Path) -> bool:
+    """Whether a tree was made there at all: from then on there may be."""
+    try:
+        return any((folder / name).is_dir() for name in ("project", "tree"))
+    except OSError:
+        return True
 
 
 def _is_young(spaces: Path, stray: Stray, before: float | None) -> bool:
