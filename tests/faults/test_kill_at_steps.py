@@ -20,7 +20,8 @@ from carrel.domain.runtimes import ExitReason
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.lifecycle.table import SETTLED
 from tests.faults.child import SCENARIOS
-from tests.service.rig import RUN_S, end_launcher, leftovers, output, run
+from tests.load.clearing import end_everything
+from tests.service.rig import RUN_S, leftovers, output, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD_S = 90.0
@@ -58,7 +59,7 @@ async def test_killed_at_every_write(scenario: str, moment: str, data: Path) -> 
                 return
         raise AssertionError("the operation never ends")
     finally:
-        await end_launcher(data)
+        await asyncio.to_thread(end_everything, data)
 
 
 async def check(services: Services, said: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from carrel.app.service import Services, open_service
 from carrel.config import Settings
-from tests.service.rig import end_launcher
+from tests.load.clearing import end_everything
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ async def services(data: Path) -> AsyncIterator[Services]:
         async with open_service(Settings(data=data)) as opened:
             yield opened
     finally:
-        await end_launcher(data)
+        await asyncio.to_thread(end_everything, data)
 
 
 @pytest.fixture

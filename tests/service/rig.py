@@ -9,12 +9,10 @@ from pathlib import Path
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.errors import CarrelError
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runs import RunRecord, Stream
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.launcher.client import Launcher
 from carrel.linux import cgroupfs
 
 RUN_S = 60.0
@@ -45,14 +43,6 @@ async def output(services: Services, record: RunRecord) -> str:
     for stream in Stream:
         said += (await services.runs.read(record, stream, 0, 1 << 20)).data
     return said.decode()
-
-
-async def end_launcher(data: Path) -> None:
-    """Ends what a test left running, and the launcher of its data folder."""
-    launcher = Launcher(data)
-    with contextlib.suppress(CarrelError, OSError):
-        await asyncio.to_thread(launcher.shutdown, True)
-    launcher.close()
 
 
 def leftovers(data: Path, *space_ids: str) -> list[str]:
