@@ -27,8 +27,10 @@ READY_S = 10.0
 """Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
 LINGER_S = 10.0
 """Between two looks at a sandbox that only its own servers still use."""
-MOST_IDLE = 64
-"""So many may linger; beyond, the one that has been idle longest ends at once."""
+IDLE_BYTES = 2_400_000
+"""What one that lingers takes: four small processes."""
+IDLE_SHARE = 50
+"""All of them together may take this part of the machine's memory."""
 
 OnReady = Callable[["Holder | None", Problem | None], None]
 
@@ -88,6 +90,8 @@ class Holders:
         self._loop = loop
         self.recruits = recruits
         self._folder = folder
+        self._most_idle = _most_idle()
+        """So many may linger; beyond, the one that has been idle longest ends at once."""
         self._holders: dict[str, Holder] = {}
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._adopt()
@@ -142,7 +146,7 @@ class Holders:
             return
         # The order of insertion is the order of idleness.
         idle = [one for one in self._holders.values() if one.idle is not None]
-        if len(idle) >= MOST_IDLE:
+        if len(idle) >= self._most_idle:
             self._check_idle(min(idle, key=lambda one: one.idle.when if one.idle else 0.0))
         holder.idle = self._loop.after(linger, lambda: self._check_idle(holder))
 
@@ -327,6 +331,11 @@ class _Start:
         self._holders.gone(self._holder)
         for ready in waiting:
             ready(None, problem)
+
+
+def _most_idle() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(16, memory // IDLE_SHARE // IDLE_BYTES)
 
 
 def _memory_file(content: bytes) -> int:

@@ -37,6 +37,8 @@ from carrel.launcher.spares import Problem
 from carrel.launcher.wire import Answer
 from carrel.linux import processes
 
+CALM_S = 0.02
+"""Between two looks whether there is nothing more urgent to start."""
 TERMINATE_S = 1.0
 """From the polite signal to the last one when a command's time is up."""
 
@@ -49,6 +51,8 @@ class Runs:
         self._holders = holders
         self._recorder = recorder
         self._runs: dict[str, Run] = {}
+        self._starting = 0
+        """Commands and sandboxes for whose start somebody waits."""
         self._keepers: dict[int, str] = {}
         """A keeper outlives its command when that left something running."""
 
@@ -75,6 +79,7 @@ class Runs:
             count = len(run.subject.names)
             run.sources, rest = rest[:count], rest[count:]
         run.answer = answer
+        self._starting += 1
         self._runs[run.run_id] = run
         holding = request.get("holder")
         if "holder" not in request:
@@ -104,8 +109,10 @@ class Runs:
         """Makes a sandbox ready for its first command. Descriptors: staged mounts."""
         staged = dict(zip(request["holder"]["stage"], descriptors, strict=True))
         linger = request["linger"]
+        self._starting += 1
 
         def ready(holder: Holder | None, problem: Problem | None) -> None:
+            self._starting -= 1
             if holder is None:
                 answer({"problem": problem}, [])
                 return
@@ -157,8 +164,7 @@ class Runs:
             run.problem = run.problem or problem
             self._take_terminal(run, spare.terminal)
             self._settle(run)
-            if holder.live and not holder.stopping and holder.spare is None:
-                holder.spare = self._holders.make_spare(holder)
+            self._stand_by(holder)
 
         def ready() -> None:
             spare.order(
@@ -169,6 +175,16 @@ class Runs:
                 self._note_process(run, spare.pid, 0)
 
         spare.when_ready(ready)
+
+    def _stand_by(self, holder: Holder) -> None:
+        """The next command finds a process ready. That is for later: whoever waits for a
+        start comes first."""
+        if not holder.live or holder.stopping or holder.spare is not None:
+            return
+        if self._starting > 0:
+            self._loop.after(CALM_S, lambda: self._stand_by(holder))
+        else:
+            holder.spare = self._holders.make_spare(holder)
 
     def _recruit(self, run: Run, plan: dict[str, Any], streams: list[int]) -> None:
         """Without namespaces: a child of ours becomes the command."""
@@ -241,6 +257,7 @@ class Runs:
         if run.answer is None or (run.doomed and run.ended is None):
             return
         answer, run.answer = run.answer, None
+        self._starting -= 1
         if run.problem is not None:
             if run.recorded is not None:
                 run.recorded.close()
