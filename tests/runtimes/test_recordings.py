@@ -184,6 +184,27 @@ def test_zeros_are_never_read_while_the_beginning_is_given_up(
     assert piece == Piece(Stream.STDOUT, 2 * BLOCK, b"a" * 100)
 
 
+def test_a_command_that_writes_faster_than_one_reads(recordings: Recordings, run: Run) -> None:
+    """The oldest byte is always gone before it is read; then a newer one is."""
+    run.write(b"a" * 8 * BLOCK)
+    looks = 0
+    find = sparse.next_data
+
+    def then_more(descriptor: int, offset: int) -> int | None:
+        nonlocal looks
+        looks += 1
+        assert looks < 100, "it reads for ever"
+        found = find(descriptor, offset)
+        run.write(b"a" * BLOCK)
+        run.give_up(run.out.stat().st_size - 8 * BLOCK)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "next_data", then_more)
+        piece = _read(recordings, run, 0, 100)
+    assert piece.data == b"a" * 100
+
+
 # Following
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 import os
 from collections.abc import AsyncGenerator, Iterator
@@ -24,6 +25,8 @@ from carrel.runtimes.layout import SandboxFolders
 
 PIECE_BYTES = 64 * 1024
 """Of what is followed: small enough that one reader does not hold up the event loop."""
+TRIES = 4
+"""At the oldest byte that is kept, before one that will be kept for longer is read."""
 POLL_S = 0.2
 """Between two looks at a file that the kernel does not watch for us, because the user has too
 many watches already."""
@@ -132,7 +135,7 @@ def _opened(place: Path, stream: Stream) -> Iterator[int | None]:
 
 
 def _read(file: int, stream: Stream, offset: int, limit: int, flags: int) -> Piece:
-    while True:
+    for attempt in itertools.count(1):
         # Before the look: what is written meanwhile is for the next one, and not a hole.
         size = os.fstat(file).st_size
         begin = sparse.next_data(file, offset)
@@ -147,6 +150,10 @@ def _read(file: int, stream: Stream, offset: int, limit: int, flags: int) -> Pie
         # What was given up meanwhile has been read as zeros.
         if sparse.next_data(file, begin) == begin:
             return Piece(stream, begin, bytes(memoryview(buffer)[:count]))
+        if attempt >= TRIES:
+            # The command writes faster than we read; what is newer is there for longer.
+            offset = begin + (size - begin) // 2
+    raise AssertionError("unreachable")
 
 
 def _written(place: Path, stream: Stream) -> int:
