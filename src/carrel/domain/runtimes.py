@@ -228,9 +228,11 @@ class Runtime(Protocol):
         """Tries the real thing, and leaves nothing."""
         ...
 
-    async def start(self, spec: SandboxSpec, tree: TreeMount) -> Sandbox:
+    async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
         """Prepares a sandbox; costs no process until a command runs. A confining runtime
-        that fails its own proof raises `IsolationUnproven`."""
+        that fails its own proof raises `IsolationUnproven`. Without `wait`, one whose
+        configuration was proven already is set up while the caller goes on: the first
+        command waits for it, and tells if that failed."""
         ...
 
     async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run: ...

@@ -40,6 +40,9 @@ class Loop:
         self._unclaimed: dict[int, tuple[int, resource.struct_rusage]] = {}
         self._expecting = 0
         self.running = True
+        self.urgent = 0
+        """How many commands and sandboxes are just being started. What is done for later
+        starts waits meanwhile."""
         self._wake, wake_write = socket.socketpair()
         self._wake.setblocking(False)
         wake_write.setblocking(False)

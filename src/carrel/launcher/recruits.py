@@ -18,8 +18,10 @@ from carrel.launcher.loop import Loop
 
 READY = 3
 """A new sandbox takes two at once, a further command one."""
+LEAST = 1
+"""While something is being started: forking must not compete with that for the processors."""
 REFILL_S = 0.002
-"""After the work that used them up: forking must not compete with it for the processors."""
+"""After the work that used them up, for the same reason."""
 
 
 class Recruit:
@@ -76,7 +78,8 @@ class Recruits:
 
     def _refill(self) -> None:
         self._refilling = False
-        if len(self._waiting) + len(self._awaited) < READY:
+        coming = len(self._waiting) + len(self._awaited)
+        if coming < (LEAST if self._loop.urgent else READY):
             self._order()
         if len(self._waiting) + len(self._awaited) < READY:
             self._refill_soon()

@@ -51,8 +51,6 @@ class Runs:
         self._holders = holders
         self._recorder = recorder
         self._runs: dict[str, Run] = {}
-        self._starting = 0
-        """Commands and sandboxes for whose start somebody waits."""
         self._keepers: dict[int, str] = {}
         """A keeper outlives its command when that left something running."""
 
@@ -79,7 +77,7 @@ class Runs:
             count = len(run.subject.names)
             run.sources, rest = rest[:count], rest[count:]
         run.answer = answer
-        self._starting += 1
+        self._loop.urgent += 1
         self._runs[run.run_id] = run
         holding = request.get("holder")
         if "holder" not in request:
@@ -109,10 +107,10 @@ class Runs:
         """Makes a sandbox ready for its first command. Descriptors: staged mounts."""
         staged = dict(zip(request["holder"]["stage"], descriptors, strict=True))
         linger = request["linger"]
-        self._starting += 1
+        self._loop.urgent += 1
 
         def ready(holder: Holder | None, problem: Problem | None) -> None:
-            self._starting -= 1
+            self._loop.urgent -= 1
             if holder is None:
                 answer({"problem": problem}, [])
                 return
@@ -181,7 +179,7 @@ class Runs:
         start comes first."""
         if not holder.live or holder.stopping or holder.spare is not None:
             return
-        if self._starting > 0:
+        if self._loop.urgent:
             self._loop.after(CALM_S, lambda: self._stand_by(holder))
         else:
             holder.spare = self._holders.make_spare(holder)
@@ -257,7 +255,7 @@ class Runs:
         if run.answer is None or (run.doomed and run.ended is None):
             return
         answer, run.answer = run.answer, None
-        self._starting -= 1
+        self._loop.urgent -= 1
         if run.problem is not None:
             if run.recorded is not None:
                 run.recorded.close()

@@ -84,6 +84,7 @@ class Engine:
         self._on_event = on_event
         self._watches: dict[str, LimitWatch] = {}
         self._warm: set[str] = set()
+        self._warming: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     # Starting
@@ -139,6 +140,7 @@ class Engine:
         confinement: Confinement,
     ) -> LiveRun:
         watch = self._watch(sandbox)
+        await self._settled(sandbox.spec.sandbox_id)
         request = self._request(sandbox, command, run_id, confinement)
         for _ in range(ENDING_TRIES):
             if request["group"] is not None:
@@ -220,10 +222,18 @@ class Engine:
         }
         return {**holder, "join": list(group.procs), "base": base, "stage": [*staged]}, staged
 
-    async def warm(self, sandbox: Sandbox, confinement: Confinement) -> None:
-        """Sets the sandbox up, ready for its first command."""
-        holder, staged = self._holder(sandbox, confinement)
+    def warm(self, sandbox: Sandbox, confinement: Confinement) -> asyncio.Task[None]:
+        """Begins to set the sandbox up, ready for its first command, which waits for that."""
         sandbox_id = sandbox.spec.sandbox_id
+        holder, staged = self._holder(sandbox, confinement)
+        task = asyncio.create_task(self._warm_up(sandbox_id, holder, staged))
+        self._warming[sandbox_id] = task
+        task.add_done_callback(lambda done: self._warmed(sandbox_id, done))
+        return task
+
+    async def _warm_up(
+        self, sandbox_id: str, holder: dict[str, Any], staged: dict[str, int]
+    ) -> None:
         fields = {"sandbox_id": sandbox_id, "holder": holder, "linger": self._linger_s}
         try:
             reply, _ = await self._launcher.ask("warm", fields, [*staged.values()])
@@ -233,6 +243,19 @@ class Engine:
         if reply.get("problem") is not None:
             raise as_error(reply["problem"])
         self._warm.add(sandbox_id)
+
+    def _warmed(self, sandbox_id: str, task: asyncio.Task[None]) -> None:
+        if self._warming.get(sandbox_id) is task:
+            del self._warming[sandbox_id]
+        if not task.cancelled():
+            # Who did not wait hears of it from the first command, which tries again.
+            task.exception()
+
+    async def _settled(self, sandbox_id: str) -> None:
+        """When the sandbox is set up, or could not be."""
+        task = self._warming.get(sandbox_id)
+        if task is not None:
+            await asyncio.wait([task])
 
     def _request(
         self,
@@ -344,6 +367,7 @@ class Engine:
         return self._enforcement.cgroups.usage(self._enforcement.group(sandbox))
 
     async def stop(self, sandbox: Sandbox, grace_s: float) -> None:
+        await self._settled(sandbox.spec.sandbox_id)
         group = self._enforcement.group(sandbox)
         fields = {
             "sandbox_id": sandbox.spec.sandbox_id,

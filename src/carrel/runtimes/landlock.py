@@ -78,7 +78,7 @@ class LandlockRuntime:
             return Availability(False, error.message)
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
-    async def start(self, spec: SandboxSpec, tree: TreeMount) -> Sandbox:
+    async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
         check_reachable(spec, tree)
         sandbox = await asyncio.to_thread(self._engine.prepare, spec)
         try:

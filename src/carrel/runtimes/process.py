@@ -51,7 +51,7 @@ class ProcessRuntime:
     async def probe(self) -> Availability:
         return Availability(True, "Needs nothing, and confines nothing.")
 
-    async def start(self, spec: SandboxSpec, tree: TreeMount) -> Sandbox:
+    async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
         return await asyncio.to_thread(self._engine.prepare, spec)
 
     async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:

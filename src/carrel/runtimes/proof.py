@@ -54,12 +54,14 @@ class Prover:
     ) -> None:
         """Raises `IsolationUnproven` unless this configuration holds. `stamp` is of the
         program that makes the walls: another one is another configuration."""
-        key = (*_configuration(sandbox), stamp)
-        if key in self._proven:
+        if self.is_proven(sandbox, stamp):
             return
         proof = await runtime.verify(sandbox, tree)
         check(proof)
-        self._proven.add(key)
+        self._proven.add((*_configuration(sandbox), stamp))
+
+    def is_proven(self, sandbox: Sandbox, stamp: object = None) -> bool:
+        return (*_configuration(sandbox), stamp) in self._proven
 
     async def prove(
         self, sandbox: Sandbox, tree: TreeMount, uncovered: tuple[str, ...], execute: Execute

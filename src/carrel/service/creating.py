@@ -119,7 +119,7 @@ class Creator:
         self, space: Space, runtime: Runtime, driver: TreeDriver, tree: Tree, operation: Operation
     ) -> Space:
         with driver.mount(tree) as mount:
-            sandbox = await runtime.start(self.desks.spec(space), mount)
+            sandbox = await runtime.start(self.desks.spec(space), mount, wait=False)
         enforced = sandbox.limits
         space, event = self.journal.moved(space.space_id, SpaceState.READY, enforced=enforced)
         await operation.end(space, event)
@@ -129,7 +129,7 @@ class Creator:
         """A space that was stopped, or failed."""
         await operation.begin(SANDBOX)
         async with self.desks.mounted(desk) as mount:
-            sandbox = await desk.runtime.start(desk.sandbox.spec, mount)
+            sandbox = await desk.runtime.start(desk.sandbox.spec, mount, wait=False)
         space, event = self.journal.moved(
             desk.space.space_id,
             SpaceState.READY,

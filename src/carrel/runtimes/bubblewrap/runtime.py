@@ -73,11 +73,14 @@ class BubblewrapRuntime:
             return Availability(False, error.message, _remedy(error.message))
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
-    async def start(self, spec: SandboxSpec, tree: TreeMount) -> Sandbox:
+    async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
         sandbox = self._engine.prepare(spec)
+        stamp = _stamp(self._program)
         try:
-            await self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
-            await self._prover.require(self, sandbox, tree, _stamp(self._program))
+            warming = self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
+            if wait or not self._prover.is_proven(sandbox, stamp):
+                await asyncio.shield(warming)
+                await self._prover.require(self, sandbox, tree, stamp)
         except BaseException:
             await self.stop(sandbox)
             raise
