@@ -46,6 +46,9 @@ def test_ordinary_users_have_their_own(
 def test_a_user_without_a_home_is_told_what_to_set(ordinary_user: Account) -> None:
     result = run_as(ordinary_user, [PYTHON, "-c", SHOW], env={"HOME": ""})
     assert "Set CARREL_DATA" in result.stderr.splitlines()[-1]
+    env = {"HOME": "", "CARREL_DATA": "/d"}
+    result = run_as(ordinary_user, [PYTHON, "-c", SHOW], env=env)
+    assert result.stdout.strip() == "/d", result.stderr
 
 
 @pytest.mark.parametrize(

@@ -83,18 +83,23 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
     return parse_settings(values)
 
 
-def config_file(env: Mapping[str, str]) -> Path:
-    """The one file that is read, if it is there."""
+def config_file(env: Mapping[str, str]) -> Path | None:
+    """The one file that is read, if it is there; None for a user without a home."""
     if named := env.get("CARREL_CONFIG"):
         return Path(named)
     if os.geteuid() == 0:
         return SYSTEM_CONFIG
     shared = Path(env.get("XDG_CONFIG_HOME", ""))
-    return (shared if shared.is_absolute() else _home(env) / ".config") / "carrel" / "config.toml"
+    if shared.is_absolute():
+        return shared / "carrel" / "config.toml"
+    home = _home(env)
+    return None if home is None else home / ".config" / "carrel" / "config.toml"
 
 
 def _from_file(env: Mapping[str, str]) -> dict[str, object]:
     path = config_file(env)
+    if path is None:
+        return {}
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -111,19 +116,24 @@ def default_data(env: Mapping[str, str]) -> Path:
         return SYSTEM_DATA
     shared = Path(env.get("XDG_DATA_HOME", ""))
     # The XDG specification has relative paths ignored.
-    return (shared if shared.is_absolute() else _home(env) / ".local" / "share") / "carrel"
+    if shared.is_absolute():
+        return shared / "carrel"
+    home = _home(env)
+    if home is None:
+        raise SettingsInvalid(
+            "There is no data folder: this user has no home.",
+            hint="Set CARREL_DATA to a folder that it may write.",
+        )
+    return home / ".local" / "share" / "carrel"
 
 
-def _home(env: Mapping[str, str]) -> Path:
+def _home(env: Mapping[str, str]) -> Path | None:
     if home := env.get("HOME"):
         return Path(home)
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
-    except KeyError as error:
-        raise SettingsInvalid(
-            "There is no data folder: this user has no home.",
-            hint="Set CARREL_DATA to a folder that it may write.",
-        ) from error
+    except KeyError:
+        return None
 
 
 def _decode(kind: type, value: object) -> object:

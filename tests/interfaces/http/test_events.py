@@ -22,6 +22,7 @@ class Listener:
     def __init__(self, response: httpx.Response) -> None:
         self._lines = response.iter_lines()
         self.comments: list[str] = []
+        self.begins_after = ""
 
     def next(self) -> dict[str, Any]:
         """The next event: its fields, and `data` decoded."""
@@ -41,6 +42,8 @@ class Listener:
             line = next(self._lines)
             if line.startswith(":"):
                 self.comments.append(line[2:])
+            elif line.startswith("id: "):
+                self.begins_after = line[4:]
 
 
 @contextlib.contextmanager
@@ -75,6 +78,18 @@ def test_what_happens_from_now_on(client: httpx.Client, space: dict[str, Any]) -
     assert event["event"] == "space.updated" and event["data"]["space"] == space["id"]
     assert int(event["id"]) == event["data"]["seq"]
     assert event["data"]["data"]["labels"] == {"n": "1"} and event["data"]["at"].endswith("Z")
+
+
+def test_one_that_breaks_before_the_first_event_misses_none(
+    client: httpx.Client, space: dict[str, Any]
+) -> None:
+    query = {"space": space["id"], "type": "space.updated"}
+    with listening(client, query) as listener:
+        begun = int(listener.begins_after)
+    _relabel(client, space, "1")
+    with listening(client, query, begun) as listener:
+        assert listener.begins_after == ""
+        assert listener.next()["data"]["data"]["labels"] == {"n": "1"}
 
 
 def test_resumed_without_gap_or_repeat(

@@ -65,8 +65,9 @@ async def _follow(here: Serving, who: Caller, wanted: EventQuery, start: int | N
     feed = here.services.feed
     last = await feed.last()
     after = last if start is None else start
-    # Something is sent at once: clients know then that they listen.
-    yield comment("listening")
+    # Something is sent at once: clients know then that they listen, and from where on, so
+    # that one whose connection breaks before the first event misses none.
+    yield (b"id: %d\n" % after if start is None else b"") + comment("listening")
     if start is not None and (gap := await _gap(here, start, last)) is not None:
         yield told(GAP, gap)
         after = min(start, last)
