@@ -52,6 +52,7 @@ def test_folders(tmp_path: Path) -> None:
     assert {(stray.kind, stray.space_id, stray.path) for stray in found} == {
         (FOLDER, name, str(tmp_path / "spaces" / name)) for name in (unknown, linked)
     }
+    assert not any(stray.holds_work for stray in found), "no driver made a tree there"
     for _ in range(2):
         for stray in found:
             remove_stray(stray, tmp_path)
@@ -107,6 +108,7 @@ def test_trees_of_every_driver(any_rig: Rig) -> None:
     expected = ([MOUNT] if os.geteuid() == 0 else [HELD]) if mounted else []
     assert kinds == [*expected, FOLDER]
     assert {stray.space_id for stray in found} == {lost.tree_id}
+    assert all(stray.holds_work for stray in found)
     for stray in [*found, *found]:
         remove_stray(stray, any_rig.data, any_rig.launcher)
     assert strays(any_rig.data, {known.tree_id}, any_rig.launcher) == []

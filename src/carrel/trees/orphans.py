@@ -18,7 +18,7 @@ from carrel.domain.launching import MountHelper
 from carrel.linux import mounts
 from carrel.trees.bases.places import open_folder
 from carrel.trees.drivers import btrfs
-from carrel.trees.drivers.common import tree_errors
+from carrel.trees.drivers.common import PRIVATE, tree_errors
 from carrel.trees.removal import remove_tree
 
 HELD = "held overlay"
@@ -118,9 +118,10 @@ def _space_of(spaces: Path, point: str) -> str:
 
 
 def _holds_work(folder: Path) -> bool:
-    """Whether a tree was made there at all: from then on there may be."""
+    """Whether a driver made a tree there: from then on there may be. In a trial of a runtime
+    there is none."""
     try:
-        return any((folder / name).is_dir() for name in ("project", "tree"))
+        return (folder / PRIVATE).is_dir()
     except OSError:
         return True
 
