@@ -162,7 +162,8 @@ class Runs:
             run.problem = run.problem or problem
             self._take_terminal(run, spare.terminal)
             self._settle(run)
-            self._stand_by(holder)
+            # A short command has ended already: that is told first.
+            self._loop.after(0.0, lambda: self._stand_by(holder))
 
         def ready() -> None:
             spare.order(
