@@ -12,8 +12,8 @@ import httpx
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from carrel.daemon import control, places
-from carrel.launcher.client import Launcher
 from tests.folders import remove_folder
+from tests.load.clearing import end_everything
 
 ANSWER_S = 60.0
 """For one answer, on a busy machine."""
@@ -97,7 +97,7 @@ class Daemon:
             with self.local() as client:
                 self._remove_spaces(client)
         self.stop()
-        Launcher(self.data).shutdown(force=True)
+        end_everything(self.data)
 
     @staticmethod
     def _remove_spaces(client: httpx.Client) -> None:

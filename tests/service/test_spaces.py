@@ -178,7 +178,7 @@ async def test_a_command_that_cannot_run_is_recorded(services: Services) -> None
 async def test_a_stop_ends_what_runs(services: Services, data: Path) -> None:
     space = await make(services)
     record = await services.runs.start(
-        space.space_id, Command(("sh", "-c", "echo begun; setsid sleep 1000 & sleep 1000"))
+        space.space_id, Command(("sh", "-c", "echo begun; setsid sleep 1000 & exec sleep 1000"))
     )
     assert (await services.spaces.get(LOCAL, space.space_id)).state is SpaceState.RUNNING
     async with (
