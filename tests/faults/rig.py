@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +20,9 @@ from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.launcher.client import Launcher
 from carrel.lifecycle.table import SETTLED
 from tests.load.clearing import end_everything
-from tests.service.rig import leftovers, run
+from tests.service.rig import RUN_S, leftovers, run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and unmount")
 
@@ -74,6 +79,21 @@ async def remove_all(services: Services, data: Path) -> None:
     for space in await everything(services):
         await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
     await assert_sound(services, data)
+
+
+async def run_to_its_death(program: str, data: Path) -> str:
+    """A Python program that kills itself while it serves the folder; what it said before."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", program, str(data)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return str(done.stdout)
 
 
 def launcher_pid(data: Path) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,12 +12,11 @@ from pathlib import Path
 from carrel.domain.access import LOCAL
 from carrel.linux import cgroupfs
 from carrel.runtimes.engine import LINGER_S
-from tests.faults.rig import ending, serving
-from tests.service.rig import RUN_S, leftovers, make
+from tests.faults.rig import ending, run_to_its_death, serving
+from tests.service.rig import leftovers, make
 
 MARGIN_S = 10.0
 """For a loaded machine, over the time that an idle sandbox stays."""
-ROOT = Path(__file__).resolve().parents[2]
 _CHILD = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -67,17 +64,7 @@ async def _without_groups(space_id: str) -> AsyncIterator[None]:
 
 async def test_killed_in_a_proof(data: Path) -> None:
     async with ending(data):
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", _CHILD, str(data)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
-        )
-        assert done.returncode == -9, done.stderr
-        trial = done.stdout.split()[0]
+        trial = (await run_to_its_death(_CHILD, data)).split()[0]
         async with _without_groups(trial), serving(data) as services:
             space = await make(services)
             await services.spaces.remove(LOCAL, space.space_id)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 from carrel.domain.access import LOCAL
 from carrel.domain.files import Files
-from tests.faults.rig import assert_works, ending, everything, remove_all, serving
-from tests.service.rig import RUN_S
+from tests.faults.rig import (
+    assert_works,
+    ending,
+    everything,
+    remove_all,
+    run_to_its_death,
+    serving,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
 _CHILD = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -39,16 +41,7 @@ asyncio.run(main())
 
 async def test_killed_in_a_write(data: Path) -> None:
     async with ending(data):
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", _CHILD, str(data)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
-        )
-        assert done.returncode == -9, done.stderr
+        await run_to_its_death(_CHILD, data)
         async with serving(data) as services:
             (space,) = await everything(services)
             await assert_works(services, space, "cat file", "old\n")

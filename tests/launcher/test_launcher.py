@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.errors import LauncherUnavailable
+from carrel.domain.errors import LauncherUnavailable, SandboxUnavailable
 from carrel.domain.runtimes import ExitReason, Output
 from carrel.launcher import wire
 from carrel.launcher.client import Launcher
@@ -219,3 +219,21 @@ async def test_an_exit_that_cannot_be_written_is_told(rig: Rig) -> None:
     done = await finish(run)
     assert done.exit.code == 4
     assert (await rig.run(sandbox, "true")).exit.code == 0
+
+
+async def test_a_sandbox_for_which_there_are_no_descriptors(rig: Rig) -> None:
+    """Whoever asked is told, and later it works: nobody waits for what was never begun."""
+    await rig.start()
+    pid = (await rig.launcher.ask("hello", {}, []))[0]["pid"]
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    free = [number for number in range(max(used) + 20) if number not in used]
+    # Enough to take the request, and not to set the sandbox up.
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[7], before[1]))
+    try:
+        with pytest.raises(SandboxUnavailable):
+            await rig.start()
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    sandbox = await rig.start()
+    assert (await rig.sh(sandbox, "echo on")).out == "on\n"

@@ -122,9 +122,17 @@ class Holders:
             holder.base = request["holder"]["base"]
             self._holders[sandbox_id] = holder
             holder.waiting.append(ready)
-            _Start(self, self._loop, holder, request["holder"], staged).begin()
-            # It joins its groups while bubblewrap works, and enters when that is done.
-            holder.spare = self.make_spare(holder)
+            try:
+                _Start(self, self._loop, holder, request["holder"], staged).begin()
+            except OSError as error:
+                # The machine has no process or descriptor left; nobody is to wait for this.
+                del self._holders[sandbox_id]
+                ready(None, {"step": "fork", "errno": error.errno or 0, "text": str(error)})
+                return
+            # It joins its groups while bubblewrap works, and enters when that is done. Without
+            # one the first command makes its own.
+            with contextlib.suppress(OSError):
+                holder.spare = self.make_spare(holder)
         else:
             holder.waiting.append(ready)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import json
 import os
 from collections.abc import AsyncGenerator, Iterator
@@ -135,7 +134,8 @@ def _opened(place: Path, stream: Stream) -> Iterator[int | None]:
 
 
 def _read(file: int, stream: Stream, offset: int, limit: int, flags: int) -> Piece:
-    for attempt in itertools.count(1):
+    tries = 0
+    while True:
         # Before the look: what is written meanwhile is for the next one, and not a hole.
         size = os.fstat(file).st_size
         begin = sparse.next_data(file, offset)
@@ -150,10 +150,10 @@ def _read(file: int, stream: Stream, offset: int, limit: int, flags: int) -> Pie
         # What was given up meanwhile has been read as zeros.
         if sparse.next_data(file, begin) == begin:
             return Piece(stream, begin, bytes(memoryview(buffer)[:count]))
-        if attempt >= TRIES:
+        tries += 1
+        if tries >= TRIES:
             # The command writes faster than we read; what is newer is there for longer.
             offset = begin + (size - begin) // 2
-    raise AssertionError("unreachable")
 
 
 def _written(place: Path, stream: Stream) -> int:
