@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shlex
 import signal
+import termios
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -185,12 +187,15 @@ def _sleeps(pid: int) -> bool:
 
 
 async def _until_reading(run: Run) -> None:
-    """The command waits in a read of its (empty) standard input."""
+    """The command waits in a read of its standard input, and has taken all that was there:
+    else it may be the read before."""
+    assert run.stdin is not None
     async with asyncio.timeout(WAIT_S):
         while True:
+            waiting = int.from_bytes(fcntl.ioctl(run.stdin, termios.FIONREAD, bytes(4)), "little")
             states = Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0]
             where = Path(f"/proc/{run.pid}/syscall").read_text().split()[:2]
-            if states == "S" and where == ["0", "0x0"]:
+            if not waiting and states == "S" and where == ["0", "0x0"]:
                 return
             await asyncio.sleep(0)
 
