@@ -135,6 +135,7 @@ sys.stdout.buffer.write(b"c" * {BLOCK})
             os.write(run.stdin, b"\n")
             # It has got through when it reads the second line.
             await _until_reading(run)
+            await _until_taken(run)
             ballast.unlink()
             os.write(run.stdin, b"\n")
             done = await finish(run)
@@ -192,12 +193,28 @@ async def _until_reading(run: Run) -> None:
     assert run.stdin is not None
     async with asyncio.timeout(WAIT_S):
         while True:
-            waiting = int.from_bytes(fcntl.ioctl(run.stdin, termios.FIONREAD, bytes(4)), "little")
+            waiting = _unread(run.stdin)
             states = Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0]
             where = Path(f"/proc/{run.pid}/syscall").read_text().split()[:2]
             if not waiting and states == "S" and where == ["0", "0x0"]:
                 return
             await asyncio.sleep(0)
+
+
+async def _until_taken(run: Run) -> None:
+    """The launcher has emptied both pipes of the command, wherever the bytes went."""
+    pipes = [os.open(f"/proc/{run.pid}/fd/{number}", os.O_RDONLY) for number in (1, 2)]
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while any(map(_unread, pipes)):
+                await asyncio.sleep(0)
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
+
+
+def _unread(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), "little")
 
 
 async def _followed(sandbox: Sandbox, run: Run, stream: Stream = Stream.STDOUT) -> list[Piece]:
