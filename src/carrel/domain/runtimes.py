@@ -228,6 +228,11 @@ class Runtime(Protocol):
         """Tries the real thing, and leaves nothing."""
         ...
 
+    def begin(self, spec: SandboxSpec) -> None:
+        """The tree is being made: sets up meanwhile what does not need it, or nothing. Either
+        `start` goes on from there, or `stop` ends it. What goes wrong, `start` will tell."""
+        ...
+
     async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
         """Prepares a sandbox; costs no process until a command runs. A confining runtime
         that fails its own proof raises `IsolationUnproven`. Without `wait`, one whose

@@ -110,10 +110,12 @@ def become_spare(base: Plan, source: socket.socket, descriptors: list[int]) -> N
     received = wire.receive(source)
     if received is None:
         os._exit(0)
-    held = dict(zip(received[0]["enter"], received[1], strict=True))
+    names, late = received[0]["enter"], received[0]["late"]
+    held = dict(zip(names, received[1][: len(names)], strict=True))
+    placed = dict(zip(late, received[1][len(names) :], strict=True))
     with guard(status, "namespace"):
         namespaces.set_dumpable(False)
-        confine.enter(held)
+        confine.enter(held, placed)
         child = namespaces.fork_to_parent()
     if child:
         report(status, {"pid": child})

@@ -11,7 +11,7 @@ import signal
 import struct
 import termios
 
-from carrel.linux import landlock, namespaces, seccomp
+from carrel.linux import landlock, mounts, namespaces, seccomp
 
 ENTERED = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 _TIOCSPTLCK = 0x40045431
@@ -52,8 +52,9 @@ def set_limits(limits: list[list[int]]) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
-def enter(held: dict[str, int]) -> None:
-    """Joins the namespaces of a sandbox; the next fork is inside its pid namespace.
+def enter(held: dict[str, int], late: dict[str, int]) -> None:
+    """Joins the namespaces of a sandbox; the next fork is inside its pid namespace. `late`
+    are mounts by their targets, which the sandbox was set up without; only root has such.
 
     As root the user namespace comes last: until then we keep the right to join the others.
     As an ordinary user we first join the user namespace that owns the others.
@@ -70,6 +71,9 @@ def enter(held: dict[str, int]) -> None:
             namespaces.setns(held[kind])
     os.fchdir(held["root"])
     os.chroot(".")
+    for target, mount in late.items():
+        mounts.distrust(mount)
+        mounts.attach(mount, target)
     namespaces.setns(held["user"], namespaces.CLONE_NEWUSER)
 
 

@@ -32,6 +32,8 @@ IDLE_BYTES = 2_400_000
 IDLE_SHARE = 50
 """All of them together may take this part of the machine's memory."""
 
+_ENDING: Problem = {"step": "ending", "errno": 0, "text": "it ended before it was complete"}
+
 OnReady = Callable[["Holder | None", Problem | None], None]
 
 
@@ -48,6 +50,11 @@ class Holder:
         self.base: dict[str, Any] = {}
         """What every process of the sandbox joins and becomes."""
         self.spare: Spare | None = None
+        self.late: tuple[str, ...] = ()
+        """Targets in it whose mounts come after the set-up has begun."""
+        self.mounts: dict[str, int] | None = None
+        """Those, once they are there and until they are in place."""
+        self.on_mounts: Callable[[], None] | None = None
         self.waiting: list[OnReady] = []
         self.runs: set[str] = set()
         self.idle: Timer | None = None
@@ -58,13 +65,20 @@ class Holder:
 
     @property
     def live(self) -> bool:
-        return bool(self.namespaces) and not self.ending
+        """A command may run in it."""
+        return bool(self.namespaces) and not self.ending and not self.late
 
     def close(self) -> None:
         self.drop_spare()
+        self.drop_mounts()
         for descriptor in self.namespaces.values():
             os.close(descriptor)
         self.namespaces.clear()
+
+    def drop_mounts(self) -> None:
+        for descriptor in (self.mounts or {}).values():
+            os.close(descriptor)
+        self.mounts = None
 
     def drop_spare(self) -> None:
         if self.spare is not None:
@@ -120,10 +134,11 @@ class Holders:
         if holder is None:
             holder = Holder(sandbox_id)
             holder.base = request["holder"]["base"]
+            holder.late = tuple(request["holder"].get("late", ()))
             self._holders[sandbox_id] = holder
             holder.waiting.append(ready)
             try:
-                _Start(self, self._loop, holder, request["holder"], staged).begin()
+                _Start(self, self._loop, holder, request, staged).begin()
             except OSError as error:
                 # The machine has no process or descriptor left; nobody is to wait for this.
                 del self._holders[sandbox_id]
@@ -136,10 +151,28 @@ class Holders:
         else:
             holder.waiting.append(ready)
 
+    def is_coming(self, sandbox_id: str) -> bool:
+        """It is there, or will be: who waits for it gets an answer."""
+        holder = self._holders.get(sandbox_id)
+        return holder is not None and not holder.ending
+
+    def place(self, sandbox_id: str, mounts: list[int]) -> bool:
+        """Gives a sandbox the mounts that it was begun without; False when none waits for so
+        many. They become the holder's then."""
+        holder = self._holders.get(sandbox_id)
+        if holder is None or holder.ending or holder.mounts is not None:
+            return False
+        if not holder.late or len(holder.late) != len(mounts):
+            return False
+        holder.mounts = dict(zip(holder.late, mounts, strict=True))
+        if holder.on_mounts is not None:
+            holder.on_mounts()
+        return True
+
     def make_spare(self, holder: Holder) -> Spare:
         spare = Spare(self._loop, self.recruits, holder.base)
-        if holder.namespaces:
-            spare.enter(holder.namespaces)
+        if holder.live:
+            spare.enter(holder.namespaces, {})
         return spare
 
     def enter(self, holder: Holder, run_id: str) -> None:
@@ -181,10 +214,13 @@ class Holders:
             holder.idle.cancel()
         holder.ending = True
         holder.close()
-        self._holders.pop(holder.sandbox_id, None)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._record_path(holder.sandbox_id))
-        for action in holder.on_gone:
+        # Told twice when it fails late: by its first process, and by bubblewrap's.
+        if self._holders.get(holder.sandbox_id) is holder:
+            del self._holders[holder.sandbox_id]
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._record_path(holder.sandbox_id))
+        actions, holder.on_gone = holder.on_gone, []
+        for action in actions:
             action()
 
     def write_down(self, holder: Holder) -> None:
@@ -242,13 +278,14 @@ class _Start:
         holders: Holders,
         loop: Loop,
         holder: Holder,
-        plan: dict[str, Any],
+        request: dict[str, Any],
         staged: dict[str, int],
     ) -> None:
         self._holders = holders
         self._loop = loop
         self._holder = holder
-        self._plan = plan
+        self._plan: dict[str, Any] = request["holder"]
+        self._linger: float = request["linger"]
         self._staged = staged
         self._problem: Problem | None = None
         self._complaints: list[str] = []
@@ -306,15 +343,53 @@ class _Start:
         except (OSError, ValueError, KeyError) as error:
             self._fail({"step": "namespace", "errno": 0, "text": f"{error!r}"})
             return
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._rest()
+        if holder.ending:
+            self._fail(_ENDING)
+        elif not holder.late:
+            if holder.spare is not None:
+                holder.spare.enter(holder.namespaces, {})
+            self._finish()
+        elif holder.mounts is not None:
+            self._place()
+        else:
+            holder.on_mounts = self._place
+            self._deadline = self._loop.after(self._linger, lambda: self._fail(_ENDING))
+
+    def _place(self) -> None:
+        """The process that goes in first takes the mounts along."""
+        self._rest()
+        holder = self._holder
+        try:
+            spare = holder.spare = holder.spare or self._holders.make_spare(holder)
+        except OSError as error:
+            self._fail({"step": "fork", "errno": error.errno or 0, "text": str(error)})
+            return
+        self._deadline = self._loop.after(READY_S, self._too_late)
+        spare.enter(holder.namespaces, holder.mounts or {})
+        holder.drop_mounts()
+        spare.when_ready(lambda: self._placed(spare))
+
+    def _placed(self, spare: Spare) -> None:
+        self._rest()
+        if self._holder.ending or not spare.pid:
+            self._fail(spare.problem or _ENDING)
+            return
+        self._holder.late = ()
+        self._finish()
+
+    def _finish(self) -> None:
         self._complete = True
-        if holder.spare is not None:
-            holder.spare.enter(holder.namespaces)
+        holder = self._holder
         self._holders.write_down(holder)
         waiting, holder.waiting = holder.waiting, []
         for ready in waiting:
             ready(holder, None)
+
+    def _rest(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def _too_late(self) -> None:
         self._fail({"step": "start", "errno": 0, "text": f"not ready after {READY_S:.0f} s"})
@@ -322,13 +397,13 @@ class _Start:
     def _fail(self, problem: Problem) -> None:
         """The answer is given when the processes are gone."""
         self._problem = problem
+        self._holder.ending = True
         processes.send_signal(self._holder.monitor, signal.SIGKILL)
         if self._holder.init:
             processes.send_signal(self._holder.init, signal.SIGKILL)
 
     def _on_exit(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._rest()
         if self._complete:
             # Somebody in the sandbox killed `hold`: the rest goes with it.
             self._holders.end(self._holder)

@@ -83,7 +83,7 @@ class Runs:
         if "holder" not in request:
             self._launch(run, request["plan"], streams)
             return
-        if holding is None and not self._is_live(run.sandbox_id):
+        if holding is None and not self._holders.is_coming(run.sandbox_id):
             wire.close_all([*streams, *rest])
             run.problem = {"step": "cold", "errno": 0, "text": "it has no holder"}
             self._settle(run)
@@ -119,10 +119,6 @@ class Runs:
 
         self._holders.acquire(request, staged, ready)
         wire.close_all(descriptors)
-
-    def _is_live(self, sandbox_id: str) -> bool:
-        holder = self._holders.get(sandbox_id)
-        return holder is not None and holder.live
 
     def _launch(self, run: Run, plan: dict[str, Any], streams: list[int]) -> None:
         try:

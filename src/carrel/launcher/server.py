@@ -50,6 +50,7 @@ class Server:
             "hello": self._hello,
             "run": self._run,
             "warm": self._warm,
+            "place": self._place,
             "attach": self._attach,
             "signal": self._signal,
             "kill": self._kill,
@@ -163,6 +164,16 @@ class Server:
             raise BadRequest("a sandbox without its holder")
         self._enter_mount(message["holder"])
         self._runs.warm(message, fds, answer)
+
+    def _place(self, message: Message, fds: list[int], answer: Answer) -> None:
+        """Not when they are in place: whoever had it warmed is told that."""
+        if "sandbox_id" not in message or not fds:
+            raise BadRequest("nothing to place")
+        if self._holders.place(message["sandbox_id"], fds):
+            answer({}, [])
+        else:
+            wire.close_all(fds)
+            answer({"problem": {"step": "cold", "errno": 0, "text": "none waits for it"}}, [])
 
     def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
         if not message.keys() >= _REQUIRED:

@@ -55,13 +55,19 @@ class Spare:
         status.parent_side()
         theirs.close()
 
-    def enter(self, held: dict[str, int]) -> None:
-        """Now that the namespaces exist."""
+    def enter(self, held: dict[str, int], late: dict[str, int]) -> None:
+        """Now that the namespaces exist. On its way in it puts the `late` mounts on their
+        targets."""
+        orders = {"enter": list(held), "late": list(late)}
         try:
-            self._recruit.tell({"enter": list(held)}, list(held.values()))
+            self._recruit.tell(orders, [*held.values(), *late.values()])
         except OSError as error:
             self._problem = {"step": "ending", "errno": error.errno or 0, "text": str(error)}
         self._recruit.forget()
+
+    @property
+    def problem(self) -> Problem | None:
+        return self._problem
 
     @property
     def usable(self) -> bool:

@@ -148,6 +148,13 @@ def make_read_only(mount: int) -> None:
     syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
 
 
+def distrust(mount: int) -> None:
+    """A detached mount's set-user-id programs and devices are plain files."""
+    attributes = _MountAttributes(attr_set=_MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+    size = ctypes.sizeof(attributes)
+    syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
+
+
 def attach(mount: int, target: str) -> None:
     """Puts a detached mount on a folder."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class Engine:
         self._watches: dict[str, LimitWatch] = {}
         self._warm: set[str] = set()
         self._warming: dict[str, asyncio.Task[None]] = {}
+        self._begun: dict[str, asyncio.Task[None]] = {}
+        """Sandboxes that are set up while their trees are still being made."""
         self._ending: set[asyncio.Task[None]] = set()
 
     # Starting
@@ -140,7 +142,6 @@ class Engine:
         confinement: Confinement,
     ) -> LiveRun:
         watch = self._watch(sandbox)
-        await self._settled(sandbox.spec.sandbox_id)
         request = self._request(sandbox, command, run_id, confinement)
         for _ in range(ENDING_TRIES):
             if request["group"] is not None:
@@ -164,6 +165,7 @@ class Engine:
                 live.begin(reply["pid"])
                 return live
             os.close(done)
+            await self._settled(sandbox.spec.sandbox_id)
             self._warm.discard(sandbox.spec.sandbox_id)
             if problem["step"] == "record":
                 raise _cannot_write(OSError(problem["errno"], problem["text"]))
@@ -191,11 +193,12 @@ class Engine:
         streams: Streams,
         told: int,
     ) -> tuple[dict[str, Any], list[int]]:
-        """A sandbox that is believed to be warm needs nothing staged."""
+        """A sandbox that is believed to be warm, or will be, needs nothing staged."""
+        sandbox_id = sandbox.spec.sandbox_id
         staged: dict[str, int] = {}
         if confinement.hold is not None:
             request["holder"] = None
-            if sandbox.spec.sandbox_id not in self._warm:
+            if sandbox_id not in self._warm and sandbox_id not in self._warming:
                 request["holder"], staged = self._holder(sandbox, confinement)
         try:
             kept = [streams.stdin] if streams.held and streams.stdin is not None else []
@@ -222,24 +225,42 @@ class Engine:
         }
         return {**holder, "join": list(group.procs), "base": base, "stage": [*staged]}, staged
 
+    def begin(self, sandbox: Sandbox, confinement: Confinement) -> None:
+        """Sets the sandbox up as far as that goes without its tree, which `place` brings."""
+        task = self._warm_up(sandbox, confinement)
+        self._begun[sandbox.spec.sandbox_id] = task
+        task.add_done_callback(_heard)
+
+    def place(self, sandbox: Sandbox, mount: int) -> asyncio.Task[None]:
+        """As `warm`, for one that was begun; `mount` is its tree, which becomes ours."""
+        sandbox_id = sandbox.spec.sandbox_id
+        work = self._place(sandbox_id, mount, self._begun.pop(sandbox_id))
+        task = _with_descriptors(work, [mount])
+        return self._warms(sandbox_id, task)
+
     def warm(self, sandbox: Sandbox, confinement: Confinement) -> asyncio.Task[None]:
         """Begins to set the sandbox up, ready for its first command, which waits for that."""
-        sandbox_id = sandbox.spec.sandbox_id
-        holder, staged = self._holder(sandbox, confinement)
-        task = asyncio.create_task(self._warm_up(sandbox_id, holder, staged))
+        return self._warms(sandbox.spec.sandbox_id, self._warm_up(sandbox, confinement))
+
+    def _warms(self, sandbox_id: str, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._warming[sandbox_id] = task
         task.add_done_callback(lambda done: self._warmed(sandbox_id, done))
         return task
 
-    async def _warm_up(
-        self, sandbox_id: str, holder: dict[str, Any], staged: dict[str, int]
-    ) -> None:
+    async def _place(self, sandbox_id: str, mount: int, begun: asyncio.Task[None]) -> None:
+        reply, _ = await self._launcher.ask("place", {"sandbox_id": sandbox_id}, [mount])
+        if reply.get("problem") is not None:
+            raise as_error(reply["problem"])
+        await begun
+
+    def _warm_up(self, sandbox: Sandbox, confinement: Confinement) -> asyncio.Task[None]:
+        holder, staged = self._holder(sandbox, confinement)
+        work = self._ask_warm(sandbox.spec.sandbox_id, holder, [*staged.values()])
+        return _with_descriptors(work, [*staged.values()])
+
+    async def _ask_warm(self, sandbox_id: str, holder: dict[str, Any], staged: list[int]) -> None:
         fields = {"sandbox_id": sandbox_id, "holder": holder, "linger": self._linger_s}
-        try:
-            reply, _ = await self._launcher.ask("warm", fields, [*staged.values()])
-        finally:
-            for descriptor in staged.values():
-                os.close(descriptor)
+        reply, _ = await self._launcher.ask("warm", fields, staged)
         if reply.get("problem") is not None:
             raise as_error(reply["problem"])
         self._warm.add(sandbox_id)
@@ -247,9 +268,7 @@ class Engine:
     def _warmed(self, sandbox_id: str, task: asyncio.Task[None]) -> None:
         if self._warming.get(sandbox_id) is task:
             del self._warming[sandbox_id]
-        if not task.cancelled():
-            # Who did not wait hears of it from the first command, which tries again.
-            task.exception()
+        _heard(task)
 
     async def _settled(self, sandbox_id: str) -> None:
         """When the sandbox is set up, or could not be."""
@@ -368,6 +387,11 @@ class Engine:
 
     async def stop(self, sandbox: Sandbox, grace_s: float) -> None:
         await self._settled(sandbox.spec.sandbox_id)
+        begun = self._begun.pop(sandbox.spec.sandbox_id, None)
+        if begun is not None:
+            # What has not been asked by now must not be asked after the stop.
+            begun.cancel()
+            await asyncio.wait([begun])
         group = self._enforcement.group(sandbox)
         fields = {
             "sandbox_id": sandbox.spec.sandbox_id,
@@ -386,6 +410,24 @@ class Engine:
         if watch is not None:
             watch.close()
         await asyncio.to_thread(self._enforcement.lift, sandbox)
+
+
+def _with_descriptors(work: Coroutine[Any, Any, None], used: list[int]) -> asyncio.Task[None]:
+    """Closes them at its end, which may come before its beginning."""
+    task = asyncio.create_task(work)
+
+    def close(_done: object) -> None:
+        for descriptor in used:
+            os.close(descriptor)
+
+    task.add_done_callback(close)
+    return task
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Who did not wait for a sandbox hears of its failure from the first command."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _run_group(group: CgroupHandle, run_id: str) -> str | None:

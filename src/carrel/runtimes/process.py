@@ -51,6 +51,9 @@ class ProcessRuntime:
     async def probe(self) -> Availability:
         return Availability(True, "Needs nothing, and confines nothing.")
 
+    def begin(self, spec: SandboxSpec) -> None:
+        """Nothing takes long enough."""
+
     async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
         return await asyncio.to_thread(self._engine.prepare, spec)
 

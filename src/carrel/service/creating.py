@@ -17,7 +17,7 @@ from carrel.domain.projects import BaseRequest, OnProgress, Project
 from carrel.domain.runtimes import Runtime
 from carrel.domain.spaces import Space, SpaceRequest, SpaceState
 from carrel.domain.storing import Record
-from carrel.domain.trees import Base, Tree, TreeDriver, TreeRequest
+from carrel.domain.trees import Base, Owner, Tree, TreeDriver, TreeRequest
 from carrel.service.desk import Desk, Desks
 from carrel.service.journal import Journal, Operation
 from carrel.service.requests import name_from
@@ -85,9 +85,15 @@ class Creator:
             resolved = {"runtime": runtime.name, "driver": driver.name, "base_id": base.base_id}
             space = self.journal.amend(space_id, **resolved, project=_project(request, base))
             await operation.begin(TREE, space)
-            tree = await asyncio.to_thread(self._make_tree, space, driver, base)
+            owner = await asyncio.to_thread(self._claim, space_id)
+            wanted = TreeRequest(space_id, base, self.desks.folder(space_id), owner)
+            if fill is None and space.limits.disk_bytes is None:
+                # Else the tree would be held to the quota while it is made.
+                runtime.begin(self.desks.spec(dataclasses.replace(space, owner=owner)))
+                await asyncio.sleep(0)
+            tree = await asyncio.to_thread(driver.create, wanted)
             self.desks.made(space_id)
-            made = {"owner": tree.owner, "tree_created_ns": tree.created_ns}
+            made = {"owner": owner, "tree_created_ns": tree.created_ns}
             space = self.journal.amend(space_id, **made)
             if fill is not None:
                 await operation.begin(FILL, space)
@@ -109,11 +115,9 @@ class Creator:
         )
         return self.bases.build(wanted, on_progress)
 
-    def _make_tree(self, space: Space, driver: TreeDriver, base: Base) -> Tree:
-        folder = self.desks.folder(space.space_id)
-        folder.mkdir(mode=0o711)
-        owner = self.users.take(space.space_id)
-        return driver.create(TreeRequest(space.space_id, base, folder, owner))
+    def _claim(self, space_id: str) -> Owner:
+        self.desks.folder(space_id).mkdir(mode=0o711)
+        return self.users.take(space_id)
 
     async def _start(
         self, space: Space, runtime: Runtime, driver: TreeDriver, tree: Tree, operation: Operation

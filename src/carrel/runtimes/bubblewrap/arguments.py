@@ -24,7 +24,8 @@ HIDDEN = ("/proc/keys", "/proc/key-users")
 class View:
     """Where bubblewrap finds what the sandbox shows: staged names, or plain paths."""
 
-    tree: str
+    tree: str | None
+    """None: it comes later, and finds a folder to be put on."""
     home: str
     tmp: str
     etc: str
@@ -46,7 +47,8 @@ def arguments(program: str, view: View, network: Network, *, survive: bool) -> l
     for hidden in filter(os.path.exists, HIDDEN):
         argv += ["--ro-bind", "/dev/null", hidden]
     argv += ["--bind", view.tmp, "/tmp", "--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
-    argv += ["--bind", view.home, HOME, "--bind", view.tree, WORKSPACE]
+    argv += ["--bind", view.home, HOME]
+    argv += ["--dir", WORKSPACE] if view.tree is None else ["--bind", view.tree, WORKSPACE]
     for source, target, writable in view.binds:
         argv += ["--bind" if writable else "--ro-bind", source, target]
     argv += ["--ro-bind", holder, f"/run/{name}", "--remount-ro", "/"]

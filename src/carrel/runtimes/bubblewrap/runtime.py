@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.domain.availability import Availability
-from carrel.domain.errors import CommandInvalid, SandboxUnavailable
+from carrel.domain.errors import CarrelError, CommandInvalid, SandboxUnavailable
 from carrel.domain.limits import Usage
 from carrel.domain.runtimes import (
     Capabilities,
@@ -45,6 +46,7 @@ class BubblewrapRuntime:
         self._prover = prover
         self._program = program
         self._etc = EtcFolder(data)
+        self._begun: dict[str, Sandbox] = {}
 
     @property
     def name(self) -> str:
@@ -73,18 +75,50 @@ class BubblewrapRuntime:
             return Availability(False, error.message, _remedy(error.message))
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
+    def begin(self, spec: SandboxSpec) -> None:
+        """Where mounts can be given to a sandbox that is there already."""
+        if os.geteuid() != 0 or spec.binds:
+            return
+        with contextlib.suppress(CarrelError, OSError):
+            # What goes wrong here goes wrong again at the start, and is told then.
+            sandbox = self._engine.prepare(spec)
+            self._engine.begin(sandbox, self._confine(sandbox, None, Command(())))
+            self._begun[spec.sandbox_id] = sandbox
+
     async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
-        sandbox = self._engine.prepare(spec)
+        sandbox = self._begun.pop(spec.sandbox_id, None)
+        if sandbox is not None and (
+            sandbox.spec != spec or tree.detached is None or tree.read_only or tree.namespace
+        ):
+            await self.stop(sandbox)
+            sandbox = None
+        begun = sandbox is not None
+        sandbox = sandbox or self._engine.prepare(spec)
         stamp = _stamp(self._program)
         try:
-            warming = self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
+            if begun and tree.detached is not None:
+                warming = self._engine.place(sandbox, tree.detached())
+            else:
+                warming = self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
             if wait or not self._prover.is_proven(sandbox, stamp):
-                await asyncio.shield(warming)
+                await self._complete(sandbox, tree, warming, begun=begun)
                 await self._prover.require(self, sandbox, tree, stamp)
         except BaseException:
             await self.stop(sandbox)
             raise
         return sandbox
+
+    async def _complete(
+        self, sandbox: Sandbox, tree: TreeMount, warming: asyncio.Task[None], *, begun: bool
+    ) -> None:
+        try:
+            await asyncio.shield(warming)
+        except SandboxUnavailable:
+            if not begun:
+                raise
+            # What was begun had ended meanwhile, or its launcher had: once more, in one go.
+            confinement = self._confine(sandbox, tree, Command(()))
+            await asyncio.shield(self._engine.warm(sandbox, confinement))
 
     async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:
         return await self._engine.run(sandbox, command, self._confine(sandbox, tree, command))
@@ -92,7 +126,7 @@ class BubblewrapRuntime:
     def _confine(
         self,
         sandbox: Sandbox,
-        tree: TreeMount,
+        tree: TreeMount | None,
         command: Command,
         probe: dict[str, Any] | None = None,
     ) -> Confinement:
@@ -110,42 +144,48 @@ class BubblewrapRuntime:
             probe=probe,
         )
 
-    def _hold(self, spec: SandboxSpec, tree: TreeMount) -> tuple[dict[str, Any], dict[str, int]]:
+    def _hold(
+        self, spec: SandboxSpec, tree: TreeMount | None
+    ) -> tuple[dict[str, Any], dict[str, int]]:
         program = shutil.which(self._program)
         if program is None:
             raise SandboxUnavailable(
                 "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
             )
         staged, view = self._view(spec, tree)
+        namespace = tree.namespace if tree is not None else None
         holder = {
-            "argv": arguments(program, view, spec.network, survive=tree.namespace is None),
+            "argv": arguments(program, view, spec.network, survive=namespace is None),
             "uid": spec.owner.uid,
             "gid": spec.owner.gid,
-            "namespace": tree.namespace,
+            "namespace": namespace,
+            "late": [WORKSPACE] if tree is None else [],
             "seccomp": _filter().hex(),
         }
         return holder, staged
 
-    def _view(self, spec: SandboxSpec, tree: TreeMount) -> tuple[dict[str, int], View]:
+    def _view(self, spec: SandboxSpec, tree: TreeMount | None) -> tuple[dict[str, int], View]:
         """As root through detached mounts: bubblewrap runs as the sandbox's user, who cannot
         walk the data folder. Otherwise plain paths."""
         folders = SandboxFolders(spec.folder)
         etc = self._etc.current()
         extra = [(bind.source, bind.target, bind.writable) for bind in spec.binds]
-        extra += [(path, str(path), False) for path in tree.read_only]
-        sources = {"tree": tree.path, "home": folders.home, "tmp": folders.tmp, "etc": etc}
+        sources = {"home": folders.home, "tmp": folders.tmp, "etc": etc}
+        if tree is not None:
+            extra += [(path, str(path), False) for path in tree.read_only]
+            sources["tree"] = tree.path
         sources |= {f"bind{number}": source for number, (source, _, _) in enumerate(extra)}
         if os.geteuid() != 0:
             names = {name: str(path) for name, path in sources.items()}
             staged: dict[str, int] = {}
         else:
             names = {name: f"{STAGE}/{name}" for name in sources}
-            staged = _stage(sources, tree.detached)
+            staged = _stage(sources, tree.detached if tree is not None else None)
         binds = tuple(
             (names[f"bind{number}"], target, writable)
             for number, (_, target, writable) in enumerate(extra)
         )
-        view = View(names["tree"], names["home"], names["tmp"], names["etc"], binds)
+        view = View(names.get("tree"), names["home"], names["tmp"], names["etc"], binds)
         return staged, view
 
     async def attach(self, sandbox: Sandbox, run_id: str) -> Run:
@@ -168,6 +208,7 @@ class BubblewrapRuntime:
         )
 
     async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
+        self._begun.pop(sandbox.spec.sandbox_id, None)
         await self._engine.stop(sandbox, grace_s)
 
 
