@@ -31,7 +31,8 @@ def run(call: Call) -> int:
         )
         if not call.json and removal["kept"]:
             count = removal["kept"]["changes"]
-            call.note(f"{count} changes are kept for a while: carrel undelete {removal['space']}")
+            kept = "1 change is" if count == 1 else f"{count} changes are"
+            call.note(f"{kept} kept for a while: carrel undelete {removal['space']}")
         elif not call.json and removal["lost"]:
             call.note(f"Nothing was kept: {removal['lost']}")
         return removal
