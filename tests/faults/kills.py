@@ -24,7 +24,7 @@ from pathlib import Path
 
 from carrel.client import AsyncClient, AsyncRunHandle
 from carrel.client.exchange import STDOUT
-from carrel.daemon import control
+from carrel.daemon import control, places
 from carrel.domain.errors import DaemonRunning, DaemonUnavailable
 from carrel.domain.spaces import SpaceState
 from carrel.lifecycle.table import SETTLED
@@ -57,6 +57,10 @@ class Plan:
     seed: int
     seconds: float = 86400.0
     """When the time is over, no more moments follow."""
+
+
+LOG_SHOWN = 20_000
+"""Characters of the daemon's log that are shown when it failed."""
 
 
 class Listener:
@@ -251,7 +255,12 @@ def main() -> int:
     try:
         with soaked() as (data, project):
             kills = Kills(data, project, Plan(given.moments, given.clients, given.seed))
-            asyncio.run(kills.run())
+            try:
+                asyncio.run(kills.run())
+            except BaseException:
+                # It goes with its folder.
+                print(Path(places.log(data)).read_text()[-LOG_SHOWN:], flush=True)
+                raise
     except BaseException:
         traceback.print_exc()
         print("FAILED")

@@ -12,7 +12,7 @@ import pytest
 from carrel.domain.cleaning import Stray
 from carrel.domain.errors import CarrelError, SpaceInvalid
 from carrel.domain.ids import new_id
-from carrel.trees.orphans import FOLDER, HELD, MOUNT, USER, remove_stray, strays
+from carrel.trees.orphans import FOLDER, HELD, MOUNT, USER, remove_stray, remove_trial, strays
 from tests.accounts import Account
 from tests.conformance.tree_rig import Rig
 from tests.folders import mounts_below
@@ -143,6 +143,19 @@ def test_mounts_over_mounts_and_odd_names(data: Path, tmp_path: Path) -> None:
     assert mounts_below(data) == []
     assert strays(data, set()) == []
     assert (outside / "kept").exists()
+
+
+@ROOT_ONLY
+def test_a_trial_goes_with_what_is_mounted_in_it(data: Path) -> None:
+    """So it is when a daemon is killed while it tries a driver."""
+    trial = data / ".probe-abc"
+    for name in ("project", "project/deeper"):
+        (trial / name).mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", trial / name], check=True)
+    for _ in range(2):
+        remove_trial(trial)
+    assert not trial.exists()
+    assert mounts_below(data) == []
 
 
 @ROOT_ONLY

@@ -11,7 +11,6 @@ from carrel.domain.cleaning import Stray
 from carrel.domain.ids import is_id
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.trees import orphans
-from carrel.trees.removal import remove_tree
 
 GROUP = "control group"
 TRIAL = "trial"
@@ -50,7 +49,7 @@ class LocalSweeper:
 
     def remove(self, stray: Stray) -> None:
         if stray.kind == TRIAL:
-            remove_tree(Path(stray.path))
+            orphans.remove_trial(Path(stray.path))
             return
         if stray.kind != GROUP:
             orphans.remove_stray(stray, self._data, self._app.launcher)

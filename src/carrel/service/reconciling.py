@@ -213,7 +213,8 @@ class Reconciler:
             return Action("remove", target, why)
         try:
             await asyncio.to_thread(self._sweeper.remove, stray)
-        except CarrelError as error:
+        except (CarrelError, OSError) as error:
+            # Another stray is not to stay because of this one.
             return Action("remove", target, str(error), done=False)
         return Action("remove", target, why)
 

@@ -79,6 +79,13 @@ def remove_stray(stray: Stray, data: Path, helper: MountHelper | None = None) ->
             _give_up(data / "uids", stray)
 
 
+def remove_trial(folder: Path) -> None:
+    """A folder in which an earlier daemon tried what works here, with all that it had
+    mounted in there when it was killed. Idempotent. Raises `TreeUnavailable`."""
+    with tree_errors(f"remove the trial {str(folder)!r}"):
+        _remove_folder(folder.parent, folder.name)
+
+
 def _is_space(name: str) -> bool:
     return is_id(name) and name.startswith("sp_")
 
@@ -163,10 +170,10 @@ def _folder(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _remove_folder(spaces: Path, space_id: str) -> None:
-    folder = spaces / space_id
+def _remove_folder(above: Path, name: str) -> None:
+    folder = above / name
     for point in _mounted(folder):
-        _unmount(spaces, point)
+        _unmount(above, point)
     # A snapshot goes at once; what is left of it, like every folder, one by one.
     if not folder.is_symlink() and (folder / "project").is_dir():
         btrfs.delete(folder / "project")
