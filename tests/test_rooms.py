@@ -27,13 +27,15 @@ OWN_ROOMS = {
     "environments": {"environments", "domain", "linux"},
     "lifecycle": {"lifecycle", "domain"},
     "service": {"service", "lifecycle", "domain"},
-    "interfaces": {"interfaces", "service", "lifecycle", "domain"},
+    "hub": {"hub", "domain"},
+    "interfaces": {"interfaces", "service", "hub", "lifecycle", "domain"},
 }
 LIBRARIES: dict[str, set[str]] = {
     "trees": {"msgspec", "pathspec", "zstandard"},
     "runtimes": {"msgspec", "psutil"},
     "config": {"msgspec"},
     "store": {"msgspec"},
+    "hub": {"msgspec"},
     "interfaces": {
         "annotated_types",
         "fastapi",

@@ -7,11 +7,16 @@ import pwd
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from carrel.domain.errors import CarrelError
 
+_NOT_NEGATIVE = (
+    *("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "output_bytes"),
+    *("hub_messages", "hub_bytes", "hub_seconds"),
+)
 SYSTEM_DATA = Path("/var/lib/carrel")
 SYSTEM_CONFIG = Path("/etc/carrel/config.toml")
 
@@ -42,6 +47,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     durable: bool = False
     """Every record is on the disk before it is acknowledged, so that it also outlives a loss
     of power; slower. Without, it outlives every end of the daemon."""
+    hub_sync: Literal["disk", "process"] = "disk"
+    """When a message on the hub counts as kept: when it is on the disk, so that it outlives a
+    loss of power, or when it outlives every end of the daemon; faster."""
+    hub_messages: int = 10_000
+    """So many messages are kept of each space; 0: no bound."""
+    hub_bytes: int = 100 << 20
+    """… and so many bytes."""
+    hub_seconds: float = 86_400.0
+    """… and for so long."""
+    hub_clients: int = 1000
+    """Who may be connected to the hub at the same time."""
+    hub_rate: float = 5000.0
+    """Messages a second that one client may send for long, and twice as many at once."""
     project_roots: tuple[Path, ...] = ()
     """Folders below which callers with a token for a label may take projects."""
     listen: str = ""
@@ -66,9 +84,12 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
             f"The data folder must be an absolute path, not {str(settings.data)!r}.",
             hint="Write it from the root, such as /srv/carrel.",
         )
-    for name in ("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "output_bytes"):
+    for name in _NOT_NEGATIVE:
         if getattr(settings, name) < 0:
             raise SettingsInvalid(f"{name} cannot be less than 0.", hint="0 means: never.")
+    for name in ("hub_clients", "hub_rate"):
+        if getattr(settings, name) < 1:
+            raise SettingsInvalid(f"{name} cannot be less than 1.", hint="Leave it out.")
     return settings
 
 

@@ -87,7 +87,17 @@ async def test_the_environment_is_built_from_nothing(
     assert (seen["OF_SPACE"], seen["OF_COMMAND"], seen["BOTH"]) == ("1", "2", "command")
     assert seen["CARREL_SPACE"] == sandbox.spec.sandbox_id
     assert set(seen) <= {
-        *("OF_SPACE", "OF_COMMAND", "BOTH", "CARREL_SPACE", "PATH", "HOME", "USER", "LOGNAME"),
+        *(
+            "OF_SPACE",
+            "OF_COMMAND",
+            "BOTH",
+            "CARREL_SPACE",
+            "CARREL_HUB",
+            "PATH",
+            "HOME",
+            "USER",
+            "LOGNAME",
+        ),
         *("SHELL", "LANG", "TMPDIR", "PWD"),
     }
 

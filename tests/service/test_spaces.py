@@ -258,7 +258,7 @@ async def test_the_log_tells_everything_in_order(services: Services) -> None:
     assert [event.seq for event in events] == list(
         range(events[0].seq, events[0].seq + len(events))
     )
-    states = [event.data["to"] for event in events if event.type is EventType.SPACE_STATE]
+    states = [event.data["to"] for event in events if event.type == EventType.SPACE_STATE]
     assert states == [
         "creating",
         "ready",
@@ -269,8 +269,8 @@ async def test_the_log_tells_everything_in_order(services: Services) -> None:
         "removing",
         "removed",
     ]
-    begun = [event.data["step"] for event in events if event.type is EventType.STEP_BEGUN]
-    done = [event.data["step"] for event in events if event.type is EventType.STEP_DONE]
+    begun = [event.data["step"] for event in events if event.type == EventType.STEP_BEGUN]
+    done = [event.data["step"] for event in events if event.type == EventType.STEP_DONE]
     assert begun == done == ["base", "tree", "sandbox", "stop", "keep", "tree", "folder"]
 
 

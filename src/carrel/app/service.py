@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.app.contents import TreeContents
+from carrel.app.hub import open_hub, open_messages
 from carrel.app.machine import LocalMachine
 from carrel.app.rooms import App, open_app
 from carrel.app.sweeping import LocalSweeper
@@ -21,6 +22,7 @@ from carrel.config import Settings
 from carrel.domain.errors import CarrelError
 from carrel.domain.runtimes import LimitHit
 from carrel.domain.spaces import Space
+from carrel.hub.hub import Hub
 from carrel.runtimes.layout import SandboxFolders
 from carrel.runtimes.recordings import Recordings
 from carrel.service.creating import Creator
@@ -58,6 +60,8 @@ class Services:
     files: SpaceFiles
     tokens: Tokens
     feed: Feed
+    hub: Hub
+    desks: Desks
     collector: Collector
     doctor: Doctor
     reconciler: Reconciler
@@ -75,9 +79,11 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
     async with (
         open_app(settings, limit_hit) as app,
         open_store(settings.data / "carrel.db", durable=settings.durable) as store,
+        open_messages(settings) as log,
+        open_hub(settings, log, store, journal := Journal(store)) as hub,
     ):
         recordings = Recordings()
-        services = _assemble(settings, app, store, recordings)
+        services = _assemble(settings, app, Records(store, journal, hub), recordings)
         watch = Watch(services.journal, services.collector, services.reconciler)
         watches.append(watch)
         await services.reconciler.at_start(rebooted=await asyncio.to_thread(_rebooted, settings))
@@ -96,8 +102,18 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
                 await asyncio.to_thread(app.launcher.shutdown)
 
 
-def _assemble(settings: Settings, app: App, store: SqliteStore, recordings: Recordings) -> Services:
-    shared, journal = Shared(), Journal(store)
+@dataclass(frozen=True)
+class Records:
+    """What is written down of spaces, and where."""
+
+    store: SqliteStore
+    journal: Journal
+    hub: Hub
+
+
+def _assemble(settings: Settings, app: App, records: Records, recordings: Recordings) -> Services:
+    store, journal, hub = records.store, records.journal, records.hub
+    shared = Shared()
     machine = LocalMachine(app.drivers, app.runtimes)
     desks = Desks(settings.data / "spaces", machine)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
@@ -109,8 +125,8 @@ def _assemble(settings: Settings, app: App, store: SqliteStore, recordings: Reco
     spaces = Spaces(Parts(store, journal, desks, creator, remover, runs, trash, shared, policy))
     sweeper = LocalSweeper(settings.data, app, time.time())
     reconciler = Reconciler(store, journal, desks, remover, runs, shared, sweeper)
-    feed = Feed(store, journal)
-    store.on_events(feed.ring)
+    feed = Feed(hub.log, hub.keeper.settled, store, journal)
+    hub.on_kept.append(feed.ring)
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def due_now(space: Space, now: float) -> tuple[str, str] | None:
@@ -130,6 +146,8 @@ def _assemble(settings: Settings, app: App, store: SqliteStore, recordings: Reco
         files=SpaceFiles(spaces, journal, desks, shared, TreeContents()),
         tokens=Tokens(store, journal),
         feed=feed,
+        hub=hub,
+        desks=desks,
         collector=collector,
         doctor=Doctor(settings.data, machine, app.limits),
         reconciler=reconciler,

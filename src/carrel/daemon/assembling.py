@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 
 from carrel import __version__
+from carrel.app.hub import SpaceSockets
 from carrel.app.service import open_service
 from carrel.config import Settings
+from carrel.daemon import places
 from carrel.interfaces.http.api import make_api
 from carrel.interfaces.http.closing import Closing
 from carrel.interfaces.http.services import Options, Services
+from carrel.interfaces.hub.listening import Listening
 
 
 @asynccontextmanager
@@ -28,6 +32,7 @@ async def open_api(
             files=found.files,
             tokens=found.tokens,
             feed=found.feed,
+            hub=found.hub,
             collector=found.collector,
             doctor=found.doctor,
             bases=found.app.bases,
@@ -42,4 +47,12 @@ async def open_api(
             keep_s=settings.keep_s,
         )
         closing = Closing()
-        yield make_api(services, options, closing), closing
+        listening = Listening(found.hub)
+        sockets = SpaceSockets(listening, found.desks, found.journal)
+        listening.open_local(Path(places.make_folder(settings.data)))
+        sockets.open_all()
+        found.store.on_events(sockets.heard)
+        try:
+            yield make_api(services, options, closing), closing
+        finally:
+            listening.close_all()

@@ -52,7 +52,11 @@
     ├── RequestError                 a request cannot be understood or is too much
     │   ├── MessageInvalid           message_invalid
     │   ├── TooLarge                 too_large
-    │   └── RateLimited              rate_limited
+    │   ├── RateLimited              rate_limited
+    │   ├── NoReceiver               no_receiver: nobody is there to answer
+    │   ├── DeadlinePassed           timeout: nobody answered in time
+    │   ├── SlowReader               slow_reader: cut off, and may replay
+    │   └── TooManyClients           insufficient_resources
     ├── StoreError                   the records cannot be read or written
     │   ├── StoreDamaged             store_damaged
     │   ├── StoreBusy                store_busy
@@ -291,6 +295,22 @@ class TooLarge(RequestError):
 
 class RateLimited(RequestError):
     code = "rate_limited"
+
+
+class NoReceiver(RequestError):
+    code = "no_receiver"
+
+
+class DeadlinePassed(RequestError):
+    code = "timeout"
+
+
+class SlowReader(RequestError):
+    code = "slow_reader"
+
+
+class TooManyClients(RequestError):
+    code = "insufficient_resources"
 
 
 class StoreError(CarrelError):

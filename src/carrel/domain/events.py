@@ -42,10 +42,11 @@ class NewEvent:
 
 @dataclass(frozen=True)
 class Event:
-    """`seq` grows by one from event to event, over all spaces."""
+    """`seq` grows from event to event, over all spaces. `type` is an `EventType`, or that of a
+    message that somebody published."""
 
     seq: int
-    type: EventType
+    type: str
     space_id: str
     data: Mapping[str, object]
     at: float

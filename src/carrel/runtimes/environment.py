@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from carrel.domain.hub import HUB_SOCKET
+
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def base_environment(sandbox_id: str, home: str, tmp: str) -> dict[str, str]:
+def base_environment(sandbox_id: str, home: str, tmp: str, hub: str) -> dict[str, str]:
+    """`hub` is the folder with the hub's socket."""
     return {
         "PATH": PATH,
         "HOME": home,
@@ -17,6 +20,7 @@ def base_environment(sandbox_id: str, home: str, tmp: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TMPDIR": tmp,
         "CARREL_SPACE": sandbox_id,
+        "CARREL_HUB": f"{hub}/{HUB_SOCKET}",
     }
 
 

@@ -111,7 +111,8 @@ class LandlockRuntime:
         filters = seccomp_policy.without_namespaces(
             spec.network, unix_sockets=unix_sockets_allowed(policy, landlock.abi())
         )
-        base = base_environment(spec.sandbox_id, str(folders.home), str(folders.tmp))
+        places = (str(folders.home), str(folders.tmp), str(folders.hub))
+        base = base_environment(spec.sandbox_id, *places)
         return Confinement(
             uid=spec.owner.uid if own_user else None,
             gid=spec.owner.gid if own_user else None,

@@ -10,6 +10,7 @@ from carrel.domain.trees import Owner
 
 WORKSPACE = "/workspace"
 HOME = "/home/user"
+HUB = "/run/carrel"
 INSIDE_ID = 1000
 """Every sandbox with a user namespace shows its own user as this one."""
 
@@ -29,6 +30,11 @@ class SandboxFolders:
         return self.space / "tmp"
 
     @property
+    def hub(self) -> Path:
+        """Shown to the sandbox, which may use what is in it, and put nothing there."""
+        return self.space / "hub"
+
+    @property
     def runs(self) -> Path:
         return self.space / "runs"
 
@@ -38,6 +44,7 @@ class SandboxFolders:
     def make(self, owner: Owner) -> None:
         """Idempotent. Home and /tmp are the sandbox's user's, the runs are ours."""
         self.runs.mkdir(mode=0o700, exist_ok=True)
+        self.hub.mkdir(mode=0o755, exist_ok=True)
         for folder, mode in ((self.home, 0o700), (self.tmp, 0o1777)):
             try:
                 folder.mkdir(mode=0o700)

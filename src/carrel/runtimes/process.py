@@ -63,7 +63,8 @@ class ProcessRuntime:
     def _confine(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Confinement:
         spec = sandbox.spec
         folders = SandboxFolders(spec.folder)
-        base = base_environment(spec.sandbox_id, str(folders.home), str(folders.tmp))
+        places = (str(folders.home), str(folders.tmp), str(folders.hub))
+        base = base_environment(spec.sandbox_id, *places)
         own = spec.owner.uid == os.geteuid()
         return Confinement(
             uid=None if own else spec.owner.uid,

@@ -1,30 +1,37 @@
-"""Events as they happen, from any point of the log."""
+"""What happened, as it happens, from any point of the log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.events import Event, EventQuery
+from carrel.domain.hub import HubLog, Placed, PlaceQuery
 from carrel.domain.storing import Store
 from carrel.service.access import may_see
 from carrel.service.journal import Journal
 
 BATCH = 500
 
+Settled = Callable[[], Awaitable[None]]
+
 
 class Feed:
     """Readers pull from the log at their own pace, so a slow one holds up nobody and needs
-    no queue; a bell wakes those who have read everything."""
+    no queue; a bell wakes those who have read everything. `settled` returns when all that was
+    told is in the log."""
 
-    def __init__(self, store: Store, journal: Journal) -> None:
+    def __init__(self, log: HubLog, settled: Settled, store: Store, journal: Journal) -> None:
+        self._log = log
+        self._settled = settled
         self._store = store
         self._journal = journal
         self._bells: set[asyncio.Event] = set()
 
-    def ring(self, _events: Sequence[Event]) -> None:
-        """Called by the store after every write of events."""
+    def ring(self) -> None:
+        """Called when there is something new in the log."""
         for bell in self._bells:
             bell.set()
 
@@ -32,13 +39,14 @@ class Feed:
         """One batch, and where the next one begins."""
         # Asked before: what comes meanwhile is not passed over. Behind a filter the end of
         # the log may be far from the last event that fits.
-        last = await self._store.last_seq()
-        events = await self._store.events(query)
-        whole = len(events) < query.limit
-        after = max(last, query.after) if whole else events[-1].seq
-        if events:
-            after = max(after, events[-1].seq)
-        return [event for event in events if await self._sees(caller, event)], after
+        last = await self.last()
+        asked = PlaceQuery(query.after, query.space_ids, query.types, query.limit)
+        placed = await self._log.read(asked)
+        whole = len(placed) < query.limit
+        after = max(last, query.after) if whole else placed[-1].place
+        if placed:
+            after = max(after, placed[-1].place)
+        return [_event(one) for one in placed if await self._sees(caller, one.space_id)], after
 
     async def follow(self, caller: Caller, query: EventQuery) -> AsyncIterator[Event]:
         """Everything after `query.after`, without an end."""
@@ -60,14 +68,20 @@ class Feed:
 
     async def last(self) -> int:
         """The end of the log now, for those who only want what comes."""
-        return await self._store.last_seq()
+        await self._settled()
+        return await self._log.last_place()
 
-    async def _sees(self, caller: Caller, event: Event) -> bool:
+    async def _sees(self, caller: Caller, space_id: str) -> bool:
         if caller.scope.kind is ScopeKind.ADMIN:
             return True
-        if not event.space_id:
+        if not space_id:
             return False
         if caller.scope.kind is ScopeKind.SPACE:
-            return event.space_id == caller.scope.value
-        space = self._journal.get(event.space_id) or await self._store.space(event.space_id)
+            return space_id == caller.scope.value
+        space = self._journal.get(space_id) or await self._store.space(space_id)
         return space is not None and may_see(caller, space)
+
+
+def _event(placed: Placed) -> Event:
+    data = json.loads(placed.body)["payload"]
+    return Event(placed.place, placed.type, placed.space_id, data, placed.at)

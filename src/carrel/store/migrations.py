@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 
 APPLICATION_ID = 0x6361_7265
@@ -141,11 +142,25 @@ CREATE INDEX trash_ages ON trash (trashed_at, space_id);
 MIGRATIONS: tuple[str, ...] = (_FIRST,)
 
 
+@dataclass(frozen=True)
+class Schema:
+    """What makes a file one kind of database of ours."""
+
+    application_id: int
+    migrations: tuple[str, ...]
+    shrinks: bool = False
+    """Room that was freed can be given back to the disk; decided when the file is made."""
+
+
+RECORDS = Schema(APPLICATION_ID, MIGRATIONS)
+
+
 def migrate(
     connection: sqlite3.Connection,
     path: Path,
     migrations: tuple[str, ...] = MIGRATIONS,
     sqlite_version: tuple[int, ...] = sqlite3.sqlite_version_info,
+    application_id: int = APPLICATION_ID,
 ) -> None:
     """Brings the database at `path` up to date, after a backup if there is something in it.
     Each script is applied whole or not at all. Raises `sqlite3.Error`, OSError."""
@@ -156,7 +171,7 @@ def migrate(
         _back_up(connection, backup_path(path, version))
     strict = sqlite_version >= STRICT_SINCE
     for number, script in enumerate(migrations[version:], start=version + 1):
-        _apply(connection, _with_types(script, strict), number)
+        _apply(connection, _with_types(script, strict), number, application_id)
 
 
 def backup_path(path: Path, version: int) -> Path:
@@ -176,11 +191,11 @@ def _with_types(script: str, strict: bool) -> str:
     )
 
 
-def _apply(connection: sqlite3.Connection, script: str, number: int) -> None:
+def _apply(connection: sqlite3.Connection, script: str, number: int, application_id: int) -> None:
     try:
         connection.executescript(
             f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number};"
-            f" PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
+            f" PRAGMA application_id = {application_id}; COMMIT;"
         )
     except BaseException:
         if connection.in_transaction:

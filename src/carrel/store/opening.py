@@ -6,12 +6,12 @@ import contextlib
 import os
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carrel.domain.errors import StoreReadOnly, StoreTooNew
 from carrel.store import problems
-from carrel.store.migrations import APPLICATION_ID, MIGRATIONS, migrate
+from carrel.store.migrations import RECORDS, Schema, migrate
 
 BUSY_TIMEOUT_S = 5.0
 """A backup or a person's `sqlite3` holds the lock for a moment; who holds it longer has
@@ -37,6 +37,7 @@ class Settings:
     """Wait for the disk at each commit: safe against loss of power too."""
     keep_events: int = KEEP_EVENTS
     busy_timeout_s: float = BUSY_TIMEOUT_S
+    schema: Schema = RECORDS
 
 
 def prepare(settings: Settings) -> sqlite3.Connection:
@@ -107,9 +108,13 @@ def _make(settings: Settings) -> None:
     _discard(draft)
     try:
         os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(connect(Settings(draft, durable=True))) as connection:
+        trial = replace(settings, path=draft, durable=True)
+        with contextlib.closing(connect(trial)) as connection:
+            if settings.schema.shrinks:
+                # Only as long as nothing is in it.
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             _use_log(connection, draft)
-            migrate(connection, draft)
+            _migrate(connection, trial)
         draft.replace(path)
     except BaseException:
         _discard(draft)
@@ -133,31 +138,37 @@ def _open(settings: Settings) -> sqlite3.Connection:
     crashed = log.exists() and log.stat().st_size > 0
     connection = connect(settings)
     try:
-        _check_version(connection, path)
+        _check_version(connection, settings)
         if crashed:
             _check_contents(connection, path)
         else:
             _check_length(connection, path)
         _use_log(connection, path)
-        migrate(connection, path)
+        _migrate(connection, settings)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+def _migrate(connection: sqlite3.Connection, settings: Settings) -> None:
+    schema = settings.schema
+    migrate(connection, settings.path, schema.migrations, application_id=schema.application_id)
+
+
+def _check_version(connection: sqlite3.Connection, settings: Settings) -> None:
+    path, known = settings.path, len(settings.schema.migrations)
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if owner != APPLICATION_ID:
+    if owner != settings.schema.application_id:
         raise problems.damaged(path, "it is a database of another program")
-    if version > len(MIGRATIONS):
+    if version > known:
         raise StoreTooNew(
             f"{path} was made by a newer version of Carrel.",
             hint="Use that version, or another data folder.",
             path=str(path),
             version=version,
-            known=len(MIGRATIONS),
+            known=known,
         )
 
 

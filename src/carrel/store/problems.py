@@ -138,13 +138,14 @@ def _of_system(path: Path) -> CarrelError | None:
     try:
         if _at_size_limit(path):
             return no_room(path)
-        if not path.exists():
+        if not path.parent.exists():
             return taken_away(path)
         with tempfile.TemporaryFile(dir=path.parent, buffering=0) as trial:
             os.posix_fallocate(trial.fileno(), 0, _TRIAL_BYTES)
     except OSError as error:
         return of_os(error, path)
-    return None
+    # Asked last: one that could not be made for want of room is not there either.
+    return None if path.exists() else taken_away(path)
 
 
 def _at_size_limit(path: Path) -> bool:

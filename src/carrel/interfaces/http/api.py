@@ -24,6 +24,7 @@ from carrel.interfaces.http import (
     exec_socket,
     files,
     gc,
+    hub_socket,
     looking,
     runs,
     spaces,
@@ -42,7 +43,20 @@ from carrel.interfaces.http.services import Options, Services
 from carrel.interfaces.http.serving import make_serving
 from carrel.interfaces.http.validation import invalid
 
-_ROUTERS = (spaces, looking, runs, exec_socket, files, archives, events, trash, bases, tokens, gc)
+_ROUTERS = (
+    spaces,
+    looking,
+    runs,
+    exec_socket,
+    hub_socket,
+    files,
+    archives,
+    events,
+    trash,
+    bases,
+    tokens,
+    gc,
+)
 _SILENT: Any = {
     "tracing": False,
     "metrics": False,

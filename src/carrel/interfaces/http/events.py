@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import StringConstraints
 from starlette.responses import Response
 
 from carrel.domain.access import LOCAL, Caller
 from carrel.domain.errors import MessageInvalid
-from carrel.domain.events import Event, EventQuery, EventType
+from carrel.domain.events import Event, EventQuery
 from carrel.interfaces.http.documenting import EVENT_STREAM, SPACE, errors
 from carrel.interfaces.http.encoding import answer
 from carrel.interfaces.http.models.admin import EventList
@@ -20,6 +21,9 @@ from carrel.interfaces.http.views import event_view
 BATCH = 500
 GAP = "gap"
 """Told once, first, when events after the one that the client names are no longer kept."""
+
+TypeName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.]{0,99}$")]
+"""One of Carrel's own (`space.state`), or of a message on the hub (`buffer_…`)."""
 
 router = APIRouter(tags=["events"])
 
@@ -38,7 +42,7 @@ router = APIRouter(tags=["events"])
 async def read_events(
     request: Request,
     space: Annotated[list[str], Query(max_length=100)] = [],  # noqa: B006
-    type: Annotated[list[EventType], Query(max_length=100)] = [],  # noqa: B006
+    type: Annotated[list[TypeName], Query(max_length=100)] = [],  # noqa: B006
     after: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = BATCH,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
@@ -49,7 +53,7 @@ async def read_events(
     wanted = EventQuery(
         after=0,
         space_ids=await _space_ids(here, who, space),
-        types=frozenset(str(one) for one in type) or None,
+        types=frozenset(type) or None,
         limit=limit,
     )
     start = _start(last_event_id, after)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from carrel.domain.collaborators import Bases
 from carrel.domain.storing import Store
+from carrel.hub.hub import Hub
 from carrel.service.doctor import Doctor
 from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
@@ -26,6 +27,7 @@ class Services:
     files: SpaceFiles
     tokens: Tokens
     feed: Feed
+    hub: Hub
     collector: Collector
     doctor: Doctor
     bases: Bases

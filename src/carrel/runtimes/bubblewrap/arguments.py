@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.runtimes import Network
-from carrel.runtimes.layout import HOME, INSIDE_ID, WORKSPACE
+from carrel.runtimes.layout import HOME, HUB, INSIDE_ID, WORKSPACE
 
 STAGE = "/tmp"
 """Where the launcher shows us the staged mounts, as root."""
@@ -28,6 +28,7 @@ class View:
     """None: it comes later, and finds a folder to be put on."""
     home: str
     tmp: str
+    hub: str
     etc: str
     binds: tuple[tuple[str, str, bool], ...] = ()
     """Source, target in the sandbox, writable."""
@@ -47,6 +48,7 @@ def arguments(program: str, view: View, network: Network, *, survive: bool) -> l
     for hidden in filter(os.path.exists, HIDDEN):
         argv += ["--ro-bind", "/dev/null", hidden]
     argv += ["--bind", view.tmp, "/tmp", "--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
+    argv += ["--ro-bind", view.hub, HUB]
     argv += ["--bind", view.home, HOME]
     argv += ["--dir", WORKSPACE] if view.tree is None else ["--bind", view.tree, WORKSPACE]
     for source, target, writable in view.binds:

@@ -32,7 +32,7 @@ from carrel.runtimes.bubblewrap.arguments import STAGE, View, arguments
 from carrel.runtimes.bubblewrap.etc import EtcFolder
 from carrel.runtimes.engine import Confinement, Engine
 from carrel.runtimes.environment import base_environment, environment
-from carrel.runtimes.layout import HOME, INSIDE_ID, WORKSPACE, SandboxFolders
+from carrel.runtimes.layout import HOME, HUB, INSIDE_ID, WORKSPACE, SandboxFolders
 from carrel.runtimes.proof import Prover
 
 NAME = "bubblewrap"
@@ -131,7 +131,7 @@ class BubblewrapRuntime:
         probe: dict[str, Any] | None = None,
     ) -> Confinement:
         spec = sandbox.spec
-        base = base_environment(spec.sandbox_id, HOME, "/tmp")
+        base = base_environment(spec.sandbox_id, HOME, "/tmp", HUB)
         return Confinement(
             uid=INSIDE_ID,
             gid=INSIDE_ID,
@@ -168,9 +168,11 @@ class BubblewrapRuntime:
         """As root through detached mounts: bubblewrap runs as the sandbox's user, who cannot
         walk the data folder. Otherwise plain paths."""
         folders = SandboxFolders(spec.folder)
+        # A space may be older than its folder for the hub.
+        folders.hub.mkdir(mode=0o755, exist_ok=True)
         etc = self._etc.current()
         extra = [(bind.source, bind.target, bind.writable) for bind in spec.binds]
-        sources = {"home": folders.home, "tmp": folders.tmp, "etc": etc}
+        sources = {"home": folders.home, "tmp": folders.tmp, "hub": folders.hub, "etc": etc}
         if tree is not None:
             extra += [(path, str(path), False) for path in tree.read_only]
             sources["tree"] = tree.path
@@ -185,7 +187,9 @@ class BubblewrapRuntime:
             (names[f"bind{number}"], target, writable)
             for number, (_, target, writable) in enumerate(extra)
         )
-        view = View(names.get("tree"), names["home"], names["tmp"], names["etc"], binds)
+        view = View(
+            names.get("tree"), names["home"], names["tmp"], names["hub"], names["etc"], binds
+        )
         return staged, view
 
     async def attach(self, sandbox: Sandbox, run_id: str) -> Run:

@@ -1,0 +1,99 @@
+"""The hub on this machine: its log, what it knows of spaces, and its sockets in them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from carrel.config import Settings
+from carrel.domain.access import Caller, ScopeKind
+from carrel.domain.events import Event, EventType
+from carrel.domain.hub import HubLog, Keep, Sync
+from carrel.domain.spaces import Space, SpaceState
+from carrel.hub.hub import Hub, Options
+from carrel.hub.rates import Rate
+from carrel.hub.telling import Teller
+from carrel.interfaces.hub.listening import Listening
+from carrel.runtimes.layout import SandboxFolders
+from carrel.service.access import may_see
+from carrel.service.desk import Desks
+from carrel.service.journal import Journal
+from carrel.store.messages import open_log
+from carrel.store.sqlite import SqliteStore
+
+
+class KnownSpaces:
+    """Implements `carrel.hub.access.Spaces`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def exists(self, space_id: str) -> bool:
+        return self._journal.get(space_id) is not None
+
+    def visible(self, caller: Caller, space_id: str) -> bool:
+        if caller.scope.kind is ScopeKind.ADMIN:
+            return True
+        space = self._journal.get(space_id)
+        return space is not None and may_see(caller, space)
+
+
+@asynccontextmanager
+async def open_messages(settings: Settings) -> AsyncIterator[HubLog]:
+    async with open_log(settings.data / "hub.db", sync=Sync(settings.hub_sync)) as log:
+        yield log
+
+
+@asynccontextmanager
+async def open_hub(
+    settings: Settings, log: HubLog, store: SqliteStore, journal: Journal
+) -> AsyncIterator[Hub]:
+    """All that the store tells is in the hub's log too, from before this on."""
+    options = Options(
+        most_clients=settings.hub_clients,
+        rate=Rate(settings.hub_rate, int(2 * settings.hub_rate)),
+        keep=Keep(settings.hub_messages, settings.hub_bytes, settings.hub_seconds),
+        sync=Sync(settings.hub_sync),
+    )
+    hub = Hub(log, KnownSpaces(journal), options)
+    await hub.open()
+    teller = Teller(hub.keeper)
+    try:
+        await teller.catch_up(log, store.events)
+        store.on_events(teller.tell)
+        yield hub
+    finally:
+        await hub.close()
+
+
+class SpaceSockets:
+    """A socket in each space that is there, opened and closed as spaces come and go."""
+
+    def __init__(self, listening: Listening, desks: Desks, journal: Journal) -> None:
+        self._listening = listening
+        self._desks = desks
+        self._journal = journal
+
+    def open_all(self) -> None:
+        for space in self._journal.all():
+            self._open(space)
+
+    def heard(self, events: Sequence[Event]) -> None:
+        """Called by the store after every write of events."""
+        for event in events:
+            if event.type != EventType.SPACE_STATE:
+                continue
+            space = self._journal.get(event.space_id)
+            if event.data["to"] == SpaceState.READY and space is not None:
+                self._open(space)
+            elif event.data["to"] in (SpaceState.REMOVING, SpaceState.REMOVED):
+                self._listening.close(self._folder(event.space_id))
+
+    def _open(self, space: Space) -> None:
+        folder = self._folder(space.space_id)
+        if space.owner is not None and folder.is_dir():
+            self._listening.open_space(folder, space.space_id, space.owner)
+
+    def _folder(self, space_id: str) -> Path:
+        return SandboxFolders(self._desks.folder(space_id)).hub

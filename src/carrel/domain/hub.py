@@ -1,0 +1,182 @@
+"""The hub: messages between people, agents, editors and the system, and the log of them.
+
+A message whose type is kept has a place in the log of its space; others are live, and reach
+whoever listens at that moment, at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+HUB_SOCKET = "hub.sock"
+"""In the folder of the hub, of which each sandbox has one of its own."""
+BUFFER = "buffer_"
+"""Types that begin so are kept until they are acknowledged."""
+
+
+class ClientKind(StrEnum):
+    APP = "app"
+    """May speak to and of all spaces that its caller may see."""
+    AGENT = "agent"
+    """Speaks from inside one space, and of that one only."""
+    IDE = "ide"
+    """Speaks to the spaces that it is connected to."""
+    CLI = "cli"
+    """A person at a terminal; as an app."""
+    SYSTEM = "system"
+    """Carrel itself: no client may say it is."""
+
+
+class Sync(StrEnum):
+    """When a message counts as kept. Told in every acknowledgement."""
+
+    DISK = "disk"
+    """It is on the disk: it outlives a loss of power."""
+    PROCESS = "process"
+    """It is with the kernel: it outlives every end of the daemon."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One to be kept. `body` is the whole envelope as it goes to clients, one JSON object
+    without a line break, with its `seq` in it. `origin` is the number of the event that it
+    tells of, for those that Carrel itself wrote; such are repeated after a crash."""
+
+    space_id: str
+    seq: int
+    type: str
+    at: float
+    body: bytes
+    origin: int = 0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One that is in the log: `place` grows over all spaces, `seq` is dense within one."""
+
+    place: int
+    space_id: str
+    seq: int
+    type: str
+    at: float
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """What is kept of one space: `first` to `last`, without gaps. With nothing kept `first`
+    is `last + 1`; `last` never goes back."""
+
+    first: int
+    last: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Of one space, in order, after `after`; at most so many messages and about so many
+    bytes, at least one. `types` are patterns, see `matches`."""
+
+    space_id: str
+    after: int
+    limit: int = 1000
+    max_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class PlaceQuery:
+    """Over all spaces, in the order of places, after `after`; `types` are exact."""
+
+    after: int = 0
+    space_ids: frozenset[str] | None = None
+    types: frozenset[str] | None = None
+    limit: int = 500
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How much of each space's log is kept; 0 means no bound."""
+
+    messages: int = 10_000
+    bytes: int = 100 << 20
+    seconds: float = 86_400.0
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What compaction took out of one space's log, up to and with `last`. `missed` are the
+    durable consumers that had not acknowledged all of it, with where they were."""
+
+    space_id: str
+    first: int
+    last: int
+    missed: Mapping[str, int] = field(default_factory=dict)
+
+
+class HubLog(Protocol):
+    """The kept messages. Nothing here blocks the event loop. All methods raise `StoreError`s."""
+
+    async def append(self, messages: Sequence[Message], *, sync: bool = True) -> Sequence[int]:
+        """All or none, in this order; gives their places. With `sync` it returns when they are
+        on the disk, if the log's policy is that. Appends that wait together share one sync.
+        A `seq` that is not the next one of its space is a mistake of the caller: ValueError,
+        and nothing is written."""
+        ...
+
+    async def replay(self, query: Replay) -> tuple[Sequence[bytes], int]:
+        """Bodies, and the `seq` of the last one (or `after`)."""
+        ...
+
+    async def read(self, query: PlaceQuery) -> Sequence[Placed]: ...
+
+    async def spans(self) -> Mapping[str, Span]:
+        """Of every space that the log knows."""
+        ...
+
+    async def last_place(self) -> int: ...
+
+    async def first_place(self) -> int:
+        """Of the oldest message kept; 0 when there is none."""
+        ...
+
+    async def last_origin(self) -> int:
+        """The newest event of Carrel's own that is in the log; 0 for none."""
+        ...
+
+    async def since(self, space_id: str, at: float) -> int:
+        """The `seq` before the first message that is not older than `at`."""
+        ...
+
+    async def cursors(self, consumer: str) -> Mapping[str, int]:
+        """How far a durable consumer has acknowledged, by space."""
+        ...
+
+    async def consumers(self, space_id: str) -> Mapping[str, int]:
+        """All durable consumers of a space, and how far they are."""
+        ...
+
+    async def acknowledge(self, consumer: str, space_id: str, seq: int) -> int:
+        """Moves the cursor on, never back; gives where it is. Makes the consumer known."""
+        ...
+
+    async def forget_consumer(self, consumer: str) -> None: ...
+
+    async def compact(self, keep: Keep, now: float, only: str | None = None) -> Sequence[Dropped]:
+        """Takes out what is beyond the bounds, oldest first, in small steps. Never the last
+        message of a space, so that numbers do not begin anew."""
+        ...
+
+    async def forget(self, space_id: str) -> None:
+        """Everything of one space; its numbers begin anew if it is ever used again."""
+        ...
+
+
+OnKept = Callable[[Sequence[Message]], None]
+
+
+def is_kept(type: str) -> bool:
+    """Of clients' messages; what Carrel itself tells is kept always."""
+    return type.startswith(BUFFER)

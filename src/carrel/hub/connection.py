@@ -1,0 +1,220 @@
+"""One client's side of the hub: the orders that it gives, and what it says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from carrel.domain.errors import CarrelError, Forbidden, MessageInvalid, RateLimited
+from carrel.domain.hub import ClientKind
+from carrel.hub import access, types
+from carrel.hub.client import Client
+from carrel.hub.envelopes import Received, decode
+
+if TYPE_CHECKING:
+    from carrel.hub.hub import Hub
+
+FLOOD = 1000
+"""Refusals in a row after which a client that does not slow down is cut off."""
+
+
+class Connection:
+    """What a transport holds of one client."""
+
+    def __init__(self, hub: Hub, client: Client) -> None:
+        self._hub = hub
+        self._client = client
+        self._orders: dict[str, Callable[[Received], None]] = {
+            "client_register": self._register,
+            "client_update": self._update,
+            "client_list": self._list,
+            "client_disconnect": self._leave,
+            "heartbeat": lambda received: hub.respond(client, received.id, {}),
+            "system_status": self._status,
+            "buffer_replay": self._replay,
+            "buffer_acknowledge": self._acknowledge,
+            "response": lambda received: hub.answer(client, received),
+        }
+
+    @property
+    def client_id(self) -> str:
+        return self._client.client_id
+
+    def received(self, line: bytes) -> None:
+        """One envelope. What is wrong with it is told to the client."""
+        hub, client = self._hub, self._client
+        if client.closed:
+            return
+        now = client.heard_at = time.monotonic()
+        number = ""
+        try:
+            received = decode(line)
+            number = received.id
+            self._check(received, now)
+            order = self._orders.get(received.type)
+            if order is not None:
+                order(received)
+            else:
+                hub.publish(client, received)
+        except CarrelError as error:
+            hub.refuse(client, error, number)
+
+    def _check(self, received: Received, now: float) -> None:
+        client = self._client
+        if client.kind is None and received.type != "client_register":
+            raise Forbidden("Say first who you are.", hint="Send `client_register`.")
+        if wait := client.bucket.take(now):
+            client.refused += 1
+            error = RateLimited(
+                "Too many messages.", hint="Slow down.", retry_after_ms=int(wait * 1000) + 1
+            )
+            if client.refused >= FLOOD:
+                self._hub.cut_off(client, "flood", error)
+            raise error
+        client.refused = 0
+        if received.sender is not None and received.sender != _as_claimed(client):
+            raise Forbidden("The sender is not yours to set.", hint="Leave it out.")
+
+    def refused(self, error: CarrelError) -> None:
+        """The transport met something that is no envelope, and ends the connection."""
+        self._hub.cut_off(self._client, "message_invalid", error)
+
+    def ending(self) -> None:
+        """The daemon ends."""
+        self._hub.cut_off(self._client, "daemon_shutdown")
+
+    def closed(self, reason: str = "connection_lost") -> None:
+        self._hub.gone(self._client, reason)
+
+    # Orders
+
+    def _register(self, received: Received) -> None:
+        hub, client = self._hub, self._client
+        wanted: types.Register = types.parse(types.Register, received.payload)
+        if client.kind is not None:
+            raise Forbidden("You are registered already.", hint="Send `client_update`.")
+        kind = ClientKind(wanted.kind)
+        access.admit_kind(client.identity, kind)
+        hub.hearing.join(client, wanted.subscriptions)
+        client.capabilities = frozenset(wanted.capabilities)
+        client.register(kind, wanted.name)
+        missed: list[str] = []
+        if wanted.consumer:
+            hub.take_over(client, wanted.consumer)
+            missed = hub.wanted_spaces(client)
+            client.reading.update(missed)
+        hub.spawn(self._welcome(received.id, missed))
+
+    async def _welcome(self, number: str, missed: list[str]) -> None:
+        hub, client = self._hub, self._client
+        told = {
+            "client_id": client.client_id,
+            "heartbeat_s": hub.options.heartbeat_s,
+            "sync": hub.options.sync,
+            "space": client.identity.space_id,
+        }
+        await self._go_on(number or "client_register", missed, told)
+
+    async def _go_on(self, number: str, spaces: list[str], told: dict[str, object]) -> None:
+        """Answers, and for a consumer sends what it has not acknowledged."""
+        hub, client = self._hub, self._client
+        try:
+            cursors = await hub.log.cursors(client.consumer) if client.consumer else {}
+            starts = {space: cursors.get(space, 0) for space in spaces}
+            hub.respond(client, number, {**told, **hub.replayed(starts)})
+            client.flush()
+            for space, after in starts.items():
+                await hub.replay(client, space, after)
+        except CarrelError as error:
+            # It comes again, and gets what it missed.
+            hub.cut_off(client, "internal", error)
+
+    def _update(self, received: Received) -> None:
+        hub, client = self._hub, self._client
+        wanted: types.Update = types.parse(types.Update, received.payload)
+        before = set(hub.wanted_spaces(client))
+        if wanted.subscriptions is not None:
+            hub.hearing.join(client, wanted.subscriptions)
+        if wanted.capabilities is not None:
+            client.capabilities = frozenset(wanted.capabilities)
+        added = set(hub.wanted_spaces(client)) - before if client.consumer else set()
+        added -= client.reading
+        client.reading |= added
+        hub.spawn(self._go_on(received.id, sorted(added), {}))
+
+    def _list(self, received: Received) -> None:
+        wanted: types.ListClients = types.parse(types.ListClients, received.payload)
+        if wanted.space:
+            self._hub.check_seen(self._client, wanted.space)
+        found = self._hub.clients(self._client, wanted.space)
+        self._hub.respond(self._client, received.id, {"clients": found})
+
+    def _leave(self, received: Received) -> None:
+        types.parse(types.Disconnect, received.payload)
+        self._hub.respond(self._client, received.id, {})
+        self._client.flush()
+        self._hub.cut_off(self._client, "client_shutdown")
+
+    def _status(self, received: Received) -> None:
+        self._hub.respond(self._client, received.id, self._hub.status())
+
+    def _replay(self, received: Received) -> None:
+        hub, client = self._hub, self._client
+        wanted: types.Replay = types.parse(types.Replay, received.payload)
+        if wanted.seq is not None and not wanted.space:
+            raise MessageInvalid("A number is of one space.", hint="Name the `space`.")
+        if wanted.space:
+            hub.check_seen(client, wanted.space)
+        spaces = [wanted.space] if wanted.space else hub.wanted_spaces(client)
+        busy = client.reading.intersection(spaces)
+        if busy:
+            raise Forbidden(f"{sorted(busy)[0]} is being replayed already.", hint="Wait for it.")
+        client.reading.update(spaces)
+        hub.spawn(self._replay_all(received.id, spaces, wanted))
+
+    async def _replay_all(self, number: str, spaces: list[str], wanted: types.Replay) -> None:
+        hub, client = self._hub, self._client
+        left = set(spaces)
+        try:
+            starts: dict[str, int] = {}
+            for space in spaces:
+                starts[space] = wanted.seq or 0
+                if wanted.since is not None:
+                    starts[space] = max(starts[space], await hub.log.since(space, wanted.since))
+            hub.respond(client, number, hub.replayed(starts))
+            client.flush()
+            for space, after in starts.items():
+                # Afterwards it is not ours any more: another replay of it may begin.
+                left.discard(space)
+                await hub.replay(client, space, after)
+        except CarrelError as error:
+            hub.refuse(client, error, number)
+        finally:
+            client.reading -= left
+
+    def _acknowledge(self, received: Received) -> None:
+        client = self._client
+        wanted: types.Acknowledge = types.parse(types.Acknowledge, received.payload)
+        if not client.consumer:
+            raise MessageInvalid(
+                "Only a durable consumer acknowledges.", hint="Register with a `consumer`."
+            )
+        self._hub.check_seen(client, wanted.space)
+        self._hub.spawn(self._acknowledged(received.id, wanted))
+
+    async def _acknowledged(self, number: str, wanted: types.Acknowledge) -> None:
+        hub, client = self._hub, self._client
+        try:
+            reached = await hub.log.acknowledge(client.consumer, wanted.space, wanted.seq)
+        except CarrelError as error:
+            hub.refuse(client, error, number)
+            return
+        hub.respond(client, number, {"seq": reached})
+
+
+def _as_claimed(client: Client) -> dict[str, object]:
+    claimed: dict[str, object] = {"client_id": client.client_id, "kind": str(client.kind or "")}
+    if client.identity.space_id:
+        claimed["space"] = client.identity.space_id
+    return claimed

@@ -1,0 +1,99 @@
+"""Envelopes: what goes over the wire, one JSON object each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from carrel.domain.errors import CarrelError, MessageInvalid
+
+MAX_ENVELOPE = 1 << 20
+"""Bytes of one envelope. Files have other ways."""
+MAX_ID = 128
+NOTHING = msgspec.Raw(b"{}")
+
+
+class Received(msgspec.Struct, forbid_unknown_fields=True):
+    """From a client. The payload is looked at when its type is known; `seq` and `ts` are the
+    hub's to give, and ignored."""
+
+    type: str
+    id: str = ""
+    space: str = ""
+    payload: msgspec.Raw = NOTHING
+    reply_to: str = ""
+    to: str = ""
+    deadline_ms: int = 0
+    sender: dict[str, Any] | None = None
+    seq: int | None = None
+    ts: float | None = None
+
+
+class Sender(msgspec.Struct, frozen=True, omit_defaults=True):
+    client_id: str
+    kind: str
+    space: str = ""
+
+
+class Sent(msgspec.Struct, omit_defaults=True, tag_field=None):
+    """To clients, and into the log."""
+
+    type: str
+    id: str
+    ts: float
+    sender: msgspec.Raw
+    payload: msgspec.Raw
+    space: str = ""
+    seq: int = 0
+    reply_to: str = ""
+    to: str = ""
+    deadline_ms: int = 0
+
+
+_decoder = msgspec.json.Decoder(Received)
+_encoder = msgspec.json.Encoder()
+
+
+def decode(line: bytes) -> Received:
+    """Raises `MessageInvalid`."""
+    try:
+        if b"\n" in line:
+            # A frame may have line breaks; in the log each envelope is one line.
+            line = msgspec.json.format(line, indent=-1)
+        received = _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageInvalid(
+            f"This is no envelope: {error}.", hint="Send one JSON object with a `type`."
+        ) from None
+    if not received.type or len(received.id) > MAX_ID or len(received.reply_to) > MAX_ID:
+        raise MessageInvalid(
+            "An envelope has a type, and ids of at most 128 characters.", hint="Shorten them."
+        )
+    return received
+
+
+def encode(value: object) -> bytes:
+    return _encoder.encode(value)
+
+
+def raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode(value))
+
+
+_CODES = {"insufficient_disk": "insufficient_resources", "store_busy": "insufficient_resources"}
+"""Codes of other interfaces that the hub's protocol has its own word for."""
+
+
+def problem(error: CarrelError, original_id: str) -> dict[str, object]:
+    """The payload of an `error`."""
+    found: dict[str, object] = {
+        "code": _CODES.get(error.code, error.code),
+        "message": error.message,
+    }
+    if error.hint:
+        found["hint"] = error.hint
+    found["original_id"] = original_id
+    if "retry_after_ms" in error.details:
+        found["retry_after_ms"] = error.details["retry_after_ms"]
+    return found

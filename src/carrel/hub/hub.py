@@ -1,0 +1,402 @@
+"""The hub itself: clients come and go, speak, and hear what they asked for.
+
+`Connection.received` never waits: what takes time goes on in tasks, and its outcome is a
+message. So no client's words hold up another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Raw
+
+from carrel.domain.errors import (
+    CarrelError,
+    DeadlinePassed,
+    Forbidden,
+    MessageInvalid,
+    NoReceiver,
+    RateLimited,
+    TooManyClients,
+)
+from carrel.domain.hub import ClientKind, HubLog, Keep, Sync, is_kept
+from carrel.domain.hub import Replay as LogReplay
+from carrel.hub import access, types
+from carrel.hub.access import Identity, Spaces
+from carrel.hub.client import ALL, Client, Sink
+from carrel.hub.connection import Connection
+from carrel.hub.envelopes import Received, Sender, Sent, encode, problem, raw
+from carrel.hub.hearing import Hearing
+from carrel.hub.keeping import Keeper, Pending
+from carrel.hub.rates import Rate
+from carrel.hub.requests import DEADLINE_MS, MAX_DEADLINE_MS, MAX_OPEN, Open, Requests
+
+SYSTEM = raw(Sender("system", str(ClientKind.SYSTEM)))
+PAGE = 1000
+"""Messages that are read from the log at once."""
+MISSED = 3
+"""Heartbeats that may be missed before a client counts as lost."""
+
+
+@dataclass(frozen=True)
+class Options:
+    heartbeat_s: float = 15.0
+    register_s: float = 10.0
+    """A client that does not say who it is in this time is cut off."""
+    most_clients: int = 100
+    rate: Rate = field(default_factory=lambda: Rate(5000.0, 10_000))
+    most_waiting: int = 8 << 20
+    """Bytes that a client may leave unread."""
+    keep: Keep = field(default_factory=Keep)
+    sync: Sync = Sync.DISK
+
+
+class Hub:
+    def __init__(self, log: HubLog, spaces: Spaces, options: Options) -> None:
+        self.log = log
+        self.options = options
+        self.keeper = Keeper(log, self._kept)
+        self._spaces = spaces
+        self._clients: dict[str, Client] = {}
+        self.hearing = Hearing(spaces)
+        self._consumers: dict[str, Client] = {}
+        self._requests = Requests()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._beat: asyncio.Task[None] | None = None
+        self._cut: dict[str, int] = {}
+        self._live = 0
+        self.on_kept: list[Callable[[], None]] = []
+        """Called when there is something new in the log."""
+
+    async def open(self) -> None:
+        self.keeper.begin(await self.log.spans())
+        self._beat = asyncio.create_task(self._beats())
+
+    async def close(self) -> None:
+        """Everybody is told; what was published is still written."""
+        for client in list(self._clients.values()):
+            self.cut_off(client, "daemon_shutdown")
+        for task in [self._beat, *self._tasks]:
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*filter(None, [self._beat, *self._tasks]), return_exceptions=True)
+        await self.keeper.close()
+
+    # Connections
+
+    def connect(self, identity: Identity, sink: Sink) -> Connection:
+        """Raises `TooManyClients`."""
+        if len(self._clients) >= self.options.most_clients:
+            raise TooManyClients(
+                f"{len(self._clients)} clients are connected already.",
+                hint="End some, or raise `hub_clients`.",
+            )
+        client_id = f"cl_{secrets.token_hex(8)}"
+        now = time.monotonic()
+        client = Client(client_id, identity, sink, self.options.rate, now)
+        self._clients[client_id] = client
+        return Connection(self, client)
+
+    def cut_off(self, client: Client, reason: str, error: CarrelError | None = None) -> None:
+        """The last that it hears is why."""
+        if client.closed:
+            return
+        if error is not None:
+            self.refuse(client, error, "")
+        self._send(client, "client_disconnected", {"client_id": client.client_id, "reason": reason})
+        client.flush()
+        client.sink.close(reason)
+        self.gone(client, reason)
+
+    def gone(self, client: Client, reason: str) -> None:
+        """The connection has ended, one way or the other."""
+        if client.closed:
+            return
+        client.closed = True
+        self._clients.pop(client.client_id, None)
+        self.hearing.leave(client)
+        if self._consumers.get(client.consumer) is client:
+            del self._consumers[client.consumer]
+        self._cut[reason] = self._cut.get(reason, 0) + 1
+        for one in self._requests.drop(client):
+            error = NoReceiver("Whoever was asked has gone.", hint="Ask again.")
+            self.refuse(one.asker, error, one.original)
+        if client.kind is not None:
+            told = {"client_id": client.client_id, "kind": str(client.kind), "reason": reason}
+            self.spread(client.identity.space_id, "client_disconnected", raw(told))
+
+    # Hearing
+
+    def _kept(self, batch: list[Pending]) -> None:
+        for one in batch:
+            for client in self.hearing.of(one.space, one.type):
+                if one.space not in client.reading:
+                    self.push(client, one.body)
+        for heard in self.on_kept:
+            heard()
+
+    def spread(
+        self, space: str, type: str, payload: Raw, sender: Raw = SYSTEM, id: str = ""
+    ) -> int:
+        """A live message; says how many got it."""
+        self._live += 1
+        body, count = b"", 0
+        for client in self.hearing.of(space, type):
+            if not body:
+                body = encode(Sent(type, id or _new_id(), time.time(), sender, payload, space))
+            self.push(client, body)
+            count += 1
+        return count
+
+    def push(self, client: Client, body: bytes) -> None:
+        if client.push(body):
+            asyncio.get_running_loop().call_soon(self._flush, client)
+
+    def _flush(self, client: Client) -> None:
+        if client.flush() > self.options.most_waiting and not client.closed:
+            client.sink.close("slow_reader")
+            self.gone(client, "slow_reader")
+
+    def _send(self, client: Client, type: str, payload: Any, reply_to: str = "") -> None:
+        client.spoke_at = time.monotonic()
+        body = Sent(type, _new_id(), time.time(), SYSTEM, raw(payload), reply_to=reply_to)
+        self.push(client, encode(body))
+
+    def respond(self, client: Client, reply_to: str, data: Any) -> None:
+        if reply_to:
+            self._send(client, "response", {"status": "success", "data": data}, reply_to)
+
+    def refuse(self, client: Client, error: CarrelError, reply_to: str) -> None:
+        """Also what asked for no answer hears that it went wrong."""
+        self._send(client, "error", problem(error, reply_to), reply_to)
+
+    # Speaking
+
+    def publish(self, client: Client, received: Received) -> None:
+        type = types.look_up(received.type)
+        types.check(type, received.payload)
+        if type.needs_reply_to and not received.reply_to:
+            raise MessageInvalid("An answer names what it answers.", hint="Set `reply_to`.")
+        assert client.kind is not None
+        access.check_speaks(self._spaces, client.identity, client.kind, type, received.space)
+        if client.kind is ClientKind.IDE and not client.spaces & {received.space, ALL}:
+            raise Forbidden(
+                "An editor speaks to the spaces that it is connected to.", hint="Subscribe first."
+            )
+        to = received.to or (str(type.to) if type.to is not None else "")
+        if to:
+            self._request(client, received, to)
+        elif is_kept(received.type):
+            self._keep(client, received)
+        else:
+            id = received.id or _new_id()
+            count = self.spread(received.space, received.type, received.payload, client.sender, id)
+            self.respond(client, received.id, {"delivered": count})
+
+    def _keep(self, client: Client, received: Received) -> None:
+        def done(one: Pending, error: CarrelError | None) -> None:
+            if error is not None:
+                self.refuse(client, error, received.id)
+            else:
+                self.respond(client, received.id, {"seq": one.seq, "sync": self.options.sync})
+
+        self.keeper.keep(
+            Pending(
+                received.space,
+                received.type,
+                received.id or _new_id(),
+                time.time(),
+                client.sender,
+                received.payload,
+                received.reply_to,
+                done=done,
+            )
+        )
+
+    def _request(self, client: Client, received: Received, to: str) -> None:
+        if not received.id:
+            raise MessageInvalid("A request has an id, for its answer.", hint="Set `id`.")
+        if self._requests.open_of(client) >= MAX_OPEN:
+            raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
+        milliseconds = received.deadline_ms or DEADLINE_MS
+        if not 0 < milliseconds <= MAX_DEADLINE_MS:
+            raise MessageInvalid(f"A deadline is at most {MAX_DEADLINE_MS} ms.", hint="Shorten it.")
+        receiver = self._receiver(client, received, to)
+        number = self._requests.add(
+            client, receiver, received.id, milliseconds / 1000, self._passed
+        )
+        body = Sent(
+            received.type,
+            number,
+            time.time(),
+            client.sender,
+            received.payload,
+            received.space,
+            deadline_ms=milliseconds,
+        )
+        self.push(receiver, encode(body))
+
+    def _receiver(self, asker: Client, received: Received, to: str) -> Client:
+        """The one that is named, or the newest of the kind that is connected to the space."""
+        for client in reversed(self._clients.values()):
+            if client is asker or client.kind is None or to not in (client.client_id, client.kind):
+                continue
+            if self._is_at(client, received.space) and client.answers(received.type):
+                return client
+        raise NoReceiver(
+            f"No {to[:40]} is connected to {received.space}.", hint="Start one, and ask again."
+        )
+
+    def _is_at(self, client: Client, space: str) -> bool:
+        if client.identity.space_id:
+            return client.identity.space_id == space
+        seen = access.may_see(self._spaces, client.identity, space)
+        return seen and bool(client.spaces & {space, ALL})
+
+    def _passed(self, one: Open) -> None:
+        error = DeadlinePassed("Nobody answered in time.", hint="Ask again, or allow more time.")
+        self.refuse(one.asker, error, one.original)
+
+    def answer(self, client: Client, received: Received) -> None:
+        types.parse(types.Response, received.payload)
+        found = self._requests.answered(received.reply_to, client)
+        if found is None:
+            self.respond(client, received.id, {"dropped": True})
+            return
+        body = Sent(
+            "response",
+            received.id or _new_id(),
+            time.time(),
+            client.sender,
+            received.payload,
+            reply_to=found.original,
+        )
+        self.push(found.asker, encode(body))
+        self.respond(client, received.id, {"dropped": False})
+
+    # The log
+
+    def take_over(self, client: Client, consumer: str) -> None:
+        """A consumer that comes again is the same one: the older connection is a dead one."""
+        before = self._consumers.get(consumer)
+        if before is not None:
+            self.cut_off(before, "replaced")
+        client.consumer = consumer
+        self._consumers[consumer] = client
+
+    def wanted_spaces(self, client: Client) -> list[str]:
+        """Those with a log that the client subscribed to."""
+        if ALL not in client.spaces:
+            return sorted(client.spaces)
+        known = self.keeper.spaces()
+        return sorted(s for s in known if access.may_see(self._spaces, client.identity, s))
+
+    def replayed(self, starts: dict[str, int]) -> dict[str, object]:
+        """From where to where: what comes after that is new."""
+        ends = {space: self.keeper.last(space) for space in starts}
+        return {"replay_from": starts, "replay_to": ends}
+
+    async def replay(self, client: Client, space: str, after: int) -> None:
+        """All that is kept after `after`, in order; then what comes is live. The caller has
+        put the space into `client.reading` before anything could be missed."""
+        try:
+            while not client.closed:
+                # Not beyond what was told: the rest is on its way to the listeners.
+                behind = self.keeper.last(space) - after
+                if behind <= 0:
+                    break
+                asked = LogReplay(space, after, min(PAGE, behind))
+                bodies, reached = await self.log.replay(asked)
+                if reached == after:
+                    break
+                after = reached
+                client.sink.send([body for body in bodies if client.types.fit(_type_of(body))])
+                await client.sink.drained()
+        finally:
+            client.reading.discard(space)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Looking
+
+    def check_seen(self, client: Client, space: str) -> None:
+        """Raises `SpaceNotFound`."""
+        access.check_seen(self._spaces, client.identity, [space])
+
+    def clients(self, viewer: Client, space: str) -> list[dict[str, object]]:
+        found = []
+        for client in self._clients.values():
+            if client.kind is None or not self._shown(viewer, client, space):
+                continue
+            found.append(
+                {
+                    "client_id": client.client_id,
+                    "kind": str(client.kind),
+                    "name": client.name,
+                    "space": client.identity.space_id,
+                    "capabilities": sorted(client.capabilities),
+                    "consumer": client.consumer,
+                    "types": list(client.types.patterns),
+                    "spaces": sorted(client.spaces),
+                    "waiting": client.sink.waiting(),
+                }
+            )
+        return found
+
+    def _shown(self, viewer: Client, client: Client, space: str) -> bool:
+        if space:
+            return self._is_at(client, space)
+        if client is viewer:
+            return True
+        if client.identity.space_id:
+            return access.may_see(self._spaces, viewer.identity, client.identity.space_id)
+        return access.is_admin(viewer.identity)
+
+    def status(self) -> dict[str, object]:
+        return {
+            "clients": len(self._clients),
+            "requests": len(self._requests),
+            "late_answers": self._requests.late,
+            "kept": self.keeper.count,
+            "live": self._live,
+            "cut_off": dict(self._cut),
+            "sync": str(self.options.sync),
+        }
+
+    # Time
+
+    async def _beats(self) -> None:
+        step = min(1.0, self.options.heartbeat_s / 4, self.options.register_s / 4)
+        while True:
+            await asyncio.sleep(step)
+            now = time.monotonic()
+            for client in list(self._clients.values()):
+                self._look_at(client, now)
+
+    def _look_at(self, client: Client, now: float) -> None:
+        if client.kind is None:
+            if now - client.connected_at > self.options.register_s:
+                error = MessageInvalid("Say who you are.", hint="Send `client_register` first.")
+                self.cut_off(client, "not_registered", error)
+            return
+        if now - client.heard_at > MISSED * self.options.heartbeat_s:
+            self.cut_off(client, "connection_lost")
+        elif now - client.spoke_at >= self.options.heartbeat_s:
+            self._send(client, "heartbeat", {})
+
+
+def _new_id() -> str:
+    return f"ms_{secrets.token_hex(8)}"
+
+
+def _type_of(body: bytes) -> str:
+    """It is the first field of every envelope that the hub wrote."""
+    return body[9 : body.index(b'"', 9)].decode()

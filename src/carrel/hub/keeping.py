@@ -1,0 +1,153 @@
+"""The way into the log: everything that is kept passes here, in one order.
+
+While one batch is being written the next one gathers, so that however many publish, one
+sync serves them all. Numbers are given when a batch is formed: what could not be written
+leaves no gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from carrel.domain.errors import CarrelError, StoreBusy
+from carrel.domain.hub import HubLog, Message, Span
+from carrel.hub.envelopes import Sent, encode
+
+MOST = 2000
+"""In one batch: some ten milliseconds of work, which the first of them waits for."""
+MOST_WAITING = 100_000
+"""All publishers together; beyond, they are told to come again."""
+
+RETRY_S = 1.0
+"""What Carrel itself tells is not given up when the disk is full, but tried again."""
+
+_log = logging.getLogger("carrel.hub")
+
+OnDone = Callable[["Pending", CarrelError | None], None]
+
+
+@dataclass
+class Pending:
+    """One on its way into the log. `seq` and `body` are set when it is there."""
+
+    space: str
+    type: str
+    id: str
+    ts: float
+    sender: msgspec.Raw
+    payload: msgspec.Raw
+    reply_to: str = ""
+    origin: int = 0
+    done: OnDone | None = None
+    seq: int = 0
+    body: bytes = b""
+
+
+class Keeper:
+    """`kept` gets every batch that is in the log, in order, before its publishers hear."""
+
+    def __init__(self, log: HubLog, kept: Callable[[list[Pending]], None]) -> None:
+        self._log = log
+        self._kept = kept
+        self._last: dict[str, int] = {}
+        self._waiting: deque[Pending] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+        self.count = 0
+
+    def begin(self, spans: Mapping[str, Span]) -> None:
+        self._last = {space: span.last for space, span in spans.items()}
+
+    def last(self, space: str) -> int:
+        return self._last.get(space, 0)
+
+    def spaces(self) -> list[str]:
+        return list(self._last)
+
+    def forget(self, space: str) -> None:
+        self._last.pop(space, None)
+
+    def keep(self, pending: Pending) -> None:
+        """Raises `StoreBusy`. Never waits."""
+        if len(self._waiting) >= MOST_WAITING and not pending.origin:
+            raise StoreBusy("Too much waits to be kept.", hint="Try again in a moment.")
+        self._waiting.append(pending)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._writing is None and self._waiting and not self._closed:
+            self._idle.clear()
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def close(self) -> None:
+        """What waits is still written."""
+        await self.settled()
+        self._closed = True
+
+    async def settled(self) -> None:
+        """What was given until now is in the log, or could not be put there."""
+        await self._idle.wait()
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                # Whoever has something to say in this turn of the loop gets in.
+                await asyncio.sleep(0)
+                count = min(MOST, len(self._waiting))
+                if not await self._batch([self._waiting.popleft() for _ in range(count)]):
+                    asyncio.get_running_loop().call_later(RETRY_S, self._go_on)
+                    break
+        finally:
+            self._writing = None
+            self._idle.set()
+
+    async def _batch(self, batch: list[Pending]) -> bool:
+        """False when something of it has to be tried again."""
+        error: CarrelError | None = None
+        last = {one.space: self.last(one.space) for one in batch}
+        messages = [self._number(one, last) for one in batch]
+        try:
+            await self._log.append(messages, sync=any(not one.origin for one in batch))
+        except CarrelError as caught:
+            error = caught
+        except Exception:
+            # A mistake of ours is not to be the end of everybody's words.
+            _log.exception("a batch of messages could not be kept")
+            error = CarrelError("The message could not be kept.", hint="See the daemon's log.")
+        if error is None:
+            self._last |= last
+            self.count += len(batch)
+            self._kept(batch)
+        for one in batch:
+            if one.done is not None:
+                with contextlib.suppress(Exception):
+                    one.done(one, error)
+        again = [one for one in batch if error is not None and one.origin]
+        self._waiting.extendleft(reversed(again))
+        return not again
+
+    @staticmethod
+    def _number(one: Pending, last: dict[str, int]) -> Message:
+        last[one.space] = one.seq = last[one.space] + 1
+        one.body = encode(
+            Sent(
+                one.type,
+                one.id,
+                one.ts,
+                one.sender,
+                one.payload,
+                one.space,
+                one.seq,
+                one.reply_to,
+            )
+        )
+        return Message(one.space, one.seq, one.type, one.ts, one.body, one.origin)

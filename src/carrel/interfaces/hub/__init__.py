@@ -1,0 +1,1 @@
+"""The hub over Unix sockets: one JSON object a line."""
