@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import socket
@@ -97,7 +98,11 @@ class FrameWire:
         self._connection = connection
 
     async def send(self, data: bytes) -> None:
-        await self._connection.send(data.decode("utf-8", "surrogateescape"))
+        """What is no text goes as a binary frame."""
+        frame: str | bytes = data
+        with contextlib.suppress(UnicodeDecodeError):
+            frame = data.decode()
+        await self._connection.send(frame)
 
     async def receive(self) -> bytes:
         try:

@@ -107,8 +107,8 @@ class Keep:
 
 @dataclass(frozen=True)
 class Dropped:
-    """What compaction took out of one space's log, up to and with `last`. `missed` are the
-    durable consumers that had not acknowledged all of it, with where they were."""
+    """What compaction takes out of one space's log, up to and with `last`. `missed` are the
+    durable consumers that have not acknowledged all of it, with where they are."""
 
     space_id: str
     first: int
@@ -163,6 +163,10 @@ class HubLog(Protocol):
         ...
 
     async def forget_consumer(self, consumer: str) -> None: ...
+
+    async def overdue(self, keep: Keep, now: float) -> Sequence[Dropped]:
+        """What `compact` would take out now."""
+        ...
 
     async def compact(self, keep: Keep, now: float, only: str | None = None) -> Sequence[Dropped]:
         """Takes out what is beyond the bounds, oldest first, in small steps. Never the last

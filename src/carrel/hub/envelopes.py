@@ -81,6 +81,8 @@ def raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(value))
 
 
+SYSTEM = raw(Sender("system", "system"))
+"""Carrel itself."""
 _CODES = {"insufficient_disk": "insufficient_resources", "store_busy": "insufficient_resources"}
 """Codes of other interfaces that the hub's protocol has its own word for."""
 

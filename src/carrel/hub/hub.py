@@ -7,6 +7,7 @@ message. So no client's words hold up another's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -29,18 +30,23 @@ from carrel.domain.hub import Replay as LogReplay
 from carrel.hub import access, types
 from carrel.hub.access import Identity, Spaces
 from carrel.hub.client import ALL, Client, Sink
+from carrel.hub.compacting import compact
 from carrel.hub.connection import Connection
-from carrel.hub.envelopes import Received, Sender, Sent, encode, problem, raw
+from carrel.hub.envelopes import SYSTEM, Received, Sent, encode, problem, raw
 from carrel.hub.hearing import Hearing
 from carrel.hub.keeping import Keeper, Pending
 from carrel.hub.rates import Rate
 from carrel.hub.requests import DEADLINE_MS, MAX_DEADLINE_MS, MAX_OPEN, Open, Requests
 
-SYSTEM = raw(Sender("system", str(ClientKind.SYSTEM)))
+COMPACT_S = 60.0
+"""Between two looks at what is beyond the bounds of the log."""
 PAGE = 1000
 """Messages that are read from the log at once."""
 MISSED = 3
 """Heartbeats that may be missed before a client counts as lost."""
+
+
+_log = logging.getLogger("carrel.hub")
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Hub:
         self._consumers: dict[str, Client] = {}
         self._requests = Requests()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._beat: asyncio.Task[None] | None = None
+        self._regular: list[asyncio.Task[None]] = []
         self._cut: dict[str, int] = {}
         self._live = 0
         self.on_kept: list[Callable[[], None]] = []
@@ -75,16 +81,19 @@ class Hub:
 
     async def open(self) -> None:
         self.keeper.begin(await self.log.spans())
-        self._beat = asyncio.create_task(self._beats())
+        self._regular = [
+            asyncio.create_task(self._beats()),
+            asyncio.create_task(self._compactions()),
+        ]
 
     async def close(self) -> None:
         """Everybody is told; what was published is still written."""
         for client in list(self._clients.values()):
             self.cut_off(client, "daemon_shutdown")
-        for task in [self._beat, *self._tasks]:
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*filter(None, [self._beat, *self._tasks]), return_exceptions=True)
+        tasks = [*self._regular, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.keeper.close()
 
     # Connections
@@ -380,6 +389,14 @@ class Hub:
             now = time.monotonic()
             for client in list(self._clients.values()):
                 self._look_at(client, now)
+
+    async def _compactions(self) -> None:
+        while True:
+            await asyncio.sleep(COMPACT_S)
+            try:
+                await compact(self.log, self.keeper, self._spaces, self.options.keep)
+            except CarrelError as error:
+                _log.error("the log of the hub cannot be made smaller: %s", error)
 
     def _look_at(self, client: Client, now: float) -> None:
         if client.kind is None:

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.hub import HubLog
-from carrel.hub.envelopes import raw
-from carrel.hub.hub import SYSTEM
+from carrel.hub.envelopes import SYSTEM, raw
 from carrel.hub.keeping import Keeper, Pending
 
 BATCH = 1000

@@ -108,6 +108,15 @@ class SqliteLog:
     async def forget_consumer(self, consumer: str) -> None:
         await self._writer.ask(ForgetConsumer(consumer))
 
+    async def overdue(self, keep: Keep, now: float) -> Sequence[Dropped]:
+        pieces = await self._read(partial(reading.beyond, keep=keep, now=now, only=None))
+        found = []
+        for piece in pieces:
+            cursors = await self.consumers(piece.space_id)
+            missed = {name: seq for name, seq in cursors.items() if seq < piece.last}
+            found.append(Dropped(piece.space_id, piece.first, piece.last, missed))
+        return found
+
     async def compact(self, keep: Keep, now: float, only: str | None = None) -> Sequence[Dropped]:
         question = partial(reading.beyond, keep=keep, now=now, only=only)
         dropped: dict[str, Dropped] = {}

@@ -1,0 +1,88 @@
+"""The log stays within its bounds, and tells of what somebody would have missed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from carrel.domain.hub import Keep
+from carrel.hub.compacting import compact
+from tests.hub.rig import OTHER, SPACE, HubRig, Peer, open_rig
+
+NOTE = "buffer_custom_note"
+NO_BOUND = Keep(0, 0, 0)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[HubRig]:
+    async with open_rig(tmp_path, "unix") as opened:
+        yield opened
+
+
+async def fill(rig: HubRig, count: int, space: str = SPACE) -> None:
+    speaker = await rig.join()
+    for number in range(count):
+        await speaker.ask(NOTE, {"number": number}, space=space)
+
+
+async def compacted(rig: HubRig, keep: Keep, later_s: float = 0.0) -> None:
+    now = time.time() + later_s
+    await compact(rig.hub.log, rig.hub.keeper, rig.spaces, keep, now)
+
+
+async def consumer(rig: HubRig) -> Peer:
+    return await rig.join(types=("buffer_*",), spaces=(SPACE,), consumer="c")
+
+
+async def test_within_bounds_nothing_goes(rig: HubRig) -> None:
+    await fill(rig, 10)
+    for keep in (NO_BOUND, Keep(10, 1 << 20, 3600.0)):
+        await compacted(rig, keep)
+    span = (await rig.hub.log.spans())[SPACE]
+    assert (span.first, span.last) == (1, 10)
+
+
+@pytest.mark.parametrize("keep", [Keep(4, 0, 0), Keep(0, 0, 0.001), Keep(0, 1000, 0)])
+async def test_what_is_beyond_goes_without_a_word_when_nobody_waits(
+    rig: HubRig, keep: Keep
+) -> None:
+    await fill(rig, 10)
+    await compacted(rig, keep, later_s=1.0)
+    span = (await rig.hub.log.spans())[SPACE]
+    assert 1 < span.first <= span.last == 10
+    await fill(rig, 1)
+    assert rig.hub.keeper.last(SPACE) == 11
+
+
+async def test_what_a_consumer_misses_is_told_first(rig: HubRig) -> None:
+    peer = await consumer(rig)
+    await fill(rig, 10)
+    for _ in range(10):
+        await peer.receive()
+    await peer.ask("buffer_acknowledge", {"space": SPACE, "seq": 3})
+    await compacted(rig, Keep(4, 0, 0))
+    told = await peer.receive()
+    assert (told["type"], told["sender"]["kind"], told["seq"]) == ("buffer_dropped", "system", 11)
+    assert told["payload"] == {"first": 1, "last": 6, "consumers": {"c": 3}}
+    again = await consumer(rig)
+    seqs = [(await again.receive())["seq"] for _ in range(4)]
+    assert seqs == [8, 9, 10, 11]
+    await again.ask("buffer_acknowledge", {"space": SPACE, "seq": 11})
+    await fill(rig, 3)
+    await compacted(rig, Keep(4, 0, 0))
+    assert (await rig.hub.log.spans())[SPACE].last == 14, "nothing was missed, nothing is told"
+
+
+async def test_a_removed_space_is_forgotten_when_its_time_is_over(rig: HubRig) -> None:
+    await fill(rig, 3)
+    await fill(rig, 2, OTHER)
+    del rig.spaces.labels[OTHER]
+    keep = Keep(0, 0, 60.0)
+    await compacted(rig, keep)
+    assert set(await rig.hub.log.spans()) == {SPACE, OTHER}
+    await compacted(rig, keep, later_s=120.0)
+    assert set(await rig.hub.log.spans()) == {SPACE}
+    assert (await rig.hub.log.spans())[SPACE].first == 3
