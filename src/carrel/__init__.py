@@ -7,16 +7,22 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from carrel.client import AsyncClient as AsyncClient
+    from carrel.client import AsyncHub as AsyncHub
     from carrel.client import Client as Client
     from carrel.client import CommandFailed as CommandFailed
+    from carrel.client import Hub as Hub
+    from carrel.client import HubMessage as HubMessage
     from carrel.domain import errors as errors
     from carrel.domain.limits import Limits as Limits
     from carrel.domain.spaces import Retention as Retention
 
 _PLACES = {
     "AsyncClient": "carrel.client.aio",
+    "AsyncHub": "carrel.client.hub_aio",
     "Client": "carrel.client.sync",
     "CommandFailed": "carrel.client.results",
+    "Hub": "carrel.client.hub_sync",
+    "HubMessage": "carrel.client.hub_messages",
     "Limits": "carrel.domain.limits",
     "Retention": "carrel.domain.spaces",
     "errors": "",

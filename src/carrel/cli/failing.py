@@ -27,6 +27,7 @@ CODES = {
             "ref_not_found",
             "tree_not_found",
             "sandbox_not_found",
+            "no_receiver",
         ),
         NOT_FOUND,
     ),

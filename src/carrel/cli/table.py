@@ -28,6 +28,14 @@ VERBS = {
     "run attach": "run_attach",
     "run wait": "run_wait",
     "run signal": "run_signal",
+    "hub": "",
+    "hub send": "hub_send",
+    "hub request": "hub_request",
+    "hub follow": "hub_follow",
+    "hub dump": "hub_dump",
+    "hub clients": "hub_clients",
+    "log": "log",
+    "notify": "notify",
     "token": "",
     "token create": "token_create",
     "token ls": "token_ls",
@@ -40,6 +48,7 @@ VERBS = {
 """By what is typed; a name without a file has the verbs below it."""
 
 GROUPS = {
+    "hub": "Messages between people, agents and editors: say, ask, listen.",
     "run": "Look at one command, attach to it, wait for it, signal it.",
     "token": "Tokens for the API on TCP.",
 }
