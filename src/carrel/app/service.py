@@ -23,11 +23,13 @@ from carrel.domain.errors import CarrelError
 from carrel.domain.runtimes import LimitHit
 from carrel.domain.spaces import Space
 from carrel.hub.hub import Hub
+from carrel.interfaces.hub.system import SystemRequests
 from carrel.runtimes.layout import SandboxFolders
 from carrel.runtimes.recordings import Recordings
 from carrel.service.creating import Creator
 from carrel.service.desk import Desks
 from carrel.service.doctor import Doctor
+from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
@@ -127,6 +129,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     reconciler = Reconciler(store, journal, desks, remover, runs, shared, sweeper)
     feed = Feed(hub.log, hub.keeper.settled, store, journal)
     hub.on_kept.append(feed.ring)
+    hub.system = SystemRequests(hub, spaces, Family(spaces, journal, feed)).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def due_now(space: Space, now: float) -> tuple[str, str] | None:

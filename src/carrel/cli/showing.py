@@ -65,6 +65,8 @@ def describe_space(space: dict[str, Any]) -> str:
         ("variables", clean(_pairs(space["env"]))),
         ("goes", retention_text(space["retention"])),
         ("restored", space["restored_from"]),
+        ("is for", clean(space["description"])),
+        ("made by", space["parent"]),
         ("created", f"{space['created_at']} ({age_of(space['created_at'])} ago)"),
         ("last used", f"{age_of(space['active_at'])} ago"),
         ("stopped", space["stopped_at"] or ""),

@@ -79,6 +79,8 @@ class SpaceInfo(Record, frozen=True, kw_only=True):
     removed_at: datetime | None = None
     problem: Problem | None = None
     restored_from: str = ""
+    description: str = ""
+    parent: str = ""
     live_runs: int = 0
 
 

@@ -65,6 +65,10 @@ class SpaceRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     retention: Retention = Retention()
+    description: str = ""
+    """What it is for, in a person's or an agent's words."""
+    parent: str = ""
+    """The space whose agent asked for this one."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ class Space:
     problem: Problem | None = None
     restored_from: str = ""
     """The removed space whose changes this one was given."""
+    description: str = ""
+    parent: str = ""
+    """The space whose agent asked for this one."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ class Client:
         self.spoke_at = now
         self.refused = 0
         """Messages in a row that came too fast."""
+        self.asking = 0
+        """Requests to the system that are not answered yet."""
         self.closed = False
         self.reading: set[str] = set()
         """Spaces that are being replayed: what is kept there comes from the log, in order."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,10 +42,13 @@ COMPACT_S = 60.0
 """Between two looks at what is beyond the bounds of the log."""
 PAGE = 1000
 """Messages that are read from the log at once."""
+MAX_OPEN_SYSTEM = 32
+"""Requests to the system of one client: each may make a whole space."""
 MISSED = 3
 """Heartbeats that may be missed before a client counts as lost."""
 
 
+System = Callable[[Client, str, Any], Awaitable[object]]
 _log = logging.getLogger("carrel.hub")
 
 
@@ -76,6 +79,8 @@ class Hub:
         self._regular: list[asyncio.Task[None]] = []
         self._cut: dict[str, int] = {}
         self._live = 0
+        self.system: System | None = None
+        """Answers requests that are put to Carrel itself."""
         self.on_kept: list[Callable[[], None]] = []
         """Called when there is something new in the log."""
 
@@ -188,6 +193,9 @@ class Hub:
 
     def publish(self, client: Client, received: Received) -> None:
         type = types.look_up(received.type)
+        if type.to is ClientKind.SYSTEM:
+            self._ask_system(client, received, type)
+            return
         types.check(type, received.payload)
         if type.needs_reply_to and not received.reply_to:
             raise MessageInvalid("An answer names what it answers.", hint="Set `reply_to`.")
@@ -249,6 +257,45 @@ class Hub:
             deadline_ms=milliseconds,
         )
         self.push(receiver, encode(body))
+
+    def _ask_system(self, client: Client, received: Received, type: types.Type) -> None:
+        assert type.payload is not None
+        payload = types.parse(type.payload, received.payload)
+        if not received.id:
+            raise MessageInvalid("A request has an id, for its answer.", hint="Set `id`.")
+        if self.system is None:
+            raise NoReceiver("Nobody is there to answer.", hint="Is this a whole daemon?")
+        if client.asking >= MAX_OPEN_SYSTEM:
+            raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
+        client.asking += 1
+        self.spawn(self._serve(client, received.id, self.system(client, received.type, payload)))
+
+    async def _serve(self, client: Client, number: str, work: Awaitable[object]) -> None:
+        try:
+            self.respond(client, number, await work)
+        except CarrelError as error:
+            self.refuse(client, error, number)
+        except Exception:
+            _log.exception("a request to the system failed")
+            self.refuse(client, CarrelError("Something went wrong in the daemon."), number)
+        finally:
+            client.asking -= 1
+
+    async def say(self, client: Client, space: str, type: str, payload: object) -> int:
+        """Keeps a message from this client that it could not publish itself; its number."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def settle(one: Pending, error: CarrelError | None) -> None:
+            if error is None:
+                done.set_result(one.seq)
+            else:
+                done.set_exception(error)
+
+        body = raw(payload)
+        self.keeper.keep(
+            Pending(space, type, _new_id(), time.time(), client.sender, body, done=settle)
+        )
+        return await done
 
     def _receiver(self, asker: Client, received: Received, to: str) -> Client:
         """The one that is named, or the newest of the kind that is connected to the space."""

@@ -147,6 +147,54 @@ class IdeOperation(Payload):
     arguments: Any = None
 
 
+# Requests to Carrel itself
+
+
+class SpaceState(Payload):
+    space: str = ""
+
+
+class ListSpaces(Payload):
+    pass
+
+
+class UpdateSpace(Payload):
+    space: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    description: str | None = None
+
+
+class SpawnSpace(Payload):
+    name: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    description: str = ""
+    project: str = ""
+    initial_prompt: Annotated[str, msgspec.Meta(max_length=100_000)] = ""
+    frontend: str = ""
+
+
+class WaitForSpace(Payload):
+    space: str
+    states: Annotated[tuple[Name, ...], msgspec.Meta(max_length=10)] = ("stopped", "failed")
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 60.0
+
+
+class MessageSpace(Payload):
+    space: str
+    text: Words
+    data: Any = None
+
+
+class ReadMessages(Payload):
+    after: Seq = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+
+
+class DeleteSpace(Payload):
+    space: str = ""
+    agreed: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    """The id of a question that a person answered with `yes`."""
+
+
 @dataclass(frozen=True)
 class Type:
     """`to` is who answers, for requests. `people`: agents may not say it."""
@@ -171,6 +219,14 @@ TYPES: dict[str, Type] = {
     "agent_interrupt": Type(AgentInterrupt, ClientKind.AGENT, people=True),
     "ide_get_selection": Type(Nothing, ClientKind.IDE),
     "ide_operation": Type(IdeOperation, ClientKind.IDE),
+    "system_space_state": Type(SpaceState, ClientKind.SYSTEM),
+    "system_list_spaces": Type(ListSpaces, ClientKind.SYSTEM),
+    "system_update_space": Type(UpdateSpace, ClientKind.SYSTEM),
+    "system_spawn_space": Type(SpawnSpace, ClientKind.SYSTEM),
+    "system_wait_for_space": Type(WaitForSpace, ClientKind.SYSTEM),
+    "system_message_space": Type(MessageSpace, ClientKind.SYSTEM),
+    "system_read_messages": Type(ReadMessages, ClientKind.SYSTEM),
+    "system_delete_space": Type(DeleteSpace, ClientKind.SYSTEM),
 }
 CUSTOM = Type(None)
 CUSTOM_PREFIXES = ("custom_", f"{BUFFER}custom_")

@@ -61,6 +61,8 @@ class Creator:
             labels=dict(request.labels),
             env=dict(request.env),
             retention=request.retention,
+            description=request.description,
+            parent=request.parent,
         )
 
     async def create(

@@ -17,6 +17,7 @@ TIERS = {
     "default": Limits(cpus=2.0, memory_bytes=4 * GIB, disk_bytes=10 * GIB),
     "large": Limits(cpus=4.0, memory_bytes=8 * GIB, disk_bytes=50 * GIB),
 }
+MAX_DESCRIPTION = 10_000
 MAX_LABELS = 64
 MAX_VALUE = 256
 MAX_ENV_BYTES = 128 * 1024
@@ -51,6 +52,15 @@ def check_labels(labels: Mapping[str, str]) -> None:
                 f"The label {key} has a value that cannot be kept.",
                 hint=f"Use up to {MAX_VALUE} printable characters.",
             )
+
+
+def check_description(description: str) -> None:
+    _check_text(description)
+    if len(description) > MAX_DESCRIPTION or "\0" in description:
+        raise SpaceInvalid(
+            f"A description has at most {MAX_DESCRIPTION} characters, and no NUL.",
+            hint="Put what is longer into a file of the space.",
+        )
 
 
 def check_environment(env: Mapping[str, str]) -> None:
@@ -110,6 +120,7 @@ def check_request(request: SpaceRequest) -> Limits:
     if not request.base_id:
         check_project(request.project)
     check_labels(request.labels)
+    check_description(request.description)
     check_environment(request.env)
     check_retention(request.retention)
     return resolve_limits(request.tier, request.limits)

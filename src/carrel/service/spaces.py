@@ -63,6 +63,7 @@ class Update:
     name: str | None = None
     labels: Mapping[str, str] | None = None
     retention: Retention | None = None
+    description: str | None = None
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,9 @@ class Spaces:
         if update.retention is not None:
             requests.check_retention(update.retention)
             changes["retention"] = update.retention
+        if update.description is not None:
+            requests.check_description(update.description)
+            changes["description"] = update.description
         if not changes:
             return space
         new = self._journal.amend(space.space_id, **changes, active_at=self._journal.clock())
@@ -205,6 +209,7 @@ class Spaces:
                 name=new.name,
                 labels=dict(new.labels),
                 retention=dataclasses.asdict(new.retention),
+                description=new.description,
             ),
         )
         return new
@@ -309,6 +314,8 @@ class Spaces:
             labels=old.labels,
             env=old.env,
             retention=old.retention,
+            description=old.description,
+            parent=old.parent,
         )
         draft = self._creator.draft(request, old.limits)
         draft = dataclasses.replace(draft, restored_from=old.space_id)

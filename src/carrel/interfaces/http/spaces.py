@@ -105,6 +105,7 @@ async def update_space(request: Request, space: str, body: SpaceUpdate) -> Respo
         name=body.name,
         labels=body.labels,
         retention=None if body.retention is None else _retention(body.retention),
+        description=body.description,
     )
     changed = await here.services.spaces.update(caller(request), space, update)
     return answer(await here.views.one(changed))
@@ -168,6 +169,7 @@ def space_request(body: NewSpace) -> SpaceRequest:
         labels=body.labels,
         env=body.env,
         retention=_retention(body.retention),
+        description=body.description,
     )
 
 

@@ -100,6 +100,8 @@ class SpaceViews:
             "removed_at": moment_or_none(space.removed_at),
             "problem": space.problem,
             "restored_from": space.restored_from,
+            "description": space.description,
+            "parent": space.parent,
             "live_runs": self._runs.live_of(space.space_id),
         }
 

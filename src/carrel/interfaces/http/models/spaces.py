@@ -49,6 +49,9 @@ class LimitsBody(Body):
     """Refuse to start where one of them cannot be enforced."""
 
 
+Description = Annotated[str, Field(max_length=10_000)]
+
+
 class RetentionBody(Body):
     ttl_s: Seconds | None = None
     idle_s: Seconds | None = None
@@ -73,6 +76,7 @@ class NewSpace(Body):
     labels: Labels = Field(default_factory=dict)
     env: Environment = Field(default_factory=dict)
     retention: RetentionBody = RetentionBody()
+    description: Description = ""
 
 
 class SpaceUpdate(Body):
@@ -81,6 +85,7 @@ class SpaceUpdate(Body):
     name: SpaceName | None = None
     labels: Labels | None = None
     retention: RetentionBody | None = None
+    description: Description | None = None
 
 
 class StopBody(Body):
@@ -153,6 +158,8 @@ class SpaceView(Answer):
     removed_at: Moment | None
     problem: FailureView | None
     restored_from: str
+    description: str
+    parent: str
     live_runs: int
 
 

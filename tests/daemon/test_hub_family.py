@@ -1,0 +1,147 @@
+"""Agents that ask Carrel for spaces, from inside real sandboxes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.daemon.rig import Daemon, good
+from tests.daemon.test_hub import daemon, line_to, make, speak
+
+__all__ = ["daemon"]
+
+
+def ask(daemon: Daemon, inside: str, type: str, /, **payload: Any) -> dict[str, Any]:
+    (answer,) = speak(daemon, inside, {"type": type, "id": "x", "payload": payload})
+    return answer
+
+
+def data(answer: dict[str, Any]) -> dict[str, Any]:
+    assert answer.get("status") == "success", answer
+    return dict(answer["data"])
+
+
+def run(daemon: Daemon, space: str, script: str) -> str:
+    with daemon.local() as client:
+        body = {"argv": ["sh", "-c", script]}
+        done = good(client.post(f"/v1/spaces/{space}/exec", json=body))
+    assert done["run"]["exit"]["code"] == 0, done
+    return str(done["stdout"])
+
+
+def test_an_agent_has_a_family_and_nobody_else(daemon: Daemon) -> None:
+    own, stranger = make(daemon, labels={"team": "blue"}), make(daemon)
+    made = data(
+        ask(
+            daemon,
+            own,
+            "system_spawn_space",
+            name="helper",
+            description="does the half",
+            initial_prompt="do your half",
+        )
+    )["space"]
+    child = made["id"]
+    assert (made["state"], made["parent"], made["description"]) == ("ready", own, "does the half")
+    with daemon.local() as client:
+        shown = good(client.get(f"/v1/spaces/{child}"))
+    assert (shown["labels"], shown["parent"], shown["network"]) == ({"team": "blue"}, own, "none")
+
+    listed = data(ask(daemon, own, "system_list_spaces"))["spaces"]
+    assert [one["id"] for one in listed] == [own, child]
+    state = data(ask(daemon, child, "system_space_state"))["space"]
+    assert (state["id"], state["parent"], state["children"]) == (child, own, [])
+    assert data(ask(daemon, own, "system_space_state"))["space"]["children"] == [child]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("system_space_state", {"space": stranger}),
+        ("system_message_space", {"space": stranger, "text": "hello"}),
+        ("system_wait_for_space", {"space": stranger, "seconds": 1}),
+        ("system_delete_space", {"space": stranger}),
+    ]
+    for type, payload in asked:
+        assert ask(daemon, own, type, **payload)["code"] == "space_not_found"
+
+    read = data(ask(daemon, child, "system_read_messages"))
+    (prompt,) = read["messages"]
+    assert prompt["payload"]["text"] == "do your half" and prompt["sender"]["space"] == own
+    data(ask(daemon, child, "system_message_space", space=own, text="done"))
+    (answer,) = data(ask(daemon, own, "system_read_messages"))["messages"]
+    assert (answer["payload"]["text"], answer["sender"]["space"]) == ("done", child)
+    later = data(ask(daemon, own, "system_read_messages", after=answer["seq"]))
+    assert later["messages"] == []
+
+
+def test_an_agent_changes_and_deletes_what_is_its_own(daemon: Daemon) -> None:
+    own = make(daemon)
+    changed = data(ask(daemon, own, "system_update_space", name="mine", description="all of it"))
+    assert (changed["space"]["name"], changed["space"]["description"]) == ("mine", "all of it")
+    bad = ask(daemon, own, "system_update_space", name="NOT A NAME")
+    assert bad["code"] == "space_invalid"
+    child = data(ask(daemon, own, "system_spawn_space"))["space"]["id"]
+    assert ask(daemon, own, "system_update_space", space=child, name="x")["code"] == "forbidden"
+    assert ask(daemon, child, "system_delete_space", space=own)["code"] == "forbidden"
+    run(daemon, child, "echo work > file")
+    refused = ask(daemon, own, "system_delete_space", space=child)
+    assert refused["code"] == "unexported_changes"
+
+    question = {
+        "type": "buffer_user_question",
+        "id": "q7",
+        "space": own,
+        "payload": {"question": "May I delete it?", "choices": ["yes", "no"]},
+    }
+    speak(daemon, own, question)
+    refused = ask(daemon, own, "system_delete_space", space=child, agreed="q7")
+    assert refused["code"] == "unexported_changes", "nobody has answered"
+    with line_to(daemon, kind="cli") as person:
+        payload = {"answer": "Yes"}
+        person.send("buffer_user_answer", payload, id="a", space=own, reply_to="q7")
+        while person.receive().get("reply_to") != "a":
+            pass
+    gone = data(ask(daemon, own, "system_delete_space", space=child, agreed="q7"))
+    assert gone == {"removed": child}
+    waited = ask(daemon, own, "system_wait_for_space", space=child, seconds=1)
+    assert waited["code"] == "space_not_found"
+
+
+def test_waiting_for_a_space(daemon: Daemon) -> None:
+    own = make(daemon)
+    child = data(ask(daemon, own, "system_spawn_space"))["space"]["id"]
+    early = data(ask(daemon, own, "system_wait_for_space", space=child, seconds=0))
+    assert (early["reached"], early["space"]["state"]) == (False, "ready")
+    with line_to(daemon) as line:
+        payload = {"space": child, "states": ["stopped"], "seconds": 60}
+        line.send("system_wait_for_space", payload, id="w")
+        with daemon.local() as client:
+            good(client.post(f"/v1/spaces/{child}/stop"))
+        answer = line.receive()
+        while answer.get("reply_to") != "w":
+            answer = line.receive()
+    assert answer["payload"]["data"]["reached"] is True
+    assert answer["payload"]["data"]["space"]["state"] == "stopped"
+
+
+def test_there_is_an_end_to_it(daemon: Daemon) -> None:
+    """Neither endless depth nor endless breadth."""
+    spaces = [make(daemon)]
+    for _ in range(3):
+        spaces.append(data(ask(daemon, spaces[-1], "system_spawn_space"))["space"]["id"])
+    assert ask(daemon, spaces[-1], "system_spawn_space")["code"] == "forbidden"
+    wanted = {"type": "system_spawn_space", "payload": {}}
+    answers = speak(daemon, spaces[0], *({**wanted, "id": f"s{n}"} for n in range(8)))
+    codes = [one.get("code") for one in answers]
+    assert codes == [None] * 7 + ["state_conflict"], json.dumps(answers[-1])
+
+
+def test_from_outside_the_caller_decides(daemon: Daemon) -> None:
+    with line_to(daemon) as line:
+        line.send("system_spawn_space", {"name": "made-outside"}, id="m")
+        answer = line.receive()
+        while answer.get("reply_to") != "m":
+            answer = line.receive()
+        made = answer["payload"]["data"]["space"]
+        assert (made["name"], made["parent"], made["state"]) == ("made-outside", "", "ready")
+        line.send("system_list_spaces", {}, id="l")
+        while answer.get("reply_to") != "l":
+            answer = line.receive()
+        assert made["id"] in [one["id"] for one in answer["payload"]["data"]["spaces"]]
