@@ -166,8 +166,19 @@ class MemoryLog:
                     dropped.append(self._drop(space_id, space, count))
         return dropped
 
+    async def overdue(self, keep: Keep, now: float) -> Sequence[Dropped]:
+        await asyncio.sleep(0)
+        found = []
+        for space_id, space in self._spaces.items():
+            if count := _beyond(space.messages, keep, now):
+                found.append(self._told(space_id, space.messages[:count]))
+        return found
+
     def _drop(self, space_id: str, space: _Space, count: int) -> Dropped:
         gone, space.messages = space.messages[:count], space.messages[count:]
+        return self._told(space_id, gone)
+
+    def _told(self, space_id: str, gone: list[Placed]) -> Dropped:
         last = gone[-1].seq
         missed = {
             consumer: cursors[space_id]

@@ -33,6 +33,7 @@ from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
+from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
 from carrel.service.reconciling import Reconciler
 from carrel.service.removing import Remover
@@ -63,6 +64,7 @@ class Services:
     tokens: Tokens
     feed: Feed
     hub: Hub
+    inbox: Inbox
     desks: Desks
     collector: Collector
     doctor: Doctor
@@ -150,6 +152,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         tokens=Tokens(store, journal),
         feed=feed,
         hub=hub,
+        inbox=Inbox(hub.log, hub.keeper.settled, journal, hub.say_for),
         desks=desks,
         collector=collector,
         doctor=Doctor(settings.data, machine, app.limits),

@@ -34,6 +34,8 @@ VERBS = {
     "hub follow": "hub_follow",
     "hub dump": "hub_dump",
     "hub clients": "hub_clients",
+    "inbox": "inbox",
+    "answer": "answer",
     "log": "log",
     "notify": "notify",
     "token": "",

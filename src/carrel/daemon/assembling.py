@@ -33,6 +33,7 @@ async def open_api(
             tokens=found.tokens,
             feed=found.feed,
             hub=found.hub,
+            inbox=found.inbox,
             collector=found.collector,
             doctor=found.doctor,
             bases=found.app.bases,

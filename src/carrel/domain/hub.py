@@ -6,7 +6,7 @@ whoever listens at that moment, at most once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -178,7 +178,19 @@ class HubLog(Protocol):
         ...
 
 
-OnKept = Callable[[Sequence[Message]], None]
+@dataclass(frozen=True)
+class Item:
+    """Something that waits for a person: a question, or a word to the user."""
+
+    item_id: str
+    space_id: str
+    seq: int
+    at: float
+    text: str
+    question: bool
+    choices: tuple[str, ...] = ()
+    priority: str = ""
+    """Of a word to the user: low, medium, high, urgent."""
 
 
 def is_kept(type: str) -> bool:

@@ -32,7 +32,7 @@ from carrel.hub.access import Identity, Spaces
 from carrel.hub.client import ALL, Client, Sink
 from carrel.hub.compacting import compact
 from carrel.hub.connection import Connection
-from carrel.hub.envelopes import SYSTEM, Received, Sent, encode, problem, raw
+from carrel.hub.envelopes import SYSTEM, Received, Sender, Sent, encode, problem, raw
 from carrel.hub.hearing import Hearing
 from carrel.hub.keeping import Keeper, Pending
 from carrel.hub.rates import Rate
@@ -283,6 +283,15 @@ class Hub:
 
     async def say(self, client: Client, space: str, type: str, payload: object) -> int:
         """Keeps a message from this client that it could not publish itself; its number."""
+        return await self._say(client.sender, space, payload, type, "")
+
+    async def say_for(
+        self, name: str, space: str, payload: object, type: str, reply_to: str
+    ) -> int:
+        """Keeps a message of a person who came another way; its number."""
+        return await self._say(raw(Sender(name, "app")), space, payload, type, reply_to)
+
+    async def _say(self, sender: Raw, space: str, payload: object, type: str, reply_to: str) -> int:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def settle(one: Pending, error: CarrelError | None) -> None:
@@ -293,7 +302,7 @@ class Hub:
 
         body = raw(payload)
         self.keeper.keep(
-            Pending(space, type, _new_id(), time.time(), client.sender, body, done=settle)
+            Pending(space, type, _new_id(), time.time(), sender, body, reply_to, done=settle)
         )
         return await done
 

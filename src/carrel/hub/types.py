@@ -121,6 +121,11 @@ class Answer(Payload):
     answer: Words
 
 
+class Seen(Payload):
+    seq: Seq
+    """Words to the user up to this one were read."""
+
+
 class SpaceMessage(Payload):
     text: Words
     data: Any = None
@@ -213,6 +218,7 @@ TYPES: dict[str, Type] = {
     "buffer_taskspace_signal_user": Type(SignalUser),
     "buffer_user_question": Type(Question),
     "buffer_user_answer": Type(Answer, people=True, needs_reply_to=True),
+    "buffer_user_seen": Type(Seen, people=True),
     "buffer_space_message": Type(SpaceMessage),
     "buffer_walkthrough": Type(Walkthrough),
     "agent_command": Type(AgentCommand, ClientKind.AGENT, people=True),

@@ -25,6 +25,7 @@ from carrel.interfaces.http import (
     files,
     gc,
     hub_socket,
+    inbox,
     looking,
     runs,
     spaces,
@@ -56,6 +57,7 @@ _ROUTERS = (
     bases,
     tokens,
     gc,
+    inbox,
 )
 _SILENT: Any = {
     "tracing": False,

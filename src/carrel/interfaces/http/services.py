@@ -14,6 +14,7 @@ from carrel.service.doctor import Doctor
 from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
+from carrel.service.inbox import Inbox
 from carrel.service.runs import Runs
 from carrel.service.spaces import Spaces
 from carrel.service.tokens import Tokens
@@ -28,6 +29,7 @@ class Services:
     tokens: Tokens
     feed: Feed
     hub: Hub
+    inbox: Inbox
     collector: Collector
     doctor: Doctor
     bases: Bases
