@@ -60,6 +60,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Who may be connected to the hub at the same time."""
     hub_rate: float = 5000.0
     """Messages a second that one client may send for long, and twice as many at once."""
+    webhook: str = ""
+    """An address (http or https) to which questions of agents, and what they want to tell a
+    person, are sent as JSON; empty: none."""
+    desktop: bool = True
+    """They are shown on the desktop of the daemon's user too, where there is one."""
     project_roots: tuple[Path, ...] = ()
     """Folders below which callers with a token for a label may take projects."""
     listen: str = ""
@@ -87,6 +92,10 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
     for name in _NOT_NEGATIVE:
         if getattr(settings, name) < 0:
             raise SettingsInvalid(f"{name} cannot be less than 0.", hint="0 means: never.")
+    if settings.webhook and not settings.webhook.startswith(("http://", "https://")):
+        raise SettingsInvalid(
+            "The webhook is no address of a web server.", hint="It begins with https://."
+        )
     for name in ("hub_clients", "hub_rate"):
         if getattr(settings, name) < 1:
             raise SettingsInvalid(f"{name} cannot be less than 1.", hint="Leave it out.")

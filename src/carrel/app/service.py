@@ -14,6 +14,7 @@ from pathlib import Path
 from carrel.app.contents import TreeContents
 from carrel.app.hub import open_hub, open_messages
 from carrel.app.machine import LocalMachine
+from carrel.app.notifying import notifying
 from carrel.app.rooms import App, open_app
 from carrel.app.sweeping import LocalSweeper
 from carrel.cleanup.retention import Defaults, due
@@ -85,6 +86,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         open_store(settings.data / "carrel.db", durable=settings.durable) as store,
         open_messages(settings) as log,
         open_hub(settings, log, store, journal := Journal(store)) as hub,
+        notifying(settings, hub),
     ):
         recordings = Recordings()
         services = _assemble(settings, app, Records(store, journal, hub), recordings)

@@ -1,0 +1,1 @@
+"""Ways to a person who is not looking: the desktop, and a webhook."""

@@ -1,0 +1,44 @@
+"""A webhook: each notice is sent to an address of the administrator's, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+
+from carrel.interfaces.notifying.notifier import Notice, NotTold
+
+WAIT_S = 10.0
+LATER = (408, 425, 429)
+"""Refusals that say: not now."""
+
+
+class Webhook:
+    """Implements `Way`. At least once: whoever answers too late gets it again."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        # Where it points is the administrator's choice, and is not sent on by the other side.
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    async def tell(self, notice: Notice) -> None:
+        await asyncio.to_thread(self._post, json.dumps(notice).encode())
+
+    def _post(self, body: bytes) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "carrel"}
+        request = urllib.request.Request(self._address, body, headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=WAIT_S) as answer:
+                answer.read(1)
+        except urllib.error.HTTPError as error:
+            with error:
+                for_good = error.code < 500 and error.code not in LATER
+            raise NotTold(f"the webhook answered {error.code}", for_good=for_good) from None
+        except (OSError, ValueError) as error:
+            raise NotTold(f"the webhook cannot be reached: {error}") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
