@@ -120,6 +120,7 @@ class Connection:
         """Answers, and for a consumer sends what it has not acknowledged."""
         hub, client = self._hub, self._client
         try:
+            await hub.keeper.settled()
             cursors = await hub.log.cursors(client.consumer) if client.consumer else {}
             starts = {space: cursors.get(space, 0) for space in spaces}
             hub.respond(client, number, {**told, **hub.replayed(starts)})
@@ -177,6 +178,8 @@ class Connection:
         hub, client = self._hub, self._client
         left = set(spaces)
         try:
+            # What has happened is in the log before anybody reads it there.
+            await hub.keeper.settled()
             starts: dict[str, int] = {}
             for space in spaces:
                 starts[space] = wanted.seq or 0

@@ -25,6 +25,9 @@ MOST = 2000
 MOST_WAITING = 100_000
 """All publishers together; beyond, they are told to come again."""
 
+GATHER_S = 0.02
+"""What Carrel itself tells is in the store already, and waits this long for more of its kind:
+making a space is a dozen steps, and nobody wants to wait for a dozen writes."""
 RETRY_S = 1.0
 """What Carrel itself tells is not given up when the disk is full, but tried again."""
 
@@ -59,8 +62,10 @@ class Keeper:
         self._last: dict[str, int] = {}
         self._waiting: deque[Pending] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._given = self._done = 0
+        self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Who waits until so many are done."""
+        self._hurry = asyncio.Event()
         self._closed = False
         self.count = 0
 
@@ -81,11 +86,13 @@ class Keeper:
         if len(self._waiting) >= MOST_WAITING and not pending.origin:
             raise StoreBusy("Too much waits to be kept.", hint="Try again in a moment.")
         self._waiting.append(pending)
+        self._given += 1
+        if not pending.origin:
+            self._hurry.set()
         self._go_on()
 
     def _go_on(self) -> None:
         if self._writing is None and self._waiting and not self._closed:
-            self._idle.clear()
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
@@ -95,20 +102,39 @@ class Keeper:
 
     async def settled(self) -> None:
         """What was given until now is in the log, or could not be put there."""
-        await self._idle.wait()
+        if self._done >= self._given or self._writing is None:
+            return
+        self._hurry.set()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling.append((self._given, future))
+        await future
 
     async def _write(self) -> None:
         try:
             while self._waiting:
-                # Whoever has something to say in this turn of the loop gets in.
-                await asyncio.sleep(0)
+                await self._gather()
                 count = min(MOST, len(self._waiting))
-                if not await self._batch([self._waiting.popleft() for _ in range(count)]):
+                batch = [self._waiting.popleft() for _ in range(count)]
+                if self._waiting:
+                    # Some of these have waited for long enough.
+                    self._hurry.set()
+                if not await self._batch(batch):
                     asyncio.get_running_loop().call_later(RETRY_S, self._go_on)
                     break
         finally:
             self._writing = None
-            self._idle.set()
+            # What is to be tried again is waited for by nobody.
+            self._settle(self._given)
+
+    async def _gather(self) -> None:
+        if self._hurry.is_set():
+            # Whoever has something to say in this turn of the loop gets in.
+            await asyncio.sleep(0)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._hurry.wait()
+        self._hurry.clear()
 
     async def _batch(self, batch: list[Pending]) -> bool:
         """False when something of it has to be tried again."""
@@ -133,7 +159,15 @@ class Keeper:
                     one.done(one, error)
         again = [one for one in batch if error is not None and one.origin]
         self._waiting.extendleft(reversed(again))
+        self._done += len(batch) - len(again)
+        self._settle(self._done)
         return not again
+
+    def _settle(self, reached: int) -> None:
+        while self._settling and self._settling[0][0] <= reached:
+            _, future = self._settling.popleft()
+            if not future.done():
+                future.set_result(None)
 
     @staticmethod
     def _number(one: Pending, last: dict[str, int]) -> Message:

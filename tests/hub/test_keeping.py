@@ -1,0 +1,115 @@
+"""The one way into the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from carrel.domain.errors import CarrelError, InsufficientDisk
+from carrel.hub import keeping
+from carrel.hub.envelopes import SYSTEM, raw
+from carrel.hub.keeping import Keeper, Pending
+from tests.hub.memory_log import MemoryLog
+
+WAIT_S = 30.0
+SPACE = "sp_aaaaaaaaaaaa"
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.told: list[int] = []
+        self.batches: list[int] = []
+        self.answers: list[tuple[int, str]] = []
+        self.keeper = Keeper(self.log, self._kept)
+
+    def _kept(self, batch: list[Pending]) -> None:
+        self.batches.append(len(batch))
+        self.told += [one.seq for one in batch]
+
+    def _done(self, one: Pending, error: CarrelError | None) -> None:
+        self.answers.append((one.seq, "" if error is None else error.code))
+
+    def keep(self, number: int, origin: int = 0) -> None:
+        name = f"m{number}"
+        done = None if origin else self._done
+        type = "space.state" if origin else "buffer_custom_x"
+        payload = raw({"number": number})
+        one = Pending(SPACE, type, name, 1.0, SYSTEM, payload, origin=origin, done=done)
+        self.keeper.keep(one)
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.keeper.settled()
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+async def test_what_comes_together_is_one_batch(rig: Rig) -> None:
+    for number in range(100):
+        rig.keep(number)
+    await rig.settled()
+    assert rig.batches == [100] and rig.told == list(range(1, 101))
+    assert rig.answers == [(seq, "") for seq in range(1, 101)]
+
+
+async def test_carrels_own_words_wait_for_more_of_them(rig: Rig) -> None:
+    rig.keep(1, origin=1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    rig.keep(2, origin=2)
+    assert rig.batches == []
+    async with asyncio.timeout(WAIT_S):
+        while not rig.batches:
+            await asyncio.sleep(0)
+    assert rig.batches == [2]
+
+
+async def test_nobody_elses_words_wait_for_that(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "GATHER_S", 3600.0)
+    monkeypatch.setattr(keeping, "MOST", 10)
+    rig.keep(1, origin=1)
+    await asyncio.sleep(0)
+    for number in range(25):
+        rig.keep(number)
+    async with asyncio.timeout(WAIT_S):
+        while len(rig.answers) < 25:
+            await asyncio.sleep(0)
+    rig.keep(1, origin=2)
+    await rig.settled()
+    assert rig.told == list(range(1, 28))
+
+
+async def test_what_is_given_later_is_not_waited_for(rig: Rig) -> None:
+    """Else whoever reads would wait for as long as somebody writes."""
+    rig.keep(0)
+    settled = asyncio.create_task(rig.keeper.settled())
+    number = 1
+    async with asyncio.timeout(WAIT_S):
+        while not settled.done():
+            rig.keep(number)
+            number += 1
+            await asyncio.sleep(0)
+    await rig.settled()
+
+
+async def test_a_full_disk_leaves_no_gap_and_loses_nothing_of_carrels_own(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "RETRY_S", 0.0)
+    rig.log.failing = InsufficientDisk("no room")
+    rig.keep(1)
+    rig.keep(2, origin=5)
+    await rig.settled()
+    assert rig.answers == [(1, "insufficient_disk")] and rig.told == []
+    rig.log.failing = None
+    rig.keep(3)
+    async with asyncio.timeout(WAIT_S):
+        while len(rig.told) < 2:
+            await asyncio.sleep(0)
+    assert rig.told == [1, 2]
+    assert await rig.log.last_origin() == 5
