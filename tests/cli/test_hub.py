@@ -115,7 +115,7 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 def test_asking(carrel: Program, served: Served) -> None:
     words = ["hub", "request", "--space", DESK, "ide_operation", '{"operation": "open"}']
-    assert "No ide" in carrel.bad(1, *words)
+    assert "No ide" in carrel.bad(3, *words)
     with Hub(socket=served.here.socket, kind="ide", types=(), timeout_s=TIMEOUT_S) as editor:
         process = carrel.start(*words, stdout=subprocess.PIPE)
         request = next(editor)

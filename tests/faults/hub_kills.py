@@ -202,6 +202,7 @@ def daemon(folder: Path) -> Iterator[Path]:
             os.environ["CARREL_CONFIG"] = before
         control.stop(data)
         end_everything(data)
+        remove_folder(data)
 
 
 def main() -> int:

@@ -6,10 +6,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from carrel.domain.errors import CarrelError, Forbidden, MessageInvalid, RateLimited
+from carrel.domain.errors import (
+    CarrelError,
+    Forbidden,
+    MessageInvalid,
+    RateLimited,
+    SpaceNotFound,
+)
 from carrel.domain.hub import ClientKind
 from carrel.hub import access, types
-from carrel.hub.client import Client
+from carrel.hub.client import ALL, Client
 from carrel.hub.envelopes import Received, decode
 
 if TYPE_CHECKING:
@@ -96,37 +102,50 @@ class Connection:
             raise Forbidden("You are registered already.", hint="Send `client_update`.")
         kind = ClientKind(wanted.kind)
         access.admit_kind(client.identity, kind)
-        hub.hearing.join(client, wanted.subscriptions)
+        named = [space for space in wanted.subscriptions.spaces if space != ALL]
+        access.check_seen(hub.spaces, client.identity, named)
         client.capabilities = frozenset(wanted.capabilities)
         client.register(kind, wanted.name)
-        missed: list[str] = []
+        number = received.id or "client_register"
         if wanted.consumer:
             hub.take_over(client, wanted.consumer)
-            missed = hub.wanted_spaces(client)
-            client.reading.update(missed)
-        hub.spawn(self._welcome(received.id, missed))
+            hub.spawn(self._consume(number, wanted.subscriptions, self._welcome()))
+        else:
+            hub.respond(client, number, {**self._welcome(), **hub.replayed({})})
+            hub.hearing.join(client, wanted.subscriptions)
 
-    async def _welcome(self, number: str, missed: list[str]) -> None:
+    def _welcome(self) -> dict[str, object]:
         hub, client = self._hub, self._client
-        told = {
+        return {
             "client_id": client.client_id,
             "heartbeat_s": hub.options.heartbeat_s,
             "sync": hub.options.sync,
             "space": client.identity.space_id,
         }
-        await self._go_on(number or "client_register", missed, told)
 
-    async def _go_on(self, number: str, spaces: list[str], told: dict[str, object]) -> None:
-        """Answers, and for a consumer sends what it has not acknowledged."""
+    async def _consume(
+        self, number: str, wanted: types.Subscriptions, told: dict[str, object]
+    ) -> None:
+        """For a consumer: the answer, what it has not acknowledged of spaces that it did not
+        hear before, and then what comes."""
         hub, client = self._hub, self._client
         try:
             await hub.keeper.settled()
-            cursors = await hub.log.cursors(client.consumer) if client.consumer else {}
-            starts = {space: cursors.get(space, 0) for space in spaces}
+            cursors = await hub.log.cursors(client.consumer)
+            if client.closed:
+                return
+            before = set(hub.wanted_spaces(client))
+            hub.hearing.join(client, wanted)
+            added = set(hub.wanted_spaces(client)) - before - client.reading
+            client.reading |= added
+            starts = {space: cursors.get(space, 0) for space in sorted(added)}
             hub.respond(client, number, {**told, **hub.replayed(starts)})
             client.flush()
             for space, after in starts.items():
                 await hub.replay(client, space, after)
+        except SpaceNotFound as error:
+            # It went since we looked.
+            hub.refuse(client, error, number)
         except CarrelError as error:
             # It comes again, and gets what it missed.
             hub.cut_off(client, "internal", error)
@@ -134,15 +153,16 @@ class Connection:
     def _update(self, received: Received) -> None:
         hub, client = self._hub, self._client
         wanted: types.Update = types.parse(types.Update, received.payload)
-        before = set(hub.wanted_spaces(client))
-        if wanted.subscriptions is not None:
-            hub.hearing.join(client, wanted.subscriptions)
         if wanted.capabilities is not None:
             client.capabilities = frozenset(wanted.capabilities)
-        added = set(hub.wanted_spaces(client)) - before if client.consumer else set()
-        added -= client.reading
-        client.reading |= added
-        hub.spawn(self._go_on(received.id, sorted(added), {}))
+        if wanted.subscriptions is None or not client.consumer:
+            if wanted.subscriptions is not None:
+                hub.hearing.join(client, wanted.subscriptions)
+            hub.respond(client, received.id, hub.replayed({}))
+            return
+        named = [space for space in wanted.subscriptions.spaces if space != ALL]
+        access.check_seen(hub.spaces, client.identity, named)
+        hub.spawn(self._consume(received.id, wanted.subscriptions, {}))
 
     def _list(self, received: Received) -> None:
         wanted: types.ListClients = types.parse(types.ListClients, received.payload)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.daemon.rig import Daemon, bad, good
 from tests.daemon.sessions import Session
+from tests.daemon.test_hub import line_to
 
 ABSENT_SPACE = "sp_aaaaaaaaaaaa"
 ABSENT_RUN = "ru_aaaaaaaaaaaa"
@@ -63,6 +64,9 @@ ROUTES = [
     Route("PUT", "/v1/spaces/{space}/archive", "hidden", content=b"x"),
     Route("GET", "/v1/trash", "own"),
     Route("POST", "/v1/trash/{space}/restore", "hidden"),
+    Route("GET", "/v1/inbox", "own"),
+    Route("POST", "/v1/inbox/seen", "own"),
+    Route("POST", "/v1/inbox/{item}/answer", "hidden", body={"answer": "yes"}),
     Route("GET", "/v1/bases", "admin"),
     Route("POST", "/v1/bases", "admin", body={"project": {"kind": "empty"}}),
     Route("GET", "/v1/events", "own", {"after": "0"}),
@@ -99,6 +103,7 @@ def world(daemon: Daemon) -> Iterator[World]:
         foreign = good(client.post("/v1/spaces", json={"labels": {"team": "other"}}))
         for space in (own, foreign):
             good(client.put(f"/v1/spaces/{space['id']}/files?path=secret", content=b"dear"))
+        _ask(daemon, foreign["id"])
         argv = {"argv": ["sleep", "600"]}
         run = good(client.post(f"/v1/spaces/{foreign['id']}/runs", json=argv))
         gone = good(client.post("/v1/spaces", json={"labels": {"team": "other"}}))
@@ -118,10 +123,20 @@ def world(daemon: Daemon) -> Iterator[World]:
             client.delete(f"/v1/tokens/{token}")
 
 
+def _ask(daemon: Daemon, space: str) -> None:
+    """A question that waits for a person, in this space."""
+    with line_to(daemon) as line:
+        payload = {"question": "May I?"}
+        line.send("buffer_user_question", payload, id=space, space=space)
+        while line.receive().get("reply_to") != space:
+            pass
+
+
 def _send(
     client: httpx.Client, route: Route, space: str, run: str, token: str = ""
 ) -> httpx.Response:
-    path = route.path.format(space=space, run=run, token=token)
+    # A question of the foreign space has the space's own name.
+    path = route.path.format(space=space, run=run, token=token, item=space)
     more: dict[str, Any] = {} if route.body is None else {"json": route.body}
     if route.content is not None:
         more["content"] = route.content

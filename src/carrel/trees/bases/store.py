@@ -87,7 +87,7 @@ class BaseStore:
         opened = self._open_project(request, self._data, told)
         key = _key(opened.key, self._shop.layout.name)
         waiting = _seldom(lambda: progress(Progress("waiting", 0, 0)))
-        with hold(self._shop.key_lock(key), waiting) as lock:
+        with no_room_as_error(self._data), hold(self._shop.key_lock(key), waiting) as lock:
             held.append(lock)
             meter = Meter(progress, lock.alive)
             try:
@@ -104,7 +104,7 @@ class BaseStore:
         key = f"freeze-{secrets.token_hex(8)}"
         record = check_record(self._record(parent.base_id))
         stack = Stack(record, read_manifest(record.base.folder))
-        with hold(self._shop.key_lock(key)) as lock:
+        with no_room_as_error(self._data), hold(self._shop.key_lock(key)) as lock:
             meter = Meter(ignore_progress, lock.alive)
             staging = self._shop.staging(key)
             freeze = Freeze(self._shop, staging, meter, stack, root_fd)
