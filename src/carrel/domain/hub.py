@@ -39,7 +39,7 @@ class Sync(StrEnum):
     """It is with the kernel: it outlives every end of the daemon."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """One to be kept. `body` is the whole envelope as it goes to clients, one JSON object
     without a line break, with its `seq` in it. `origin` is the number of the event that it
@@ -53,7 +53,7 @@ class Message:
     origin: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Placed:
     """One that is in the log: `place` grows over all spaces, `seq` is dense within one."""
 

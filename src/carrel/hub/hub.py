@@ -7,6 +7,7 @@ message. So no client's words hold up another's.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -466,8 +467,13 @@ class Hub:
             self._send(client, "heartbeat", {})
 
 
+_OURS = secrets.token_hex(5)
+_ids = itertools.count(1)
+
+
 def _new_id() -> str:
-    return f"ms_{secrets.token_hex(8)}"
+    """Asked for with every answer, so chance is asked for once only."""
+    return f"ms_{_OURS}{next(_ids):x}"
 
 
 def _type_of(body: bytes) -> str:

@@ -36,7 +36,7 @@ _log = logging.getLogger("carrel.hub")
 OnDone = Callable[["Pending", CarrelError | None], None]
 
 
-@dataclass
+@dataclass(slots=True)
 class Pending:
     """One on its way into the log. `seq` and `body` are set when it is there."""
 
