@@ -131,7 +131,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     spaces = Spaces(Parts(store, journal, desks, creator, remover, runs, trash, shared, policy))
     sweeper = LocalSweeper(settings.data, app, time.time())
     reconciler = Reconciler(store, journal, desks, remover, runs, shared, sweeper)
-    feed = Feed(hub.log, hub.keeper.settled, store, journal)
+    feed = Feed(hub.log, hub.keeper, store, journal)
     hub.on_kept.append(feed.ring)
     hub.system = SystemRequests(hub, spaces, Family(spaces, journal, feed)).answer
     rules = Defaults(settings.idle_s, settings.keep_s)

@@ -178,6 +178,18 @@ class HubLog(Protocol):
         ...
 
 
+class LogEnd(Protocol):
+    """The way into the log, for those who read it."""
+
+    async def settled(self) -> None:
+        """Returns when what was told until now is in the log."""
+        ...
+
+    def listening(self, change: int) -> None:
+        """So many more (or fewer) want to hear at once what there is to tell."""
+        ...
+
+
 @dataclass(frozen=True)
 class Item:
     """Something that waits for a person: a question, or a word to the user."""

@@ -115,6 +115,7 @@ class Hub:
         now = time.monotonic()
         client = Client(client_id, identity, sink, self.options.rate, now)
         self._clients[client_id] = client
+        self.keeper.listening(1)
         return Connection(self, client)
 
     def cut_off(self, client: Client, reason: str, error: CarrelError | None = None) -> None:
@@ -134,6 +135,7 @@ class Hub:
             return
         client.closed = True
         self._clients.pop(client.client_id, None)
+        self.keeper.listening(-1)
         self.hearing.leave(client)
         if self._consumers.get(client.consumer) is client:
             del self._consumers[client.consumer]

@@ -25,9 +25,11 @@ MOST = 2000
 MOST_WAITING = 100_000
 """All publishers together; beyond, they are told to come again."""
 
-GATHER_S = 0.02
+GATHER_S = 0.1
 """What Carrel itself tells is in the store already, and waits this long for more of its kind:
 making a space is a dozen steps, and nobody wants to wait for a dozen writes."""
+SOON_S = 0.005
+"""… and this long when somebody listens."""
 RETRY_S = 1.0
 """What Carrel itself tells is not given up when the disk is full, but tried again."""
 
@@ -66,6 +68,7 @@ class Keeper:
         self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()
         """Who waits until so many are done."""
         self._hurry = asyncio.Event()
+        self._listening = 0
         self._closed = False
         self.count = 0
 
@@ -100,6 +103,10 @@ class Keeper:
         await self.settled()
         self._closed = True
 
+    def listening(self, change: int) -> None:
+        """So many more (or fewer) want to hear at once what there is to tell."""
+        self._listening += change
+
     async def settled(self) -> None:
         """What was given until now is in the log, or could not be put there."""
         if self._done >= self._given or self._writing is None:
@@ -132,7 +139,7 @@ class Keeper:
             await asyncio.sleep(0)
         else:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GATHER_S):
+                async with asyncio.timeout(SOON_S if self._listening else GATHER_S):
                     await self._hurry.wait()
         self._hurry.clear()
 

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.events import Event, EventQuery
-from carrel.domain.hub import HubLog, Placed, PlaceQuery
+from carrel.domain.hub import HubLog, LogEnd, Placed, PlaceQuery
 from carrel.domain.storing import Store
 from carrel.service.access import may_see
 from carrel.service.journal import Journal
 
 BATCH = 500
 
-Settled = Callable[[], Awaitable[None]]
-
 
 class Feed:
     """Readers pull from the log at their own pace, so a slow one holds up nobody and needs
-    no queue; a bell wakes those who have read everything. `settled` returns when all that was
-    told is in the log."""
+    no queue; a bell wakes those who have read everything."""
 
-    def __init__(self, log: HubLog, settled: Settled, store: Store, journal: Journal) -> None:
+    def __init__(self, log: HubLog, end: LogEnd, store: Store, journal: Journal) -> None:
         self._log = log
-        self._settled = settled
+        self._end = end
         self._store = store
         self._journal = journal
         self._bells: set[asyncio.Event] = set()
@@ -52,6 +49,7 @@ class Feed:
         """Everything after `query.after`, without an end."""
         bell = asyncio.Event()
         self._bells.add(bell)
+        self._end.listening(1)
         after = query.after
         try:
             while True:
@@ -65,10 +63,11 @@ class Feed:
                 after = reached
         finally:
             self._bells.discard(bell)
+            self._end.listening(-1)
 
     async def last(self) -> int:
         """The end of the log now, for those who only want what comes."""
-        await self._settled()
+        await self._end.settled()
         return await self._log.last_place()
 
     async def _sees(self, caller: Caller, space_id: str) -> bool:
