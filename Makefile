@@ -39,11 +39,13 @@ bench: setup
 	$(BIN)/python bench/trees.py
 	$(BIN)/python bench/sandbox.py
 	$(BIN)/python bench/spaces.py
+	$(BIN)/python bench/hub.py
 
 soak: setup
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.faults.kills
+	$(BIN)/python -m tests.faults.hub_kills
 
 clean:
-	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv tools/*/node_modules build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests bench examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -104,7 +104,7 @@ async def sandbox_on(trees: Trees, tree: Tree) -> AsyncIterator[RunIn]:
             yield run
         finally:
             await runtime.stop(sandbox)
-            for name in ("home", "tmp", "runs"):
+            for name in ("home", "tmp", "hub", "runs"):
                 remove_tree(tree.folder / name)
 
 

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from bench.containers import write_image
+from bench.hub_crews import WorkerFailed, do
+from bench.hub_jobs import Job
+from bench.hub_rivals import Unavailable, find_redis, open_redis
 from bench.measuring import Board, quantile
 from bench.places import mounts_below
 
@@ -26,6 +29,10 @@ SANDBOX = ("sandbox.py", "--at-once=2", "--busy=0.1", "--no-containers")
 SPACES = (
     *("spaces.py", "--files=40", "--bytes=300", "--count=3", "--burst=4", "--few=2", "--live=5"),
     *("--repeats=2", "--no-containers"),
+)
+HUB = (
+    *("hub.py", "--messages=320", "--window=10", "--rate=50", "--seconds=1", "--subscribers=4"),
+    *("--kept=300", "--missed=100", "--idle=10"),
 )
 
 
@@ -143,9 +150,59 @@ def test_spaces(data: Path) -> None:
     assert idle["met"]
 
 
+def test_hub(data: Path) -> None:
+    report = report_of(data, *HUB)
+    check_shape(report)
+    assert report["benchmark"] == "hub"
+    assert names(report, "rows") >= {
+        "carrel: publish (disk)",
+        "carrel: publish (process)",
+        "carrel: publish, each awaited (disk)",
+        "carrel: publish to receive, p99",
+        "carrel: replay into one client",
+        "carrel: reconnect, until all that was missed is there",
+        "daemon's memory, with 10 idle clients",
+    }
+    assert names(report, "targets") >= {
+        "durable publish",
+        "publish to receive, 4 subscribers, p99",
+        "replay into one client",
+        "reconnect, 100 messages missed",
+        "memory for 10 idle clients",
+        "a message: 10 idle clients / none",
+    }
+    if find_redis() is None:
+        assert names(report, "skipped") == {"redis"}
+    else:
+        assert names(report, "rows") >= {
+            "redis: XADD (disk)",
+            "redis.asyncio: XADD (process)",
+            "redis: XADD to XREAD BLOCK, p99",
+            "redis: XREAD from the first",
+        }
+        assert "durable publish: as fast as redis" in names(report, "targets")
+
+
+def test_without_redis_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="not installed"), open_redis(tmp_path / "redis"):
+        pass
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    job = Job("carrel", "idle", str(tmp_path / "no hub"), ("",))
+    with pytest.raises(WorkerFailed, match="no hub"):
+        do([job])
+
+
 @pytest.mark.parametrize(
     ("number", "benchmark"),
-    [(signal.SIGINT, TREES), (signal.SIGTERM, SANDBOX), (signal.SIGINT, SPACES)],
+    [
+        (signal.SIGINT, TREES),
+        (signal.SIGTERM, SANDBOX),
+        (signal.SIGINT, SPACES),
+        (signal.SIGINT, HUB),
+    ],
 )
 def test_interrupted_leaves_nothing(data: Path, number: int, benchmark: tuple[str, ...]) -> None:
     running = subprocess.Popen(arguments(data, *benchmark), stderr=subprocess.PIPE, text=True)

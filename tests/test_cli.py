@@ -10,7 +10,16 @@ from carrel import __version__
 
 TIMEOUT_S = 30.0
 """Starts in a fraction of a second; the rest is for a loaded machine."""
-HEAVY = {"msgspec", "zstandard", "pathspec", "psutil", "asyncio", "carrel.trees", "carrel.runtimes"}
+HEAVY = {
+    "msgspec",
+    "zstandard",
+    "pathspec",
+    "psutil",
+    "asyncio",
+    "mcp",
+    "carrel.trees",
+    "carrel.runtimes",
+}
 
 
 def _carrel(*words: str) -> str:

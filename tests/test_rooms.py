@@ -29,6 +29,7 @@ OWN_ROOMS = {
     "service": {"service", "lifecycle", "domain"},
     "hub": {"hub", "domain"},
     "interfaces": {"interfaces", "service", "hub", "lifecycle", "domain"},
+    "mcp": {"mcp", "client", "domain"},
 }
 LIBRARIES: dict[str, set[str]] = {
     "trees": {"msgspec", "pathspec", "zstandard"},
@@ -36,6 +37,7 @@ LIBRARIES: dict[str, set[str]] = {
     "config": {"msgspec"},
     "store": {"msgspec"},
     "hub": {"msgspec"},
+    "mcp": {"anyio", "mcp", "mcp_types", "psutil", "pydantic", "starlette", "uvicorn"},
     "interfaces": {
         "annotated_types",
         "fastapi",
@@ -64,6 +66,7 @@ OFFENCES = {
     "interfaces": ["carrel.app", "carrel.store", "carrel.trees"],
     "cleanup": ["carrel.service", "carrel.trees"],
     "lifecycle": ["carrel.service", "carrel.store"],
+    "mcp": ["carrel.cli", "carrel.app", "click"],
 }
 
 
@@ -114,14 +117,27 @@ def test_a_room_without_a_place_is_noticed(offended: str) -> None:
     assert "attic" in offended
 
 
-def test_each_room_imports_only_what_it_may() -> None:
-    """The contracts forbid the libraries of today; this allows the ones that may be."""
-    graph = grimp.build_graph(
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(
         "carrel",
         include_external_packages=True,
         exclude_type_checking_imports=True,
         cache_dir=None,
     )
+
+
+def test_the_mcp_server_is_imported_by_its_verb_alone(graph: grimp.ImportGraph) -> None:
+    """Its library takes a second to import."""
+    room = {"carrel.mcp"} | graph.find_descendants("carrel.mcp")
+    importers = set().union(*map(graph.find_modules_that_directly_import, room))
+    assert importers - room == {"carrel.cli.verbs.mcp"}
+    for library in ("mcp", "mcp_types"):
+        assert graph.find_modules_that_directly_import(library) <= room
+
+
+def test_each_room_imports_only_what_it_may(graph: grimp.ImportGraph) -> None:
+    """The contracts forbid the libraries of today; this allows the ones that may be."""
     stray = []
     for room, own in OWN_ROOMS.items():
         allowed = {"carrel"} | {f"carrel.{name}" for name in own} | LIBRARIES.get(room, set())

@@ -84,20 +84,22 @@ def test_an_agent_changes_and_deletes_what_is_its_own(daemon: Daemon) -> None:
     refused = ask(daemon, own, "system_delete_space", space=child)
     assert refused["code"] == "unexported_changes"
 
-    question = {
-        "type": "buffer_user_question",
-        "id": "q7",
-        "space": own,
-        "payload": {"question": "May I delete it?", "choices": ["yes", "no"]},
-    }
-    speak(daemon, own, question)
+    def question(number: str, text: str) -> dict[str, Any]:
+        payload = {"question": text, "choices": ["yes", "no"]}
+        type = "buffer_user_question"
+        return {"type": type, "id": number, "space": own, "payload": payload}
+
+    speak(daemon, own, question("q6", "Run the tests?"), question("q7", f"Delete {child}?"))
     refused = ask(daemon, own, "system_delete_space", space=child, agreed="q7")
     assert refused["code"] == "unexported_changes", "nobody has answered"
     with line_to(daemon, kind="cli") as person:
-        payload = {"answer": "Yes"}
-        person.send("buffer_user_answer", payload, id="a", space=own, reply_to="q7")
-        while person.receive().get("reply_to") != "a":
-            pass
+        for number in ("q6", "q7"):
+            payload = {"answer": "Yes"}
+            person.send("buffer_user_answer", payload, id=number, space=own, reply_to=number)
+            while person.receive().get("type") != "response":
+                pass
+    refused = ask(daemon, own, "system_delete_space", space=child, agreed="q6")
+    assert refused["code"] == "unexported_changes", "a yes to something else"
     gone = data(ask(daemon, own, "system_delete_space", space=child, agreed="q7"))
     assert gone == {"removed": child}
     waited = ask(daemon, own, "system_wait_for_space", space=child, seconds=1)

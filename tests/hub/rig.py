@@ -244,6 +244,8 @@ class HubRig:
         return peer
 
     async def agent(self, **options: Any) -> Peer:
+        """One that answers what agents are asked."""
+        options.setdefault("capabilities", ["agent_command", "agent_interrupt"])
         return await self.join("agent", "inside", **options)
 
     @asynccontextmanager

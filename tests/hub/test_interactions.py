@@ -522,6 +522,16 @@ async def test_nobody_is_there_to_answer(rig: HubRig) -> None:
         assert found["payload"]["code"] == "message_invalid"
 
 
+@shows("request.capability")
+async def test_a_script_in_a_space_is_not_asked(rig: HubRig) -> None:
+    agent, app = await rig.agent(), await rig.join()
+    await rig.join("agent", "inside")
+    number = await app.send("agent_interrupt", {}, space=SPACE)
+    asked = await agent.receive()
+    await agent.ask("response", {"status": "success"}, reply_to=asked["id"])
+    assert (await app.answer(number))["payload"]["status"] == "success"
+
+
 @shows("request.gone")
 async def test_whoever_was_asked_goes(rig: HubRig) -> None:
     agent, app = await rig.agent(), await rig.join()

@@ -36,6 +36,7 @@ VERBS = {
     "hub clients": "hub_clients",
     "inbox": "inbox",
     "answer": "answer",
+    "mcp": "mcp",
     "log": "log",
     "notify": "notify",
     "token": "",

@@ -70,6 +70,10 @@ class Client:
         self.types, self.spaces = Patterns(wanted.types), frozenset(wanted.spaces)
 
     def answers(self, type: str) -> bool:
+        """Everybody in a space is an agent, also a script that says one word: of agents only
+        those are asked that say what they answer."""
+        if self.kind is ClientKind.AGENT:
+            return type in self.capabilities
         return not self.capabilities or type in self.capabilities
 
     def push(self, envelope: bytes) -> bool:

@@ -197,7 +197,7 @@ class ReadMessages(Payload):
 class DeleteSpace(Payload):
     space: str = ""
     agreed: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    """The id of a question that a person answered with `yes`."""
+    """The id of a question that names the space, and that a person answered with `yes`."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from carrel.domain.spaces import Space, SpaceRequest, SpaceState
 from carrel.service.access import not_found
 from carrel.service.feed import Feed
 from carrel.service.journal import Journal
-from carrel.service.spaces import Spaces, Update
+from carrel.service.spaces import Spaces
 
 MOST_CHILDREN = 8
 """Live ones that one agent may have: a person would lose the overview of more."""
@@ -53,9 +53,6 @@ class Family:
                 return one
         raise not_found(word)
 
-    async def update(self, own: str, update: Update) -> Space:
-        return await self._spaces.update(LOCAL, own, update)
-
     async def spawn(self, own: str, child: Child) -> Space:
         """Returns when it is ready. `Forbidden`, `StateConflict`, `NameTaken`."""
         space = self._journal.current(own)
@@ -87,7 +84,7 @@ class Family:
         live = [one for one in self._journal.all() if one.parent == space.space_id]
         if len(live) >= MOST_CHILDREN:
             raise StateConflict(
-                f"This space has {len(live)} others already.", hint="Delete one first.", most=8
+                f"This space has {len(live)} others already.", hint="Delete one first."
             )
 
     async def wait(self, own: str, word: str, states: frozenset[str], seconds: float) -> Space:

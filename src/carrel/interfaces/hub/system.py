@@ -136,15 +136,18 @@ class SystemRequests:
     async def _delete(self, client: Client, asked: types.DeleteSpace) -> object:
         space = await self._find(client, asked.space)
         own = client.identity.space_id
-        agreed = bool(asked.agreed) and await self._agreed(own or space.space_id, asked.agreed)
+        agreed = bool(asked.agreed) and await self._agreed(
+            own or space.space_id, asked.agreed, space.space_id
+        )
         if own:
             await self._family.delete(own, space.space_id, agreed=agreed)
         else:
             await self._spaces.remove(client.identity.caller, space.space_id, force=agreed)
         return {"removed": space.space_id}
 
-    async def _agreed(self, own: str, question: str) -> bool:
-        """A person said yes to this question of this space."""
+    async def _agreed(self, own: str, question: str, about: str) -> bool:
+        """A person said yes to this question of this space, which names the one to go: a yes
+        to something else is none."""
         asked, after, last = False, 0, self._hub.keeper.last(own)
         while after < last:
             bodies, reached = await self._hub.log.replay(Replay(own, after, PAGE))
@@ -153,7 +156,7 @@ class SystemRequests:
             after = reached
             for envelope in map(json.loads, bodies):
                 if envelope["type"] == QUESTION and envelope["id"] == question:
-                    asked = True
+                    asked = about in envelope["payload"]["question"]
                 if asked and _says_yes(envelope, question):
                     return True
         return False

@@ -1,0 +1,34 @@
+"""carrel mcp: the tools of this space, or of all spaces, for agents and editors."""
+
+from __future__ import annotations
+
+import os
+
+from carrel.cli.call import Call
+from carrel.cli.spec import MANY, TEXT, Option, Verb
+
+TOKEN = "CARREL_MCP_TOKEN"
+
+VERB = Verb(
+    "Serve Carrel's tools to an agent or editor, by the Model Context Protocol.",
+    details="On standard input and output, unless --http says where. In a space it speaks for"
+    " that space, elsewhere it manages spaces: docs/mcp.md.",
+    options=(
+        Option("--http", kind=TEXT, metavar="HOST:PORT", help="Over HTTP, at /mcp; port 0: any."),
+        Option("--token", kind=TEXT, metavar="TOKEN", help=f"Clients need it; or {TOKEN}."),
+        Option("--allow-host", kind=MANY, metavar="NAME", help="Another name of this machine."),
+    ),
+)
+
+
+def run(call: Call) -> int:
+    from carrel.mcp.serving import Http, serve
+
+    http = None
+    if call.text("http"):
+        token = call.text("token") or os.environ.get(TOKEN, "")
+        http = Http(call.text("http"), token, call.texts("allow_host"))
+    serve(
+        data=call.text("data"), url=call.text("url"), autostart=not call.flag("no_start"), http=http
+    )
+    return 0
