@@ -53,6 +53,8 @@ PLAIN = {
     "GET /v1/runs/{run}",
     "GET /v1/trash",
     "POST /v1/trash/{space}/restore",
+    "GET /v1/inbox",
+    "POST /v1/inbox/seen",
     "GET /v1/bases",
     "GET /v1/doctor",
     "GET /v1/tokens",
