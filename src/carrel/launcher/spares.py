@@ -92,7 +92,8 @@ class Spare:
         try:
             wire.send(self._channel, plan, streams)
         except OSError as error:
-            self._problem = {"step": "order", "errno": error.errno or 0, "text": str(error)}
+            # It was killed from inside, and nobody has told us yet: another takes its place.
+            self._problem = {"step": "ending", "errno": 0, "text": str(error)}
             self.discard()
 
     def _too_late(self) -> None:
