@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from carrel.domain.hub import Message
-from carrel.store.messages_session import Statement
+from carrel.store.session import Statement
 
 COLUMNS = 8
 MOST_ROWS = 2048

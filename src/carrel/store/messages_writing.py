@@ -11,7 +11,6 @@ import msgspec
 from carrel.domain.errors import CarrelError, StoreBusy
 from carrel.domain.hub import Dropped
 from carrel.store.messages_grouping import Gap, Group, Head, Known
-from carrel.store.messages_session import Session
 from carrel.store.messages_tasks import (
     DROP_MOST,
     Acknowledge,
@@ -24,6 +23,7 @@ from carrel.store.messages_tasks import (
     Task,
 )
 from carrel.store.opening import Settings
+from carrel.store.session import Session
 
 MOST_TASKS = 500
 """In one transaction. Clients that append many messages at once wait for their answers, so

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sqlite3
 from collections.abc import Sequence
 
@@ -11,7 +9,8 @@ from carrel.domain.errors import CarrelError, StoreBusy
 from carrel.domain.events import Event, NewEvent
 from carrel.store import problems
 from carrel.store.documents import load
-from carrel.store.opening import Settings, connect, prepare
+from carrel.store.opening import Settings
+from carrel.store.session import Session
 from carrel.store.statements import ADD_EVENT, PRUNE_EVENTS, PUT_SPACE, Statement
 
 MOST_WRITES = 500
@@ -35,17 +34,16 @@ class Writer:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._connection: sqlite3.Connection | None = prepare(settings)
-        self._file = _identity(settings)
+        self._session = Session(settings)
+        self._keep_events = settings.keep_events
         self._unpruned = PRUNE_EVERY
 
     def serve(self, tasks: Sequence[Write]) -> Sequence[Outcome]:
         try:
-            connection = self._begin()
+            connection = self._session.begin()
         except (sqlite3.Error, OSError, CarrelError) as error:
-            self._recover()
-            return [self._explain(error) for _task in tasks]
+            self._session.recover()
+            return [self._session.explain(error) for _task in tasks]
         try:
             if len(tasks) == 1:
                 outcomes: list[Outcome] = [_apply(connection, tasks[0])]
@@ -53,39 +51,25 @@ class Writer:
                 outcomes = [self._attempt(connection, task) for task in tasks]
             connection.execute("COMMIT")
         except Exception as error:
-            self._recover()
-            return [self._explain(error)] if len(tasks) == 1 else self._one_by_one(tasks)
+            self._session.recover()
+            return [self._session.explain(error)] if len(tasks) == 1 else self._one_by_one(tasks)
         self._unpruned += sum(len(done) for done in outcomes if not isinstance(done, Exception))
         return outcomes
 
     def tidy(self) -> None:
         """Drops the oldest events. If that cannot be, the next write hears of it."""
-        if self._unpruned < PRUNE_EVERY or self._connection is None:
+        if self._unpruned < PRUNE_EVERY or self._session.lost:
             return
-        values = {"most": PRUNE_MOST, "keep": self._settings.keep_events}
+        values = {"most": PRUNE_MOST, "keep": self._keep_events}
         try:
-            dropped = self._connection.execute(PRUNE_EVENTS, values).rowcount
-        except sqlite3.Error:
-            self._recover()
+            dropped = self._session.connection().execute(PRUNE_EVENTS, values).rowcount
+        except (sqlite3.Error, CarrelError):
+            self._session.recover()
         else:
             self._unpruned = PRUNE_EVERY if dropped == PRUNE_MOST else 0
 
     def close(self) -> None:
-        if self._connection is None:
-            return
-        # What cannot be brought from the log into the database is at the next opening.
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._connection.close()
-
-    def _begin(self) -> sqlite3.Connection:
-        if _identity(self._settings) != self._file:
-            # What is written to a deleted file is lost with this process.
-            raise problems.taken_away(self._settings.path)
-        if self._connection is None:
-            self._connection = connect(self._settings)
-        self._connection.execute("BEGIN IMMEDIATE")
-        return self._connection
+        self._session.close()
 
     def _attempt(self, connection: sqlite3.Connection, write: Write) -> Outcome:
         """Raises `sqlite3.Error` if the whole transaction has failed."""
@@ -97,7 +81,7 @@ class Writer:
             if not connection.in_transaction:
                 raise
             connection.execute("ROLLBACK TO one")
-            outcome = self._explain(error)
+            outcome = self._session.explain(error)
         connection.execute("RELEASE one")
         return outcome
 
@@ -108,33 +92,9 @@ class Writer:
             outcomes.append(outcome)
             if isinstance(outcome, StoreBusy):
                 # Each of the others would wait for the lock as long as this one did.
-                outcomes += [self._explain(outcome) for _task in tasks[len(outcomes) :]]
+                outcomes += [self._session.explain(outcome) for _task in tasks[len(outcomes) :]]
                 break
         return outcomes
-
-    def _recover(self) -> None:
-        """Ends the transaction; a connection with which that fails is replaced."""
-        if self._connection is None:
-            return
-        try:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            broken, self._connection = self._connection, None
-            with contextlib.suppress(sqlite3.Error):
-                broken.close()
-
-    def _explain(self, error: Exception) -> Exception:
-        """A new one for each caller, as raising changes it."""
-        match error:
-            case CarrelError():
-                return type(error)(error.message, hint=error.hint, **error.details)
-            case sqlite3.Error():
-                return problems.of_sqlite(error, self._settings.path)
-            case OSError():
-                return problems.of_os(error, self._settings.path)
-            case _:
-                return error
 
 
 def _apply(connection: sqlite3.Connection, write: Write) -> list[Event]:
@@ -156,11 +116,3 @@ def as_event(seq: int, document: str) -> Event:
     """As it is kept, for those who hear of it now and those who read it later alike."""
     new = load(NewEvent, document)
     return Event(seq, new.type, new.space_id, new.data, new.at)
-
-
-def _identity(settings: Settings) -> tuple[int, int] | None:
-    try:
-        found = os.stat(settings.path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino

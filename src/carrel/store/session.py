@@ -1,4 +1,4 @@
-"""The connection that the log is written with: what a transaction needs, and what heals it."""
+"""The connection that a database is written with: what a transaction needs, and what heals it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ class Session:
         """Whether the connection had to be given up; `connection` makes another."""
         return self._connection is None
 
+    def begin(self) -> sqlite3.Connection:
+        """For a transaction of several steps. Raises as `connection` does."""
+        connection = self.connection()
+        connection.execute("BEGIN IMMEDIATE")
+        return connection
+
     def connection(self) -> sqlite3.Connection:
         """Raises `sqlite3.Error`, `StoreDamaged`."""
         if _identity(self._settings) != self._file:
@@ -50,7 +56,7 @@ class Session:
         if len(statements) == 1:
             # Alone it is a transaction already.
             return connection.execute(*statements[0]).rowcount
-        connection.execute("BEGIN IMMEDIATE")
+        self.begin()
         changed = 0
         for sql, values in statements:
             changed = connection.execute(sql, values).rowcount
