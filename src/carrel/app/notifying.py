@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from carrel.config import Settings
-from carrel.hub.envelopes import SYSTEM, raw
 from carrel.hub.hub import Hub
-from carrel.hub.keeping import Pending
 from carrel.interfaces.notifying.desktop import find_desktop
 from carrel.interfaces.notifying.notifier import Notifier, Way
 from carrel.interfaces.notifying.webhook import Webhook
@@ -29,12 +26,10 @@ async def notifying(settings: Settings, hub: Hub) -> AsyncIterator[None]:
         return
 
     def failed(space_id: str, notice: dict[str, Any], why: str) -> None:
-        payload = raw({"id": notice["id"], "why": why})
-        name = f"failed_{notice['id']}"[:128]
-        hub.keeper.keep(Pending(space_id, FAILED, name, time.time(), SYSTEM, payload))
+        hub.tell(space_id, FAILED, {"id": notice["id"], "why": why})
 
     note = settings.data / "notified"
-    notifier = Notifier(hub.log, hub.keeper.settled, note, ways, failed)
+    notifier = Notifier(hub.log, hub.keeper, note, ways, failed)
     hub.on_kept.append(notifier.ring)
     task = asyncio.create_task(notifier.run())
     try:

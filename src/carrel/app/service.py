@@ -133,7 +133,8 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     reconciler = Reconciler(store, journal, desks, remover, runs, shared, sweeper)
     feed = Feed(hub.log, hub.keeper, store, journal)
     hub.on_kept.append(feed.ring)
-    hub.system = SystemRequests(hub, spaces, Family(spaces, journal, feed)).answer
+    inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for)
+    hub.system = SystemRequests(hub, spaces, Family(spaces, journal, feed), inbox).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def due_now(space: Space, now: float) -> tuple[str, str] | None:
@@ -154,7 +155,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         tokens=Tokens(store, journal),
         feed=feed,
         hub=hub,
-        inbox=Inbox(hub.log, hub.keeper.settled, journal, hub.say_for),
+        inbox=inbox,
         desks=desks,
         collector=collector,
         doctor=Doctor(settings.data, machine, app.limits),

@@ -15,6 +15,10 @@ HUB_SOCKET = "hub.sock"
 """In the folder of the hub, of which each sandbox has one of its own."""
 BUFFER = "buffer_"
 """Types that begin so are kept until they are acknowledged."""
+QUESTION, ANSWER = "buffer_user_question", "buffer_user_answer"
+SIGNAL, SEEN = "buffer_taskspace_signal_user", "buffer_user_seen"
+MESSAGE = "buffer_space_message"
+"""Types that Carrel itself reads too."""
 
 
 class ClientKind(StrEnum):

@@ -15,7 +15,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.hub import ClientKind
 from carrel.hub import access, types
-from carrel.hub.client import ALL, Client
+from carrel.hub.client import Client
 from carrel.hub.envelopes import Received, decode
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class Connection:
             raise Forbidden("You are registered already.", hint="Send `client_update`.")
         kind = ClientKind(wanted.kind)
         access.admit_kind(client.identity, kind)
-        named = [space for space in wanted.subscriptions.spaces if space != ALL]
-        access.check_seen(hub.spaces, client.identity, named)
+        hub.hearing.check(client, wanted.subscriptions)
         client.capabilities = frozenset(wanted.capabilities)
         client.register(kind, wanted.name)
         number = received.id or "client_register"
@@ -160,8 +159,7 @@ class Connection:
                 hub.hearing.join(client, wanted.subscriptions)
             hub.respond(client, received.id, hub.replayed({}))
             return
-        named = [space for space in wanted.subscriptions.spaces if space != ALL]
-        access.check_seen(hub.spaces, client.identity, named)
+        hub.hearing.check(client, wanted.subscriptions)
         hub.spawn(self._consume(received.id, wanted.subscriptions, {}))
 
     def _list(self, received: Received) -> None:

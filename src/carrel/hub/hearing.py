@@ -16,13 +16,17 @@ class Hearing:
         self._by_space: dict[str, set[Client]] = {}
         self._everywhere: set[Client] = set()
 
-    def join(self, client: Client, wanted: Subscriptions) -> None:
-        """Instead of what it subscribed to before. Raises `SpaceNotFound`."""
+    def check(self, client: Client, wanted: Subscriptions) -> None:
+        """Raises `SpaceNotFound`."""
         named = [space for space in wanted.spaces if space != ALL]
         access.check_seen(self._spaces, client.identity, named)
+
+    def join(self, client: Client, wanted: Subscriptions) -> None:
+        """Instead of what it subscribed to before. Raises `SpaceNotFound`."""
+        self.check(client, wanted)
         self.leave(client)
         client.subscribe(wanted)
-        for space in named:
+        for space in client.spaces - {ALL}:
             self._by_space.setdefault(space, set()).add(client)
         if ALL in client.spaces:
             self._everywhere.add(client)

@@ -71,7 +71,7 @@ class Hub:
         self.log = log
         self.options = options
         self.keeper = Keeper(log, self._kept)
-        self.spaces = spaces
+        self._spaces = spaces
         self._clients: dict[str, Client] = {}
         self.hearing = Hearing(spaces)
         self._consumers: dict[str, Client] = {}
@@ -203,7 +203,7 @@ class Hub:
         if type.needs_reply_to and not received.reply_to:
             raise MessageInvalid("An answer names what it answers.", hint="Set `reply_to`.")
         assert client.kind is not None
-        access.check_speaks(self.spaces, client.identity, client.kind, type, received.space)
+        access.check_speaks(self._spaces, client.identity, client.kind, type, received.space)
         if client.kind is ClientKind.IDE and not client.spaces & {received.space, ALL}:
             raise Forbidden(
                 "An editor speaks to the spaces that it is connected to.", hint="Subscribe first."
@@ -284,6 +284,10 @@ class Hub:
         finally:
             client.asking -= 1
 
+    def tell(self, space: str, type: str, payload: object) -> None:
+        """Keeps a word of Carrel's own, without waiting for it to be kept."""
+        self.keeper.keep(Pending(space, type, _new_id(), time.time(), SYSTEM, raw(payload)))
+
     async def say(self, client: Client, space: str, type: str, payload: object) -> int:
         """Keeps a message from this client that it could not publish itself; its number."""
         return await self._say(client.sender, space, payload, type, "")
@@ -323,7 +327,7 @@ class Hub:
     def _is_at(self, client: Client, space: str) -> bool:
         if client.identity.space_id:
             return client.identity.space_id == space
-        seen = access.may_see(self.spaces, client.identity, space)
+        seen = access.may_see(self._spaces, client.identity, space)
         return seen and bool(client.spaces & {space, ALL})
 
     def _passed(self, one: Open) -> None:
@@ -362,7 +366,7 @@ class Hub:
         if ALL not in client.spaces:
             return sorted(client.spaces)
         known = self.keeper.spaces()
-        return sorted(s for s in known if access.may_see(self.spaces, client.identity, s))
+        return sorted(s for s in known if access.may_see(self._spaces, client.identity, s))
 
     def replayed(self, starts: dict[str, int]) -> dict[str, object]:
         """From where to where: what comes after that is new."""
@@ -397,7 +401,7 @@ class Hub:
 
     def check_seen(self, client: Client, space: str) -> None:
         """Raises `SpaceNotFound`."""
-        access.check_seen(self.spaces, client.identity, [space])
+        access.check_seen(self._spaces, client.identity, [space])
 
     def clients(self, viewer: Client, space: str) -> list[dict[str, object]]:
         found = []
@@ -425,7 +429,7 @@ class Hub:
         if client is viewer:
             return True
         if client.identity.space_id:
-            return access.may_see(self.spaces, viewer.identity, client.identity.space_id)
+            return access.may_see(self._spaces, viewer.identity, client.identity.space_id)
         return access.is_admin(viewer.identity)
 
     def status(self) -> dict[str, object]:
@@ -453,7 +457,7 @@ class Hub:
         while True:
             await asyncio.sleep(COMPACT_S)
             try:
-                await compact(self.log, self.keeper, self.spaces, self.options.keep)
+                await compact(self.log, self.keeper, self._spaces, self.options.keep)
             except CarrelError as error:
                 _log.error("the log of the hub cannot be made smaller: %s", error)
 

@@ -15,10 +15,10 @@ import anyio
 from carrel.client.hub_aio import AsyncHub
 from carrel.client.hub_messages import HubMessage
 from carrel.domain.errors import DaemonUnavailable, MessageInvalid
+from carrel.domain.hub import ANSWER, QUESTION
 from carrel.mcp.desk import ANSWER_S, Desk, ToolContext, reporting
 from carrel.mcp.results import Answer
 
-QUESTION, ANSWER = "buffer_user_question", "buffer_user_answer"
 TYPES = (QUESTION, ANSWER)
 WAIT_S = 300.0
 """Unless it is said: many people answer within minutes, and many clients wait no longer."""

@@ -9,12 +9,23 @@ from typing import Any
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import MessageInvalid, SpaceNotFound, StateConflict
-from carrel.domain.hub import HubLog, Item, Placed, PlaceQuery
+from carrel.domain.hub import (
+    ANSWER,
+    QUESTION,
+    SEEN,
+    SIGNAL,
+    ClientKind,
+    HubLog,
+    Item,
+    LogEnd,
+    Placed,
+    PlaceQuery,
+)
 from carrel.service.access import may_see
 from carrel.service.journal import Journal
 
-QUESTION, ANSWER = "buffer_user_question", "buffer_user_answer"
-SIGNAL, SEEN = "buffer_taskspace_signal_user", "buffer_user_seen"
+YES = "yes"
+PEOPLE = (str(ClientKind.APP), str(ClientKind.IDE), str(ClientKind.CLI))
 TYPES = frozenset({QUESTION, ANSWER, SIGNAL, SEEN})
 BATCH = 500
 MOST_SIGNALS = 500
@@ -28,11 +39,9 @@ Say = Callable[[str, str, dict[str, Any], str, str], Awaitable[int]]
 class Inbox:
     """Reads the log once, and then only what is new in it."""
 
-    def __init__(
-        self, log: HubLog, settled: Callable[[], Awaitable[None]], journal: Journal, say: Say
-    ) -> None:
+    def __init__(self, log: HubLog, end: LogEnd, journal: Journal, say: Say) -> None:
         self._log = log
-        self._settled = settled
+        self._end = end
         self._journal = journal
         self._say = say
         self._place = 0
@@ -69,6 +78,23 @@ class Inbox:
         payload = {"answer": text}
         return await self._say(caller.name, found[0].space_id, payload, ANSWER, item_id)
 
+    async def agreed(self, space_id: str, question_id: str, about: str) -> bool:
+        """Whether a person said yes to this question of the space, and the question has these
+        words in it: a yes to something else is none."""
+        await self._end.settled()
+        types, place, asked = frozenset({QUESTION, ANSWER}), 0, False
+        while True:
+            query = PlaceQuery(place, frozenset({space_id}), types, BATCH)
+            found = await self._log.read(query)
+            for one in found:
+                envelope, place = json.loads(one.body), one.place
+                if one.type == QUESTION and envelope["id"] == question_id:
+                    asked = about in envelope["payload"]["question"]
+                elif asked and _says_yes(envelope, question_id):
+                    return True
+            if len(found) < BATCH:
+                return False
+
     def _no_question(self, item_id: str, space_id: str) -> Exception:
         shown = repr(item_id[:80])
         if any(key[1] == item_id and space_id in ("", key[0]) for key in self._answered):
@@ -76,7 +102,7 @@ class Inbox:
         return SpaceNotFound(f"Nobody asked {shown}.", hint="`carrel inbox` lists what waits.")
 
     async def _catch_up(self) -> None:
-        await self._settled()
+        await self._end.settled()
         last = await self._log.last_place()
         while self._place < last:
             found = await self._log.read(PlaceQuery(self._place, None, TYPES, BATCH))
@@ -110,6 +136,15 @@ class Inbox:
         for space_id, seq in {item.space_id: item.seq for item in read}.items():
             await self._say(caller.name, space_id, {"seq": seq}, SEEN, "")
         return len(read)
+
+
+def _says_yes(envelope: dict[str, Any], question_id: str) -> bool:
+    return (
+        envelope["type"] == ANSWER
+        and envelope.get("reply_to") == question_id
+        and envelope["sender"]["kind"] in PEOPLE
+        and envelope["payload"]["answer"].strip().lower() == YES
+    )
 
 
 def _item(placed: Placed, envelope: dict[str, Any]) -> Item:

@@ -85,7 +85,7 @@ async def telling(rig: HubRig, note: Path, *ways: Way) -> AsyncIterator[Failures
     def failed(_space: str, notice: Notice, why: str) -> None:
         failures.append((notice["id"], why))
 
-    found = Notifier(rig.hub.log, rig.hub.keeper.settled, note, ways, failed)
+    found = Notifier(rig.hub.log, rig.hub.keeper, note, ways, failed)
     rig.hub.on_kept.append(found.ring)
     task = asyncio.create_task(found.run())
     await until(note.exists)

@@ -11,18 +11,16 @@ from typing import Any
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import Forbidden, MessageInvalid
-from carrel.domain.hub import ClientKind, Replay
+from carrel.domain.hub import MESSAGE, Replay
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest
 from carrel.hub import types
 from carrel.hub.client import Client
 from carrel.hub.hub import Hub
 from carrel.service.family import Child, Family
+from carrel.service.inbox import Inbox
 from carrel.service.spaces import Spaces, Update
 
-MESSAGE, SPAWN = "buffer_space_message", "buffer_taskspace_spawn"
-QUESTION, ANSWER, YES = "buffer_user_question", "buffer_user_answer", "yes"
-PEOPLE = (str(ClientKind.APP), str(ClientKind.IDE), str(ClientKind.CLI))
 LISTED = 1000
 PAGE = 1000
 
@@ -30,9 +28,10 @@ Handler = Callable[[Client, Any], Awaitable[object]]
 
 
 class SystemRequests:
-    def __init__(self, hub: Hub, spaces: Spaces, family: Family) -> None:
+    def __init__(self, hub: Hub, spaces: Spaces, family: Family, inbox: Inbox) -> None:
         self._hub = hub
         self._spaces = spaces
+        self._inbox = inbox
         self._family = family
         self._handlers: dict[str, Handler] = {
             "system_space_state": self._state,
@@ -136,7 +135,7 @@ class SystemRequests:
     async def _delete(self, client: Client, asked: types.DeleteSpace) -> object:
         space = await self._find(client, asked.space)
         own = client.identity.space_id
-        agreed = bool(asked.agreed) and await self._agreed(
+        agreed = bool(asked.agreed) and await self._inbox.agreed(
             own or space.space_id, asked.agreed, space.space_id
         )
         if own:
@@ -145,36 +144,11 @@ class SystemRequests:
             await self._spaces.remove(client.identity.caller, space.space_id, force=agreed)
         return {"removed": space.space_id}
 
-    async def _agreed(self, own: str, question: str, about: str) -> bool:
-        """A person said yes to this question of this space, which names the one to go: a yes
-        to something else is none."""
-        asked, after, last = False, 0, self._hub.keeper.last(own)
-        while after < last:
-            bodies, reached = await self._hub.log.replay(Replay(own, after, PAGE))
-            if reached == after:
-                break
-            after = reached
-            for envelope in map(json.loads, bodies):
-                if envelope["type"] == QUESTION and envelope["id"] == question:
-                    asked = about in envelope["payload"]["question"]
-                if asked and _says_yes(envelope, question):
-                    return True
-        return False
-
 
 def _project(text: str) -> Project:
     if not text:
         return Project(ProjectKind.EMPTY)
     return Project(ProjectKind.GIT if "://" in text else ProjectKind.FOLDER, text)
-
-
-def _says_yes(envelope: dict[str, Any], question: str) -> bool:
-    return (
-        envelope["type"] == ANSWER
-        and envelope.get("reply_to") == question
-        and envelope["sender"]["kind"] in PEOPLE
-        and envelope["payload"]["answer"].strip().lower() == YES
-    )
 
 
 def _view(space: Space) -> dict[str, object]:

@@ -6,13 +6,12 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from carrel.domain.hub import HubLog, Placed, PlaceQuery
+from carrel.domain.hub import QUESTION, SIGNAL, HubLog, LogEnd, Placed, PlaceQuery
 
-QUESTION, SIGNAL = "buffer_user_question", "buffer_taskspace_signal_user"
 TYPES = frozenset({QUESTION, SIGNAL})
 BATCH = 100
 TRIES = 8
@@ -41,19 +40,13 @@ class Way(Protocol):
 
 
 class Notifier:
-    """`note` is the file in which it says how far it has come; `settled` returns when all
-    that was told is in the log."""
+    """`note` is the file in which it says how far it has come."""
 
     def __init__(
-        self,
-        log: HubLog,
-        settled: Callable[[], Awaitable[None]],
-        note: Path,
-        ways: Sequence[Way],
-        failed: Failed,
+        self, log: HubLog, end: LogEnd, note: Path, ways: Sequence[Way], failed: Failed
     ) -> None:
         self._log = log
-        self._settled = settled
+        self._end = end
         self._note = note
         self._ways = ways
         self._failed = failed
@@ -68,7 +61,7 @@ class Notifier:
         place = await self._begin()
         while True:
             self._bell.clear()
-            await self._settled()
+            await self._end.settled()
             found = await self._log.read(PlaceQuery(place, None, TYPES, BATCH))
             for one in found:
                 await self._tell(one)
@@ -82,7 +75,7 @@ class Notifier:
         try:
             return int(self._note.read_text())
         except (OSError, ValueError):
-            await self._settled()
+            await self._end.settled()
             place = await self._log.last_place()
             await asyncio.to_thread(self._write, place)
             return place
