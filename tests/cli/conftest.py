@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.program import Program
-from tests.daemon.rig import Daemon, daemon_in
+from tests.daemon.rig import Daemon, fresh_daemon
 
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder) as found:
+    with fresh_daemon() as found:
         yield found
 
 
 @pytest.fixture
 def own_daemon() -> Iterator[Daemon]:
     """One that a test may end."""
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder, listen=None) as found:
+    with fresh_daemon(listen=None) as found:
         yield found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from carrel import AsyncClient, Client
 from carrel.client import AsyncSpace, Space
-from tests.daemon.rig import Daemon, daemon_in
+from tests.daemon.rig import Daemon, fresh_daemon
 
 
 @pytest.fixture(autouse=True)
@@ -23,18 +22,14 @@ def _no_other_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder) as found:
+    with fresh_daemon() as found:
         yield found
 
 
 @pytest.fixture
 def own_daemon() -> Iterator[Daemon]:
     """One that a test may kill."""
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder, listen=None) as found:
+    with fresh_daemon(listen=None) as found:
         yield found
 
 

@@ -23,3 +23,9 @@ def stopped(data: Path) -> Iterator[Daemon]:
 @pytest.fixture
 def started(stopped: Daemon) -> Daemon:
     return stopped.start()
+
+
+@pytest.fixture
+def daemon(started: Daemon) -> Daemon:
+    """For tests that speak with it more than of it."""
+    return started

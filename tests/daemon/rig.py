@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,15 @@ def daemon_in(folder: Path, listen: str | None = ANY_PORT) -> Iterator[Daemon]:
     finally:
         daemon.close()
         remove_folder(folder)
+
+
+@contextlib.contextmanager
+def fresh_daemon(listen: str | None = ANY_PORT) -> Iterator[Daemon]:
+    """In a folder that the users of sandboxes may pass through."""
+    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
+    folder.chmod(0o711)
+    with daemon_in(folder, listen) as found:
+        yield found
 
 
 def post(client: httpx.Client, path: str, body: object) -> httpx.Response:

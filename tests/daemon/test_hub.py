@@ -2,99 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from carrel.daemon import places
-from tests.daemon.rig import ANSWER_S, Daemon, daemon_in, good
-
-_SPEAK = """
-import json, os, socket, sys
-hub = socket.socket(socket.AF_UNIX)
-hub.connect(os.environ["CARREL_HUB"])
-lines = hub.makefile("rw")
-for envelope in json.loads(sys.argv[1]):
-    print(json.dumps(envelope), file=lines, flush=True)
-    while True:
-        answer = json.loads(lines.readline())
-        if answer.get("reply_to") == envelope["id"]:
-            break
-    print(json.dumps(answer["payload"]))
-"""
-"""Says what it is told to, and tells the answers."""
-PYTHON = "/usr/bin/python3"
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder) as found:
-        yield found
-
-
-class Line:
-    """A client on the daemon's own socket of the hub."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(ANSWER_S)
-        self._socket.connect(f"{places.folder(daemon.data)}/hub.sock")
-        self._lines = self._socket.makefile("rw")
-
-    def send(self, type: str, payload: dict[str, Any], **fields: Any) -> None:
-        print(json.dumps({"type": type, "payload": payload, **fields}), file=self._lines)
-        self._lines.flush()
-
-    def receive(self) -> dict[str, Any]:
-        while True:
-            found: dict[str, Any] = json.loads(self._lines.readline())
-            if found["type"] != "heartbeat":
-                return found
-
-    def register(self, **fields: Any) -> dict[str, Any]:
-        subscriptions = {"types": ["*"], "spaces": ["*"]}
-        payload = {"kind": "app", "subscriptions": subscriptions, **fields}
-        self.send("client_register", payload, id="r")
-        return dict(self.receive()["payload"]["data"])
-
-    def close(self) -> None:
-        self._lines.close()
-        self._socket.close()
-
-
-@contextlib.contextmanager
-def line_to(daemon: Daemon, **fields: Any) -> Iterator[Line]:
-    with contextlib.closing(Line(daemon)) as line:
-        line.register(**fields)
-        yield line
-
-
-def make(daemon: Daemon, **body: Any) -> str:
-    with daemon.local() as client:
-        return str(good(client.post("/v1/spaces", json=body))["id"])
-
-
-def speak(daemon: Daemon, space: str, *envelopes: dict[str, Any]) -> list[dict[str, Any]]:
-    """From inside the space; gives the payloads of the answers."""
-    first = {"type": "client_register", "id": "r", "payload": {"kind": "agent"}}
-    body = {"argv": [PYTHON, "-c", _SPEAK, json.dumps([first, *envelopes])]}
-    with daemon.local() as client:
-        done = good(client.post(f"/v1/spaces/{space}/exec", json=body))
-    assert done["run"]["exit"]["code"] == 0, done
-    return [json.loads(line) for line in done["stdout"].splitlines()][1:]
-
-
-def progress(space: str, text: str) -> dict[str, Any]:
-    payload = {"message": text}
-    return {"type": "buffer_taskspace_progress", "id": text, "space": space, "payload": payload}
+from tests.daemon.hub_rig import line_to, make, progress, speak
+from tests.daemon.rig import ANSWER_S, Daemon, good
 
 
 def test_a_space_speaks_of_itself_and_of_nobody_else(daemon: Daemon) -> None:

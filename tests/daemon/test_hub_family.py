@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.daemon.hub_rig import line_to, make, speak
 from tests.daemon.rig import Daemon, good
-from tests.daemon.test_hub import daemon, line_to, make, speak
-
-__all__ = ["daemon"]
 
 
 def ask(daemon: Daemon, inside: str, type: str, /, **payload: Any) -> dict[str, Any]:

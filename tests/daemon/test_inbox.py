@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.daemon.hub_rig import make, speak
 from tests.daemon.rig import Daemon, bad, good
-from tests.daemon.test_hub import daemon, make, speak
 
-__all__ = ["daemon"]
 PROGRAM_S = 60.0
 
 

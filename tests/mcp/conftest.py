@@ -10,7 +10,7 @@ import pytest
 
 from carrel import AsyncClient
 from carrel.client.aio_spaces import AsyncSpace
-from tests.daemon.rig import Daemon, daemon_in
+from tests.daemon.rig import Daemon, fresh_daemon
 from tests.folders import remove_folder
 from tests.mcp.packing import pack, same_python
 
@@ -24,18 +24,14 @@ def _no_other_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder) as found:
+    with fresh_daemon() as found:
         yield found
 
 
 @pytest.fixture
 def own_daemon() -> Iterator[Daemon]:
     """One that a test may end."""
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder, listen=None) as found:
+    with fresh_daemon(listen=None) as found:
         yield found
 
 

@@ -10,7 +10,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from carrel.domain.errors import CarrelError
@@ -25,10 +25,12 @@ END_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def child(verb: str, path: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+def child(
+    verb: str, path: Path, *more: str, module: str = __name__
+) -> Iterator[subprocess.Popen[bytes]]:
     """Killed at the end, if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, verb, str(path), *more],
+        [sys.executable, "-m", module, verb, str(path), *more],
         env={**os.environ, "PYTHONPATH": f"{SOURCE / 'src'}:{SOURCE}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -74,14 +76,17 @@ async def tell_opening(path: Path) -> None:
         say(error.code)
 
 
-async def limited(path: Path) -> None:
+CheckFull = Callable[[Path, Callable[[], None], Callable[[], None]], Awaitable[None]]
+
+
+async def limited(path: Path, check: CheckFull = check_full_disk) -> None:
     """A disk that is full for this process alone."""
 
     def limit(number: int) -> None:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (number, hard))
 
-    await check_full_disk(path, lambda: limit(400 << 10), lambda: limit(resource.RLIM_INFINITY))
+    await check(path, lambda: limit(400 << 10), lambda: limit(resource.RLIM_INFINITY))
     say("ok")
 
 

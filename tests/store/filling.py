@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,16 @@ from tests.store import records
 
 MOST = 5000
 """Writes of a kilobyte and more: more than there is room for."""
+
+
+MOUNT_S = 60.0
+"""It takes milliseconds; the rest is for a loaded machine."""
+
+
+def mount(folder: Path, options: str) -> None:
+    """A file system of its own, in memory."""
+    argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=MOUNT_S)
 
 
 async def check_full_disk(

@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import resource
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +14,8 @@ import pytest
 from carrel.domain.errors import CarrelError, InsufficientDisk
 from carrel.domain.hub import Keep, Sync
 from carrel.store.messages import open_log
-from tests.accounts import SOURCE
-from tests.store.children import END_TIMEOUT_S, say
+from tests.store import children
+from tests.store.children import say
 from tests.store.messages_records import bodies, everything, message, some
 
 WRITERS = 8
@@ -27,21 +24,7 @@ MOST = 5000
 """Appends of a kilobyte and more: more than there is room for."""
 
 
-@contextlib.contextmanager
-def child(verb: str, path: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Killed at the end, if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__, verb, str(path), *more],
-        env={**os.environ, "PYTHONPATH": f"{SOURCE / 'src'}:{SOURCE}"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=END_TIMEOUT_S)
+child = partial(children.child, module=__name__)
 
 
 async def endless(path: Path) -> None:
@@ -112,20 +95,17 @@ async def check_full_disk(
         await log.append([message(last + 1)])
 
 
-async def limited(path: Path) -> None:
-    """A disk that is full for this process alone."""
-
-    def limit(number: int) -> None:
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (number, hard))
-
-    await check_full_disk(path, lambda: limit(400 << 10), lambda: limit(resource.RLIM_INFINITY))
-    say("ok")
+limited = partial(children.limited, check=check_full_disk)
 
 
 def main(verb: str, path: Path) -> None:
-    verbs = {"endless": endless, "open": tell_opening, "limited": limited}
-    asyncio.run(verbs[verb](path))
+    match verb:
+        case "endless":
+            asyncio.run(endless(path))
+        case "open":
+            asyncio.run(tell_opening(path))
+        case "limited":
+            asyncio.run(limited(path))
 
 
 if __name__ == "__main__":

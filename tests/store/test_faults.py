@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -28,7 +27,7 @@ from carrel.store import open_store
 from tests.accounts import PYTHON, Account, run_as
 from tests.store import records
 from tests.store.children import END_TIMEOUT_S, child
-from tests.store.filling import check_full_disk
+from tests.store.filling import check_full_disk, mount
 
 BUSY_S = 0.2
 """How long the stores of these tests wait for a lock."""
@@ -54,17 +53,12 @@ async def _use(path: Path) -> None:
             assert await store.space(records.space_id(number)) == records.space(number)
 
 
-def _mount(folder: Path, options: str) -> None:
-    argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=END_TIMEOUT_S)
-
-
 # -- a full disk
 
 
 @needs_root
 async def test_a_full_disk(data: Path) -> None:
-    _mount(data, "size=2m")
+    mount(data, "size=2m")
     filler = data / "filler"
 
     def fill() -> None:
@@ -81,7 +75,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
 @needs_root
 async def test_no_room_for_a_new_database(data: Path) -> None:
-    _mount(data, "size=64k")
+    mount(data, "size=64k")
     with pytest.raises(InsufficientDisk) as caught:
         await _use(data / "carrel.db")
     assert caught.value.hint
@@ -93,11 +87,11 @@ async def test_no_room_for_a_new_database(data: Path) -> None:
 
 @needs_root
 async def test_a_read_only_disk(data: Path) -> None:
-    _mount(data, "size=2m")
+    mount(data, "size=2m")
     path = data / "carrel.db"
     await _make(path)
     before = path.read_bytes()
-    _mount(data, "remount,ro")
+    mount(data, "remount,ro")
     with pytest.raises(StoreReadOnly) as caught:
         await _use(path)
     assert str(path) in caught.value.message

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +26,7 @@ from carrel.store.messages import open_log
 from tests.accounts import PYTHON, Account, run_as
 from tests.store import children, messages_children
 from tests.store.children import END_TIMEOUT_S
+from tests.store.filling import mount
 from tests.store.messages_children import check_full_disk
 from tests.store.messages_records import DESK, bodies, everything, message, some
 
@@ -56,17 +56,12 @@ async def _use(path: Path) -> None:
         assert len(await log.read(PlaceQuery())) == 200
 
 
-def _mount(folder: Path, options: str) -> None:
-    argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=END_TIMEOUT_S)
-
-
 # -- a full disk
 
 
 @needs_root
 async def test_a_full_disk(data: Path) -> None:
-    _mount(data, "size=2m")
+    mount(data, "size=2m")
     filler = data / "filler"
 
     def fill() -> None:
@@ -83,7 +78,7 @@ def test_a_limit_on_the_size_of_files(path: Path) -> None:
 
 @needs_root
 async def test_no_room_for_a_new_log(data: Path) -> None:
-    _mount(data, "size=32k")
+    mount(data, "size=32k")
     with pytest.raises(InsufficientDisk):
         await _make(data / "hub.db")
     assert list(data.iterdir()) == []
@@ -94,11 +89,11 @@ async def test_no_room_for_a_new_log(data: Path) -> None:
 
 @needs_root
 async def test_a_read_only_disk(data: Path) -> None:
-    _mount(data, "size=2m")
+    mount(data, "size=2m")
     path = data / "hub.db"
     await _make(path)
     before = path.read_bytes()
-    _mount(data, "remount,ro")
+    mount(data, "remount,ro")
     with pytest.raises(StoreReadOnly) as caught:
         await _use(path)
     assert str(path) in caught.value.message

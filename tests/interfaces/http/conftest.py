@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.daemon.rig import Daemon, daemon_in, good
+from tests.daemon.rig import Daemon, fresh_daemon, good
 
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    folder = Path(tempfile.mkdtemp(prefix="carrel-"))
-    folder.chmod(0o711)
-    with daemon_in(folder) as found:
+    with fresh_daemon() as found:
         yield found
 
 

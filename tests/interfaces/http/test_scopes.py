@@ -11,9 +11,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from tests.daemon.hub_rig import line_to
 from tests.daemon.rig import Daemon, bad, good
 from tests.daemon.sessions import Session
-from tests.daemon.test_hub import line_to
 
 ABSENT_SPACE = "sp_aaaaaaaaaaaa"
 ABSENT_RUN = "ru_aaaaaaaaaaaa"
