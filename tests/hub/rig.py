@@ -35,6 +35,7 @@ WAIT_S = 30.0
 TRANSPORTS = ("unix", "websocket")
 SPACE, OTHER = "sp_aaaaaaaaaaaa", "sp_bbbbbbbbbbbb"
 Envelope = dict[str, Any]
+NOTE = "buffer_custom_note"
 
 
 class KnownSpaces:
@@ -306,3 +307,21 @@ async def open_rig(
                     yield rig
             finally:
                 await hub.close()
+
+
+def options(**changes: Any) -> Options:
+    """As they are usually, but for these."""
+    return Options(sync=Sync.PROCESS, **changes)
+
+
+async def note(peer: Peer, number: int, space: str = SPACE) -> int:
+    """Publishes a number, and gives the one that the hub gave it."""
+    return int((await peer.ask(NOTE, {"number": number}, space=space))["seq"])
+
+
+def numbers(envelopes: list[Envelope]) -> list[int]:
+    return [one["payload"]["number"] for one in envelopes]
+
+
+async def hear(peer: Peer, count: int) -> list[Envelope]:
+    return [await peer.receive() for _ in range(count)]

@@ -1,0 +1,171 @@
+"""Coming, saying who one is, and going."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.hub.behaviours import shows
+from tests.hub.rig import (
+    NOTE,
+    OTHER,
+    SPACE,
+    HubRig,
+    hear,
+    open_rig,
+    options,
+)
+
+# Registering
+
+
+@shows("register.first")
+async def test_nothing_is_taken_before_registration(rig: HubRig) -> None:
+    peer = await rig.connect()
+    for type in (NOTE, "system_status", "client_list", "buffer_replay", "heartbeat", "response"):
+        assert (await peer.refused(type, {}, space=SPACE))["code"] == "forbidden"
+    assert (await peer.ask("client_register", {"kind": "app"}))["client_id"]
+
+
+@shows("register.answer")
+async def test_a_registration_is_answered(rig: HubRig) -> None:
+    told = await (await rig.connect()).ask("client_register", {"kind": "cli", "name": "me"})
+    assert told["client_id"].startswith("cl_")
+    assert (told["heartbeat_s"], told["sync"], told["space"]) == (15.0, "process", "")
+    told = await (await rig.connect("inside")).ask("client_register", {"kind": "agent"})
+    assert told["space"] == SPACE
+
+
+@shows("register.once")
+async def test_a_client_registers_once(rig: HubRig) -> None:
+    peer = await rig.join()
+    assert (await peer.refused("client_register", {"kind": "app"}))["code"] == "forbidden"
+
+
+@shows("register.kinds")
+async def test_an_agent_is_bound_to_a_space(rig: HubRig) -> None:
+    outside = await rig.connect()
+    assert (await outside.refused("client_register", {"kind": "agent"}))["code"] == "forbidden"
+    await outside.ask("client_register", {"kind": "ide"})
+    inside = await rig.connect("inside")
+    if rig.transport == "unix":
+        for kind in ("app", "ide", "cli"):
+            problem = await inside.refused("client_register", {"kind": kind})
+            assert problem["code"] == "forbidden"
+    await inside.ask("client_register", {"kind": "agent"})
+
+
+@shows("register.never_system")
+async def test_no_client_is_the_system(rig: HubRig) -> None:
+    peer = await rig.connect()
+    for kind in ("system", "root", "", None, 1):
+        problem = await peer.refused("client_register", {"kind": kind})
+        assert problem["code"] == "message_invalid"
+
+
+@shows("register.in_time")
+async def test_who_does_not_register_is_cut_off(tmp_path: Path, transport: str) -> None:
+    async with open_rig(tmp_path, transport, options(register_s=0.2)) as rig:
+        silent = await rig.connect()
+        other = await rig.join()
+        *_, error, last = await silent.ended()
+        assert error["payload"]["code"] == "message_invalid"
+        assert last["payload"]["reason"] == "not_registered"
+        await other.ask("system_status")
+
+
+@shows("register.most")
+async def test_there_are_so_many_clients_and_no_more(tmp_path: Path, transport: str) -> None:
+    async with open_rig(tmp_path, transport, options(most_clients=2)) as rig:
+        first, _second = await rig.join(), await rig.join()
+        third = await rig.connect()
+        (error,) = await third.ended()
+        assert error["payload"]["code"] == "insufficient_resources"
+        await first.ask("client_disconnect")
+        await first.ended()
+        await rig.join()
+
+
+@shows("update.subscriptions")
+async def test_subscriptions_can_be_changed(rig: HubRig) -> None:
+    speaker, hearer = await rig.join(), await rig.join(types=("custom_*",), spaces=(SPACE,))
+    await speaker.ask("custom_one", {}, space=SPACE)
+    wanted = {"subscriptions": {"types": ["custom_two"], "spaces": [OTHER]}}
+    await hearer.ask("client_update", wanted)
+    for space in (SPACE, OTHER):
+        for type in ("custom_one", "custom_two"):
+            await speaker.ask(type, {}, space=space)
+    found = await hear(hearer, 2)
+    seen = [(one["type"], one["space"]) for one in found]
+    assert seen == [("custom_one", SPACE), ("custom_two", OTHER)]
+    await hearer.nothing_more()
+
+
+# Heartbeats, leaving
+
+
+@shows("heartbeat.ours")
+async def test_the_hub_is_heard_from(tmp_path: Path, transport: str) -> None:
+    async with open_rig(tmp_path, transport, options(heartbeat_s=0.1)) as rig:
+        peer = await rig.join()
+        async with asyncio.timeout(30):
+            while json.loads(await peer.wire.receive())["type"] != "heartbeat":
+                pass
+
+
+@shows("heartbeat.theirs", "leave.told")
+async def test_a_silent_client_is_cut_off(tmp_path: Path, transport: str) -> None:
+    async with open_rig(tmp_path, transport, options(heartbeat_s=0.3)) as rig:
+        watcher = await rig.join(types=("client_disconnected",), spaces=("*",))
+        silent = await rig.agent()
+        told: list[dict[str, Any]] = []
+
+        async def watch() -> None:
+            while not told:
+                await watcher.send("heartbeat", id="")
+                found = json.loads(await watcher.wire.receive())
+                if found["type"] == "client_disconnected":
+                    told.append(found)
+
+        async with asyncio.timeout(30):
+            await watch()
+        (last,) = [one for one in await silent.ended() if one["type"] == "client_disconnected"]
+        assert last["payload"]["reason"] == "connection_lost"
+        assert told[0]["payload"]["kind"] == "agent" and told[0]["space"] == SPACE
+        assert told[0]["payload"]["reason"] == "connection_lost"
+
+
+@shows("leave.said")
+async def test_a_client_says_that_it_leaves(rig: HubRig) -> None:
+    watcher = await rig.join(types=("client_disconnected",), spaces=("*",))
+    agent = await rig.agent()
+    await agent.ask("client_disconnect", {"reason": "done"})
+    assert (await agent.ended())[-1]["payload"]["reason"] == "client_shutdown"
+    assert (await watcher.receive())["payload"]["reason"] == "client_shutdown"
+
+
+@shows("leave.daemon")
+async def test_the_hub_ends(rig: HubRig) -> None:
+    peer = await rig.join()
+    await rig.hub.close()
+    (last,) = await peer.ended()
+    assert last["payload"]["reason"] == "daemon_shutdown"
+
+
+# Looking
+
+
+@shows("look.clients", "look.status")
+async def test_one_sees_who_is_there(rig: HubRig) -> None:
+    app, agent = await rig.join(name="watcher"), await rig.agent(name="worker")
+    found = (await app.ask("client_list"))["clients"]
+    assert [(one["kind"], one["name"]) for one in found] == [
+        ("app", "watcher"),
+        ("agent", "worker"),
+    ]
+    here = (await app.ask("client_list", {"space": SPACE}))["clients"]
+    assert [one["name"] for one in here] == ["worker"]
+    status = await agent.ask("system_status")
+    assert (status["clients"], status["requests"], status["sync"]) == (2, 0, "process")

@@ -1,0 +1,136 @@
+"""Consumers that miss nothing, and replays."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from tests.hub.behaviours import shows
+from tests.hub.rig import (
+    NOTE,
+    OTHER,
+    SPACE,
+    HubRig,
+    Peer,
+    hear,
+    note,
+    numbers,
+    open_rig,
+)
+
+# Consumers
+
+
+async def consumer(rig: HubRig, *spaces: str, name: str = "c") -> Peer:
+    return await rig.join(types=("buffer_*",), spaces=spaces or ("*",), consumer=name)
+
+
+@shows("consume.new", "consume.again", "consume.cursor", "consume.forward")
+async def test_a_consumer_misses_nothing(tmp_path: Path, transport: str) -> None:
+    async with open_rig(tmp_path, transport) as rig:
+        speaker = await rig.join()
+        for number in range(5):
+            await note(speaker, number)
+        peer = await consumer(rig)
+        assert numbers(await hear(peer, 5)) == [0, 1, 2, 3, 4]
+        await peer.close()
+        peer = await consumer(rig)
+        assert numbers(await hear(peer, 5)) == [0, 1, 2, 3, 4]
+        assert await peer.ask("buffer_acknowledge", {"space": SPACE, "seq": 3}) == {"seq": 3}
+        assert await peer.ask("buffer_acknowledge", {"space": SPACE, "seq": 1}) == {"seq": 3}
+        await note(speaker, 5)
+        assert numbers(await hear(peer, 1)) == [5]
+    async with open_rig(tmp_path, transport) as rig:
+        peer = await consumer(rig)
+        assert numbers(await hear(peer, 3)) == [3, 4, 5]
+        await note(await rig.join(), 6)
+        heard = await peer.receive()
+        assert (heard["seq"], heard["payload"]["number"]) == (7, 6)
+        await peer.nothing_more()
+
+
+@shows("consume.added")
+async def test_a_space_that_is_added_is_caught_up_with(rig: HubRig) -> None:
+    speaker = await rig.join()
+    await note(speaker, 1, OTHER)
+    peer = await consumer(rig, SPACE)
+    await peer.nothing_more()
+    wanted = {"subscriptions": {"types": ["buffer_*"], "spaces": [SPACE, OTHER]}}
+    told = await peer.ask("client_update", wanted)
+    assert (told["replay_from"], told["replay_to"]) == ({OTHER: 0}, {OTHER: 1})
+    assert (await peer.receive())["space"] == OTHER
+
+
+@shows("consume.replaced")
+async def test_a_consumer_takes_its_own_place(rig: HubRig) -> None:
+    first = await consumer(rig)
+    second = await consumer(rig)
+    (last,) = await first.ended()
+    assert last["payload"]["reason"] == "replaced"
+    await note(await rig.join(), 1)
+    assert numbers(await hear(second, 1)) == [1]
+
+
+@shows("consume.only")
+async def test_only_a_consumer_acknowledges(rig: HubRig) -> None:
+    peer = await rig.join(types=("*",), spaces=(SPACE,))
+    problem = await peer.refused("buffer_acknowledge", {"space": SPACE, "seq": 1})
+    assert problem["code"] == "message_invalid"
+
+
+# Replaying
+
+
+@shows("replay.seq")
+async def test_a_replay_goes_on_live_without_a_gap(rig: HubRig) -> None:
+    speaker, hearer = await rig.join(), await rig.join(types=("buffer_*",), spaces=(SPACE,))
+    await hearer.ask("client_update", {"subscriptions": {"types": ["buffer_*"], "spaces": []}})
+    ids = [await speaker.send(NOTE, {"number": n}, space=SPACE) for n in range(3000)]
+    await speaker.answer(ids[1500])
+    wanted = {"types": ["buffer_*"], "spaces": [SPACE]}
+    await hearer.ask("client_update", {"subscriptions": wanted})
+    await hearer.ask("buffer_replay", {"space": SPACE, "seq": 10})
+    await speaker.answer(ids[-1])
+    seen: list[int] = []
+    while 11 not in seen or seen[-1] != 3000:
+        found = await hearer.receive()
+        seen.append(found["seq"])
+    replayed = seen[seen.index(11) :]
+    assert replayed == list(range(11, 3001))
+    await hearer.nothing_more()
+
+
+@shows("replay.seq")
+async def test_who_does_not_wait_for_its_welcome_gets_one_replay(rig: HubRig) -> None:
+    speaker = await rig.join()
+    for number in range(3):
+        await note(speaker, number)
+    hearer = await rig.connect()
+    wanted = {"kind": "app", "subscriptions": {"types": ["*"], "spaces": [SPACE]}}
+    await hearer.send("client_register", wanted)
+    await hearer.ask("buffer_replay", {"space": SPACE, "seq": 0})
+    heard = [await hearer.receive() for _ in range(4)]
+    assert [one.get("seq") for one in heard] == [None, 1, 2, 3]
+    await hearer.nothing_more()
+
+
+@shows("replay.since", "replay.all")
+async def test_a_replay_from_a_time(rig: HubRig) -> None:
+    speaker = await rig.join()
+    await note(speaker, 1)
+    await note(speaker, 2, OTHER)
+    middle = time.time()
+    while time.time() == middle:
+        await asyncio.sleep(0)
+    await note(speaker, 3)
+    await note(speaker, 4, OTHER)
+    hearer = await rig.join(types=("*",), spaces=("*",))
+    told = await hearer.ask("buffer_replay", {"since": middle + 1e-9})
+    assert told["replay_to"] == {SPACE: 2, OTHER: 2}
+    assert sorted(numbers(await hear(hearer, 2))) == [3, 4]
+    await hearer.nothing_more()
+    await hearer.ask("buffer_replay", {"space": SPACE})
+    assert numbers(await hear(hearer, 2)) == [1, 3]
+    problem = await hearer.refused("buffer_replay", {"seq": 3})
+    assert problem["code"] == "message_invalid"
