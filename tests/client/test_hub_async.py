@@ -27,10 +27,10 @@ async def take(hub: AsyncHub, count: int) -> list[HubMessage]:
 
 async def test_what_is_published_is_kept_and_heard(here: Serving) -> None:
     async with AsyncHub(socket=here.socket) as one, AsyncHub(socket=here.socket) as two:
-        assert await one.publish(NOTE, {"n": 1}, space=DESK) == Published(1, "disk")
-        assert await one.publish(NOTE, {"n": 2}, space=DESK) == Published(2, "disk")
-        assert await two.publish(NOTE, {"n": 3}, space=OTHER) == Published(1, "disk")
+        told = [await one.publish(NOTE, {"n": n}, space=DESK) for n in (1, 2)]
+        told.append(await two.publish(NOTE, {"n": 3}, space=OTHER))
         heard = await take(two, 3)
+        assert told == [Published(message.seq, "disk", message.id) for message in heard]
         assert [(m.space, m.seq, m.payload["n"]) for m in heard] == [
             (DESK, 1, 1),
             (DESK, 2, 2),
@@ -74,6 +74,7 @@ async def test_many_at_once_share_writes_and_keep_their_order(here: Serving) -> 
         assert [one.seq for one in found] == list(range(1, count + 1))
         heard = await take(hub, count)
         assert [message.payload["n"] for message in heard] == list(range(count))
+        assert [message.id for message in heard] == [one.id for one in found]
         assert here.log.appends < count / 10
         together = [hub.publish(NOTE, {"n": n}, space=DESK) for n in range(200)]
         assert len({one.seq for one in await asyncio.gather(*together)}) == 200
@@ -83,9 +84,19 @@ async def test_many_at_once_share_writes_and_keep_their_order(here: Serving) -> 
 async def test_of_many_the_first_error_is_raised(here: Serving) -> None:
     async with AsyncHub(socket=here.socket) as hub:
         wrong = ("buffer_space_message", {"nothing": 1})
-        with pytest.raises(errors.MessageInvalid):
+        with pytest.raises(errors.MessageInvalid, match="Message 1"):
             await hub.publish_many([(NOTE, {}), wrong, wrong, (NOTE, {})], space=DESK)
-        assert (await hub.publish(NOTE, {}, space=DESK)).seq == 3
+        assert (await hub.publish(NOTE, {}, space=DESK)).seq == 1
+        many: list[tuple[str, dict[str, object]]] = [(NOTE, {})] * 600
+        with pytest.raises(errors.MessageInvalid, match="Message 100"):
+            await hub.publish_many([*many, wrong, *many], space=DESK)
+        assert (await hub.publish(NOTE, {}, space=DESK)).seq == 703
+        with pytest.raises(errors.MessageInvalid, match="send"):
+            await hub.publish_many([("custom_ping", {})], space=DESK)
+        with pytest.raises(errors.TooLarge):
+            await hub.publish_many([(NOTE, {"x": "x" * (1 << 20)})], space=DESK)
+        large = [(NOTE, {"x": "x" * 300_000})] * 4
+        assert [one.seq for one in await hub.publish_many(large, space=DESK)] == [*range(704, 708)]
         assert await hub.publish_many([]) == []
 
 

@@ -54,7 +54,8 @@ def answer(number: str, data: Any) -> HubMessage:
 
 
 def refusal(number: str, code: str) -> HubMessage:
-    return HubMessage("error", reply_to=number, payload={"code": code, "message": "No."})
+    payload = {"code": code, "message": "No.", "retry_after_ms": 250}
+    return HubMessage("error", reply_to=number, payload=payload)
 
 
 def kept(seq: int, space: str = SPACE) -> HubMessage:
@@ -186,7 +187,9 @@ def test_what_is_too_much_is_sent_again_later_in_order() -> None:
     later = one.call(Envelope("buffer_custom_x"), answers, again=True)
     hear(one, *(refusal(number, "rate_limited") for number in numbers[1:]))
     assert one.slow_down and one.take() == [] and isinstance(single.found[0], errors.RateLimited)
+    assert one.pause_s == 0.25
     one.go_on()
+    assert one.pause_s == 0.0
     assert [line["id"] for line in sent(one)] == [*numbers[1:4], later]
 
 

@@ -27,7 +27,8 @@ def test_saying_and_hearing(served: Served) -> None:
         Hub(socket=served.here.socket, types=[NOTE, "custom_*"], timeout_s=STEP_S) as two,
     ):
         assert one.connected and one.client_id != two.client_id and one.space == ""
-        assert one.publish(NOTE, {"n": 0}, space=DESK) == Published(1, "disk")
+        first = one.publish(NOTE, {"n": 0}, space=DESK)
+        assert first == Published(1, "disk", first.id)
         found = one.publish_many(((NOTE, {"n": n}) for n in range(1, 10)), space=DESK)
         assert [published.seq for published in found] == list(range(2, 11))
         assert one.send("custom_x", {}, space=OTHER) == Delivered(2)

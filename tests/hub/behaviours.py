@@ -17,6 +17,7 @@ REQUIRED = {
     "publish.acknowledged": "A kept message is answered with its number and the sync policy.",
     "publish.dense": "Numbers are dense for each space, whoever publishes.",
     "publish.silent": "What has no id is kept too, and answered only when it is wrong.",
+    "publish.many": "Many messages at once are kept one after the other, all of them or none.",
     "publish.live": "A live message reaches those who listen now, and is not kept.",
     "publish.sender": "The sender is who it is, and a forged one is refused.",
     "publish.checked": "Payloads that do not fit their type are refused.",

@@ -18,7 +18,14 @@ from tests.hub.rig import OTHER, SPACE, TRANSPORTS, Ended, HubRig, Peer, open_ri
 
 ORDERS = (
     *("client_register", "client_update", "client_list", "client_disconnect", "heartbeat"),
-    *("system_status", "buffer_replay", "buffer_acknowledge", "response", "error"),
+    *(
+        "system_status",
+        "buffer_replay",
+        "buffer_acknowledge",
+        "buffer_publish",
+        "response",
+        "error",
+    ),
 )
 _words = st.sampled_from(
     [
@@ -64,6 +71,14 @@ _fields = st.fixed_dictionaries(
         "text": _words,
         "content": _words,
         "name": _words,
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"type": st.sampled_from([*TYPES, "buffer_custom_x", "custom_x", ""]) | _json},
+                optional={"payload": _json, "id": _words | _json, "reply_to": _words | _json},
+            ),
+            max_size=4,
+        )
+        | _json,
     },
 )
 _envelopes = st.fixed_dictionaries(

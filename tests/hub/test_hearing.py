@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from carrel.domain.hub import Replay
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
     NOTE,
     OTHER,
     SPACE,
+    WAIT_S,
     HubRig,
     Peer,
     hear,
+    note,
     numbers,
     open_rig,
 )
@@ -110,6 +116,34 @@ async def test_a_label_is_a_border(tmp_path: Path) -> None:
         await local.ask(NOTE, {"number": 3}, space=SPACE)
         assert (await blue.refused(NOTE, {}, space=SPACE))["code"] == "space_not_found"
         assert numbers([await blue.receive()]) == [2]
+        await blue.nothing_more()
+
+
+@shows("access.label")
+async def test_a_replay_ends_where_the_reach_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said later is not told to who has it replayed, however long that takes."""
+    async with open_rig(tmp_path, "websocket") as rig:
+        local, blue = await rig.join(), await rig.join("app", "blue", types=("*",))
+        await note(local, 1)
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        read = rig.hub.log.replay
+
+        async def slow(query: Replay) -> tuple[Sequence[bytes], int]:
+            begun.set()
+            await go_on.wait()
+            return await read(query)
+
+        monkeypatch.setattr(rig.hub.log, "replay", slow)
+        told = await blue.ask("buffer_replay", {"space": SPACE, "seq": 0})
+        assert told["replay_to"] == {SPACE: 1}
+        async with asyncio.timeout(WAIT_S):
+            await begun.wait()
+        rig.spaces.labels[SPACE] = {"team": "red"}
+        await note(local, 2)
+        go_on.set()
+        assert numbers([await blue.receive()]) == [1]
         await blue.nothing_more()
 
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from carrel.domain.errors import CarrelError, InsufficientDisk
+from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
 from carrel.hub import keeping
 from carrel.hub.envelopes import SYSTEM, raw
-from carrel.hub.keeping import Keeper, Pending
+from carrel.hub.keeping import Keeper, Pending, Said
 from tests.hub.memory_log import MemoryLog
 
 WAIT_S = 30.0
@@ -26,18 +26,16 @@ class Rig:
 
     def _kept(self, batch: list[Pending]) -> None:
         self.batches.append(len(batch))
-        self.told += [one.seq for one in batch]
+        self.told += [seq for one in batch for seq in range(one.first, one.last + 1)]
 
     def _done(self, one: Pending, error: CarrelError | None) -> None:
-        self.answers.append((one.seq, "" if error is None else error.code))
+        self.answers.append((one.first, "" if error is None else error.code))
 
-    def keep(self, number: int, origin: int = 0) -> None:
-        name = f"m{number}"
+    def keep(self, number: int, origin: int = 0, many: int = 1) -> None:
         done = None if origin else self._done
         type = "space.state" if origin else "buffer_custom_x"
-        payload = raw({"number": number})
-        one = Pending(SPACE, type, name, 1.0, SYSTEM, payload, origin=origin, done=done)
-        self.keeper.keep(one)
+        said = [Said(type, f"m{number}.{n}", raw({"number": number})) for n in range(many)]
+        self.keeper.keep(Pending(SPACE, 1.0, SYSTEM, said, origin=origin, done=done))
 
     async def settled(self) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -55,6 +53,29 @@ async def test_what_comes_together_is_one_batch(rig: Rig) -> None:
     await rig.settled()
     assert rig.batches == [100] and rig.told == list(range(1, 101))
     assert rig.answers == [(seq, "") for seq in range(1, 101)]
+
+
+async def test_what_is_said_at_once_stays_in_one_batch(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "MOST", 10)
+    for many in (4, 5, 3, 25, 1):
+        rig.keep(many, many=many)
+    await rig.settled()
+    assert rig.batches == [2, 1, 1, 1]
+    assert rig.told == list(range(1, 39))
+    assert rig.answers == [(first, "") for first in (1, 5, 10, 13, 38)]
+
+
+async def test_too_much_is_counted_by_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "MOST_WAITING", 10)
+    rig.keep(0, many=10)
+    with pytest.raises(StoreBusy):
+        rig.keep(1)
+    await rig.settled()
+    rig.keep(2)
+    await rig.settled()
+    assert rig.told == list(range(1, 12))
 
 
 async def test_carrels_own_words_wait_for_more_of_them(rig: Rig) -> None:

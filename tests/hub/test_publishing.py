@@ -63,6 +63,69 @@ async def test_what_has_no_id_is_answered_only_when_it_is_wrong(rig: HubRig) -> 
     assert (problem["type"], problem["payload"]["code"]) == ("error", "space_not_found")
 
 
+@shows("publish.many")
+async def test_many_messages_are_kept_one_after_the_other(rig: HubRig) -> None:
+    agent, other = await rig.agent(), await rig.join()
+    hearer = await rig.join(types=("buffer_*",), spaces=(SPACE,))
+    messages: list[dict[str, Any]] = [
+        {"type": NOTE, "payload": {"number": 1}},
+        {"type": PROGRESS, "payload": {"message": "half way"}, "id": "mine"},
+        {"type": NOTE},
+    ]
+    await note(other, 0)
+    told = await agent.ask("buffer_publish", {"messages": messages}, space=SPACE, id="b1")
+    assert told == {"first": 2, "last": 4, "sync": "process"}
+    assert await note(other, 5) == 5
+    heard = [await hearer.receive() for _ in range(5)]
+    assert [(one["seq"], one["id"], one["type"]) for one in heard[1:4]] == [
+        (2, "b1.0", NOTE),
+        (3, "mine", PROGRESS),
+        (4, "b1.2", NOTE),
+    ]
+    assert heard[1]["payload"] == {"number": 1} and heard[3]["payload"] == {}
+    assert {one["sender"]["kind"] for one in heard[1:4]} == {"agent"}
+
+
+@shows("publish.many")
+@pytest.mark.parametrize(
+    ("bad", "code", "named"),
+    [
+        ({"type": PROGRESS, "payload": {"message": ""}}, "message_invalid", "Message 1"),
+        ({"type": "custom_live", "payload": {}}, "message_invalid", "Message 1"),
+        ({"type": "agent_command", "payload": {"command": "c"}}, "message_invalid", "Message 1"),
+        ({"type": "buffer_odd", "payload": {}}, "message_invalid", "Message 1"),
+        ({"type": "buffer_publish", "payload": {"messages": []}}, "message_invalid", "Message 1"),
+        ({"type": NOTE, "payload": 5}, "message_invalid", "Message 1"),
+        ({"type": NOTE, "payload": {}, "space": OTHER}, "message_invalid", "space"),
+        ({"type": NOTE, "payload": {}, "sender": {}}, "message_invalid", "sender"),
+        ({"type": NOTE, "payload": {}, "id": "x" * 129}, "message_invalid", ""),
+        ({"type": "buffer_user_answer", "payload": {"answer": "a"}}, "forbidden", ""),
+    ],
+)
+async def test_of_many_messages_all_are_kept_or_none(
+    rig: HubRig, bad: dict[str, Any], code: str, named: str
+) -> None:
+    agent = await rig.agent()
+    messages = [{"type": NOTE, "payload": {}}, bad]
+    problem = await agent.refused("buffer_publish", {"messages": messages}, space=SPACE)
+    assert problem["code"] == code and named in problem["message"]
+    assert rig.hub.keeper.last(SPACE) == 0
+
+
+@shows("publish.many")
+async def test_many_are_not_too_many_and_of_one_space_that_may_be_seen(rig: HubRig) -> None:
+    agent = await rig.agent()
+    one = {"type": NOTE, "payload": {}}
+    for count in (0, 1001):
+        problem = await agent.refused("buffer_publish", {"messages": [one] * count}, space=SPACE)
+        assert problem["code"] == "message_invalid"
+    for space in (OTHER, "sp_nothing", ""):
+        problem = await agent.refused("buffer_publish", {"messages": [one]}, space=space)
+        assert problem["code"] == "space_not_found"
+    told = await agent.ask("buffer_publish", {"messages": [one] * 1000}, space=SPACE)
+    assert (told["first"], told["last"]) == (1, 1000)
+
+
 @shows("publish.live")
 async def test_a_live_message_is_not_kept(rig: HubRig) -> None:
     speaker, hearer = await rig.join(), await rig.join(types=("*",), spaces=(SPACE,))
@@ -148,6 +211,16 @@ async def test_who_is_too_fast_is_told(tmp_path: Path, transport: str) -> None:
         bad = [one["payload"] for one in answers if one["type"] == "error"]
         assert len(good) == 9 and {one["code"] for one in bad} == {"rate_limited"}
         assert all(0 < one["retry_after_ms"] <= 1001 for one in bad)
+
+
+@shows("limit.rate")
+async def test_many_messages_count_as_many(tmp_path: Path, transport: str) -> None:
+    async with open_rig(tmp_path, transport, options(rate=Rate(0.001, 10))) as rig:
+        peer = await rig.join()
+        some = [{"type": NOTE, "payload": {}}] * 5
+        assert (await peer.ask("buffer_publish", {"messages": some}, space=SPACE))["last"] == 5
+        problem = await peer.refused("buffer_publish", {"messages": some}, space=SPACE)
+        assert problem["code"] == "rate_limited" and rig.hub.keeper.last(SPACE) == 5
 
 
 @shows("limit.flood")

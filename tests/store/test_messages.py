@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,16 +85,16 @@ async def test_a_number_that_is_not_the_next_is_refused(log: SqliteLog, bad: int
 
 async def test_line_breaks_tell_messages_apart(log: SqliteLog) -> None:
     with pytest.raises(ValueError, match="line breaks"):
-        await log.append([replace(message(1), body=b"{\n}")])
-    odd = replace(message(1), body=b"\xff\x00\r{}\x85")
-    await log.append([odd, replace(message(2), body=b"")])
+        await log.append([message(1)._replace(body=b"{\n}")])
+    odd = message(1)._replace(body=b"\xff\x00\r{}\x85")
+    await log.append([odd, message(2)._replace(body=b"")])
     assert await everything(log) == [odd.body, b""]
     assert [one.body for one in await log.read(PlaceQuery())] == [odd.body, b""]
 
 
 @pytest.mark.parametrize("alone", [True, False])
 async def test_what_cannot_be_kept_fails_alone(log: SqliteLog, alone: bool) -> None:
-    bad = [replace(message(1), at=float("nan")), replace(message(1), type="\ud800")]
+    bad = [message(1)._replace(at=float("nan")), message(1)._replace(type="\ud800")]
     others = [] if alone else [log.append([message(1, f"sp_{n}")]) for n in range(10)]
     for one in bad:
         calls = [log.append([message(1, OTHER), one]), *others]
@@ -332,7 +331,7 @@ async def test_room_is_given_back(path: Path) -> None:
 async def test_a_forgotten_space_begins_anew(path: Path, many: int) -> None:
     async with open_log(path) as log:
         await log.append([message(1, OTHER, origin=3)])
-        await log.append([replace(one, origin=4) for one in some(1, many)], sync=False)
+        await log.append([one._replace(origin=4) for one in some(1, many)], sync=False)
         await log.acknowledge("a", DESK, 1)
         await log.acknowledge("a", OTHER, 1)
         await log.forget(DESK)

@@ -32,6 +32,7 @@ from carrel.client.hub_messages import (
     HubStatus,
     Published,
     Subscriptions,
+    pieces,
     registration,
 )
 from carrel.client.hub_places import find_hub
@@ -172,29 +173,34 @@ class AsyncHub:
     ) -> Published:
         """Returns when it is kept. At least once: when the connection breaks before the hub
         has said so, it is sent again with the same id, and may then be in the log twice."""
-        envelope = self._kept(type, payload, space, reply_to)
-        return _published(await self._ask(envelope, again=True))
+        if not type.startswith(KEPT):
+            raise MessageInvalid(f"{type} is live.", hint="Use `send`, or `request`.")
+        envelope = Envelope(type, "", self._about(space), payload, reply_to)
+        return _published(await self._ask(envelope, again=True), envelope.id)
 
     async def publish_many(
         self, messages: Iterable[tuple[str, Mapping[str, Any]]], *, space: str = ""
     ) -> list[Published]:
-        """Types and payloads, in this order, without waiting for one before the next. Raises
-        the first error, when all are answered. (Should the hub say that it is too much, those
-        are sent again that it refused, and may come after others.)"""
-        waiting: list[tuple[str, asyncio.Future[Any]]] = []
+        """Types and payloads, in this order, without waiting for one before the next. Up to
+        500 of them (or 256 KiB) go as one piece, of which all are kept or none. Raises the
+        first error, when all are answered. (Should the hub say that it is too much, those
+        pieces are sent again that it refused, and may come after others.)"""
+        waiting: list[tuple[str, asyncio.Future[Any], int]] = []
         found: list[Published] = []
         failure: CarrelError | None = None
         try:
-            for type, payload in messages:
-                envelope = self._kept(type, payload, space, "")
-                waiting.append(await self._begin(_calling(self._session, envelope, True)))
-            for _, future in waiting:
+            for piece in pieces(messages):
+                payload = {"messages": piece.messages}
+                envelope = Envelope("buffer_publish", "", self._about(space), payload)
+                begun = await self._begin(_calling(self._session, envelope, True))
+                waiting.append((*begun, piece.count))
+            for number, future, count in waiting:
                 try:
-                    found.append(_published(await future))
+                    found += _published_all(await future, number, count)
                 except CarrelError as error:
                     failure = failure or error
         except BaseException:
-            for number, future in waiting:
+            for number, future, _ in waiting:
                 self._abandon(number, future)
             raise
         if failure is not None:
@@ -243,11 +249,6 @@ class AsyncHub:
     async def _answer(self, message: HubMessage, payload: dict[str, Any]) -> bool:
         found = await self._ask(Envelope("response", payload=payload, reply_to=message.id))
         return not found.get("dropped")
-
-    def _kept(self, type: str, payload: Mapping[str, Any], space: str, reply_to: str) -> Envelope:
-        if not type.startswith(KEPT):
-            raise MessageInvalid(f"{type} is live.", hint="Use `send`, or `request`.")
-        return Envelope(type, "", self._about(space), payload, reply_to)
 
     def _about(self, space: str) -> str:
         return space or self._session.space
@@ -431,7 +432,8 @@ class AsyncHub:
         if session.ending is not None:
             raise session.ending
         if session.slow_down and self._slowing is None:
-            self._slowing = asyncio.get_running_loop().call_later(SLOWER_S, self._go_on)
+            pause_s = max(SLOWER_S, session.pause_s)
+            self._slowing = asyncio.get_running_loop().call_later(pause_s, self._go_on)
         self._flush_soon()
 
     async def _stay(self, channel: Channel) -> None:
@@ -536,8 +538,17 @@ def _calling(session: Session, envelope: Envelope, again: bool) -> Callable[[Set
     return lambda settle: session.call(envelope, settle, again=again)
 
 
-def _published(data: Any) -> Published:
+def _published(data: Any, number: str) -> Published:
     try:
-        return Published(data["seq"], data["sync"])
+        return Published(data["seq"], data["sync"], number)
     except (KeyError, TypeError):
         raise unreadable("it has no number") from None
+
+
+def _published_all(data: Any, number: str, count: int) -> list[Published]:
+    """The hub names those of one piece after it."""
+    try:
+        first, sync = int(data["first"]), data["sync"]
+    except (KeyError, TypeError, ValueError):
+        raise unreadable("it has no number") from None
+    return [Published(first + n, sync, f"{number}.{n}") for n in range(count)]

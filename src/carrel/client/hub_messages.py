@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import msgspec
@@ -13,6 +13,8 @@ KEPT = "buffer_"
 """Types that begin so are kept; all others are live."""
 MAX_ENVELOPE = 1 << 20
 """The hub cuts off who sends more."""
+PIECE, PIECE_BYTES = 500, 1 << 18
+"""Messages that are published at once, and about how many bytes."""
 
 
 class Sender(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,11 +50,20 @@ class Published(msgspec.Struct, frozen=True):
 
     seq: int
     sync: str
+    id: str = ""
+    """Of the message, as those hear it who listen."""
 
 
 class Delivered(msgspec.Struct, frozen=True):
     """A live message reached so many."""
 
+    count: int
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """The payload of `buffer_publish`, and how many messages are in it."""
+
+    messages: msgspec.Raw
     count: int
 
 
@@ -146,10 +157,38 @@ def registration(options: HubOptions, inside: bool) -> Registration:
 
 def encode(envelope: Envelope) -> bytes:
     """Without the line break. Raises `MessageInvalid` and `TooLarge`."""
+    return _bounded(_encoded(envelope))
+
+
+def pieces(messages: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Piece]:
+    """Types and payloads as they are published: many at once. Raises as `encode`."""
+    some: list[bytes] = []
+    size = 0
+    for type, payload in messages:
+        if not type.startswith(KEPT):
+            raise MessageInvalid(f"{type} is live.", hint="Use `send`, or `request`.")
+        one = _bounded(_encoded({"type": type, "payload": payload}))
+        if some and (len(some) == PIECE or size + len(one) > PIECE_BYTES):
+            yield _piece(some)
+            some, size = [], 0
+        some.append(one)
+        size += len(one)
+    if some:
+        yield _piece(some)
+
+
+def _piece(some: list[bytes]) -> Piece:
+    return Piece(msgspec.Raw(b"[" + b",".join(some) + b"]"), len(some))
+
+
+def _encoded(value: object) -> bytes:
     try:
-        body = _encode(envelope)
+        return _encode(value)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise MessageInvalid(f"The payload is no JSON: {error}.") from error
+
+
+def _bounded(body: bytes) -> bytes:
     if len(body) > MAX_ENVELOPE:
         raise TooLarge(
             f"A message is at most {MAX_ENVELOPE} bytes long.",

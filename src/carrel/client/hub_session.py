@@ -41,6 +41,8 @@ HEARTBEAT_S = 15.0
 WINDOW = 500
 """Messages that may wait for the hub's answer: fewer than it takes to be cut off for flooding."""
 WINDOW_BYTES = 8 << 20
+LONGEST_PAUSE_S = 60.0
+"""After the hub said that it is too much."""
 ALL = "*"
 FATAL = (AuthenticationFailed, Forbidden, SpaceNotFound, MessageInvalid, StateConflict)
 """Who is refused for these is refused the next time too."""
@@ -74,6 +76,8 @@ class Session:
         """Why this connection is of no use any more."""
         self.slow_down = False
         """The hub said that it is too much: nothing is sent until somebody calls `go_on`."""
+        self.pause_s = 0.0
+        """How long the hub wants that to be."""
         self.leaving = False
         self.inbox = Inbox()
         self.missed = 0
@@ -196,6 +200,7 @@ class Session:
 
     def go_on(self) -> None:
         self.slow_down = False
+        self.pause_s = 0.0
 
     def leave(self) -> None:
         self.tell(Envelope("client_disconnect"))
@@ -258,6 +263,7 @@ class Session:
             call.sent = False
             self._refused.append(number)
             self.slow_down = True
+            self.pause_s = max(self.pause_s, _pause_s(message))
         else:
             del self._calls[number]
             call.settle(None, error)
@@ -336,3 +342,8 @@ class Session:
     def _wants(self, space: str) -> bool:
         spaces = self.wanted.subscriptions.spaces
         return ALL in spaces or space in spaces
+
+
+def _pause_s(refusal: HubMessage) -> float:
+    wanted = refusal.payload.get("retry_after_ms")
+    return min(wanted / 1000, LONGEST_PAUSE_S) if isinstance(wanted, int | float) else 0.0

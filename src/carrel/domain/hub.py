@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 HUB_SOCKET = "hub.sock"
 """In the folder of the hub, of which each sandbox has one of its own."""
@@ -43,8 +43,7 @@ class Sync(StrEnum):
     """It is with the kernel: it outlives every end of the daemon."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One to be kept. `body` is the whole envelope as it goes to clients, one JSON object
     without a line break, with its `seq` in it. `origin` is the number of the event that it
     tells of, for those that Carrel itself wrote; such are repeated after a crash."""

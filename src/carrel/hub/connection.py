@@ -40,6 +40,7 @@ class Connection:
             "system_status": self._status,
             "buffer_replay": self._replay,
             "buffer_acknowledge": self._acknowledge,
+            "buffer_publish": self._publish,
             "response": lambda received: hub.answer(client, received),
         }
 
@@ -70,7 +71,13 @@ class Connection:
         client = self._client
         if client.kind is None and received.type != "client_register":
             raise Forbidden("Say first who you are.", hint="Send `client_register`.")
-        if wait := client.bucket.take(now):
+        self._take(1, now)
+        if received.sender is not None and received.sender != _as_claimed(client):
+            raise Forbidden("The sender is not yours to set.", hint="Leave it out.")
+
+    def _take(self, messages: int, now: float) -> None:
+        client = self._client
+        if wait := client.bucket.take(now, messages):
             client.refused += 1
             error = RateLimited(
                 "Too many messages.", hint="Slow down.", retry_after_ms=int(wait * 1000) + 1
@@ -79,8 +86,6 @@ class Connection:
                 self._hub.cut_off(client, "flood", error)
             raise error
         client.refused = 0
-        if received.sender is not None and received.sender != _as_claimed(client):
-            raise Forbidden("The sender is not yours to set.", hint="Leave it out.")
 
     def refused(self, error: CarrelError) -> None:
         """The transport met something that is no envelope, and ends the connection."""
@@ -213,6 +218,13 @@ class Connection:
             hub.refuse(client, error, number)
         finally:
             client.reading -= left
+
+    def _publish(self, received: Received) -> None:
+        # One of them was taken for the envelope.
+        heard_at = self._client.heard_at
+        self._hub.publish_many(
+            self._client, received, lambda count: self._take(count - 1, heard_at)
+        )
 
     def _acknowledge(self, received: Received) -> None:
         client = self._client

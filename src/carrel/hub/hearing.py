@@ -40,6 +40,10 @@ class Hearing:
                 if not hearing:
                     del self._by_space[space]
 
+    def anybody(self, space: str) -> bool:
+        """Whether somebody may hear of it; cheap."""
+        return bool(self._everywhere) or space in self._by_space
+
     def of(self, space: str, type: str) -> Iterator[Client]:
         for client in self._by_space.get(space, ()):
             if client.types.fit(type):

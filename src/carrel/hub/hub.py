@@ -20,7 +20,6 @@ from msgspec import Raw
 from carrel.domain.errors import (
     CarrelError,
     DeadlinePassed,
-    Forbidden,
     MessageInvalid,
     NoReceiver,
     RateLimited,
@@ -28,14 +27,14 @@ from carrel.domain.errors import (
 )
 from carrel.domain.hub import ClientKind, HubLog, Keep, Sync, is_kept
 from carrel.domain.hub import Replay as LogReplay
-from carrel.hub import access, types
+from carrel.hub import access, speaking, types
 from carrel.hub.access import Identity, Spaces
 from carrel.hub.client import ALL, Client, Sink
 from carrel.hub.compacting import compact
 from carrel.hub.connection import Connection
 from carrel.hub.envelopes import SYSTEM, Received, Sender, Sent, encode, problem, raw
 from carrel.hub.hearing import Hearing
-from carrel.hub.keeping import Keeper, Pending
+from carrel.hub.keeping import Keeper, Pending, Said
 from carrel.hub.rates import Rate
 from carrel.hub.requests import DEADLINE_MS, MAX_DEADLINE_MS, MAX_OPEN, Open, Requests
 
@@ -151,9 +150,12 @@ class Hub:
 
     def _kept(self, batch: list[Pending]) -> None:
         for one in batch:
-            for client in self.hearing.of(one.space, one.type):
-                if one.space not in client.reading:
-                    self.push(client, one.body)
+            if not self.hearing.anybody(one.space):
+                continue
+            for said, body in zip(one.said, one.bodies, strict=True):
+                for client in self.hearing.of(one.space, said.type):
+                    if one.space not in client.reading:
+                        self.push(client, body)
         for heard in self.on_kept:
             heard()
 
@@ -199,15 +201,8 @@ class Hub:
         if type.to is ClientKind.SYSTEM:
             self._ask_system(client, received, type)
             return
-        types.check(type, received.payload)
-        if type.needs_reply_to and not received.reply_to:
-            raise MessageInvalid("An answer names what it answers.", hint="Set `reply_to`.")
-        assert client.kind is not None
-        access.check_speaks(self._spaces, client.identity, client.kind, type, received.space)
-        if client.kind is ClientKind.IDE and not client.spaces & {received.space, ALL}:
-            raise Forbidden(
-                "An editor speaks to the spaces that it is connected to.", hint="Subscribe first."
-            )
+        speaking.check(type, received.payload, received.reply_to)
+        speaking.admit(self._spaces, client, type, received.space)
         to = received.to or (str(type.to) if type.to is not None else "")
         if to:
             self._request(client, received, to)
@@ -219,24 +214,29 @@ class Hub:
             self.respond(client, received.id, {"delivered": count})
 
     def _keep(self, client: Client, received: Received) -> None:
+        said = Said(received.type, received.id or _new_id(), received.payload, received.reply_to)
+        self._keep_all(client, received, [said], lambda one: {"seq": one.first})
+
+    def publish_many(self, client: Client, received: Received, rate: Callable[[int], None]) -> None:
+        """All that is in it, or nothing. `rate` is asked whether that many may be said."""
+        said = speaking.many(self._spaces, client, received, received.id or _new_id())
+        rate(len(said))
+        self._keep_all(client, received, said, lambda one: {"first": one.first, "last": one.last})
+
+    def _keep_all(
+        self,
+        client: Client,
+        received: Received,
+        said: list[Said],
+        places: Callable[[Pending], dict[str, object]],
+    ) -> None:
         def done(one: Pending, error: CarrelError | None) -> None:
             if error is not None:
                 self.refuse(client, error, received.id)
             else:
-                self.respond(client, received.id, {"seq": one.seq, "sync": self.options.sync})
+                self.respond(client, received.id, {**places(one), "sync": self.options.sync})
 
-        self.keeper.keep(
-            Pending(
-                received.space,
-                received.type,
-                received.id or _new_id(),
-                time.time(),
-                client.sender,
-                received.payload,
-                received.reply_to,
-                done=done,
-            )
-        )
+        self.keeper.keep(Pending(received.space, time.time(), client.sender, said, done=done))
 
     def _request(self, client: Client, received: Received, to: str) -> None:
         if not received.id:
@@ -286,7 +286,8 @@ class Hub:
 
     def tell(self, space: str, type: str, payload: object) -> None:
         """Keeps a word of Carrel's own, without waiting for it to be kept."""
-        self.keeper.keep(Pending(space, type, _new_id(), time.time(), SYSTEM, raw(payload)))
+        said = Said(type, _new_id(), raw(payload))
+        self.keeper.keep(Pending(space, time.time(), SYSTEM, [said]))
 
     async def say(self, client: Client, space: str, type: str, payload: object) -> int:
         """Keeps a message from this client that it could not publish itself; its number."""
@@ -303,14 +304,12 @@ class Hub:
 
         def settle(one: Pending, error: CarrelError | None) -> None:
             if error is None:
-                done.set_result(one.seq)
+                done.set_result(one.first)
             else:
                 done.set_exception(error)
 
-        body = raw(payload)
-        self.keeper.keep(
-            Pending(space, type, _new_id(), time.time(), sender, body, reply_to, done=settle)
-        )
+        said = Said(type, _new_id(), raw(payload), reply_to)
+        self.keeper.keep(Pending(space, time.time(), sender, [said], done=settle))
         return await done
 
     def _receiver(self, asker: Client, received: Received, to: str) -> Client:
@@ -378,9 +377,10 @@ class Hub:
         put the space into `client.reading` before anything could be missed."""
         try:
             while not client.closed:
-                # Not beyond what was told: the rest is on its way to the listeners.
+                # Not beyond what was told: the rest is on its way to the listeners. And not
+                # what was said after the space has left the client's reach.
                 behind = self.keeper.last(space) - after
-                if behind <= 0:
+                if behind <= 0 or not access.may_see(self._spaces, client.identity, space):
                     break
                 asked = LogReplay(space, after, min(PAGE, behind))
                 bodies, reached = await self.log.replay(asked)

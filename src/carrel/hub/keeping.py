@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -38,21 +38,32 @@ _log = logging.getLogger("carrel.hub")
 OnDone = Callable[["Pending", CarrelError | None], None]
 
 
-@dataclass(slots=True)
-class Pending:
-    """One on its way into the log. `seq` and `body` are set when it is there."""
+class Said(msgspec.Struct):
+    """One message, before it has a number."""
 
-    space: str
     type: str
     id: str
-    ts: float
-    sender: msgspec.Raw
     payload: msgspec.Raw
     reply_to: str = ""
+
+
+@dataclass(slots=True)
+class Pending:
+    """What somebody said at once of one space, on its way into the log: all of it or nothing,
+    one after the other. `first` and `bodies` are set when it is there."""
+
+    space: str
+    ts: float
+    sender: msgspec.Raw
+    said: Sequence[Said]
     origin: int = 0
     done: OnDone | None = None
-    seq: int = 0
-    body: bytes = b""
+    first: int = 0
+    bodies: Sequence[bytes] = field(default=())
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.said) - 1
 
 
 class Keeper:
@@ -63,6 +74,8 @@ class Keeper:
         self._kept = kept
         self._last: dict[str, int] = {}
         self._waiting: deque[Pending] = deque()
+        self._size = 0
+        """Messages that wait."""
         self._writing: asyncio.Task[None] | None = None
         self._given = self._done = 0
         self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -86,9 +99,10 @@ class Keeper:
 
     def keep(self, pending: Pending) -> None:
         """Raises `StoreBusy`. Never waits."""
-        if len(self._waiting) >= MOST_WAITING and not pending.origin:
+        if self._size >= MOST_WAITING and not pending.origin:
             raise StoreBusy("Too much waits to be kept.", hint="Try again in a moment.")
         self._waiting.append(pending)
+        self._size += len(pending.said)
         self._given += 1
         if not pending.origin:
             self._hurry.set()
@@ -120,8 +134,7 @@ class Keeper:
         try:
             while self._waiting:
                 await self._gather()
-                count = min(MOST, len(self._waiting))
-                batch = [self._waiting.popleft() for _ in range(count)]
+                batch = self._next()
                 if self._waiting:
                     # Some of these have waited for long enough.
                     self._hurry.set()
@@ -143,11 +156,21 @@ class Keeper:
                     await self._hurry.wait()
         self._hurry.clear()
 
+    def _next(self) -> list[Pending]:
+        batch: list[Pending] = []
+        room = MOST
+        while self._waiting and (not batch or len(self._waiting[0].said) <= room):
+            one = self._waiting.popleft()
+            room -= len(one.said)
+            batch.append(one)
+        self._size -= MOST - room
+        return batch
+
     async def _batch(self, batch: list[Pending]) -> bool:
         """False when something of it has to be tried again."""
         error: CarrelError | None = None
         last = {one.space: self.last(one.space) for one in batch}
-        messages = [self._number(one, last) for one in batch]
+        messages = [message for one in batch for message in self._number(one, last)]
         try:
             await self._log.append(messages, sync=any(not one.origin for one in batch))
         except CarrelError as caught:
@@ -158,7 +181,7 @@ class Keeper:
             error = CarrelError("The message could not be kept.", hint="See the daemon's log.")
         if error is None:
             self._last |= last
-            self.count += len(batch)
+            self.count += len(messages)
             self._kept(batch)
         for one in batch:
             if one.done is not None:
@@ -166,6 +189,7 @@ class Keeper:
                     one.done(one, error)
         again = [one for one in batch if error is not None and one.origin]
         self._waiting.extendleft(reversed(again))
+        self._size += sum(len(one.said) for one in again)
         self._done += len(batch) - len(again)
         self._settle(self._done)
         return not again
@@ -177,18 +201,15 @@ class Keeper:
                 future.set_result(None)
 
     @staticmethod
-    def _number(one: Pending, last: dict[str, int]) -> Message:
-        last[one.space] = one.seq = last[one.space] + 1
-        one.body = encode(
-            Sent(
-                one.type,
-                one.id,
-                one.ts,
-                one.sender,
-                one.payload,
-                one.space,
-                one.seq,
-                one.reply_to,
-            )
-        )
-        return Message(one.space, one.seq, one.type, one.ts, one.body, one.origin)
+    def _number(one: Pending, last: dict[str, int]) -> list[Message]:
+        space, ts, sender = one.space, one.ts, one.sender
+        one.first = last[space] + 1
+        one.bodies = [
+            encode(Sent(said.type, said.id, ts, sender, said.payload, space, seq, said.reply_to))
+            for seq, said in enumerate(one.said, one.first)
+        ]
+        last[space] = one.last
+        numbered = zip(range(one.first, one.last + 1), one.said, one.bodies, strict=True)
+        return [
+            Message(space, seq, said.type, ts, body, one.origin) for seq, said, body in numbered
+        ]

@@ -21,13 +21,15 @@ class Bucket:
         self._left = float(rate.burst)
         self._at = now
 
-    def take(self, now: float) -> float:
-        """0.0 when it may, else how many seconds to wait."""
+    def take(self, now: float, count: int = 1) -> float:
+        """0.0 when it may say so many, else how many seconds to wait. What is more than may
+        be said at once takes all of that."""
         if now > self._at:
             gained = (now - self._at) * self._rate.per_second
             self._left = min(float(self._rate.burst), self._left + gained)
             self._at = now
-        if self._left >= 1.0:
-            self._left -= 1.0
+        wanted = float(min(count, self._rate.burst))
+        if self._left >= wanted:
+            self._left -= wanted
             return 0.0
-        return (1.0 - self._left) / self._rate.per_second
+        return (wanted - self._left) / self._rate.per_second

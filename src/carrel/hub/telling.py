@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.hub import HubLog
 from carrel.hub.envelopes import SYSTEM, raw
-from carrel.hub.keeping import Keeper, Pending
+from carrel.hub.keeping import Keeper, Pending, Said
 
 BATCH = 1000
 
@@ -36,11 +36,9 @@ class Teller:
             self._keeper.keep(
                 Pending(
                     event.space_id,
-                    str(event.type),
-                    f"ev_{event.seq}",
                     event.at,
                     SYSTEM,
-                    raw(event.data),
+                    [Said(str(event.type), f"ev_{event.seq}", raw(event.data))],
                     origin=event.seq,
                 )
             )

@@ -60,6 +60,19 @@ class Acknowledge(Payload):
     seq: Seq
 
 
+class Entry(Payload):
+    """One of many messages that are said at once."""
+
+    type: str
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+    id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    reply_to: Annotated[str, msgspec.Meta(max_length=128)] = ""
+
+
+class Publish(Payload):
+    messages: Annotated[list[Entry], msgspec.Meta(min_length=1, max_length=1000)]
+
+
 class Error(Payload):
     code: Name
     message: str = ""
