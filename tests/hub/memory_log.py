@@ -53,13 +53,13 @@ class MemoryLog:
             raise self.failing
         self._check(messages)
         self.appends += 1
-        return [self._add(message) for message in messages]
+        return [self._add(one) for message in messages for one in _singles(message)]
 
     def _check(self, messages: Sequence[Message]) -> None:
         last: dict[str, int] = {}
         for one in messages:
             before = last.get(one.space_id, self._of(one.space_id).last)
-            if one.seq != before + 1:
+            if one.seq - one.together != before:
                 raise ValueError(f"{one.space_id}: {one.seq} does not follow {before}")
             last[one.space_id] = one.seq
 
@@ -192,6 +192,12 @@ class MemoryLog:
         self._spaces.pop(space_id, None)
         for cursors in self._cursors.values():
             cursors.pop(space_id, None)
+
+
+def _singles(message: Message) -> list[Message]:
+    first = message.seq - message.together + 1
+    lines = enumerate(message.body.split(b"\n"), first)
+    return [message._replace(seq=seq, body=body, together=1) for seq, body in lines]
 
 
 def _beyond(messages: list[Placed], keep: Keep, now: float) -> int:

@@ -8,8 +8,8 @@ import pytest
 
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
 from carrel.hub import keeping
-from carrel.hub.envelopes import SYSTEM, raw
-from carrel.hub.keeping import Keeper, Pending, Said
+from carrel.hub.envelopes import SYSTEM, Said, raw
+from carrel.hub.keeping import Keeper, Pending
 from tests.hub.memory_log import MemoryLog
 
 WAIT_S = 30.0
@@ -34,7 +34,7 @@ class Rig:
     def keep(self, number: int, origin: int = 0, many: int = 1) -> None:
         done = None if origin else self._done
         type = "space.state" if origin else "buffer_custom_x"
-        said = [Said(type, f"m{number}.{n}", raw({"number": number})) for n in range(many)]
+        said = [Said(type, raw({"number": number}), f"m{number}.{n}") for n in range(many)]
         self.keeper.keep(Pending(SPACE, 1.0, SYSTEM, said, origin=origin, done=done))
 
     async def settled(self) -> None:

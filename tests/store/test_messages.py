@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.domain.errors import StoreBusy
-from carrel.domain.hub import Dropped, HubLog, Keep, Placed, PlaceQuery, Replay, Span
+from carrel.domain.hub import Dropped, HubLog, Keep, Message, Placed, PlaceQuery, Replay, Span
 from carrel.store.messages import SqliteLog, open_log
+from carrel.store.messages_tables import APPLICATION_ID, MESSAGES
 from carrel.store.messages_tasks import DROP_MOST
+from carrel.store.migrations import Schema
+from carrel.store.opening import Settings, prepare
 from tests.store.messages_records import (
     AT,
     DESK,
@@ -354,3 +357,19 @@ async def test_the_newest_origin(log: SqliteLog) -> None:
     assert await log.last_origin() == 7
     await log.compact(Keep(messages=1), AT)
     assert await log.last_origin() == 7
+
+
+async def test_a_log_of_the_first_version_is_carried_over(path: Path) -> None:
+    old = Schema(APPLICATION_ID, MESSAGES.migrations[:1], shrinks=True)
+    connection = prepare(Settings(path, schema=old))
+    connection.execute("INSERT INTO heads (number, space_id) VALUES (1, ?)", (DESK,))
+    for one in some(1, 3):
+        row = (one.seq, 1, one.seq, 0, one.at, one.type, 0, one.body)
+        connection.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    connection.close()
+    async with open_log(path) as log:
+        assert await everything(log) == bodies(some(1, 3))
+        together = b"\n".join(bodies(some(4, 6)))
+        three = Message(DESK, 6, "buffer_note", AT, together, together=3)
+        assert list(await log.append([three])) == [4, 5, 6]
+        assert await everything(log) == bodies(some(1, 6))

@@ -28,10 +28,17 @@ BODIES = st.binary(max_size=12).map(lambda body: body.replace(b"\n", b""))
 SEQS = st.integers(-1, 12)
 
 DRAFTS = st.lists(
-    st.tuples(SPACES, st.sampled_from([1] * 15 + [0, 2]), TYPES, TIMES, BODIES, st.integers(0, 9)),
+    st.tuples(
+        SPACES,
+        st.sampled_from([1] * 15 + [0, 2]),
+        TYPES,
+        TIMES,
+        st.just([b""]) | st.lists(BODIES, min_size=1, max_size=5),
+        st.integers(0, 9),
+    ),
     max_size=6,
 )
-"""Messages, with how far after the last of its space each is."""
+"""Messages, one or several at once, with how far after the last of its space each is."""
 
 KEEPS = st.builds(
     Keep,
@@ -44,6 +51,8 @@ KEEPS = st.builds(
 class Model:
     def __init__(self) -> None:
         self.kept: list[Placed] = []
+        self.runs: dict[int, int] = {}
+        """The last place of all that were said at once, by place."""
         self.lasts: dict[str, int] = {}
         self.seen: dict[tuple[str, str], int] = {}
         self.place = 0
@@ -54,13 +63,19 @@ class Model:
 
     def append(self, messages: Sequence[Message]) -> list[int] | None:
         lasts = dict(self.lasts)
-        placed = []
-        for place, one in enumerate(messages, start=self.place + 1):
-            if one.seq != lasts.get(one.space_id, 0) + 1:
+        placed: list[Placed] = []
+        runs: dict[int, int] = {}
+        for one in messages:
+            if one.seq - one.together != lasts.get(one.space_id, 0):
                 return None
+            end = self.place + len(placed) + one.together
+            for seq, body in enumerate(one.body.split(b"\n"), lasts.get(one.space_id, 0) + 1):
+                place = self.place + len(placed) + 1
+                placed.append(Placed(place, one.space_id, seq, one.type, one.at, body))
+                runs[place] = end
             lasts[one.space_id] = one.seq
-            placed.append(Placed(place, one.space_id, one.seq, one.type, one.at, one.body))
         self.kept += placed
+        self.runs |= runs
         self.lasts = lasts
         self.place += len(placed)
         self.origin = max([self.origin, *(one.origin for one in messages)])
@@ -78,14 +93,26 @@ class Model:
     def span(self, space_id: str) -> Span:
         kept = self.of(space_id)
         last = self.lasts[space_id]
-        return Span(last - len(kept) + 1, last, sum(len(one.body) for one in kept))
+        return Span(last - len(kept) + 1, last, self.size(kept))
+
+    def size(self, messages: list[Placed]) -> int:
+        """Each but the last that was said at once has a line break."""
+        return sum(len(one.body) + (self.runs[one.place] != one.place) for one in messages)
+
+    def run(self, one: Placed) -> list[Placed]:
+        return [other for other in self.kept if self.runs[other.place] == self.runs[one.place]]
 
     def replay(self, query: Replay) -> tuple[list[bytes], int]:
         page: list[Placed] = []
+        begun: list[Placed] = []
         for one in self.of(query.space_id):
-            size = sum(len(other.body) for other in page)
-            if one.seq > query.after and len(page) < query.limit and size < query.max_bytes:
-                page.append(one)
+            if one.seq <= query.after or len(page) == query.limit:
+                continue
+            if one not in begun:
+                if self.size(begun) >= query.max_bytes:
+                    break
+                begun += self.run(one)
+            page.append(one)
         return [one.body for one in page], page[-1].seq if page else query.after
 
     def read(self, query: PlaceQuery) -> list[Placed]:
@@ -111,13 +138,18 @@ class Model:
 
     def _compact(self, space_id: str, keep: Keep, now: float) -> Dropped | None:
         kept = self.of(space_id)
-        gone = []
-        while len(kept) > 1 and (
-            (keep.messages and len(kept) > keep.messages)
-            or (keep.bytes and sum(len(one.body) for one in kept) > keep.bytes)
-            or (keep.seconds and kept[0].at < now - keep.seconds)
+        gone: list[Placed] = []
+        while (
+            kept
+            and len(kept) > len(run := self.run(kept[0]))
+            and (
+                (keep.messages and len(kept) > keep.messages)
+                or (keep.bytes and self.size(kept) > keep.bytes)
+                or (keep.seconds and kept[0].at < now - keep.seconds)
+            )
         ):
-            gone.append(kept.pop(0))
+            gone += run
+            kept = kept[len(run) :]
         if not gone:
             return None
         self.kept = [one for one in self.kept if one not in gone]
@@ -172,9 +204,10 @@ class Comparison(RuleBasedStateMachine):
         for draft in drafts:
             lasts = dict(self.model.lasts)
             batch = []
-            for of, step, type, at, body, origin in draft:
-                number = lasts.get(of, 0) + step
-                batch.append(Message(of, number, type, at, body, origin))
+            for of, step, type, at, bodies, origin in draft:
+                number = lasts.get(of, 0) + step + len(bodies) - 1
+                body = b"\n".join(bodies)
+                batch.append(Message(of, number, type, at, body, origin, len(bodies)))
                 lasts[of] = number
             batches.append(batch)
             expected.append(self.model.append(batch))

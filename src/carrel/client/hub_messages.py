@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -162,23 +163,23 @@ def encode(envelope: Envelope) -> bytes:
 
 def pieces(messages: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Piece]:
     """Types and payloads as they are published: many at once. Raises as `encode`."""
-    some: list[bytes] = []
-    size = 0
-    for type, payload in messages:
-        if not type.startswith(KEPT):
-            raise MessageInvalid(f"{type} is live.", hint="Use `send`, or `request`.")
-        one = _bounded(_encoded({"type": type, "payload": payload}))
-        if some and (len(some) == PIECE or size + len(one) > PIECE_BYTES):
-            yield _piece(some)
-            some, size = [], 0
-        some.append(one)
-        size += len(one)
-    if some:
-        yield _piece(some)
+    left = iter(messages)
+    while some := list(itertools.islice(left, PIECE)):
+        for type, _ in some:
+            if not type.startswith(KEPT):
+                raise MessageInvalid(f"{type} is live.", hint="Use `send`, or `request`.")
+        yield from _fitting([{"type": type, "payload": payload} for type, payload in some])
 
 
-def _piece(some: list[bytes]) -> Piece:
-    return Piece(msgspec.Raw(b"[" + b",".join(some) + b"]"), len(some))
+def _fitting(some: list[dict[str, Any]]) -> Iterator[Piece]:
+    """As one, or by halves."""
+    body = _encoded(some)
+    if len(body) <= PIECE_BYTES or len(some) == 1:
+        yield Piece(msgspec.Raw(_bounded(body)), len(some))
+        return
+    half = len(some) // 2
+    yield from _fitting(some[:half])
+    yield from _fitting(some[half:])
 
 
 def _encoded(value: object) -> bytes:

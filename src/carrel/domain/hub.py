@@ -43,10 +43,16 @@ class Sync(StrEnum):
     """It is with the kernel: it outlives every end of the daemon."""
 
 
+MOST_TOGETHER = 1000
+"""Messages that may be said at once."""
+
+
 class Message(NamedTuple):
-    """One to be kept. `body` is the whole envelope as it goes to clients, one JSON object
-    without a line break, with its `seq` in it. `origin` is the number of the event that it
-    tells of, for those that Carrel itself wrote; such are repeated after a crash."""
+    """One to be kept, or several of one type that were said at once. `body` is the whole
+    envelope as it goes to clients, one JSON object without a line break, with its `seq` in it;
+    of several, each is a line. `seq` is the number of the last of them. `origin` is the number
+    of the event that it tells of, for those that Carrel itself wrote; such are repeated after
+    a crash."""
 
     space_id: str
     seq: int
@@ -54,6 +60,7 @@ class Message(NamedTuple):
     at: float
     body: bytes
     origin: int = 0
+    together: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class Span:
 @dataclass(frozen=True)
 class Replay:
     """Of one space, in order, after `after`; at most so many messages and about so many
-    bytes, at least one. `types` are patterns, see `matches`."""
+    bytes, at least one. What was said at once counts as one where bytes are counted."""
 
     space_id: str
     after: int
@@ -101,7 +108,8 @@ class PlaceQuery:
 
 @dataclass(frozen=True)
 class Keep:
-    """How much of each space's log is kept; 0 means no bound."""
+    """How much of each space's log is kept, at most; 0 means no bound. What was said at once
+    is kept or dropped as a whole."""
 
     messages: int = 10_000
     bytes: int = 100 << 20
@@ -123,8 +131,9 @@ class HubLog(Protocol):
     """The kept messages. Nothing here blocks the event loop. All methods raise `StoreError`s."""
 
     async def append(self, messages: Sequence[Message], *, sync: bool = True) -> Sequence[int]:
-        """All or none, in this order; gives their places. With `sync` it returns when they are
-        on the disk, if the log's policy is that. Appends that wait together share one sync.
+        """All or none, in this order; gives the place of every one of them. With `sync` it
+        returns when they are on the disk, if the log's policy is that. Appends that wait
+        together share one sync.
         A `seq` that is not the next one of its space is a mistake of the caller: ValueError,
         and nothing is written."""
         ...
@@ -173,7 +182,7 @@ class HubLog(Protocol):
 
     async def compact(self, keep: Keep, now: float, only: str | None = None) -> Sequence[Dropped]:
         """Takes out what is beyond the bounds, oldest first, in small steps. Never the last
-        message of a space, so that numbers do not begin anew."""
+        message of a space, nor what was said with it, so that numbers do not begin anew."""
         ...
 
     async def forget(self, space_id: str) -> None:

@@ -6,8 +6,8 @@ import time
 
 from carrel.domain.hub import Dropped, HubLog, Keep
 from carrel.hub.access import Spaces
-from carrel.hub.envelopes import SYSTEM, raw
-from carrel.hub.keeping import Keeper, Pending, Said
+from carrel.hub.envelopes import SYSTEM, Said, raw
+from carrel.hub.keeping import Keeper, Pending
 
 DROPPED = "buffer_dropped"
 
@@ -42,4 +42,4 @@ async def _forget_removed(
 def _notice(dropped: Dropped, now: float) -> Pending:
     payload = {"first": dropped.first, "last": dropped.last, "consumers": dict(dropped.missed)}
     name = f"dropped_{dropped.space_id}_{dropped.last}"
-    return Pending(dropped.space_id, now, SYSTEM, [Said(DROPPED, name, raw(payload))])
+    return Pending(dropped.space_id, now, SYSTEM, [Said(DROPPED, raw(payload), name)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ MAX_ENVELOPE = 1 << 20
 """Bytes of one envelope. Files have other ways."""
 MAX_ID = 128
 NOTHING = msgspec.Raw(b"{}")
+Id = Annotated[str, msgspec.Meta(max_length=MAX_ID)]
 
 
 class Received(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,6 +29,15 @@ class Received(msgspec.Struct, forbid_unknown_fields=True):
     sender: dict[str, Any] | None = None
     seq: int | None = None
     ts: float | None = None
+
+
+class Said(msgspec.Struct, forbid_unknown_fields=True):
+    """One message, before it has a number; so as one of many."""
+
+    type: str
+    payload: msgspec.Raw = NOTHING
+    id: Id = ""
+    reply_to: Id = ""
 
 
 class Sender(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,6 +85,11 @@ def decode(line: bytes) -> Received:
 
 def encode(value: object) -> bytes:
     return _encoder.encode(value)
+
+
+def encode_lines(values: list[Sent]) -> bytes:
+    """One line each; no line break at the end."""
+    return _encoder.encode_lines(values)[:-1]
 
 
 def raw(value: object) -> msgspec.Raw:

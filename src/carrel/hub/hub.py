@@ -32,9 +32,9 @@ from carrel.hub.access import Identity, Spaces
 from carrel.hub.client import ALL, Client, Sink
 from carrel.hub.compacting import compact
 from carrel.hub.connection import Connection
-from carrel.hub.envelopes import SYSTEM, Received, Sender, Sent, encode, problem, raw
+from carrel.hub.envelopes import SYSTEM, Received, Said, Sender, Sent, encode, problem, raw
 from carrel.hub.hearing import Hearing
-from carrel.hub.keeping import Keeper, Pending, Said
+from carrel.hub.keeping import Keeper, Pending
 from carrel.hub.rates import Rate
 from carrel.hub.requests import DEADLINE_MS, MAX_DEADLINE_MS, MAX_OPEN, Open, Requests
 
@@ -214,7 +214,7 @@ class Hub:
             self.respond(client, received.id, {"delivered": count})
 
     def _keep(self, client: Client, received: Received) -> None:
-        said = Said(received.type, received.id or _new_id(), received.payload, received.reply_to)
+        said = Said(received.type, received.payload, received.id or _new_id(), received.reply_to)
         self._keep_all(client, received, [said], lambda one: {"seq": one.first})
 
     def publish_many(self, client: Client, received: Received, rate: Callable[[int], None]) -> None:
@@ -286,7 +286,7 @@ class Hub:
 
     def tell(self, space: str, type: str, payload: object) -> None:
         """Keeps a word of Carrel's own, without waiting for it to be kept."""
-        said = Said(type, _new_id(), raw(payload))
+        said = Said(type, raw(payload), _new_id())
         self.keeper.keep(Pending(space, time.time(), SYSTEM, [said]))
 
     async def say(self, client: Client, space: str, type: str, payload: object) -> int:
@@ -308,7 +308,7 @@ class Hub:
             else:
                 done.set_exception(error)
 
-        said = Said(type, _new_id(), raw(payload), reply_to)
+        said = Said(type, raw(payload), _new_id(), reply_to)
         self.keeper.keep(Pending(space, time.time(), sender, [said], done=settle))
         return await done
 

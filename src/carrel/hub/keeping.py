@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ import msgspec
 
 from carrel.domain.errors import CarrelError, StoreBusy
 from carrel.domain.hub import HubLog, Message, Span
-from carrel.hub.envelopes import Sent, encode
+from carrel.hub.envelopes import Said, Sent, encode_lines
 
 MOST = 2000
 """In one batch: some ten milliseconds of work, which the first of them waits for."""
@@ -38,19 +40,10 @@ _log = logging.getLogger("carrel.hub")
 OnDone = Callable[["Pending", CarrelError | None], None]
 
 
-class Said(msgspec.Struct):
-    """One message, before it has a number."""
-
-    type: str
-    id: str
-    payload: msgspec.Raw
-    reply_to: str = ""
-
-
 @dataclass(slots=True)
 class Pending:
     """What somebody said at once of one space, on its way into the log: all of it or nothing,
-    one after the other. `first` and `bodies` are set when it is there."""
+    one after the other. `first` and `runs` are set when it is there."""
 
     space: str
     ts: float
@@ -59,11 +52,15 @@ class Pending:
     origin: int = 0
     done: OnDone | None = None
     first: int = 0
-    bodies: Sequence[bytes] = field(default=())
+    runs: list[Message] = field(default_factory=list)
 
     @property
     def last(self) -> int:
         return self.first + len(self.said) - 1
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [line for run in self.runs for line in run.body.split(b"\n")]
 
 
 class Keeper:
@@ -181,7 +178,7 @@ class Keeper:
             error = CarrelError("The message could not be kept.", hint="See the daemon's log.")
         if error is None:
             self._last |= last
-            self.count += len(messages)
+            self.count += sum(len(one.said) for one in batch)
             self._kept(batch)
         for one in batch:
             if one.done is not None:
@@ -204,12 +201,17 @@ class Keeper:
     def _number(one: Pending, last: dict[str, int]) -> list[Message]:
         space, ts, sender = one.space, one.ts, one.sender
         one.first = last[space] + 1
-        one.bodies = [
-            encode(Sent(said.type, said.id, ts, sender, said.payload, space, seq, said.reply_to))
-            for seq, said in enumerate(one.said, one.first)
-        ]
-        last[space] = one.last
-        numbered = zip(range(one.first, one.last + 1), one.said, one.bodies, strict=True)
-        return [
-            Message(space, seq, said.type, ts, body, one.origin) for seq, said, body in numbered
-        ]
+        one.runs = []
+        for type, run in itertools.groupby(one.said, _type_of):
+            first = last[space] + 1
+            sent = [
+                Sent(type, said.id, ts, sender, said.payload, space, seq, said.reply_to)
+                for seq, said in enumerate(run, first)
+            ]
+            last[space] += len(sent)
+            body = encode_lines(sent)
+            one.runs.append(Message(space, last[space], type, ts, body, one.origin, len(sent)))
+        return one.runs
+
+
+_type_of = operator.attrgetter("type")

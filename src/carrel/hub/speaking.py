@@ -9,8 +9,7 @@ from carrel.domain.hub import ClientKind, is_kept
 from carrel.hub import access, types
 from carrel.hub.access import Spaces
 from carrel.hub.client import ALL, Client
-from carrel.hub.envelopes import Received
-from carrel.hub.keeping import Said
+from carrel.hub.envelopes import Received, Said
 
 
 def admit(spaces: Spaces, client: Client, type: types.Type, space: str) -> None:
@@ -35,18 +34,19 @@ def many(spaces: Spaces, client: Client, received: Received, id: str) -> list[Sa
     kept. Those without an id are named after `id`."""
     wanted: types.Publish = types.parse(types.Publish, received.payload)
     known: dict[str, types.Type] = {}
-    found: list[Said] = []
-    for number, entry in enumerate(wanted.messages):
-        type = known.get(entry.type)
-        try:
+    number = 0
+    try:
+        for number, said in enumerate(wanted.messages):
+            type = known.get(said.type)
             if type is None:
-                type = known[entry.type] = _kept(entry.type)
+                type = known[said.type] = _kept(said.type)
                 admit(spaces, client, type, received.space)
-            check(type, entry.payload, entry.reply_to)
-        except MessageInvalid as error:
-            raise MessageInvalid(f"Message {number}: {error.message}", hint=error.hint) from None
-        found.append(Said(entry.type, entry.id or f"{id}.{number}", entry.payload, entry.reply_to))
-    return found
+            check(type, said.payload, said.reply_to)
+            if not said.id:
+                said.id = f"{id}.{number}"
+    except MessageInvalid as error:
+        raise MessageInvalid(f"Message {number}: {error.message}", hint=error.hint) from None
+    return wanted.messages
 
 
 def _kept(name: str) -> types.Type:

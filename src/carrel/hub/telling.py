@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.hub import HubLog
-from carrel.hub.envelopes import SYSTEM, raw
-from carrel.hub.keeping import Keeper, Pending, Said
+from carrel.hub.envelopes import SYSTEM, Said, raw
+from carrel.hub.keeping import Keeper, Pending
 
 BATCH = 1000
 
@@ -38,7 +38,7 @@ class Teller:
                     event.space_id,
                     event.at,
                     SYSTEM,
-                    [Said(str(event.type), f"ev_{event.seq}", raw(event.data))],
+                    [Said(str(event.type), raw(event.data), f"ev_{event.seq}")],
                     origin=event.seq,
                 )
             )

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from carrel.domain.errors import MessageInvalid
-from carrel.domain.hub import BUFFER, ClientKind
+from carrel.domain.hub import BUFFER, MOST_TOGETHER, ClientKind
+from carrel.hub.envelopes import Said
 
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=100_000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -60,17 +61,8 @@ class Acknowledge(Payload):
     seq: Seq
 
 
-class Entry(Payload):
-    """One of many messages that are said at once."""
-
-    type: str
-    payload: msgspec.Raw = msgspec.Raw(b"{}")
-    id: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    reply_to: Annotated[str, msgspec.Meta(max_length=128)] = ""
-
-
 class Publish(Payload):
-    messages: Annotated[list[Entry], msgspec.Meta(min_length=1, max_length=1000)]
+    messages: Annotated[list[Said], msgspec.Meta(min_length=1, max_length=MOST_TOGETHER)]
 
 
 class Error(Payload):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from carrel.domain.hub import Message
+from carrel.domain.hub import MOST_TOGETHER, Message
 from carrel.store.session import Statement
 
-COLUMNS = 8
+COLUMNS = 9
 MOST_ROWS = 2048
 """In one statement: half as many values as SQLite takes at once."""
 
@@ -88,15 +88,15 @@ class Group:
             head = moved.get(one.space_id)
             if head is None:
                 head = moved[one.space_id] = self._head(one.space_id)
-            if one.seq != head.last + 1:
-                kind = Gap if one.seq > head.last else ValueError
+            if one.seq - one.together != head.last:
+                kind = Gap if one.seq - one.together > head.last else ValueError
                 raise kind(f"Message {one.seq} of {one.space_id} cannot follow {head.last}.")
-            if b"\n" in one.body:
+            if not 0 < one.together <= MOST_TOGETHER or one.body.count(b"\n") != one.together - 1:
                 # Many are read as one text, and told apart by that.
                 raise ValueError("The body of a message has no line breaks.")
-            place += 1
+            place += one.together
             rows += (place, head.number, one.seq, head.total)
-            rows += (one.at, one.type, one.origin, one.body)
+            rows += (one.at, one.type, one.origin, one.body, one.together)
             head.last = one.seq
             head.total += len(one.body)
         places = range(self._place + 1, place + 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from carrel.domain.hub import Keep, Placed, PlaceQuery, Replay, Span
+from carrel.domain.hub import MOST_TOGETHER, Keep, Placed, PlaceQuery, Replay, Span
 from carrel.store.documents import GREATEST
 from carrel.store.messages_tasks import Piece
 from carrel.store.opening import Settings
@@ -22,31 +22,43 @@ _PAGE = """(
 SELECT CAST(max(seq) || char(10) || group_concat(body, char(10)) AS BLOB) FROM (
     SELECT seq, body FROM messages
     WHERE space = (SELECT number FROM heads WHERE space_id = :space{n}) AND seq > :after{n}
-    AND seq <= (SELECT max(first - 1, :after{n}) + :limit{n} FROM heads WHERE space_id = :space{n})
+    AND seq < (SELECT max(first - 1, :after{n}) + :limit{n} + {most}
+        FROM heads WHERE space_id = :space{n})
+    AND seq - count < (SELECT max(first - 1, :after{n}) + :limit{n}
+        FROM heads WHERE space_id = :space{n})
     AND start < (
         SELECT start + :bytes{n} FROM heads CROSS JOIN messages
-        ON space = number AND seq = max(first, :after{n} + 1) WHERE space_id = :space{n})
+        ON space = number AND seq > :after{n} WHERE space_id = :space{n} ORDER BY seq LIMIT 1)
     ORDER BY seq))"""
 """Its last `seq` and the bodies, each on a line. Numbers are dense, so the limit is a bound on
-them; of what lies beyond the bytes at most `limit` are passed over."""
+them; of what lies beyond the bytes at most `limit` are passed over. Of what was said at once
+some may be before or beyond."""
 
 _PLACED = """
-SELECT json_group_array(json_array(place, space_id, seq, type, printf('%!.20g', at))),
+WITH some AS (SELECT place, count FROM messages {index} WHERE {where} ORDER BY {order}
+    LIMIT :limit),
+counted AS (SELECT place, sum(count) OVER (ORDER BY place) - count AS before FROM some)
+SELECT json_group_array(json_array(place, space_id, seq, type, printf('%!.20g', at), count)),
     CAST(group_concat(body, char(10)) AS BLOB)
-FROM (SELECT place, space_id, seq, type, at, body FROM messages {index} CROSS JOIN heads
-    ON number = space WHERE {where} ORDER BY {order} LIMIT :limit)"""
+FROM (SELECT place, space_id, seq, type, at, count, body FROM counted
+    CROSS JOIN messages USING (place) CROSS JOIN heads ON number = space
+    WHERE before < :limit ORDER BY place)"""
 """Times with more digits than SQLite's JSON gives them, so that they come back as they were."""
 
 _BEYOND = """
 SELECT json_group_array(json_array(space_id, first, until)) FROM (
-    SELECT space_id, first, min(last - 1, max(
-        iif(:messages > 0, last - :messages, 0),
+    SELECT space_id, first, min((
+            SELECT seq - count FROM messages WHERE space = number AND seq = last
+        ), max(
+        iif(:messages > 0 AND last - first >= :messages, (
+            SELECT seq FROM messages WHERE space = number AND seq >= last - :messages
+            ORDER BY seq LIMIT 1), 0),
         iif(:bytes > 0 AND total - dropped > :bytes, coalesce((
-            SELECT seq FROM messages WHERE space = number AND start >= total - :bytes
-            ORDER BY seq LIMIT 1), last) - 1, 0),
+            SELECT seq - count FROM messages WHERE space = number AND start >= total - :bytes
+            ORDER BY seq LIMIT 1), last), 0),
         iif(:seconds > 0, coalesce((
-            SELECT seq FROM messages WHERE space = number AND at >= :now - :seconds
-            ORDER BY seq LIMIT 1), last) - 1, 0))) AS until
+            SELECT seq - count FROM messages WHERE space = number AND at >= :now - :seconds
+            ORDER BY seq LIMIT 1), last), 0))) AS until
     FROM heads WHERE {where})
 WHERE until >= first"""
 """Each scan along a space ends at the first message that stays."""
@@ -120,12 +132,13 @@ def read(connection: sqlite3.Connection, query: PlaceQuery) -> Sequence[Placed]:
         values["types"] = _json(query.types)
     sql = _PLACED.format(index=index, where=" AND ".join(where), order=order)
     lines, text = connection.execute(sql, values).fetchone()
-    rows = msgspec.json.decode(lines)
-    bodies = () if text is None else text.split(b"\n")
-    return [
-        Placed(place, space_id, seq, type, float(at), body)
-        for (place, space_id, seq, type, at), body in zip(rows, bodies, strict=True)
-    ]
+    bodies = iter(() if text is None else text.split(b"\n"))
+    found = []
+    for place, space_id, seq, type, at, count in msgspec.json.decode(lines):
+        for before, body in zip(range(count - 1, -1, -1), bodies, strict=False):
+            if place - before > query.after:
+                found.append(Placed(place - before, space_id, seq - before, type, float(at), body))
+    return found[: query.limit]
 
 
 def beyond(connection: sqlite3.Connection, keep: Keep, now: float, only: str | None) -> list[Piece]:
@@ -154,7 +167,9 @@ def last_place(connection: sqlite3.Connection) -> int:
 
 
 def first_place(connection: sqlite3.Connection) -> int:
-    return _number(connection, "SELECT min(place) FROM messages")
+    sql = "SELECT place - count + 1 FROM messages ORDER BY place LIMIT 1"
+    row = connection.execute(sql).fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def last_origin(connection: sqlite3.Connection) -> int:
@@ -163,7 +178,7 @@ def last_origin(connection: sqlite3.Connection) -> int:
 
 def since(connection: sqlite3.Connection, space_id: str, at: float) -> int:
     sql = (
-        "SELECT coalesce((SELECT seq - 1 FROM messages WHERE space = number AND at >= ?"
+        "SELECT coalesce((SELECT seq - count FROM messages WHERE space = number AND at >= ?"
         " ORDER BY seq LIMIT 1), last) FROM heads WHERE space_id = ?"
     )
     row = connection.execute(sql, (at, space_id)).fetchone()
@@ -189,14 +204,18 @@ def consumers(connection: sqlite3.Connection, space_id: str) -> dict[str, int]:
 @functools.cache
 def _pages_sql(count: int) -> str:
     """Side by side in one row."""
-    return f"SELECT {', '.join(_PAGE.format(n=number) for number in range(count))}"
+    return f"SELECT {', '.join(_PAGE.format(n=n, most=MOST_TOGETHER) for n in range(count))}"
 
 
 def _page(query: Replay, text: bytes | None) -> tuple[Sequence[bytes], int]:
     if text is None:
         return (), query.after
     last, *bodies = text.split(b"\n")
-    return bodies, int(last)
+    first = int(last) - len(bodies) + 1
+    # Of the first and the last row some messages may not have been asked for.
+    skipped = max(0, query.after + 1 - first)
+    wanted = bodies[skipped : skipped + max(1, query.limit)]
+    return wanted, first + skipped + len(wanted) - 1
 
 
 def _number(connection: sqlite3.Connection, sql: str) -> int:

@@ -67,4 +67,10 @@ CREATE TRIGGER heads_dropped AFTER DELETE ON heads BEGIN
 END;
 """
 
-MESSAGES = Schema(APPLICATION_ID, (_FIRST,), shrinks=True)
+_SECOND = """
+-- A row may be several messages of one type that were said at once: then `seq` and `place` are
+-- those of the last, and each is a line of `body`.
+ALTER TABLE messages ADD COLUMN count INTEGER NOT NULL DEFAULT 1;
+"""
+
+MESSAGES = Schema(APPLICATION_ID, (_FIRST, _SECOND), shrinks=True)
