@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from carrel.hub.types import CUSTOM_PREFIXES
 from tests.hub.rig import WAIT_S, Envelope, Peer, Wire
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "hub-messages.md"
@@ -18,8 +19,6 @@ WIDTH = 96
 """Of a line of JSON in the page, where it can be broken."""
 AT = 1767323045.6
 """Stands for every time."""
-OPEN_ENDED = ("custom_", "buffer_custom_")
-"""Of types that begin so there is one section."""
 _IDS = re.compile(r"(sp|ru)_[a-z2-7]{12}|(cl|rq)_[0-9a-f]{16}|(ms)_[0-9a-f]{11,}|(ev)_[0-9]+")
 _SECTION = re.compile(r"^### `(\S+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^([→←]) (\w+)\n\n```json\n(.*?)```$", re.MULTILINE | re.DOTALL)
@@ -189,7 +188,8 @@ def _parts(value: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def section_of(type: str) -> str:
-    for prefix in OPEN_ENDED:
+    """All types that begin as custom ones do have one together."""
+    for prefix in CUSTOM_PREFIXES:
         if type.startswith(prefix):
             return f"{prefix}*"
     return type
