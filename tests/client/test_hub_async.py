@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from carrel import AsyncHub, HubMessage, errors
-from carrel.client.hub_messages import Delivered, Published
+from carrel.client.hub_messages import Delivered, Published, Replayed
 from tests.client.hub_serving import DESK, OTHER, STEP_S, Serving, serving
 
 NOTE = "buffer_custom_note"
@@ -189,13 +189,13 @@ async def test_replay(here: Serving) -> None:
     async with AsyncHub(socket=here.socket, types=()) as writer:
         await writer.publish_many([(NOTE, {"n": n}) for n in range(5)], space=DESK)
     async with AsyncHub(socket=here.socket) as hub:
-        assert await hub.replay(DESK, seq=3) == {DESK: 3}
+        assert await hub.replay(DESK, seq=3) == Replayed({DESK: 3}, {DESK: 5})
         assert [message.seq for message in await take(hub, 2)] == [4, 5]
-        assert await hub.replay(DESK, seq=0) == {DESK: 0}
+        assert await hub.replay(DESK, seq=0) == Replayed({DESK: 0}, {DESK: 5})
         assert [message.seq for message in await take(hub, 5)] == [1, 2, 3, 4, 5]
-        assert await hub.replay(since=0.0) == {DESK: 0}
+        assert await hub.replay(since=0.0) == Replayed({DESK: 0}, {DESK: 5})
         assert len(await take(hub, 5)) == 5
-        assert await hub.replay(DESK, since=1e12) == {DESK: 5}
+        assert await hub.replay(DESK, since=1e12) == Replayed({DESK: 5}, {DESK: 5})
         with pytest.raises(errors.SpaceNotFound):
             await hub.replay("sp_nothing", seq=0)
 

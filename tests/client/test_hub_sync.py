@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carrel import Hub, errors
-from carrel.client.hub_messages import Delivered, Published
+from carrel.client.hub_messages import Delivered, Published, Replayed
 from tests.client.hub_serving import DESK, OTHER, STEP_S, Served, serving_in_thread
 
 NOTE = "buffer_custom_note"
@@ -34,7 +34,7 @@ def test_saying_and_hearing(served: Served) -> None:
         assert one.send("custom_x", {}, space=OTHER) == Delivered(2)
         heard = [next(two) for _ in range(11)]
         assert [message.payload.get("n") for message in heard] == [*range(10), None]
-        assert two.replay(DESK, seq=8) == {DESK: 8}
+        assert two.replay(DESK, seq=8) == Replayed({DESK: 8}, {DESK: 10})
         assert [next(two).seq for _ in range(2)] == [9, 10]
         two.subscribe(types=["custom_y"])
         assert one.send("custom_x", {}, space=OTHER) == Delivered(1)

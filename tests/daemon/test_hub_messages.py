@@ -18,8 +18,6 @@ from tests.daemon.hub_examples import Tape, read_page, section_of, write_page
 from tests.daemon.rig import Daemon
 
 FROM_THE_HUB = {"response", "error", "heartbeat", "client_disconnected", DROPPED, FAILED}
-UNTOLD = {"progress"}
-"""An `EventType` that nothing in Carrel writes."""
 
 
 def known() -> set[str]:
@@ -27,7 +25,7 @@ def known() -> set[str]:
     nobody = cast(Any, None)
     orders = set(Connection(nobody, nobody)._orders)
     custom = {f"{prefix}*" for prefix in CUSTOM_PREFIXES}
-    told = {str(type) for type in EventType} - UNTOLD
+    told = {str(type) for type in EventType}
     return orders | set(TYPES) | custom | FROM_THE_HUB | told
 
 

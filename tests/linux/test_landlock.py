@@ -39,6 +39,7 @@ def rules(**given: Any) -> Rules:
         "read": ["/proc"],
         "write": [],
         "device": [],
+        "connect": [],
         "tcp_bind": None,
         "tcp_connect": None,
     }

@@ -10,7 +10,7 @@ from mcp import Client
 
 from carrel import AsyncClient, AsyncHub
 from carrel.client.aio_spaces import AsyncSpace
-from carrel.mcp import asking, desk
+from carrel.mcp import desk
 from tests.daemon.rig import Daemon
 from tests.mcp.rig import STEP_S, agent, answer, call, heard, person
 
@@ -53,10 +53,7 @@ async def test_questions_at_the_same_time(daemon: Daemon, plain: AsyncSpace) -> 
     assert answers == [f"to {one}" for one in texts]
 
 
-async def test_what_is_no_question(
-    daemon: Daemon, plain: AsyncSpace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking, "FIND_S", 0.5)
+async def test_what_is_no_question(daemon: Daemon, plain: AsyncSpace) -> None:
     async with agent(daemon, plain.id) as tools:
         assert (await call(tools, "ask_user", question_id="nothing")).code == "message_invalid"
         assert (await call(tools, "ask_user")).code == "message_invalid"
@@ -162,9 +159,8 @@ async def test_deleting_work_needs_the_user(
 
 
 async def test_a_yes_to_something_else_is_none(
-    daemon: Daemon, plain: AsyncSpace, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, plain: AsyncSpace, client: AsyncClient
 ) -> None:
-    monkeypatch.setattr(asking, "FIND_S", 0.5)
     async with person(daemon, plain.id) as user, agent(daemon, plain.id) as tools:
         child = await changed_child(tools, client)
         asked = asyncio.create_task(call(tools, "ask_user", question="Tea?"))

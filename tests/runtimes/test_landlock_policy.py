@@ -336,6 +336,8 @@ def test_the_gaps_are_named(room: Room) -> None:
     assert "pseudo-terminals" not in gaps(Network.NONE, True)
     for text in ("stat", "Other processes can be seen"):
         assert text in gaps(Network.NONE, True)
+    assert ("hub cannot be reached" in gaps(Network.NONE, False)) is (ABI < 9)
+    assert "hub cannot be reached" not in gaps(Network.NONE, True)
     assert not unix_sockets_allowed(room.spec(own_user=False), 8)
     assert unix_sockets_allowed(room.spec(own_user=False), 9)
 

@@ -112,4 +112,4 @@ def trashed(number: int, *, trashed_at: float = 1.0) -> Trashed:
 
 
 def event(of: int = 1, **data: object) -> NewEvent:
-    return NewEvent(EventType.PROGRESS, space_id(of), data, at=9.5)
+    return NewEvent(EventType.STEP_DONE, space_id(of), data, at=9.5)

@@ -56,7 +56,7 @@ async def test_no_name_is_not_a_name(store: SqliteStore) -> None:
         replace(records.space(5), name=None),  # type: ignore[arg-type]
         replace(records.space(5), labels={"a": object()}),  # type: ignore[dict-item]
         replace(records.token(5), digest="text"),  # type: ignore[arg-type]
-        NewEvent(EventType.PROGRESS, space_id(5), {"what": object()}),
+        NewEvent(EventType.STEP_DONE, space_id(5), {"what": object()}),
         NewEvent("unheard.of", space_id(5)),  # type: ignore[arg-type]
     ],
     ids=["nan", "inf", "none", "label", "digest", "object", "type"],
@@ -132,7 +132,7 @@ async def test_records_may_change_after_the_call(store: SqliteStore) -> None:
     labels, data = {"a": "1"}, {"n": 1}
     writing = asyncio.ensure_future(
         store.write(
-            records.space(1, labels=labels), NewEvent(EventType.PROGRESS, space_id(1), data, 1.0)
+            records.space(1, labels=labels), NewEvent(EventType.STEP_DONE, space_id(1), data, 1.0)
         )
     )
     await asyncio.sleep(0)

@@ -31,6 +31,7 @@ from carrel.client.hub_messages import (
     HubOptions,
     HubStatus,
     Published,
+    Replayed,
     Subscriptions,
     pieces,
     registration,
@@ -317,14 +318,13 @@ class AsyncHub:
 
     async def replay(
         self, space: str = "", *, seq: int | None = None, since: float | None = None
-    ) -> dict[str, int]:
+    ) -> Replayed:
         """Has all that is kept after a number or a time (seconds since 1970) sent, and then
-        what comes; without a space of all that are subscribed. Gives after which number that
-        is, by space."""
+        what comes; without a space of all that are subscribed."""
         payload = {"space": space or self._session.space, "seq": seq, "since": since}
         given = {name: value for name, value in payload.items() if value not in (None, "")}
         data = await self._ask_by(lambda settle: self._session.replay(given, settle))
-        return dict(data["replay_from"])
+        return Replayed(dict(data["replay_from"]), dict(data["replay_to"]))
 
     async def subscribe(
         self, *, types: Iterable[str] = ("*",), spaces: Iterable[str] = ("*",)

@@ -61,6 +61,14 @@ class Delivered(msgspec.Struct, frozen=True):
     count: int
 
 
+class Replayed(msgspec.Struct, frozen=True):
+    """What is replayed of each space: after one number, up to another; what comes after that
+    is new."""
+
+    after: dict[str, int]
+    last: dict[str, int]
+
+
 class Piece(msgspec.Struct, frozen=True):
     """The payload of `buffer_publish`, and how many messages are in it."""
 

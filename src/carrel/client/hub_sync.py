@@ -27,6 +27,7 @@ from carrel.client.hub_messages import (
     HubOptions,
     HubStatus,
     Published,
+    Replayed,
 )
 from carrel.domain.errors import DaemonUnavailable
 
@@ -177,7 +178,7 @@ class Hub:
 
     def replay(
         self, space: str = "", *, seq: int | None = None, since: float | None = None
-    ) -> dict[str, int]:
+    ) -> Replayed:
         """Has all sent that is kept after a number or a time; see `AsyncHub.replay`."""
         return self._call(self._hub.replay(space, seq=seq, since=since))
 

@@ -64,6 +64,8 @@ class Rules(TypedDict):
     """Everything but control of devices."""
     device: list[str]
     """Read, write and control what is there; make or remove nothing."""
+    connect: list[str]
+    """Reach Unix sockets there."""
     tcp_bind: list[int] | None
     tcp_connect: list[int] | None
 
@@ -162,6 +164,7 @@ def restrict(rules: Rules, version: int | None = None) -> int:
             (rules["read"], _READ),
             (rules["write"], _ALL),
             (rules["device"], _DEVICE),
+            (rules["connect"], _RESOLVE_UNIX),
         ):
             for path in paths:
                 _grant(ruleset, path, rights & handled)

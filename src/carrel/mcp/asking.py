@@ -20,12 +20,11 @@ from carrel.mcp.desk import ANSWER_S, Desk, ToolContext, reporting
 from carrel.mcp.results import Answer
 
 TYPES = (QUESTION, ANSWER)
+ALL = ("*",)
 WAIT_S = 300.0
 """Unless it is said: many people answer within minutes, and many clients wait no longer."""
 LONGEST_S = 86_400.0
 """The log keeps a question for a day."""
-FIND_S = 30.0
-"""To hear of an earlier question: the hub sends its whole log in a second."""
 AGAIN = "Nobody has answered yet. Call again with this question_id to go on waiting."
 
 
@@ -47,7 +46,8 @@ async def ask(
 ) -> Answer:
     """In the log of this space. Raises `MessageInvalid` when there is no such question."""
     async with (
-        desk.listening(space, TYPES) as hub,
+        # An earlier question is looked for in the whole log: where it ends is then heard.
+        desk.listening(space, ALL if question.earlier else TYPES) as hub,
         reporting(context, "Waiting for the user's answer", seconds),
     ):
         number = await _begin(hub, space, question)
@@ -61,14 +61,8 @@ async def ask(
 async def _begin(hub: AsyncHub, space: str, question: Question) -> str:
     """The question's id; what comes next is what came after it."""
     if question.earlier:
-        await hub.replay(space, seq=0)
-        with anyio.move_on_after(FIND_S):
-            await _next(hub, question.was)
-            return question.earlier
-        raise MessageInvalid(
-            f"There is no question {question.earlier[:80]!r} here.",
-            hint="Take the question_id of an answer of ask_user, or ask anew.",
-        )
+        await _find(hub, space, question)
+        return question.earlier
     with anyio.move_on_after(ANSWER_S):
         payload = {"question": question.text, "choices": list(question.choices)}
         seq = (await hub.publish(QUESTION, payload, space=space)).seq
@@ -76,6 +70,18 @@ async def _begin(hub: AsyncHub, space: str, question: Question) -> str:
         return (await _next(hub, lambda one: one.seq == seq)).id
     raise DaemonUnavailable(
         f"The hub did not take the question within {ANSWER_S:g} seconds.", hint="Ask again."
+    )
+
+
+async def _find(hub: AsyncHub, space: str, question: Question) -> None:
+    last = (await hub.replay(space, seq=0)).last.get(space, 0)
+    if last:
+        found = await _next(hub, lambda one: question.was(one) or one.seq >= last)
+        if question.was(found):
+            return
+    raise MessageInvalid(
+        f"There is no question {question.earlier[:80]!r} here.",
+        hint="Take the question_id of an answer of ask_user, or ask anew.",
     )
 
 

@@ -105,8 +105,9 @@ class LandlockRuntime:
         folders = SandboxFolders(spec.folder)
         own_user = spec.owner.uid != os.geteuid()
         shown = tuple(Bind(path, str(path)) for path in tree.read_only)
+        binds = (*spec.binds, *shown)
         policy = LandlockSpec(
-            tree.path, folders.home, folders.tmp, spec.network, (*spec.binds, *shown), own_user
+            tree.path, folders.home, folders.tmp, spec.network, binds, own_user, folders.hub
         )
         filters = seccomp_policy.without_namespaces(
             spec.network, unix_sockets=unix_sockets_allowed(policy, landlock.abi())

@@ -56,6 +56,8 @@ class LandlockSpec:
     network: Network = Network.NONE
     binds: tuple[Bind, ...] = ()
     own_user: bool = False
+    hub: Path | None = None
+    """The folder with the socket that leads to Carrel."""
 
 
 def etc_paths() -> list[str]:
@@ -84,6 +86,7 @@ def rules(spec: LandlockSpec) -> Rules:
         "read": [*_READ, *etc_paths()],
         "write": write,
         "device": device,
+        "connect": [] if spec.hub is None else [str(spec.hub)],
         "tcp_bind": ports,
         "tcp_connect": ports,
     }
@@ -105,7 +108,9 @@ def uncovered(spec: LandlockSpec, abi: int) -> tuple[str, ...]:
         taken.append("No internet socket can be made, not even for loopback.")
     if not unix_sockets_allowed(spec, abi):
         closed |= {landlock.ABSTRACT_SOCKETS_OPEN, landlock.PATH_SOCKETS_OPEN}
-        taken.append("Unix sockets other than pairs are refused.")
+        taken.append(
+            "Unix sockets other than pairs are refused: the hub cannot be reached from inside."
+        )
     if not spec.own_user:
         taken.append(
             "New pseudo-terminals and POSIX shared memory are refused: the sandbox runs as "
