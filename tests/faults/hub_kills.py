@@ -28,7 +28,9 @@ from tests.load.clearing import end_everything
 
 CLIENTS = 8
 WINDOW = 64
-"""Messages of one client that wait for their answers."""
+"""Envelopes of one client that wait for their answers."""
+TOGETHER = 20
+"""Messages in one envelope, of every other client."""
 LONGEST_S = 1.0
 """From the first message to the kill, at most: ten thousand take about as long."""
 END_S = 30.0
@@ -38,18 +40,25 @@ TYPE = "buffer_custom_note"
 
 @dataclass
 class Ledger:
-    """What was acknowledged, by its number; and all that was ever sent."""
+    """What was acknowledged, by its number; and all that was ever sent, with what was said
+    together."""
 
     acknowledged: dict[int, str] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
+    together: list[list[str]] = field(default_factory=list)
 
 
 class Publisher:
-    def __init__(self, data: Path, space: str, name: str, ledger: Ledger) -> None:
+    """`size` messages go in one envelope."""
+
+    def __init__(self, data: Path, space: str, name: str, ledger: Ledger, size: int) -> None:
         self._path = f"{places.folder(data)}/hub.sock"
         self._space = space
         self._name = name
         self._ledger = ledger
+        self._size = size
+        self._open: dict[str, list[str]] = {}
+        """What each envelope said, by its id."""
 
     async def publish(self, count: int) -> None:
         """So many, or until the daemon is gone."""
@@ -72,23 +81,31 @@ class Publisher:
         room = asyncio.Semaphore(WINDOW)
         reading = asyncio.create_task(self._read(count, reader, room))
         try:
-            for number in range(count):
+            for first in range(0, count, self._size):
                 await room.acquire()
                 if reading.done():
                     break
-                writer.write(self._envelope(number))
+                numbers = range(first, min(first + self._size, count))
+                writer.write(self._envelope([f"{self._name}-{number}" for number in numbers]))
                 await writer.drain()
             await reading
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    def _envelope(self, number: int) -> bytes:
-        name = f"{self._name}-{number}"
-        self._ledger.sent.add(name)
-        payload = {"name": name, "text": "x" * 100}
-        envelope = {"type": TYPE, "id": name, "space": self._space, "payload": payload}
-        return json.dumps(envelope).encode() + b"\n"
+    def _envelope(self, names: list[str]) -> bytes:
+        self._ledger.sent.update(names)
+        self._ledger.together.append(names)
+        self._open[names[0]] = names
+        messages = [
+            {"type": TYPE, "id": name, "payload": {"name": name, "text": "x" * 100}}
+            for name in names
+        ]
+        envelope = dict(messages[0])
+        if self._size > 1:
+            payload = {"messages": messages}
+            envelope = {"type": "buffer_publish", "id": names[0], "payload": payload}
+        return json.dumps({**envelope, "space": self._space}).encode() + b"\n"
 
     async def _read(
         self, count: int, reader: asyncio.StreamReader, room: asyncio.Semaphore
@@ -99,10 +116,12 @@ class Publisher:
                 if answer["type"] == "heartbeat":
                     continue
                 assert answer["type"] == "response", answer
-                seq = answer["payload"]["data"]["seq"]
-                assert seq not in self._ledger.acknowledged, f"{seq} was given twice"
-                self._ledger.acknowledged[seq] = answer["reply_to"]
-                count -= 1
+                data, names = answer["payload"]["data"], self._open.pop(answer["reply_to"])
+                first = data["first"] if self._size > 1 else data["seq"]
+                for seq, name in enumerate(names, first):
+                    assert seq not in self._ledger.acknowledged, f"{seq} was given twice"
+                    self._ledger.acknowledged[seq] = name
+                count -= len(names)
                 room.release()
         finally:
             # Whoever waits for room looks up.
@@ -144,7 +163,10 @@ def kill(data: Path) -> None:
 
 
 async def one_moment(data: Path, space: str, ledger: Ledger, name: str, plan: Plan) -> None:
-    publishers = [Publisher(data, space, f"{name}-{n}", ledger) for n in range(CLIENTS)]
+    publishers = [
+        Publisher(data, space, f"{name}-{n}", ledger, TOGETHER if n % 2 else 1)
+        for n in range(CLIENTS)
+    ]
     work = asyncio.gather(*(one.publish(plan.messages // CLIENTS) for one in publishers))
     await asyncio.sleep(plan.chance.uniform(0.0, LONGEST_S))
     await asyncio.to_thread(kill, data)
@@ -155,7 +177,7 @@ async def one_moment(data: Path, space: str, ledger: Ledger, name: str, plan: Pl
 
 def check(found: list[tuple[int, str, str]], ledger: Ledger) -> None:
     """Dense from the first number; all that was acknowledged is there, at its place; nothing
-    is there twice, and nothing that nobody sent."""
+    is there twice, nothing that nobody sent, and what was said together is whole."""
     odd = [one for place, one in enumerate(found, 1) if one[0] != place]
     assert not odd, f"{len(odd)} of {len(found)} out of place, such as {odd[:5]}"
     notes = {seq: name for seq, type, name in found if type == TYPE}
@@ -164,6 +186,11 @@ def check(found: list[tuple[int, str, str]], ledger: Ledger) -> None:
     names = list(notes.values())
     assert len(names) == len(set(names)), "something is there twice"
     assert set(names) <= ledger.sent
+    at = {name: seq for seq, name in notes.items()}
+    for some in ledger.together:
+        seqs = [at[name] for name in some if name in at]
+        whole = list(range(seqs[0], seqs[0] + len(some))) if seqs else []
+        assert seqs == whole, f"{seqs} of {some}"
 
 
 @dataclass(frozen=True)
