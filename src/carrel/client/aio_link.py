@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 from carrel.client.frames import check_upgrade, new_key, upgrade_headers
 from carrel.client.link import MAX_IDLE, READ_BYTES, connect_unix, is_quiet
@@ -13,6 +13,8 @@ from carrel.client.places import Place
 from carrel.client.problems import broken, unreachable
 from carrel.client.requests import CONNECT_S, TIMEOUT_S, Answer, Request
 from carrel.client.wire import Head, ResponseParser, WireError
+
+Kind = TypeVar("Kind")
 
 
 class Wire:
@@ -150,8 +152,12 @@ class AsyncLink:
             wire.close()
 
     async def connect(self, *, start: bool = True) -> Wire:
+        return await self.dial(_connect, start=start)
+
+    async def dial(self, connect: Callable[[Place], Awaitable[Kind]], *, start: bool) -> Kind:
+        """A connection as `connect` makes it. `DaemonUnavailable`."""
         try:
-            return await _connect(self.place)
+            return await connect(self.place)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if self.start is None or not start:
                 raise unreachable(self.place, error) from error
@@ -159,7 +165,7 @@ class AsyncLink:
             raise unreachable(self.place, error) from error
         await asyncio.to_thread(self.start)
         try:
-            return await _connect(self.place)
+            return await connect(self.place)
         except OSError as error:
             raise unreachable(self.place, error) from error
 
@@ -229,17 +235,27 @@ async def _connect(place: Place) -> Wire:
         if not place.socket:
             tls = True if place.tls else None
             return Wire(*await asyncio.open_connection(place.host, place.port, ssl=tls))
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = await open_socket(place)
         try:
-            sock.setblocking(False)
-            try:
-                connect_unix(sock.connect, place.socket)
-            except BlockingIOError:
-                # Too many wait to be let in, and that cannot be waited for on the loop.
-                sock.settimeout(CONNECT_S)
-                await asyncio.to_thread(connect_unix, sock.connect, place.socket)
-                sock.setblocking(False)
             return Wire(*await asyncio.open_unix_connection(sock=sock))
         except BaseException:
             sock.close()
             raise
+
+
+async def open_socket(place: Place) -> socket.socket:
+    """Connected, at the place's path. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        try:
+            connect_unix(sock.connect, place.socket)
+        except BlockingIOError:
+            # Too many wait to be let in, and that cannot be waited for on the loop.
+            sock.settimeout(CONNECT_S)
+            await asyncio.to_thread(connect_unix, sock.connect, place.socket)
+            sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from typing import Protocol, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from carrel.client import frames
-from carrel.client.aio_link import AsyncLink, Wire
+from carrel.client.aio_link import AsyncLink, Wire, open_socket
 from carrel.client.hub_messages import HubMessage, decode, decode_lines
 from carrel.client.hub_places import PATH, HubPlace
 from carrel.client.link import READ_BYTES
-from carrel.client.requests import Request
+from carrel.client.places import Place
+from carrel.client.requests import CONNECT_S, Request
 from carrel.client.wire import WireError
 
 MAX_LINE = 16 << 20
@@ -36,36 +39,115 @@ class Channel(Protocol):
 async def open_channel(link: AsyncLink, where: HubPlace, *, start: bool) -> Channel:
     """Raises `DaemonUnavailable`, and the error with which a WebSocket is refused."""
     if where.lines:
-        return Lines(await link.connect(start=start))
+        return await link.dial(_open_lines, start=start)
     return Frames(*await link.websocket(Request("GET", PATH), start=start))
 
 
-class Lines:
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._rest = b""
+async def _open_lines(place: Place) -> Lines:
+    async with asyncio.timeout(CONNECT_S):
+        sock = await open_socket(place)
+        try:
+            loop = asyncio.get_running_loop()
+            return (await loop.create_unix_connection(Lines, sock=sock))[1]
+        except BaseException:
+            sock.close()
+            raise
 
-    async def receive(self) -> Heard | None:
-        data = await self._wire.reader.read(READ_BYTES)
-        if not data:
-            return None
+
+_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
+"""What came is taken out before anything else is read, so one is enough for each loop. A new
+one for every read would cost more than all the rest of it."""
+
+
+class Lines(asyncio.BufferedProtocol):
+    """Reads no more than what somebody has asked for: see `receive`."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._buffer = _buffers.get(loop) or _buffers.setdefault(
+            loop, memoryview(bytearray(READ_BYTES))
+        )
+        self._create_future = loop.create_future
+        self._transport: asyncio.Transport | None = None
+        self._rest = b""
+        self._heard: Heard | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._ended = self._paused = False
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not say that they are asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, _size: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, count: int) -> None:
+        data = bytes(self._buffer[:count])
         end = data.rfind(b"\n") + 1
         if not end:
             self._rest += data
             if len(self._rest) > MAX_LINE:
-                raise WireError("A line of the hub is too long.")
-            return [], 0
+                self._fail(WireError("A line of the hub is too long."))
+            return
         lines, self._rest = self._rest + data[:end], data[end:]
         try:
-            return decode_lines(lines), len(lines)
+            messages = decode_lines(lines)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise WireError(f"A line of the hub cannot be read: {error}.") from None
+            self._fail(WireError(f"A line of the hub cannot be read: {error}."))
+            return
+        if self._heard is None:
+            self._heard = (messages, len(lines))
+        else:
+            before, size = self._heard
+            self._heard = (before + messages, size + len(lines))
+            if not self._paused and self._transport is not None:
+                self._paused = True
+                self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._error = self._error or error
+        self._ended = True
+        self._wake()
+
+    def _fail(self, error: WireError) -> None:
+        self._error = error
+        self.abort()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # Channel
+
+    async def receive(self) -> Heard | None:
+        while self._heard is None:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._waiter = self._create_future()
+            await self._waiter
+        heard, self._heard = self._heard, None
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return heard
 
     def write(self, envelopes: list[bytes]) -> None:
-        self._wire.writer.write(b"\n".join(envelopes) + b"\n")
+        if self._transport is not None and not self._ended:
+            self._transport.write(b"\n".join(envelopes) + b"\n")
 
     def abort(self) -> None:
-        self._wire.close()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class Frames:

@@ -60,7 +60,8 @@ class Client:
         self.reading: set[str] = set()
         """Spaces that are being replayed: what is kept there comes from the log, in order."""
         self._out: list[bytes] = []
-        self.scheduled = False
+        self._soon = self._later = False
+        """Whether somebody will flush."""
 
     def register(self, kind: ClientKind, name: str) -> None:
         self.kind, self.name = kind, name
@@ -79,14 +80,22 @@ class Client:
     def push(self, envelope: bytes) -> bool:
         """True when somebody has to call `flush` soon."""
         self._out.append(envelope)
-        if self.scheduled:
+        if self._soon:
             return False
-        self.scheduled = True
+        self._soon = True
+        return True
+
+    def push_late(self, envelope: bytes) -> bool:
+        """True when somebody has to call `flush`, at the latest with all others."""
+        self._out.append(envelope)
+        if self._soon or self._later:
+            return False
+        self._later = True
         return True
 
     def flush(self) -> int:
         """Gives how many bytes wait afterwards."""
-        self.scheduled = False
+        self._soon = self._later = False
         out, self._out = self._out, []
         if self.closed or not out:
             return 0

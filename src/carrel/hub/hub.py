@@ -44,6 +44,8 @@ PAGE = 1000
 """Messages that are read from the log at once."""
 MAX_OPEN_SYSTEM = 32
 """Requests to the system of one client: each may make a whole space."""
+DELIVER_S = 0.002
+"""Between two deliveries of what was said; the first after a pause goes at once."""
 MISSED = 3
 """Heartbeats that may be missed before a client counts as lost."""
 
@@ -77,6 +79,9 @@ class Hub:
         self._requests = Requests()
         self._tasks: set[asyncio.Task[None]] = set()
         self._regular: list[asyncio.Task[None]] = []
+        self._hearing_late: list[Client] = []
+        """Who is to be flushed together."""
+        self._delivered_at = 0.0
         self._cut: dict[str, int] = {}
         self._live = 0
         self.system: System | None = None
@@ -155,7 +160,7 @@ class Hub:
             for said, body in zip(one.said, one.bodies, strict=True):
                 for client in self.hearing.of(one.space, said.type):
                     if one.space not in client.reading:
-                        self.push(client, body)
+                        self._deliver(client, body)
         for heard in self.on_kept:
             heard()
 
@@ -168,11 +173,32 @@ class Hub:
         for client in self.hearing.of(space, type):
             if not body:
                 body = encode(Sent(type, id or _new_id(), time.time(), sender, payload, space))
-            self.push(client, body)
+            self._deliver(client, body)
             count += 1
         return count
 
+    def _deliver(self, client: Client, body: bytes) -> None:
+        """Who listens is woken up for several at once when there is much to hear: that costs
+        them and us more than the message."""
+        if not client.push_late(body):
+            return
+        self._hearing_late.append(client)
+        if len(self._hearing_late) == 1:
+            loop = asyncio.get_running_loop()
+            wait_s = self._delivered_at + DELIVER_S - loop.time()
+            if wait_s > 0:
+                loop.call_later(wait_s, self._flush_late)
+            else:
+                loop.call_soon(self._flush_late)
+
+    def _flush_late(self) -> None:
+        self._delivered_at = asyncio.get_running_loop().time()
+        clients, self._hearing_late = self._hearing_late, []
+        for client in clients:
+            self._flush(client)
+
     def push(self, client: Client, body: bytes) -> None:
+        """An answer, or what was asked of this client."""
         if client.push(body):
             asyncio.get_running_loop().call_soon(self._flush, client)
 
