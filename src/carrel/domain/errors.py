@@ -57,6 +57,19 @@
     │   ├── DeadlinePassed           timeout: nobody answered in time
     │   ├── SlowReader               slow_reader: cut off, and may replay
     │   └── TooManyClients           insufficient_resources
+    ├── AgentError                   a turn cannot be run, or went wrong
+    │   ├── ResolveFailed            resolve_failed
+    │   ├── ProviderMismatch         provider_mismatch: a continuation of another provider
+    │   ├── ContinuationNotFound     continuation_not_found
+    │   ├── ModelNotSupported        model_not_supported
+    │   ├── UnsupportedFrontend      unsupported_frontend
+    │   ├── FrontendNotInstalled     frontend_not_installed
+    │   ├── EmptyResponse            empty_response
+    │   ├── PermissionDenied         permission_denied
+    │   ├── Interrupted              interrupted
+    │   ├── AgentCrashed             agent_crashed
+    │   ├── TurnNotFound             turn_not_found
+    │   └── CredentialNotFound       credential_not_found
     ├── StoreError                   the records cannot be read or written
     │   ├── StoreDamaged             store_damaged
     │   ├── StoreBusy                store_busy
@@ -311,6 +324,58 @@ class SlowReader(RequestError):
 
 class TooManyClients(RequestError):
     code = "insufficient_resources"
+
+
+class AgentError(CarrelError):
+    code = "agent_crashed"
+
+
+class ResolveFailed(AgentError):
+    code = "resolve_failed"
+
+
+class ProviderMismatch(AgentError):
+    code = "provider_mismatch"
+
+
+class ContinuationNotFound(AgentError):
+    code = "continuation_not_found"
+
+
+class ModelNotSupported(AgentError):
+    code = "model_not_supported"
+
+
+class UnsupportedFrontend(AgentError):
+    code = "unsupported_frontend"
+
+
+class FrontendNotInstalled(AgentError):
+    code = "frontend_not_installed"
+
+
+class EmptyResponse(AgentError):
+    code = "empty_response"
+
+
+class PermissionDenied(AgentError):
+    code = "permission_denied"
+
+
+class Interrupted(AgentError):
+    code = "interrupted"
+
+
+class AgentCrashed(AgentError):
+    code = "agent_crashed"
+
+
+class TurnNotFound(AgentError):
+    code = "turn_not_found"
+
+
+class CredentialNotFound(AgentError):
+    code = "credential_not_found"
 
 
 class StoreError(CarrelError):

@@ -1,0 +1,357 @@
+"""Agents: frontends, what one turn is asked and answers, and the events of it.
+
+The caller owns conversations. A turn goes on with one only when a continuation was passed in;
+nothing is ever resumed because its id looks familiar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class Provider(StrEnum):
+    """Whose models a frontend speaks to; a continuation is of one."""
+
+    ANTHROPIC = "anthropic"
+    OPENAI = "openai"
+    ANY = "any"
+
+
+class FrontendKind(StrEnum):
+    CLI = "cli"
+    """A program with a headless mode of its own; what it writes is translated."""
+    SDK = "sdk"
+    ACP = "acp"
+
+
+class InteractionMode(StrEnum):
+    INTERACTIVE = "interactive"
+    """With a person, in a terminal."""
+    HEADLESS = "headless"
+    """One turn; what it does is told as it goes on."""
+    NON_INTERACTIVE = "non_interactive"
+    """One turn; only its outcome counts."""
+
+
+class IoMode(StrEnum):
+    PTY = "pty"
+    PIPES = "pipes"
+    INHERIT = "inherit"
+
+
+class Permission(StrEnum):
+    """What an agent may do without asking."""
+
+    ASK = "ask"
+    """Whoever runs the turn is asked; no answer in time is a no."""
+    SANDBOXED = "sandboxed"
+    """Everything: for where walls confine it."""
+    DENY = "deny"
+    """Nothing that needs a permission."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A conversation that can be gone on with."""
+
+    provider: str
+    key: str
+
+
+@dataclass(frozen=True)
+class InvocationSpec:
+    """How a frontend's program is started. `argv[0]` is absolute and `argv` never passes
+    through a shell; `env` is what is added to the environment. `display_command` is for people
+    only, and shows no secret."""
+
+    provider: str
+    frontend: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    interaction_mode: InteractionMode
+    io_mode: IoMode
+    continuation: Continuation | None = None
+    display_command: str = ""
+
+
+class AgentEventType(StrEnum):
+    STATE = "state"
+    """`state`: running, complete or error; with `error` when it is that."""
+    MESSAGE = "message"
+    """`text`, `role`: what the agent said, whole."""
+    MESSAGE_DELTA = "message_delta"
+    """`text`: a part of a message that is not whole yet."""
+    TOOL_CALL = "tool_call"
+    """`id`, `name`, `input`."""
+    TOOL_RESULT = "tool_result"
+    """`id`, `output`, `is_error`."""
+    USAGE = "usage"
+    """Tokens, and `cost_usd` where it is known."""
+    PERMISSION = "permission"
+    """`id`, `name`, `input`, and `decision` once there is one."""
+    LOG = "log"
+    """What has no other place: `text`, or `raw` as the frontend said it."""
+    COMPLETE = "complete"
+    """The last one: `result`."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a frontend told, before it has its place. `key` is the conversation's, in whatever
+    first shows it."""
+
+    type: AgentEventType
+    payload: Mapping[str, object] = field(default_factory=dict)
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class AgentEvent:
+    """One event of a turn; `seq` counts from 1 within it."""
+
+    type: AgentEventType
+    ts: float
+    seq: int
+    session_id: str
+    run_id: str
+    payload: Mapping[str, object] = field(default_factory=dict)
+    continuation: Continuation | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Summed over turns. What a frontend does not tell is 0."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input, those that were read from a cache."""
+    cost_usd: float = 0.0
+    turns: int = 0
+
+
+@dataclass(frozen=True)
+class TurnError:
+    code: str
+    message: str
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    success: bool
+    final_output: str = ""
+    error: TurnError | None = None
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file that goes with a prompt. `path` is where the agent sees it."""
+
+    path: str
+    media_type: str = ""
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """One turn. `session_id` is the caller's name for the conversation, `run_id` for this
+    turn of it. `kits` must be empty for now."""
+
+    frontend: str
+    prompt: str
+    session_id: str = ""
+    run_id: str = ""
+    model: str = ""
+    continuation: Continuation | None = None
+    permission: Permission | None = None
+    """None: `sandboxed` where a runtime confines, else `ask`."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    attachments: tuple[Attachment, ...] = ()
+    system_prompt: str = ""
+    """Added to the frontend's own."""
+    timeout_s: float | None = None
+    kits: tuple[str, ...] = ()
+
+
+class TurnState(StrEnum):
+    RUNNING = "running"
+    COMPLETE = "complete"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The record of a turn in a space. `run_id` is also the run that the agent is."""
+
+    run_id: str
+    space_id: str
+    session_id: str
+    frontend: str
+    provider: str
+    prompt: str
+    state: TurnState
+    created_at: float
+    model: str = ""
+    asked: Continuation | None = None
+    """What was to be gone on with."""
+    continuation: Continuation | None = None
+    """What it can be gone on with."""
+    result: TurnResult | None = None
+    usage: Usage = Usage()
+    ended_at: float | None = None
+    told: int = 0
+    """Events that are in the log, as far as is known for sure."""
+
+
+@dataclass(frozen=True)
+class FoundFrontend:
+    """One frontend on this machine."""
+
+    name: str
+    provider: str
+    kind: FrontendKind
+    installed: bool
+    version: str = ""
+    path: str = ""
+    logged_in: bool | None = None
+    """None: that cannot be known."""
+    models: tuple[str, ...] = ()
+    default_model: str = ""
+    install: str = ""
+    """The command that installs it."""
+    problem: str = ""
+
+
+# How a frontend is run in a space
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where an agent sits: paths as it sees them. `state` is its own, and outlives the turn;
+    `context` it may only read. `mcp` is the command of the space's MCP server, empty when there
+    is none. `confined` says that walls hold it."""
+
+    workspace: str
+    state: str
+    context: str
+    confined: bool
+    mcp: tuple[str, ...] = ()
+    mcp_env: Mapping[str, str] = field(default_factory=dict)
+    credentials: Mapping[str, str] = field(default_factory=dict)
+    """By name; only those that the frontend names."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One turn, ready to be started in `Seat.workspace`. `files` are put into `Seat.state`
+    first, by relative path. `first` is written to standard input, which then stays open if
+    `duplex` says so; else it is closed. `secret` are the names in `env` whose values are
+    shown nowhere."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    first: bytes = b""
+    duplex: bool = False
+    secret: tuple[str, ...] = ()
+
+
+class Translator(Protocol):
+    """Turns what one turn of a frontend writes into events. No clock, no files: the same
+    lines give the same events. Never raises: what it does not know becomes a `log`."""
+
+    def line(self, line: bytes) -> Sequence[Told]:
+        """One line of standard output, without its end."""
+        ...
+
+    def ended(self, code: int | None, stderr: str) -> TurnResult:
+        """The process has ended: with a code, or None by a signal. `stderr` is the end of what
+        it said there."""
+        ...
+
+
+class Frontend(Protocol):
+    """One way to drive an agent. Made once; keeps nothing of a turn."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def provider(self) -> Provider: ...
+
+    @property
+    def kind(self) -> FrontendKind: ...
+
+    @property
+    def needs_network(self) -> bool:
+        """It must reach a model's API."""
+        ...
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """Names of what it is given from `carrel auth`."""
+        ...
+
+    def find(self) -> FoundFrontend:
+        """Looks for it on this machine; blocking."""
+        ...
+
+    def binds(self) -> tuple[str, ...]:
+        """Host paths that a sandbox must show, at the same place, for it to run."""
+        ...
+
+    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+        """Raises `FrontendNotInstalled`, `ProviderMismatch`, `ModelNotSupported`,
+        `ContinuationNotFound`, `ResolveFailed`. Blocking, quick."""
+        ...
+
+    def translator(self, request: TurnRequest) -> Translator: ...
+
+
+class Interactive(Protocol):
+    """Of frontends with a terminal of their own, beside `Frontend`."""
+
+    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared: ...
+
+
+# Agents that are spoken to while they run
+
+
+class ControlKind(StrEnum):
+    INPUT = "input"
+    """`text`: said to the agent as soon as it listens."""
+    INTERRUPT = "interrupt"
+    PERMISSION = "permission"
+    """`id`, `allow`: the answer to a `permission` event."""
+
+
+@dataclass(frozen=True)
+class Control:
+    kind: ControlKind
+    text: str = ""
+    id: str = ""
+    allow: bool = False
+
+
+class Stage(Protocol):
+    """What a driver has of whoever runs the turn."""
+
+    def tell(self, told: Told) -> None:
+        """Never raises, never waits."""
+        ...
+
+    async def control(self) -> Control:
+        """The next thing that is said to the agent from outside; waits for it."""
+        ...
+
+
+class Driver(Protocol):
+    """Speaks with an agent for one turn, in the process that it is called in. Cancelling it
+    ends everything it started. What went wrong is in the result; it raises only what is a
+    mistake of Carrel's own."""
+
+    async def __call__(self, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult: ...
