@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -89,6 +92,15 @@ class Daemon:
             client.close()
         self._clients.clear()
         control.stop(self.data)
+
+    def kill(self) -> None:
+        """As a loss of power would; returns when it is gone."""
+        descriptor = os.pidfd_open(control.status(self.data).pid)
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            assert select.select([descriptor], [], [], ANSWER_S)[0]
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Nothing of it is left, whatever the test left."""

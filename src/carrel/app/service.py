@@ -9,8 +9,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from carrel.agents.emitting import Emitter
+from carrel.agents.installing import install
+from carrel.app.agents import HubTurnLog, open_agents
 from carrel.app.contents import TreeContents
 from carrel.app.hub import open_hub, open_messages
 from carrel.app.machine import LocalMachine
@@ -27,6 +31,7 @@ from carrel.hub.hub import Hub
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.runtimes.layout import SandboxFolders
 from carrel.runtimes.recordings import Recordings
+from carrel.service.agents import AgentSpaces
 from carrel.service.creating import Creator
 from carrel.service.desk import Desks
 from carrel.service.doctor import Doctor
@@ -36,12 +41,14 @@ from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
 from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
+from carrel.service.keyring import Keyring
 from carrel.service.reconciling import Reconciler
 from carrel.service.removing import Remover
 from carrel.service.runs import Keeping, Runs
 from carrel.service.shared import Policy, Shared
 from carrel.service.spaces import Parts, Spaces
 from carrel.service.tokens import Tokens
+from carrel.service.turns import TurnParts, Turns
 from carrel.service.watch import Watch
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
@@ -61,6 +68,8 @@ class Services:
     shared: Shared
     spaces: Spaces
     runs: Runs
+    turns: Turns
+    keyring: Keyring
     files: SpaceFiles
     tokens: Tokens
     feed: Feed
@@ -93,6 +102,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         watch = Watch(services.journal, services.collector, services.reconciler)
         watches.append(watch)
         await services.reconciler.at_start(rebooted=await asyncio.to_thread(_rebooted, settings))
+        await services.turns.take_up()
         task = asyncio.create_task(watch.run())
         try:
             yield services
@@ -101,6 +111,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             await services.shared.tasks.close()
+            await services.turns.close()
             await services.runs.close()
             recordings.close()
             # It stays when there is anything that it holds or runs.
@@ -121,14 +132,32 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     store, journal, hub = records.store, records.journal, records.hub
     shared = Shared()
     machine = LocalMachine(app.drivers, app.runtimes)
-    desks = Desks(settings.data / "spaces", machine)
+    agents = open_agents(settings.data)
+    desks = Desks(settings.data / "spaces", machine, agents.seats)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     remover = Remover(app.identities, desks, journal, trash, remove_tree)
     creator = Creator(app.bases, machine, app.identities, desks, journal, remover.undo)
     keeping = Keeping(_drop_run, settings.output_bytes)
     runs = Runs(store, journal, desks, shared, recordings, keeping)
     policy = Policy(settings.project_roots)
-    spaces = Spaces(Parts(store, journal, desks, creator, remover, runs, trash, shared, policy))
+    frontends = agents.registry
+    spaces = Spaces(
+        Parts(store, journal, desks, creator, remover, runs, trash, shared, policy, frontends)
+    )
+    turns = Turns(
+        TurnParts(
+            store=store,
+            journal=journal,
+            spaces=spaces,
+            agents=AgentSpaces(journal, desks, runs, shared),
+            runs=runs,
+            shared=shared,
+            frontends=frontends,
+            seats=agents.seats,
+            log=HubTurnLog(hub),
+            make_events=Emitter,
+        )
+    )
     sweeper = LocalSweeper(settings.data, app, time.time())
     reconciler = Reconciler(store, journal, desks, remover, runs, shared, sweeper)
     feed = Feed(hub.log, hub.keeper, store, journal)
@@ -151,6 +180,8 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         shared=shared,
         spaces=spaces,
         runs=runs,
+        turns=turns,
+        keyring=Keyring(agents.credentials, frontends, partial(install, own=agents.own)),
         files=SpaceFiles(spaces, journal, desks, shared, TreeContents()),
         tokens=Tokens(store, journal),
         feed=feed,

@@ -50,3 +50,7 @@ def _plain(words: list[str]) -> Call | None:
     module = __import__(f"carrel.cli.verbs.{file}", fromlist=("run",))
     values = parse_verb(module.VERB, rest)
     return None if values is None else Call(module.run, {**program[0], **values})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

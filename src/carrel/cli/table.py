@@ -34,6 +34,14 @@ VERBS = {
     "hub follow": "hub_follow",
     "hub dump": "hub_dump",
     "hub clients": "hub_clients",
+    "send": "send",
+    "interrupt": "interrupt",
+    "turns": "turns",
+    "agents": "agents",
+    "auth": "",
+    "auth set": "auth_set",
+    "auth ls": "auth_ls",
+    "auth rm": "auth_rm",
     "inbox": "inbox",
     "answer": "answer",
     "mcp": "mcp",
@@ -51,6 +59,7 @@ VERBS = {
 """By what is typed; a name without a file has the verbs below it."""
 
 GROUPS = {
+    "auth": "Keys that agents are given.",
     "hub": "Messages between people, agents and editors: say, ask, listen.",
     "run": "Look at one command, attach to it, wait for it, signal it.",
     "token": "Tokens for the API on TCP.",

@@ -10,7 +10,7 @@ from typing import TypeVar, Unpack
 from carrel.client import calls, models, transfer
 from carrel.client.aio_link import AsyncLink
 from carrel.client.aio_streaming import AsyncRunStream
-from carrel.client.calls import Call, CommandOptions
+from carrel.client.calls import Call, CommandOptions, TurnOptions
 from carrel.client.exchange import Exchange, Output
 from carrel.client.link import Link
 from carrel.client.results import MAX_OUTPUT, Collector, RunResult
@@ -90,6 +90,43 @@ class AsyncSpace(_Handle):
         """Its commands, newest first."""
         found = await self._send(calls.runs(self.id))
         return [AsyncRunHandle(self._link, info) for info in found]
+
+    # Agents
+
+    async def send(
+        self, prompt: str, *, wait: bool = True, **options: Unpack[TurnOptions]
+    ) -> models.Turn:
+        """Gives the agent of the space something to do. With `wait` to its end, which is a
+        success or an error in `result`; else it is told when the agent works. A conversation
+        goes on only when a `continuation` is passed. Raises `AgentError`s when it cannot begin,
+        and `StateConflict` when another turn runs."""
+        content = calls.turn_content(prompt, options)
+        turn = await self._send(calls.start_turn(self.id, content))
+        return await self.wait_for(turn) if wait else turn
+
+    async def wait_for(self, turn: models.Turn, timeout_s: float | None = None) -> models.Turn:
+        """The turn when it has ended, or as it is when the time is over."""
+        for wait_s in calls.waits(timeout_s):
+            turn = await self._send(calls.turn(turn.id, wait_s))
+            if turn.ended:
+                break
+        return turn
+
+    async def turns(self) -> list[models.Turn]:
+        """Newest first."""
+        return await self._send(calls.turns(self.id))
+
+    async def interrupt(self, turn: models.Turn) -> models.Turn:
+        """As Ctrl-C; `wait_for` tells its end."""
+        return await self._send(calls.interrupt(turn.id))
+
+    async def queue_input(self, turn: models.Turn, text: str) -> models.Turn:
+        """Said to an agent that works. `UnsupportedFrontend` when it does not listen."""
+        return await self._send(calls.queue_input(turn.id, text))
+
+    async def decide(self, turn: models.Turn, permission: str, allow: bool) -> models.Turn:
+        """Answers a `permission` event."""
+        return await self._send(calls.decide(turn.id, permission, allow))
 
     # Its life
 

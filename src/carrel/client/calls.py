@@ -15,6 +15,7 @@ from carrel.client import models
 from carrel.client.projects import describe
 from carrel.client.requests import LONG_S, Request, asking, run_path, space_path, telling
 from carrel.client.wire import segment
+from carrel.domain.agents import Continuation
 from carrel.domain.limits import Limits
 from carrel.domain.spaces import Retention
 
@@ -48,6 +49,30 @@ class SpaceOptions(TypedDict, total=False):
     labels: Mapping[str, str]
     env: Mapping[str, str]
     retention: Retention
+    description: str
+    agent: str
+
+
+class TurnOptions(TypedDict, total=False):
+    """All that can be said about a turn, beside what is to be done."""
+
+    frontend: str
+    model: str
+    session: str
+    continuation: Continuation
+    permission: str
+    env: Mapping[str, str]
+    system_prompt: str
+    timeout_s: float
+
+
+def turn_content(prompt: str, options: TurnOptions) -> dict[str, Any]:
+    content: dict[str, Any] = {"prompt": prompt, **options}
+    if "continuation" in content:
+        content["continuation"] = asdict(content["continuation"])
+    if "env" in content:
+        content["env"] = dict(content["env"])
+    return content
 
 
 def space_content(project: Project, options: SpaceOptions) -> dict[str, Any]:
@@ -243,6 +268,44 @@ def output(run_id: str, stream: str, offset: int) -> Request:
 def signal(run_id: str, name: str) -> Call[None]:
     content = {"signal": name.upper().removeprefix("SIG")}
     return Call(telling("POST", run_path(run_id, "signal"), content), _nothing)
+
+
+# Agents
+
+
+def start_turn(word: str, content: Mapping[str, object]) -> Call[models.Turn]:
+    return _one(telling("POST", space_path(word, "turns"), content), models.Turn)
+
+
+def turns(word: str) -> Call[list[models.Turn]]:
+    return _list(asking(space_path(word, "turns")), "turns", models.Turn)
+
+
+def turn(turn_id: str, wait_s: float = 0.0) -> Call[models.Turn]:
+    query = [("wait_s", wait_s)]
+    return _one(asking(_turn_path(turn_id), query, timeout_s=LONG_S), models.Turn)
+
+
+def interrupt(turn_id: str) -> Call[models.Turn]:
+    return _one(telling("POST", f"{_turn_path(turn_id)}/interrupt"), models.Turn)
+
+
+def queue_input(turn_id: str, text: str) -> Call[models.Turn]:
+    return _one(telling("POST", f"{_turn_path(turn_id)}/input", {"text": text}), models.Turn)
+
+
+def decide(turn_id: str, permission: str, allow: bool) -> Call[models.Turn]:
+    path = f"{_turn_path(turn_id)}/permissions/{segment(permission)}"
+    return _one(telling("POST", path, {"allow": allow}), models.Turn)
+
+
+def _turn_path(turn_id: str) -> str:
+    return f"/v1/turns/{segment(turn_id)}"
+
+
+def agents() -> Call[list[models.FoundFrontend]]:
+    request = asking("/v1/agents", timeout_s=LONG_S)
+    return _list(request, "frontends", models.FoundFrontend)
 
 
 # Files

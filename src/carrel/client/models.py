@@ -13,6 +13,15 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from carrel.client.problems import unreadable
+from carrel.domain.agents import (
+    NOTHING_SPENT,
+    Continuation,
+    FoundFrontend,
+    Permission,
+    TurnResult,
+    TurnState,
+)
+from carrel.domain.agents import Usage as AgentUsage
 from carrel.domain.limits import Limits, LimitSupport
 from carrel.domain.projects import Progress, Project
 from carrel.domain.runs import RunState
@@ -29,6 +38,7 @@ __all__ = [
     "Exit",
     "File",
     "Finding",
+    "FoundFrontend",
     "Info",
     "Limits",
     "NewToken",
@@ -42,6 +52,7 @@ __all__ = [
     "SpaceInfo",
     "Token",
     "Trashed",
+    "Turn",
     "Usage",
     "decode",
 ]
@@ -81,6 +92,11 @@ class SpaceInfo(Record, frozen=True, kw_only=True):
     restored_from: str = ""
     description: str = ""
     parent: str = ""
+    agent: str = ""
+    """The frontend that works in it."""
+    spent: AgentUsage = NOTHING_SPENT
+    working: str = ""
+    """The turn that runs in it now."""
     live_runs: int = 0
 
 
@@ -112,6 +128,29 @@ class RunInfo(Record, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         return self.state in (RunState.ENDED, RunState.FAILED)
+
+
+class Turn(Record, frozen=True, kw_only=True):
+    """What an agent was given to do, and what came of it. `id` is also the run's."""
+
+    id: str
+    space: str
+    session: str
+    frontend: str
+    provider: str
+    prompt: str
+    state: TurnState
+    created_at: datetime
+    model: str = ""
+    permission: Permission = Permission.DENY
+    ended_at: datetime | None = None
+    continuation: Continuation | None = None
+    result: TurnResult | None = None
+    usage: AgentUsage = NOTHING_SPENT
+
+    @property
+    def ended(self) -> bool:
+        return self.state is not TurnState.RUNNING
 
 
 class File(Record, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, TypeVar, Unpack
 
 from carrel.client import calls, models, transfer
-from carrel.client.calls import Call, CommandOptions
+from carrel.client.calls import Call, CommandOptions, TurnOptions
 from carrel.client.exchange import Exchange, Output
 from carrel.client.link import Link
 from carrel.client.results import MAX_OUTPUT, Collector, RunResult
@@ -90,6 +90,43 @@ class Space(_Handle):
     def runs(self) -> list[RunHandle]:
         """Its commands, newest first."""
         return [RunHandle(self._link, info) for info in self._send(calls.runs(self.id))]
+
+    # Agents
+
+    def send(
+        self, prompt: str, *, wait: bool = True, **options: Unpack[TurnOptions]
+    ) -> models.Turn:
+        """Gives the agent of the space something to do. With `wait` to its end, which is a
+        success or an error in `result`; else it is told when the agent works. A conversation
+        goes on only when a `continuation` is passed. Raises `AgentError`s when it cannot begin,
+        and `StateConflict` when another turn runs."""
+        content = calls.turn_content(prompt, options)
+        turn = self._send(calls.start_turn(self.id, content))
+        return self.wait_for(turn) if wait else turn
+
+    def wait_for(self, turn: models.Turn, timeout_s: float | None = None) -> models.Turn:
+        """The turn when it has ended, or as it is when the time is over."""
+        for wait_s in calls.waits(timeout_s):
+            turn = self._send(calls.turn(turn.id, wait_s))
+            if turn.ended:
+                break
+        return turn
+
+    def turns(self) -> list[models.Turn]:
+        """Newest first."""
+        return self._send(calls.turns(self.id))
+
+    def interrupt(self, turn: models.Turn) -> models.Turn:
+        """As Ctrl-C; `wait_for` tells its end."""
+        return self._send(calls.interrupt(turn.id))
+
+    def queue_input(self, turn: models.Turn, text: str) -> models.Turn:
+        """Said to an agent that works. `UnsupportedFrontend` when it does not listen."""
+        return self._send(calls.queue_input(turn.id, text))
+
+    def decide(self, turn: models.Turn, permission: str, allow: bool) -> models.Turn:
+        """Answers a `permission` event."""
+        return self._send(calls.decide(turn.id, permission, allow))
 
     # Its life
 

@@ -29,6 +29,8 @@ async def open_api(
             store=found.store,
             spaces=found.spaces,
             runs=found.runs,
+            turns=found.turns,
+            keyring=found.keyring,
             files=found.files,
             tokens=found.tokens,
             feed=found.feed,

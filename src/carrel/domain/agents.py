@@ -6,10 +6,14 @@ nothing is ever resumed because its id looks familiar.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
+
+from carrel.domain.runtimes import Bind
+from carrel.domain.trees import Owner
 
 
 class Provider(StrEnum):
@@ -134,6 +138,9 @@ class Usage:
     turns: int = 0
 
 
+NOTHING_SPENT = Usage()
+
+
 @dataclass(frozen=True)
 class TurnError:
     code: str
@@ -201,10 +208,14 @@ class Turn:
     continuation: Continuation | None = None
     """What it can be gone on with."""
     result: TurnResult | None = None
-    usage: Usage = Usage()
+    usage: Usage = NOTHING_SPENT
     ended_at: float | None = None
-    told: int = 0
-    """Events that are in the log, as far as is known for sure."""
+    after: int = 0
+    """The number in the space's log after which its events come."""
+    permission: Permission = Permission.DENY
+    env: Mapping[str, str] = field(default_factory=dict)
+    system_prompt: str = ""
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -336,6 +347,10 @@ class Control:
     id: str = ""
     allow: bool = False
 
+    @classmethod
+    def interrupt(cls) -> Control:
+        return cls(ControlKind.INTERRUPT)
+
 
 class Stage(Protocol):
     """What a driver has of whoever runs the turn."""
@@ -355,3 +370,99 @@ class Driver(Protocol):
     mistake of Carrel's own."""
 
     async def __call__(self, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult: ...
+
+
+# What the service needs for turns, beside frontends
+
+
+class Frontends(Protocol):
+    """All that this machine knows."""
+
+    def get(self, name: str) -> Frontend:
+        """Raises `UnsupportedFrontend`."""
+        ...
+
+    def found(self) -> Sequence[FoundFrontend]:
+        """All of them as they are on this machine; blocking."""
+        ...
+
+
+class Events(Protocol):
+    """Gives what is told its place, and hands it on."""
+
+    @property
+    def continuation(self) -> Continuation | None: ...
+
+    def start(self) -> None: ...
+
+    def tell(self, told: Told) -> None: ...
+
+    def finish(self, result: TurnResult) -> None: ...
+
+
+class MakeEvents(Protocol):
+    def __call__(
+        self, request: TurnRequest, provider: str, hearers: Sequence[Callable[[AgentEvent], object]]
+    ) -> Events: ...
+
+
+class TurnLog(Protocol):
+    """Where the events of turns go: the log of the space."""
+
+    def last(self, space_id: str) -> int:
+        """The number of its newest message."""
+        ...
+
+    async def tell(self, space_id: str, events: Sequence[AgentEvent]) -> None:
+        """Returns when they are kept; parts of messages are only told."""
+        ...
+
+    async def told(self, turn: Turn) -> int:
+        """The greatest `seq` of this turn's events that is in the log."""
+        ...
+
+
+class Seats(Protocol):
+    """Where agents sit in spaces. Blocking."""
+
+    def binds(self, folder: Path, frontend: str, owner: Owner) -> tuple[Bind, ...]:
+        """What a sandbox shows, for the agent of the space in `folder`. Makes the folders that
+        are missing; quick."""
+        ...
+
+    def take(self, place: SeatRequest) -> Seat:
+        """Makes the folders that are missing."""
+        ...
+
+    def put(self, place: SeatRequest, files: Mapping[str, bytes]) -> None:
+        """Into the agent's state, whatever the agent has made of it. `ResolveFailed`."""
+        ...
+
+
+@dataclass(frozen=True)
+class SeatRequest:
+    """Of the space in `folder`, whose tree is at `tree`; `own_paths`: its sandbox has names of
+    its own for them."""
+
+    folder: Path
+    tree: Path
+    owner: Owner
+    frontend: Frontend
+    own_paths: bool
+    confined: bool
+
+
+class CredentialStore(Protocol):
+    """Keys by name. Blocking, quick; nothing but `given` tells a value."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def set(self, name: str, value: str) -> None:
+        """Raises `MessageInvalid`."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Raises `CredentialNotFound`."""
+        ...
+
+    def given(self, names: Sequence[str]) -> Mapping[str, str]: ...

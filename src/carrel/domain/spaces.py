@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from carrel.domain.agents import NOTHING_SPENT
+from carrel.domain.agents import Usage as AgentUsage
 from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
@@ -69,6 +71,10 @@ class SpaceRequest:
     """What it is for, in a person's or an agent's words."""
     parent: str = ""
     """The space whose agent asked for this one."""
+    agent: str = ""
+    """The frontend that is to work in it."""
+    network_asked: bool = False
+    """The network was said; else it is what the agent needs."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,11 @@ class Space:
     description: str = ""
     parent: str = ""
     """The space whose agent asked for this one."""
+    agent: str = ""
+    """The frontend whose programs its sandbox shows."""
+    network_asked: bool = False
+    spent: AgentUsage = NOTHING_SPENT
+    """By its agents, all turns together."""
 
 
 @dataclass(frozen=True)

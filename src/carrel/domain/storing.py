@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from carrel.domain.access import Token
+from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
@@ -38,7 +39,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Forget:
-    """Removes records: of a space (its steps, claims, runs), one run, or a piece of trash.
+    """Removes records: of a space (its steps, claims, runs with turns), one run, or a piece
+    of trash.
     The record of a removed space itself stays."""
 
     steps_of: str = ""
@@ -48,7 +50,7 @@ class Forget:
     run_id: str = ""
 
 
-Record = Space | RunRecord | NewEvent | Step | Claim | Token | Trashed | Forget
+Record = Space | RunRecord | Turn | NewEvent | Step | Claim | Token | Trashed | Forget
 
 
 class Store(Protocol):
@@ -75,6 +77,16 @@ class Store(Protocol):
         self, space_id: str = "", *, live: bool = False, limit: int = 100
     ) -> Sequence[RunRecord]:
         """Newest first; with `live` only those that have not ended."""
+        ...
+
+    async def turn(self, run_id: str) -> Turn | None: ...
+
+    async def turns(self, space_id: str, *, limit: int = 100) -> Sequence[Turn]:
+        """Newest first."""
+        ...
+
+    async def live_turns(self) -> Sequence[Turn]:
+        """Those that have not ended, of all spaces; oldest first."""
         ...
 
     async def events(self, query: EventQuery) -> Sequence[Event]: ...

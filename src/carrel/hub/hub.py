@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -324,6 +324,19 @@ class Hub:
     ) -> int:
         """Keeps a message of a person who came another way; its number."""
         return await self._say(raw(Sender(name, "app")), space, payload, type, reply_to)
+
+    async def record(self, space: str, said: Sequence[Said]) -> None:
+        """Keeps words of Carrel's own, all of them or none; returns when they are kept."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(_one: Pending, error: CarrelError | None) -> None:
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.keeper.keep(Pending(space, time.time(), SYSTEM, said, done=settle))
+        await done
 
     async def _say(self, sender: Raw, space: str, payload: object, type: str, reply_to: str) -> int:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()

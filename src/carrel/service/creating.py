@@ -63,6 +63,8 @@ class Creator:
             retention=request.retention,
             description=request.description,
             parent=request.parent,
+            agent=request.agent,
+            network_asked=request.network_asked,
         )
 
     async def create(

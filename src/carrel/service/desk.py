@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from carrel.domain.agents import Seats
 from carrel.domain.collaborators import Machine
 from carrel.domain.errors import StateConflict, TreeDamaged
-from carrel.domain.runtimes import Runtime, Sandbox, SandboxSpec
+from carrel.domain.runtimes import Bind, Runtime, Sandbox, SandboxSpec
 from carrel.domain.spaces import Space
-from carrel.domain.trees import Tree, TreeDriver, TreeMount
+from carrel.domain.trees import Owner, Tree, TreeDriver, TreeMount
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,11 @@ class Desk:
 
 
 class Desks:
-    def __init__(self, folder: Path, machine: Machine) -> None:
+    def __init__(self, folder: Path, machine: Machine, seats: Seats | None = None) -> None:
         """`folder` holds a folder for each space."""
         self._folder = folder
         self._machine = machine
+        self._seats = seats
         self._usable: set[str] = set()
 
     def folder(self, space_id: str) -> Path:
@@ -58,8 +60,14 @@ class Desks:
             owner=space.owner,
             network=space.network,
             limits=space.limits,
+            binds=self._binds(space, space.owner),
             env=space.env,
         )
+
+    def _binds(self, space: Space, owner: Owner) -> tuple[Bind, ...]:
+        if not space.agent or self._seats is None:
+            return ()
+        return self._seats.binds(self.folder(space.space_id), space.agent, owner)
 
     @asynccontextmanager
     async def mounted(self, desk: Desk) -> AsyncIterator[TreeMount]:

@@ -84,16 +84,17 @@ class Runs:
 
     # Starting
 
-    async def start(self, space_id: str, command: Command) -> RunRecord:
-        """Raises `StateConflict`, `CommandError`s and `SandboxUnavailable`."""
+    async def start(self, space_id: str, command: Command, run_id: str = "") -> RunRecord:
+        """`run_id` is from who has written it down already. Raises `StateConflict`,
+        `CommandError`s and `SandboxUnavailable`."""
         if command.output is Output.PIPES:
             raise CommandInvalid("The output of a run is recorded.", hint="Ask for files or a pty.")
-        return await self._tasks.see_through(self._start(space_id, command))
+        return await self._tasks.see_through(self._start(space_id, command, run_id))
 
-    async def _start(self, space_id: str, command: Command) -> RunRecord:
+    async def _start(self, space_id: str, command: Command, run_id: str) -> RunRecord:
         async with self._locks.shared(space_id):
             desk = await self._desks.of(self._live_space(space_id))
-            run_id = new_id("ru")
+            run_id = run_id or new_id("ru")
             record = RunRecord(
                 run_id=run_id,
                 space_id=space_id,

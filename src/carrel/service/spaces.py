@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from carrel.domain.access import Caller
+from carrel.domain.agents import Frontends
 from carrel.domain.collaborators import TrashCan
 from carrel.domain.errors import (
     KeyReused,
@@ -34,7 +35,7 @@ from carrel.domain.spaces import (
 from carrel.domain.storing import Claim, Forget, Record, Store
 from carrel.domain.trees import Change, Tree, TreeDriver, TreeUsage
 from carrel.lifecycle.table import LIVE
-from carrel.service import requests
+from carrel.service import agents, requests
 from carrel.service.access import (
     admit,
     check_relabel,
@@ -88,6 +89,7 @@ class Parts:
     trash: TrashCan
     shared: Shared
     policy: Policy
+    frontends: Frontends
 
 
 class Spaces:
@@ -102,6 +104,7 @@ class Spaces:
         self._locks = parts.shared.locks
         self._tasks = parts.shared.tasks
         self._policy = parts.policy
+        self._frontends = parts.frontends
 
     # Finding
 
@@ -142,6 +145,7 @@ class Spaces:
         """Returns when it is ready. The same `key` with the same request gives the same
         space, however often it is asked for."""
         request = admit(caller, request, self._policy.project_roots)
+        request = agents.resolve(self._frontends, request)
         limits = requests.check_request(request)
         if not key:
             return await self._tasks.see_through(self._create(request, limits, on_progress))

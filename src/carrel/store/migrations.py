@@ -139,7 +139,19 @@ CREATE TABLE trash (
 CREATE INDEX trash_ages ON trash (trashed_at, space_id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_SECOND = """
+CREATE TABLE turns (
+    run_id TEXT NOT NULL PRIMARY KEY,
+    space_id TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    live INTEGER NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX turns_of ON turns (space_id, created_at, run_id);
+CREATE INDEX turns_live ON turns (created_at, run_id) WHERE live = 1;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from carrel.domain.access import Token
+from carrel.domain.agents import Turn
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.runs import RunRecord
@@ -100,6 +101,23 @@ def runs(
     )
     named = (column(space_id),) if space_id else ()
     return _all(connection, RunRecord, sql, *named, _checked(limit))
+
+
+def turn(connection: sqlite3.Connection, run_id: str) -> Turn | None:
+    return _one(connection, Turn, "SELECT document FROM turns WHERE run_id = ?", column(run_id))
+
+
+def turns(connection: sqlite3.Connection, space_id: str, limit: int) -> Sequence[Turn]:
+    sql = (
+        "SELECT document FROM turns INDEXED BY turns_of WHERE space_id = ?"
+        " ORDER BY created_at DESC, run_id DESC LIMIT ?"
+    )
+    return _all(connection, Turn, sql, column(space_id), _checked(limit))
+
+
+def live_turns(connection: sqlite3.Connection) -> Sequence[Turn]:
+    sql = "SELECT document FROM turns INDEXED BY turns_live WHERE live = 1 ORDER BY created_at"
+    return _all(connection, Turn, sql)
 
 
 def events(connection: sqlite3.Connection, query: EventQuery) -> list[Event]:

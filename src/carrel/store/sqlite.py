@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from carrel.domain.access import Token
+from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
@@ -109,6 +110,15 @@ class SqliteStore:
         self, space_id: str = "", *, live: bool = False, limit: int = 100
     ) -> Sequence[RunRecord]:
         return await self._read(partial(reading.runs, space_id=space_id, live=live, limit=limit))
+
+    async def turn(self, run_id: str) -> Turn | None:
+        return await self._read(partial(reading.turn, run_id=run_id))
+
+    async def turns(self, space_id: str, *, limit: int = 100) -> Sequence[Turn]:
+        return await self._read(partial(reading.turns, space_id=space_id, limit=limit))
+
+    async def live_turns(self) -> Sequence[Turn]:
+        return await self._read(reading.live_turns)
 
     async def events(self, query: EventQuery) -> Sequence[Event]:
         """In order. Older ones may have been dropped: see `event_span`."""

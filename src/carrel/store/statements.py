@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from carrel.domain.access import Token
+from carrel.domain.agents import Turn, TurnState
 from carrel.domain.events import NewEvent
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
@@ -26,6 +27,10 @@ PUT_RUN = """
 INSERT INTO runs (run_id, space_id, created_at, live, document) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (run_id) DO UPDATE SET space_id = excluded.space_id,
     created_at = excluded.created_at, live = excluded.live, document = excluded.document
+"""
+PUT_TURN = """
+INSERT INTO turns (run_id, space_id, created_at, live, document) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (run_id) DO UPDATE SET live = excluded.live, document = excluded.document
 """
 ADD_EVENT = "INSERT INTO events (space_id, type, document) VALUES (?, ?, ?)"
 PUT_STEP = """
@@ -56,7 +61,7 @@ DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
 """
 
-Kept = Space | RunRecord | Step | Claim | Token | Trashed
+Kept = Space | RunRecord | Turn | Step | Claim | Token | Trashed
 Value = str | bytes | float | None
 
 
@@ -78,7 +83,7 @@ def drop_spaces(space_ids: Sequence[str]) -> list[Statement]:
     gone = Statement(f"DELETE FROM spaces WHERE state = 'removed' AND {among}", ids)
     rest = [
         Statement(f"DELETE FROM {table} WHERE {among}", ids)
-        for table in ("steps", "claims", "runs")
+        for table in ("steps", "claims", "runs", "turns")
     ]
     return [gone, *rest]
 
@@ -102,6 +107,9 @@ def _put(record: Kept, document: str) -> Statement:
         case RunRecord(run_id=run_id, space_id=space_id, created_at=at):
             live = record.state in LIVE_RUNS
             return Statement(PUT_RUN, (column(run_id), column(space_id), at, live, document))
+        case Turn(run_id=run_id, space_id=space_id, created_at=at):
+            live = record.state is TurnState.RUNNING
+            return Statement(PUT_TURN, (column(run_id), column(space_id), at, live, document))
         case Step(space_id=space_id, operation=operation, name=name, begun_at=at):
             keys = (column(space_id), column(operation), column(name))
             return Statement(PUT_STEP, (*keys, at, document))
@@ -133,6 +141,7 @@ def _forget(what: Forget) -> list[Statement]:
         ("steps", what.steps_of),
         ("claims", what.claims_of),
         ("runs", what.runs_of),
+        ("turns", what.runs_of),
         ("trash", what.trash_of),
     )
     statements = [
@@ -141,5 +150,7 @@ def _forget(what: Forget) -> list[Statement]:
         if space_id
     ]
     if what.run_id:
-        statements.append(Statement("DELETE FROM runs WHERE run_id = ?", (column(what.run_id),)))
+        for table in ("runs", "turns"):
+            one = Statement(f"DELETE FROM {table} WHERE run_id = ?", (column(what.run_id),))
+            statements.append(one)
     return statements

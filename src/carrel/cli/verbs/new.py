@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carrel.cli import turns
 from carrel.cli.call import Call
 from carrel.cli.layout import clean, cut, loud, terminal_width
 from carrel.cli.output import is_terminal, tell
@@ -45,7 +46,12 @@ VERB = Verb(
         Option("--exclude", kind=MANY, metavar="PATTERN", help="Leave out, as in .gitignore."),
         Option("--runtime", kind=CHOICE, choices=RUNTIMES, help="What confines it."),
         Option("--driver", kind=TEXT, help="How its tree is made; otherwise the best."),
-        Option("--network", kind=CHOICE, choices=("none", "open"), help="Default: none."),
+        Option(
+            "--network",
+            kind=CHOICE,
+            choices=("none", "open"),
+            help="Default: none, or open where the agent must reach a model.",
+        ),
         Option(
             "--tier", kind=CHOICE, choices=("minimal", "default", "large"), help="A set of limits."
         ),
@@ -61,6 +67,9 @@ VERB = Verb(
         Option("--keep", kind=SECONDS, metavar="TIME", help="Removed so long after its stop."),
         Option("--discard", help="Clean-up may remove it with changes that nobody took out."),
         Option("-e", "--env", kind=PAIRS, metavar="K=V", help="A variable for all its commands."),
+        Option("--agent", kind=TEXT, metavar="NAME", help="Who works in it: see `carrel agents`."),
+        Option("-m", "--message", kind=TEXT, metavar="PROMPT", help="What it is to do first."),
+        *turns.OPTIONS,
     ),
 )
 
@@ -74,13 +83,19 @@ def run(call: Call) -> int:
             progress.clear()
     if call.json:
         call.show(space)
-        return 0
+        return _first_turn(call, space)
     call.say(space["name"])
     if not confined(space):
         call.note(loud("process !") + " Nothing confines what runs in this space.")
     if is_terminal(2):
         call.note(f"Ready ({space['id']}): carrel shell {space['name']}")
-    return 0
+    return _first_turn(call, space)
+
+
+def _first_turn(call: Call, space: dict[str, Any]) -> int:
+    if not call.text("message"):
+        return 0
+    return turns.send(call, space["id"], turns.content(call, call.text("message")))
 
 
 def content(call: Call) -> dict[str, Any]:
@@ -106,6 +121,7 @@ def content(call: Call) -> dict[str, Any]:
         "driver": call.text("driver"),
         "network": call.text("network"),
         "tier": call.text("tier"),
+        "agent": call.text("agent"),
         "limits": _given(limits),
         "labels": call.pairs("label"),
         "env": call.pairs("env"),

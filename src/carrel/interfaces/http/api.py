@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket
 from carrel.domain.errors import CarrelError, MessageInvalid
 from carrel.interfaces.http import (
     about,
+    agents,
     archives,
     bases,
     events,
@@ -31,6 +32,7 @@ from carrel.interfaces.http import (
     spaces,
     tokens,
     trash,
+    turns,
 )
 from carrel.interfaces.http.access import Access
 from carrel.interfaces.http.body_limits import BodyLimits, too_large
@@ -58,6 +60,8 @@ _ROUTERS = (
     tokens,
     gc,
     inbox,
+    agents,
+    turns,
 )
 _SILENT: Any = {
     "tracing": False,

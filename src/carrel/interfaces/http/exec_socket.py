@@ -27,13 +27,13 @@ from carrel.interfaces.http.closing import REASON
 from carrel.interfaces.http.encoding import encode
 from carrel.interfaces.http.exec_frames import Control, parse_control
 from carrel.interfaces.http.guard import foreseen
-from carrel.interfaces.http.inputs import Input
 from carrel.interfaces.http.models.runs import SocketCommand
 from carrel.interfaces.http.problems import details_of
 from carrel.interfaces.http.serving import Serving, caller, serving
 from carrel.interfaces.http.streams import KEEP_ALIVE_S
 from carrel.interfaces.http.validation import invalid
 from carrel.interfaces.http.views import View, run_view
+from carrel.service.inputs import Input
 
 FIRST_FRAME_S = 30.0
 """A client says what it wants at once; one that does not has lost its way."""

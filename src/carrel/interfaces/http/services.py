@@ -15,9 +15,11 @@ from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
 from carrel.service.inbox import Inbox
+from carrel.service.keyring import Keyring
 from carrel.service.runs import Runs
 from carrel.service.spaces import Spaces
 from carrel.service.tokens import Tokens
+from carrel.service.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Services:
     store: Store
     spaces: Spaces
     runs: Runs
+    turns: Turns
+    keyring: Keyring
     files: SpaceFiles
     tokens: Tokens
     feed: Feed

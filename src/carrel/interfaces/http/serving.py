@@ -13,10 +13,10 @@ from carrel.domain.runs import RunRecord
 from carrel.interfaces.http.access import caller_in
 from carrel.interfaces.http.background import Background
 from carrel.interfaces.http.closing import Closing
-from carrel.interfaces.http.inputs import Inputs
 from carrel.interfaces.http.metrics import Metrics
 from carrel.interfaces.http.services import Options, Services
 from carrel.interfaces.http.views import SpaceViews
+from carrel.service.inputs import Inputs
 
 STREAMS = 8
 """Uploads and archives at the same time: each has a worker thread for as long as its client
@@ -54,7 +54,7 @@ def make_serving(services: Services, options: Options, closing: Closing) -> Serv
         services=services,
         options=options,
         closing=closing,
-        views=SpaceViews(services.spaces, services.runs, options.data),
+        views=SpaceViews(services.spaces, services.runs, services.turns, options.data),
         inputs=Inputs(services.runs),
     )
 

@@ -22,6 +22,7 @@ from carrel.interfaces.http.encoding import moment, moment_or_none
 from carrel.service.doctor import Diagnosis
 from carrel.service.runs import Runs
 from carrel.service.spaces import Spaces, SpaceUsage
+from carrel.service.turns import Turns
 
 View = dict[str, Any]
 
@@ -29,9 +30,10 @@ View = dict[str, Any]
 class SpaceViews:
     """Of spaces, whose record alone does not say what confines them and where they are."""
 
-    def __init__(self, spaces: Spaces, runs: Runs, data: Path) -> None:
+    def __init__(self, spaces: Spaces, runs: Runs, turns: Turns, data: Path) -> None:
         self._spaces = spaces
         self._runs = runs
+        self._turns = turns
         self._folder = f"{data}/spaces"
 
     async def one(self, space: Space) -> View:
@@ -102,6 +104,9 @@ class SpaceViews:
             "restored_from": space.restored_from,
             "description": space.description,
             "parent": space.parent,
+            "agent": space.agent,
+            "spent": space.spent,
+            "working": self._turns.working(space.space_id),
             "live_runs": self._runs.live_of(space.space_id),
         }
 

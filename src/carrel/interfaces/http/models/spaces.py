@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from carrel.interfaces.http.models.agents import FrontendName, SpentView
 from carrel.interfaces.http.models.common import (
     Answer,
     Body,
@@ -70,7 +71,10 @@ class NewSpace(Body):
     max_files: Count | None = None
     runtime: BackEnd = "auto"
     driver: BackEnd = "auto"
-    network: NetworkName = "none"
+    network: NetworkName | None = None
+    """Null: what the agent needs, and none without one."""
+    agent: FrontendName | None = None
+    """The frontend that is to work in it."""
     tier: TierName = ""
     limits: LimitsBody = LimitsBody()
     labels: Labels = Field(default_factory=dict)
@@ -160,6 +164,11 @@ class SpaceView(Answer):
     restored_from: str
     description: str
     parent: str
+    agent: str
+    spent: SpentView
+    """By its agents, all turns together."""
+    working: str
+    """The turn that runs in it now; empty when none does."""
     live_runs: int
 
 

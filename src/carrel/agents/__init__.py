@@ -1,0 +1,1 @@
+"""Frontends: how each agent is found, started and understood."""

@@ -1,0 +1,129 @@
+"""What all frontends share whose driver is ours: started in a sandbox, understood, or run here.
+
+A frontend of this kind says where its driver is, and with what it is made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import carrel
+from carrel.agents import wire
+from carrel.agents.environing import credentials_of
+from carrel.agents.frontends import requests
+from carrel.agents.frontends.lines import raw
+from carrel.agents.locating import Locator
+from carrel.agents.permitting import permission_of
+from carrel.agents.results import failed, result_of
+from carrel.domain.agents import (
+    AgentEventType,
+    FoundFrontend,
+    FrontendKind,
+    Prepared,
+    Provider,
+    Seat,
+    Told,
+    TurnRequest,
+    TurnResult,
+)
+from carrel.domain.errors import AgentCrashed
+
+PROGRAM = "carrel.agents.drive"
+
+
+class DrivenTranslator:
+    """Implements `Translator` for what `drive` writes."""
+
+    def __init__(self) -> None:
+        self._result: TurnResult | None = None
+
+    def line(self, line: bytes) -> Sequence[Told]:
+        if not line.strip():
+            return ()
+        told = wire.read_told(line)
+        if told is None:
+            return (raw(line),)
+        if told.type is AgentEventType.COMPLETE:
+            self._result = result_of(told.payload.get("result"))
+            return ()
+        return (told,)
+
+    def ended(self, code: int | None, stderr: str) -> TurnResult:
+        """A program that was asked to stop says so itself: without a last word it crashed."""
+        if self._result is not None:
+            return self._result
+        how = "was killed" if code is None else f"ended with {code}"
+        return failed(AgentCrashed(f"The agent {how} before it was done.", stderr=stderr[-4096:]))
+
+
+class DrivenFrontend:
+    """Implements `Frontend`; made for being derived from."""
+
+    name: ClassVar[str]
+    provider: ClassVar[Provider]
+    kind: ClassVar[FrontendKind] = FrontendKind.SDK
+    needs_network: ClassVar[bool] = True
+    credentials: ClassVar[tuple[str, ...]] = ()
+    driver: ClassVar[str]
+    """`module:name` of what makes the driver."""
+
+    def __init__(self, locator: Locator) -> None:
+        self.locator = locator
+
+    def options(self, request: TurnRequest) -> Mapping[str, object]:
+        """What the driver is made with. Raises `FrontendNotInstalled`."""
+        return {}
+
+    def find(self) -> FoundFrontend:
+        return FoundFrontend(self.name, self.provider, self.kind, installed=True)
+
+    def binds(self) -> tuple[str, ...]:
+        return python_folders()
+
+    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+        """Values of the environment go by the environment only: the first line may be
+        written down."""
+        self.check(request, seat)
+        env = {**seat.mcp_env, **credentials_of(seat), **request.env}
+        start = wire.Start(
+            self.driver,
+            replace(request, env={}),
+            replace(seat, credentials={}, mcp_env=dict.fromkeys(seat.mcp_env, "")),
+            self.options(request),
+        )
+        return Prepared(
+            argv=(sys.executable, "-I", "-m", PROGRAM),
+            env=env,
+            first=wire.line_of(start),
+            duplex=True,
+            secret=requests.secret_names(env, (*seat.mcp_env, *credentials_of(seat))),
+        )
+
+    def translator(self, request: TurnRequest) -> DrivenTranslator:
+        return DrivenTranslator()
+
+    def check(self, request: TurnRequest, seat: Seat) -> None:
+        """What holds for every turn, wherever it runs."""
+        requests.check(request, self.name, self.provider)
+        permission_of(request, seat)
+
+
+def python_folders() -> tuple[str, ...]:
+    """The interpreter, its packages and this one, without what every sandbox shows."""
+    package = Path(carrel.__file__).parent
+    wanted = [
+        Path(sys.prefix),
+        Path(sys.base_prefix),
+        package,
+        Path(os.path.realpath(sys.executable)),
+    ]
+    shown: list[Path] = [Path("/usr")]
+    for path in wanted:
+        if not any(path.is_relative_to(one) for one in shown):
+            shown.append(path)
+    return tuple(str(path) for path in shown[1:])

@@ -1,0 +1,57 @@
+"""The Claude Agent SDK for Python, with the program that it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata, util
+from pathlib import Path
+
+from carrel.agents.driven import DrivenFrontend
+from carrel.agents.frontends import requests
+from carrel.agents.frontends.claude_code import MODELS
+from carrel.domain.agents import FoundFrontend, Provider, Seat, TurnRequest
+from carrel.domain.errors import FrontendNotInstalled
+
+PACKAGE = "claude-agent-sdk"
+INSTALL = "pip install 'carrel[agents]'"
+
+
+class AgentSdk(DrivenFrontend):
+    name = "agent-sdk"
+    provider = Provider.ANTHROPIC
+    credentials = ("anthropic",)
+    driver = "carrel.agents.frontends.agent_sdk_driver:AgentSdkDriver"
+
+    def options(self, request: TurnRequest) -> Mapping[str, object]:
+        program = bundled()
+        if program is None:
+            raise FrontendNotInstalled(
+                "The Claude Agent SDK is not installed.", hint=f"Run: {INSTALL}"
+            )
+        return {"program": str(program)}
+
+    def check(self, request: TurnRequest, seat: Seat) -> None:
+        super().check(request, seat)
+        requests.asked_uuid(request)
+
+    def find(self) -> FoundFrontend:
+        program = bundled()
+        return FoundFrontend(
+            self.name,
+            self.provider,
+            self.kind,
+            installed=program is not None,
+            version=metadata.version(PACKAGE) if program else "",
+            path=str(program or ""),
+            models=MODELS,
+            install=INSTALL,
+        )
+
+
+def bundled() -> Path | None:
+    """The program in the package; found without loading that."""
+    spec = util.find_spec("claude_agent_sdk")
+    if spec is None or spec.origin is None:
+        return None
+    program = Path(spec.origin).parent / "_bundled" / "claude"
+    return program if program.exists() else None

@@ -1,0 +1,119 @@
+"""Codex, by its own program: `codex exec` for turns, the full screen for a terminal."""
+
+from __future__ import annotations
+
+from carrel.agents.frontends import codex_config, requests
+from carrel.agents.frontends.codex_stream import CodexTranslator
+from carrel.agents.locating import Locator, Program, install_command
+from carrel.agents.permitting import permission_of
+from carrel.domain.agents import (
+    FoundFrontend,
+    FrontendKind,
+    Permission,
+    Prepared,
+    Provider,
+    Seat,
+    TurnRequest,
+)
+
+NAME = "codex-cli"
+PROGRAM = "codex"
+
+KNOWN_GAPS = (
+    "`ask` is `deny`: nobody can answer a question of a headless turn yet.",
+    "`deny` is a sandbox of its own that lets it read only; a refused command is a failed one, or "
+    "is not told at all, and is no `permission` event.",
+    "With `deny`, when the agent's state is below a temporary folder, no command runs.",
+    "The usage of a resumed turn is that of the whole conversation (`scope`).",
+)
+
+FOLDER = "codex"
+"""In the agent's state: its settings and conversations."""
+
+
+class CodexCli:
+    """Implements `Frontend` and `Interactive`."""
+
+    name = NAME
+    provider = Provider.OPENAI
+    kind = FrontendKind.CLI
+    needs_network = True
+    credentials = ("openai",)
+
+    def __init__(self, locator: Locator) -> None:
+        self._locator = locator
+
+    def find(self) -> FoundFrontend:
+        found = self._locator.find(NAME, PROGRAM)
+        version = self._locator.version(found) if found else ""
+        return FoundFrontend(
+            NAME,
+            Provider.OPENAI,
+            FrontendKind.CLI,
+            installed=bool(version),
+            version=version,
+            path=str(found.path) if found else "",
+            install=install_command(NAME),
+            problem="It does not say its version." if found and not version else "",
+        )
+
+    def binds(self) -> tuple[str, ...]:
+        found = self._locator.find(NAME, PROGRAM)
+        return found.binds() if found else ()
+
+    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+        permission, asked, program = self._checked(request, seat)
+        before, options = _permission(permission)
+        argv = [*before, "exec", "--json", "--skip-git-repo-check", *options]
+        argv += [*_options(request), *(("resume", asked) if asked else ()), "-"]
+        first = requests.prompt(request, seat).encode()
+        return _prepared(request, seat, (*program.argv, *argv), first)
+
+    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
+        permission, asked, program = self._checked(request, seat)
+        before, options = _permission(permission)
+        argv = ["--no-daemon", "--no-alt-screen", *before, *options, *_options(request)]
+        argv += ["resume", asked] if asked else []
+        argv += ["--", requests.prompt(request, seat)] if request.prompt else []
+        return _prepared(request, seat, (*program.argv, *argv), b"")
+
+    def translator(self, request: TurnRequest) -> CodexTranslator:
+        return CodexTranslator(requests.asked_key(request))
+
+    def _checked(self, request: TurnRequest, seat: Seat) -> tuple[Permission, str, Program]:
+        requests.check(request, NAME, Provider.OPENAI)
+        permission = permission_of(request, seat)
+        return permission, requests.asked_uuid(request), self._locator.require(NAME, PROGRAM)
+
+
+def _prepared(request: TurnRequest, seat: Seat, argv: tuple[str, ...], first: bytes) -> Prepared:
+    env = _environment(request, seat)
+    return Prepared(
+        argv=argv,
+        env=env,
+        files={f"{FOLDER}/config.toml": codex_config.text(request, seat, env)},
+        first=first,
+        secret=requests.secret_names(env, seat.mcp_env),
+    )
+
+
+def _permission(permission: Permission) -> tuple[list[str], list[str]]:
+    """What stands before `exec`, and after it."""
+    if permission is Permission.SANDBOXED:
+        return [], ["--dangerously-bypass-approvals-and-sandbox"]
+    return ["-a", "never"], ["-s", "read-only"]
+
+
+def _options(request: TurnRequest) -> list[str]:
+    images = [one.path for one in request.attachments if one.media_type.startswith("image/")]
+    model = ["-m", request.model] if request.model else []
+    return [*model, *(f"--image={path}" for path in images)]
+
+
+def _environment(request: TurnRequest, seat: Seat) -> dict[str, str]:
+    """Its own provider takes the key by another name than everybody's."""
+    env = {**seat.mcp_env}
+    key = request.env.get(codex_config.KEY) or seat.credentials.get("openai", "")
+    if key:
+        env |= {codex_config.KEY: key, "CODEX_API_KEY": key}
+    return {**env, **request.env, "CODEX_HOME": f"{seat.state}/{FOLDER}"}

@@ -1,0 +1,120 @@
+"""Reading what agents write, a line at a time. Nothing here raises, whatever the line is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from carrel.domain.agents import AgentEventType, Told
+
+MAX_RAW = 4096
+"""Characters of a line that nobody understood: enough to see what it was."""
+
+MAX_OUTPUT = 65_536
+"""Characters of what a tool gave back: events are kept, and a tool can print a disk."""
+
+Object = Mapping[str, object]
+
+_NOTHING: Object = {}
+
+
+def decode(line: bytes) -> Object | None:
+    """The JSON object in a line; None when there is none."""
+    try:
+        value = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def encode(value: object) -> str:
+    """As JSON, for people; what cannot be written as JSON, as Python shows it."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+def bounded(text: str, limit: int) -> str:
+    """The beginning, with a word on how much there was."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}… ({len(text)} characters in all)"
+
+
+def text(value: Object, *path: str) -> str:
+    """The string at that place, else an empty one."""
+    *parents, name = path
+    found = mapping(value, *parents).get(name)
+    return found if isinstance(found, str) else ""
+
+
+def number(value: Object, *path: str) -> int:
+    """The whole number at that place, else 0."""
+    *parents, name = path
+    found = mapping(value, *parents).get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def amount(value: Object, *path: str) -> float:
+    """The finite number at that place, else 0.0."""
+    *parents, name = path
+    found = mapping(value, *parents).get(name)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return 0.0
+    try:
+        return float(found) if math.isfinite(found) else 0.0
+    except OverflowError:
+        return 0.0
+
+
+def flag(value: Object, name: str) -> bool:
+    return value.get(name) is True
+
+
+def mapping(value: Object, *path: str) -> Object:
+    """The object at that place, else an empty one."""
+    found: object = value
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else _NOTHING
+
+
+def objects(value: Object, *path: str) -> Sequence[Object]:
+    """The objects of the list at that place; what else is in it is left out."""
+    *parents, name = path
+    found = mapping(value, *parents).get(name)
+    if not isinstance(found, list):
+        return ()
+    return [item for item in found if isinstance(item, Mapping)]
+
+
+def raw(line: bytes, key: str = "") -> Told:
+    """A line that has no meaning here, as it was."""
+    shown = line[: MAX_RAW * 4].decode("utf-8", "replace")
+    if len(shown) > MAX_RAW:
+        shown = f"{shown[:MAX_RAW]}… ({len(line)} bytes in all)"
+    return Told(AgentEventType.LOG, {"raw": shown}, key)
+
+
+def log(said: str, key: str = "") -> Told:
+    return Told(AgentEventType.LOG, {"text": bounded(said, MAX_RAW)}, key)
+
+
+def message(said: str, key: str = "") -> Told:
+    return Told(AgentEventType.MESSAGE, {"text": said, "role": "assistant"}, key)
+
+
+def delta(said: str, key: str = "") -> Told:
+    return Told(AgentEventType.MESSAGE_DELTA, {"text": said}, key)
+
+
+def tool_call(id: str, name: str, given: object, key: str = "") -> Told:
+    return Told(AgentEventType.TOOL_CALL, {"id": id, "name": name, "input": given}, key)
+
+
+def tool_result(id: str, output: str, is_error: bool, key: str = "") -> Told:
+    shown = bounded(output, MAX_OUTPUT)
+    return Told(AgentEventType.TOOL_RESULT, {"id": id, "output": shown, "is_error": is_error}, key)

@@ -1,0 +1,45 @@
+"""Pi, by its RPC mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from carrel.agents.driven import DrivenFrontend
+from carrel.agents.locating import install_command
+from carrel.domain.agents import FoundFrontend, Provider, TurnRequest
+
+PROGRAM = "pi"
+
+KNOWN_GAPS = (
+    "`ask` is `deny`: Pi asks for nothing, so it gets tools that only read.",
+    "It has no MCP client: the tools of the space are not there.",
+    "A turn that is killed before its first reply cannot be gone on with.",
+)
+
+
+class PiSdk(DrivenFrontend):
+    name = "pi-sdk"
+    provider = Provider.OPENAI
+    credentials = ("openai",)
+    driver = "carrel.agents.frontends.pi_driver:PiDriver"
+
+    def options(self, request: TurnRequest) -> Mapping[str, object]:
+        return {"argv": self.locator.require(self.name, PROGRAM).argv}
+
+    def binds(self) -> tuple[str, ...]:
+        found = self.locator.find(self.name, PROGRAM)
+        return (*super().binds(), *(found.binds() if found else ()))
+
+    def find(self) -> FoundFrontend:
+        found = self.locator.find(self.name, PROGRAM)
+        version = self.locator.version(found) if found else ""
+        return FoundFrontend(
+            self.name,
+            self.provider,
+            self.kind,
+            installed=bool(version),
+            version=version,
+            path=str(found.path) if found else "",
+            install=install_command(self.name),
+            problem="It does not say its version." if found and not version else "",
+        )

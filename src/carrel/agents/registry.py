@@ -1,0 +1,81 @@
+"""The table of frontends: those that are built in, and those that others bring along.
+
+A package brings its own by an entry point of the group `carrel.frontends`, which is called
+with the `Locator` and gives a `Frontend`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+from carrel.agents.locating import Locator
+from carrel.domain.agents import FoundFrontend, Frontend, FrontendKind
+from carrel.domain.errors import UnsupportedFrontend
+
+GROUP = "carrel.frontends"
+
+BUILT_IN: dict[str, str] = {
+    "scripted": "carrel.agents.frontends.scripted:Scripted",
+    "claude-code": "carrel.agents.frontends.claude_code:ClaudeCode",
+    "codex-cli": "carrel.agents.frontends.codex_cli:CodexCli",
+    "agent-sdk": "carrel.agents.frontends.agent_sdk:AgentSdk",
+    "pi-sdk": "carrel.agents.frontends.pi_sdk:PiSdk",
+    "acp": "carrel.agents.frontends.acp:Acp",
+}
+"""`module:name`, imported when it is first asked for."""
+
+
+class Registry:
+    """Implements `carrel.domain.agents.Frontends`."""
+
+    def __init__(self, locator: Locator) -> None:
+        self._locator = locator
+        self._made: dict[str, Frontend] = {}
+
+    def get(self, name: str) -> Frontend:
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self._make(name)
+        return made
+
+    def names(self) -> Sequence[str]:
+        return (*BUILT_IN, *sorted(_brought()))
+
+    def found(self) -> Sequence[FoundFrontend]:
+        """All of them as they are on this machine. What a package brought along and cannot be
+        used says why, and spoils it for nobody else. Blocking."""
+        return [self._find(name) for name in self.names()]
+
+    def _find(self, name: str) -> FoundFrontend:
+        try:
+            return self.get(name).find()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            return FoundFrontend(name, "", FrontendKind.SDK, installed=False, problem=problem)
+
+    def _make(self, name: str) -> Frontend:
+        if name in BUILT_IN:
+            module, _, what = BUILT_IN[name].partition(":")
+            factory = getattr(importlib.import_module(module), what)
+        else:
+            entry = _brought().get(name)
+            if entry is None:
+                raise UnsupportedFrontend(
+                    f"There is no frontend {name[:80]!r}.", hint="`carrel agents` lists them."
+                )
+            factory = entry.load()
+        return _call(factory, self._locator)
+
+
+def _call(factory: Callable[..., Any], locator: Locator) -> Frontend:
+    found: Frontend = factory(locator)
+    return found
+
+
+def _brought() -> dict[str, metadata.EntryPoint]:
+    """What is built in is not to be replaced by whoever comes by."""
+    entries = metadata.entry_points(group=GROUP)
+    return {entry.name: entry for entry in entries if entry.name not in BUILT_IN}

@@ -1,0 +1,108 @@
+"""Agents on this machine: the table of frontends, where they sit, and where their events go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from carrel.agents.credentials import Credentials
+from carrel.agents.locating import Locator
+from carrel.agents.registry import Registry
+from carrel.agents.seating import SpaceSeats
+from carrel.domain.agents import AgentEvent, AgentEventType, Turn
+from carrel.domain.hub import MOST_TOGETHER, Replay
+from carrel.hub.envelopes import Said, raw
+from carrel.hub.hub import Hub
+
+PREFIX = "agent."
+"""Of the types that agents' events have on the hub."""
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Agents:
+    """What the service has of them."""
+
+    registry: Registry
+    seats: SpaceSeats
+    credentials: Credentials
+    locator: Locator
+    own: Path
+    """Where `install` puts programs."""
+
+
+def open_agents(data: Path) -> Agents:
+    own = data / "agents"
+    locator = Locator(own)
+    registry = Registry(locator)
+    credentials = Credentials(data / "auth")
+    return Agents(registry, SpaceSeats(registry, credentials.given), credentials, locator, own)
+
+
+class _Payload(msgspec.Struct):
+    run_id: str = ""
+    seq: int = 0
+
+
+class _Envelope(msgspec.Struct):
+    type: str
+    payload: _Payload = msgspec.field(default_factory=_Payload)
+
+
+class HubTurnLog:
+    """Implements `carrel.domain.agents.TurnLog`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._decode = msgspec.json.Decoder(_Envelope, strict=False).decode
+
+    def last(self, space_id: str) -> int:
+        return self._hub.keeper.last(space_id)
+
+    async def tell(self, space_id: str, events: Sequence[AgentEvent]) -> None:
+        kept: list[Said] = []
+        for event in events:
+            said = Said(PREFIX + event.type, raw(_view(event)), f"{event.run_id}.{event.seq}")
+            if event.type is AgentEventType.MESSAGE_DELTA:
+                self._hub.spread(space_id, said.type, said.payload, id=said.id)
+            else:
+                kept.append(said)
+        for first in range(0, len(kept), MOST_TOGETHER):
+            await self._hub.record(space_id, kept[first : first + MOST_TOGETHER])
+
+    async def told(self, turn: Turn) -> int:
+        """By the log itself: it is what others have heard."""
+        await self._hub.keeper.settled()
+        found, after = 0, turn.after
+        while True:
+            bodies, reached = await self._hub.log.replay(Replay(turn.space_id, after, PAGE))
+            if reached == after:
+                return found
+            after = reached
+            for body in bodies:
+                if f'"{turn.run_id}"'.encode() in body:
+                    found = max(found, self._seq(body, turn.run_id))
+
+    def _seq(self, body: bytes, run_id: str) -> int:
+        try:
+            envelope = self._decode(body)
+        except msgspec.MsgspecError:
+            # Of another type, with another payload.
+            return 0
+        ours = envelope.type.startswith(PREFIX) and envelope.payload.run_id == run_id
+        return envelope.payload.seq if ours else 0
+
+
+def _view(event: AgentEvent) -> Mapping[str, object]:
+    view: dict[str, object] = {
+        "seq": event.seq,
+        "session_id": event.session_id,
+        "run_id": event.run_id,
+        "payload": event.payload,
+    }
+    if event.continuation is not None:
+        view["continuation"] = event.continuation
+    return view

@@ -1,0 +1,68 @@
+"""Spaces that agents work in: their sandboxes show the agent's programs and folders."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from carrel.domain.agents import Frontend, Frontends
+from carrel.domain.errors import StateConflict
+from carrel.domain.runtimes import Network
+from carrel.domain.spaces import Space, SpaceRequest
+from carrel.lifecycle.table import LIVE
+from carrel.service.desk import Desk, Desks
+from carrel.service.journal import Journal
+from carrel.service.runs import Runs
+from carrel.service.shared import Shared
+
+
+class AgentSpaces:
+    def __init__(self, journal: Journal, desks: Desks, runs: Runs, shared: Shared) -> None:
+        self._journal = journal
+        self._desks = desks
+        self._runs = runs
+        self._locks = shared.locks
+
+    async def desk(self, space_id: str) -> Desk:
+        return await self._desks.of(self._journal.current(space_id))
+
+    async def equip(self, space_id: str, frontend: Frontend) -> Desk:
+        """The space with all that this frontend needs. One that was made for another has its
+        sandbox set up anew, for which nothing may run in it: `StateConflict`."""
+        if self._journal.current(space_id).agent == frontend.name:
+            return await self.desk(space_id)
+        async with self._locks.alone(space_id):
+            space = self._journal.current(space_id)
+            self._check(space)
+            before = await self._desks.of(space)
+            await before.runtime.stop(before.sandbox)
+            network = network_for(frontend, space.network, space.network_asked)
+            equipped = self._journal.amend(space_id, agent=frontend.name, network=network)
+            await self._journal.write(equipped)
+            return await self._desks.of(equipped)
+
+    def _check(self, space: Space) -> None:
+        if space.state not in LIVE:
+            raise StateConflict(
+                f"{space.space_id} is {space.state}; agents work in a space that is ready.",
+                hint=f"Start it: carrel start {space.space_id}",
+                state=str(space.state),
+            )
+        if self._runs.live_of(space.space_id):
+            raise StateConflict(
+                f"{space.space_id} was made without this agent, and commands run in it.",
+                hint="Let them end first, or make a space with --agent.",
+            )
+
+
+def network_for(frontend: Frontend, network: Network, asked: bool) -> Network:
+    """Open where the agent must reach a model's API, unless somebody said otherwise."""
+    return Network.OPEN if frontend.needs_network and not asked else network
+
+
+def resolve(frontends: Frontends, request: SpaceRequest) -> SpaceRequest:
+    """What an agent makes of a request for a space. `UnsupportedFrontend`."""
+    if not request.agent:
+        return request
+    frontend = frontends.get(request.agent)
+    network = network_for(frontend, request.network, request.network_asked)
+    return dataclasses.replace(request, network=network)

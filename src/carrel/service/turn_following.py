@@ -1,0 +1,200 @@
+"""From what an agent writes to the events of its turn."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+
+from carrel.domain.agents import (
+    NOTHING_SPENT,
+    AgentEvent,
+    AgentEventType,
+    Control,
+    Events,
+    Told,
+    Translator,
+    Turn,
+    TurnError,
+    TurnLog,
+    TurnResult,
+    Usage,
+)
+from carrel.domain.runs import Piece, RunRecord, RunState, Stream
+from carrel.domain.runtimes import ExitReason
+from carrel.service.runs import Runs
+
+MAX_LINE = 4 << 20
+"""A longer line is no event of any frontend; what is beyond is not looked at."""
+STDERR_BYTES = 64 << 10
+"""The end of what it complained about is enough to know why."""
+AT_ONCE = 500
+"""Events that are kept together."""
+
+_SHORT = {
+    ExitReason.TIMEOUT: TurnError("timeout", "The agent was not done in its time."),
+    ExitReason.STOPPED: TurnError("interrupted", "The space was stopped."),
+    ExitReason.MEMORY: TurnError("agent_crashed", "The agent reached the limit of memory."),
+    ExitReason.DISK: TurnError("agent_crashed", "The agent reached the limit of disk."),
+    ExitReason.LOST: TurnError("agent_crashed", "Nobody knows how the agent ended."),
+}
+"""What is known of an end better than the frontend knows it."""
+
+
+class Followed:
+    """Events on their way to the log, but for the first `told`, which are there already."""
+
+    def __init__(self, told: int = 0) -> None:
+        self._told = told
+        self._waiting: list[AgentEvent] = []
+        self.usage = NOTHING_SPENT
+
+    def hear(self, event: AgentEvent) -> None:
+        if event.type is AgentEventType.USAGE:
+            self.usage = _plus(self.usage, event)
+        if event.seq > self._told:
+            self._waiting.append(event)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self) -> list[AgentEvent]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def added_to(self, spent: Usage) -> Usage:
+        own = self.usage
+        return Usage(
+            spent.input_tokens + own.input_tokens,
+            spent.output_tokens + own.output_tokens,
+            spent.cached_tokens + own.cached_tokens,
+            spent.cost_usd + own.cost_usd,
+            spent.turns + 1,
+        )
+
+
+class Lines:
+    """Whole lines from pieces of a stream, of which some may be missing."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._offset = 0
+        self._skipping = False
+
+    def feed(self, piece: Piece) -> tuple[list[bytes], int]:
+        """The lines that are whole now, and how many bytes before them nobody has seen."""
+        missed = piece.offset - self._offset
+        self._offset = piece.offset + len(piece.data)
+        if missed:
+            # What is left of a line is none.
+            self._rest, self._skipping = b"", True
+        *lines, self._rest = (self._rest + piece.data).split(b"\n")
+        if self._skipping and lines:
+            lines, self._skipping = lines[1:], False
+        if len(self._rest) > MAX_LINE:
+            self._rest, self._skipping = b"", True
+        return [line[:MAX_LINE] for line in lines], missed
+
+    def end(self) -> list[bytes]:
+        """What has no end of its own."""
+        return [] if self._skipping or not self._rest else [self._rest]
+
+
+class Following:
+    def __init__(self, runs: Runs, log: TurnLog, turn: Turn, translator: Translator) -> None:
+        self._runs = runs
+        self._log = log
+        self._turn = turn
+        self._translator = translator
+
+    async def to_end(
+        self, events: Events, followed: Followed, interrupted: Callable[[], bool]
+    ) -> TurnResult:
+        events.start()
+        record = await self._runs.get(self._turn.run_id)
+        lines = Lines()
+        async with contextlib.aclosing(self._runs.follow(record, Stream.STDOUT, 0)) as pieces:
+            async for piece in pieces:
+                whole, missed = lines.feed(piece)
+                if missed:
+                    text = f"{missed} bytes of the agent's output were too much to be kept."
+                    events.tell(Told(AgentEventType.LOG, {"text": text}))
+                await self._translate(whole, events, followed)
+        await self._translate(lines.end(), events, followed)
+        record = await self._runs.wait(self._turn.run_id)
+        result = self._outcome(record, await self._stderr(record), interrupted())
+        return _verified(result, self._turn, events)
+
+    async def _translate(self, lines: list[bytes], events: Events, followed: Followed) -> None:
+        for line in lines:
+            for told in self._translator.line(line):
+                events.tell(told)
+            if len(followed) >= AT_ONCE:
+                await self._flush(followed)
+        await self._flush(followed)
+
+    async def _flush(self, followed: Followed) -> None:
+        if taken := followed.take():
+            await self._log.tell(self._turn.space_id, taken)
+
+    async def _stderr(self, record: RunRecord) -> str:
+        pieces: list[bytes] = []
+        size = 0
+        async with contextlib.aclosing(self._runs.follow(record, Stream.STDERR, 0)) as found:
+            async for piece in found:
+                pieces.append(piece.data)
+                size += len(piece.data)
+                while size - len(pieces[0]) > STDERR_BYTES:
+                    size -= len(pieces.pop(0))
+        return b"".join(pieces)[-STDERR_BYTES:].decode(errors="replace")
+
+    def _outcome(self, record: RunRecord, stderr: str, interrupted: bool) -> TurnResult:
+        if record.state is RunState.FAILED or record.exit is None:
+            code = record.failure_code or "agent_crashed"
+            return TurnResult(False, error=TurnError(code, record.failure or "It never ran."))
+        result = self._translator.ended(record.exit.code, stderr)
+        if result.success:
+            return result
+        if (known := _SHORT.get(record.exit.reason)) is not None:
+            return dataclasses.replace(result, error=known)
+        if interrupted:
+            error = TurnError("interrupted", "The agent was interrupted.")
+            return dataclasses.replace(result, error=error)
+        return result
+
+
+def _verified(result: TurnResult, turn: Turn, events: Events) -> TurnResult:
+    """A turn that goes on with a conversation goes on with that one, or did not."""
+    found = events.continuation
+    if turn.asked is None or not result.success or found is None or found == turn.asked:
+        return result
+    error = TurnError(
+        "continuation_not_found",
+        f"The agent began another conversation than {turn.asked.key}.",
+        {"asked": turn.asked.key, "found": found.key},
+    )
+    return dataclasses.replace(result, success=False, error=error)
+
+
+def encode_control(control: Control) -> bytes:
+    """One line."""
+    return json.dumps(dataclasses.asdict(control)).encode() + b"\n"
+
+
+def _plus(usage: Usage, event: AgentEvent) -> Usage:
+    found = event.payload
+    return Usage(
+        usage.input_tokens + _whole(found.get("input_tokens")),
+        usage.output_tokens + _whole(found.get("output_tokens")),
+        usage.cached_tokens + _whole(found.get("cached_tokens")),
+        usage.cost_usd + _cost(found.get("cost_usd")),
+    )
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _cost(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0

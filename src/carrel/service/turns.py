@@ -1,0 +1,397 @@
+"""Turns of agents in spaces: started, followed to their end, taken up again after a restart.
+
+An agent is a run as any other, so it goes on without the daemon and what it says is in files.
+Following those gives its events; the same lines give the same events, so after a restart the
+ones that are in the log already are counted and passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carrel.domain.access import Caller
+from carrel.domain.agents import (
+    Control,
+    Events,
+    Frontend,
+    Frontends,
+    MakeEvents,
+    Permission,
+    Prepared,
+    SeatRequest,
+    Seats,
+    Turn,
+    TurnError,
+    TurnLog,
+    TurnRequest,
+    TurnResult,
+    TurnState,
+)
+from carrel.domain.errors import (
+    CarrelError,
+    PermissionDenied,
+    RunNotFound,
+    StateConflict,
+    TurnNotFound,
+    UnsupportedFrontend,
+)
+from carrel.domain.ids import new_id
+from carrel.domain.runtimes import Command
+from carrel.domain.spaces import Space
+from carrel.domain.storing import Store
+from carrel.service.agents import AgentSpaces
+from carrel.service.desk import Desk
+from carrel.service.inputs import Inputs
+from carrel.service.journal import Journal
+from carrel.service.runs import Runs
+from carrel.service.shared import Shared
+from carrel.service.spaces import Spaces
+from carrel.service.turn_following import Followed, Following, encode_control
+
+GRACE_S = 5.0
+"""From asking an agent to stop to the signal, and from that to the kill."""
+INTERRUPT, KILL = 2, 9
+
+
+@dataclass(frozen=True)
+class TurnParts:
+    """What `Turns` is made of."""
+
+    store: Store
+    journal: Journal
+    spaces: Spaces
+    agents: AgentSpaces
+    runs: Runs
+    shared: Shared
+    frontends: Frontends
+    seats: Seats
+    log: TurnLog
+    make_events: MakeEvents
+
+
+@dataclass
+class LiveTurn:
+    turn: Turn
+    prepared: Prepared
+    ended: asyncio.Event
+    interrupted: bool = False
+    task: asyncio.Task[None] | None = None
+    ending: asyncio.Task[None] | None = None
+
+
+class Turns:
+    def __init__(self, parts: TurnParts) -> None:
+        self._parts = parts
+        self._inputs = Inputs(parts.runs)
+        self._live: dict[str, LiveTurn] = {}
+        self._of_space: dict[str, str] = {}
+
+    # Starting
+
+    async def start(self, caller: Caller, word: str, request: TurnRequest) -> Turn:
+        """Returns when the agent runs. Raises `AgentError`s, `StateConflict` when another turn
+        of this space runs, and what starting a command raises."""
+        space = await self._parts.spaces.existing(caller, word)
+        name = request.frontend or space.agent
+        if not name:
+            raise UnsupportedFrontend(
+                f"{space.space_id} has no agent yet.", hint="Say which: --agent NAME"
+            )
+        request = dataclasses.replace(request, frontend=name)
+        frontend = self._parts.frontends.get(name)
+        if request.prompt == "":
+            raise UnsupportedFrontend("There is nothing to say to the agent.", hint="Say it.")
+        start = self._start(space.space_id, frontend, request)
+        return await self._parts.shared.tasks.see_through(start)
+
+    async def _start(self, space_id: str, frontend: Frontend, request: TurnRequest) -> Turn:
+        run_id = new_id("ru")
+        self._claim(space_id, run_id)
+        try:
+            desk = await self._parts.agents.equip(space_id, frontend)
+            request = self._resolved(desk, request, run_id)
+            prepared = await asyncio.to_thread(self._prepare, desk, frontend, request)
+            turn = self._drafted(desk.space, frontend, request)
+            await self._parts.journal.write(turn)
+            await self._run(turn, prepared)
+        except BaseException:
+            self._of_space.pop(space_id, None)
+            raise
+        return self._watch(turn, frontend, prepared, told=0).turn
+
+    def _claim(self, space_id: str, run_id: str) -> None:
+        """One agent works in a space."""
+        other = self._of_space.get(space_id)
+        if other is not None:
+            raise StateConflict(
+                f"An agent works in {space_id} already: {other}.",
+                hint=f"Wait for it, or end it: carrel interrupt {space_id}",
+                run_id=other,
+            )
+        self._of_space[space_id] = run_id
+
+    @staticmethod
+    def _resolved(desk: Desk, request: TurnRequest, run_id: str) -> TurnRequest:
+        confines = desk.runtime.capabilities.confines
+        permission = request.permission
+        if permission is None:
+            permission = Permission.SANDBOXED if confines else Permission.ASK
+        elif permission is Permission.SANDBOXED and not confines:
+            raise PermissionDenied(
+                f"The runtime {desk.runtime.name} confines nothing.",
+                hint="Ask for permission `ask` or `deny`, or use a runtime that confines.",
+            )
+        session_id = request.session_id or new_id("se")
+        return dataclasses.replace(
+            request, permission=permission, run_id=run_id, session_id=session_id
+        )
+
+    def _prepare(self, desk: Desk, frontend: Frontend, request: TurnRequest) -> Prepared:
+        place = self._place(desk, frontend)
+        seat = self._parts.seats.take(place)
+        prepared = frontend.prepare(request, seat)
+        self._parts.seats.put(place, prepared.files)
+        return prepared
+
+    @staticmethod
+    def _place(desk: Desk, frontend: Frontend) -> SeatRequest:
+        abilities = desk.runtime.capabilities
+        spec = desk.sandbox.spec
+        return SeatRequest(
+            spec.folder, spec.tree, spec.owner, frontend, abilities.own_paths, abilities.confines
+        )
+
+    def _drafted(self, space: Space, frontend: Frontend, request: TurnRequest) -> Turn:
+        return Turn(
+            run_id=request.run_id,
+            space_id=space.space_id,
+            session_id=request.session_id,
+            frontend=frontend.name,
+            provider=str(frontend.provider),
+            prompt=request.prompt,
+            state=TurnState.RUNNING,
+            created_at=self._parts.journal.clock(),
+            model=request.model,
+            asked=request.continuation,
+            after=self._parts.log.last(space.space_id),
+            permission=request.permission or Permission.DENY,
+            env=dict(request.env),
+            system_prompt=request.system_prompt,
+            timeout_s=request.timeout_s,
+        )
+
+    async def _run(self, turn: Turn, prepared: Prepared) -> None:
+        command = Command(
+            argv=prepared.argv,
+            env=prepared.env,
+            stdin=bool(prepared.first) or prepared.duplex,
+            timeout_s=turn.timeout_s,
+        )
+        try:
+            await self._parts.runs.start(turn.space_id, command, run_id=turn.run_id)
+        except CarrelError as error:
+            await self._failed(turn, TurnError(error.code, error.message))
+            raise
+        self._give(turn.run_id, prepared)
+
+    def _give(self, run_id: str, prepared: Prepared, given: int = 0) -> None:
+        target = self._inputs.of(run_id)
+        if target is None:
+            return
+        if prepared.first[given:]:
+            target.push(prepared.first[given:])
+        if not prepared.duplex:
+            target.end()
+
+    async def _failed(self, turn: Turn, error: TurnError) -> None:
+        """It never ran: its events say so before anybody hears of it otherwise."""
+        events = self._events(turn, told := Followed())
+        events.start()
+        events.finish(TurnResult(False, error=error))
+        await self._parts.log.tell(turn.space_id, told.take())
+        await self._ended(turn, TurnResult(False, error=error), events, told)
+
+    # Following
+
+    def _watch(self, turn: Turn, frontend: Frontend, prepared: Prepared, told: int) -> LiveTurn:
+        live = LiveTurn(turn, prepared, asyncio.Event())
+        self._live[turn.run_id] = live
+        self._of_space[turn.space_id] = turn.run_id
+        live.task = asyncio.create_task(self._see_to_end(live, frontend, told))
+        return live
+
+    async def _see_to_end(self, live: LiveTurn, frontend: Frontend, told: int) -> None:
+        turn = live.turn
+        followed = Followed(told)
+        events = self._events(turn, followed)
+        translator = frontend.translator(_request(turn))
+        following = Following(self._parts.runs, self._parts.log, turn, translator)
+        try:
+            result = await following.to_end(events, followed, lambda: live.interrupted)
+            events.finish(result)
+            await self._parts.log.tell(turn.space_id, followed.take())
+            live.turn = await self._ended(turn, result, events, followed)
+        finally:
+            self._live.pop(turn.run_id, None)
+            if self._of_space.get(turn.space_id) == turn.run_id:
+                del self._of_space[turn.space_id]
+            live.ended.set()
+            if live.ending is not None:
+                live.ending.cancel()
+
+    def _events(self, turn: Turn, followed: Followed) -> Events:
+        return self._parts.make_events(_request(turn), turn.provider, [followed.hear])
+
+    async def _ended(
+        self, turn: Turn, result: TurnResult, events: Events, followed: Followed
+    ) -> Turn:
+        journal = self._parts.journal
+        ended = dataclasses.replace(
+            turn,
+            state=TurnState.COMPLETE if result.success else TurnState.ERROR,
+            continuation=events.continuation,
+            result=result,
+            usage=followed.usage,
+            ended_at=journal.clock(),
+        )
+        records: list[Turn | Space] = [ended]
+        if (space := journal.get(turn.space_id)) is not None:
+            spent = followed.added_to(space.spent)
+            records.append(journal.amend(turn.space_id, spent=spent))
+        await journal.write(*records)
+        return ended
+
+    # Taking up
+
+    async def take_up(self) -> None:
+        """Turns of an earlier daemon. Their runs have been taken up before."""
+        for turn in await self._parts.store.live_turns():
+            with contextlib.suppress(CarrelError):
+                await self._take_up(turn)
+
+    async def _take_up(self, turn: Turn) -> None:
+        parts = self._parts
+        if parts.journal.get(turn.space_id) is None:
+            await self._failed(turn, TurnError("agent_crashed", "Its space is gone."))
+            return
+        try:
+            await parts.runs.get(turn.run_id)
+        except RunNotFound:
+            error = TurnError("agent_crashed", "It never started: the daemon ended before.")
+            await self._failed(turn, error)
+            return
+        frontend = parts.frontends.get(turn.frontend)
+        told = await parts.log.told(turn)
+        prepared = await self._prepared_again(turn, frontend)
+        self._watch(turn, frontend, prepared, told)
+        live = parts.runs.live(turn.run_id)
+        given = None if live is None else live.run.input_bytes
+        if given is not None:
+            self._give(turn.run_id, prepared, given)
+
+    async def _prepared_again(self, turn: Turn, frontend: Frontend) -> Prepared:
+        desk = await self._parts.agents.desk(turn.space_id)
+        place = self._place(desk, frontend)
+        seat = await asyncio.to_thread(self._parts.seats.take, place)
+        return await asyncio.to_thread(frontend.prepare, _request(turn), seat)
+
+    # Asking
+
+    async def get(self, caller: Caller, run_id: str) -> Turn:
+        live = self._live.get(run_id)
+        turn = live.turn if live is not None else await self._parts.store.turn(run_id)
+        if turn is None:
+            raise TurnNotFound(f"There is no turn {run_id[:40]!r}.", hint="List them first.")
+        # Who may not see the space must not learn that there was a turn in it.
+        await self._parts.spaces.get(caller, turn.space_id)
+        return turn
+
+    async def list(self, caller: Caller, word: str, limit: int = 100) -> Sequence[Turn]:
+        space = await self._parts.spaces.get(caller, word)
+        return await self._parts.store.turns(space.space_id, limit=limit)
+
+    async def wait(self, caller: Caller, run_id: str, timeout_s: float | None = None) -> Turn:
+        """The turn when it has ended, or as it is when the time is over."""
+        turn = await self.get(caller, run_id)
+        live = self._live.get(run_id)
+        if live is None:
+            return turn
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await live.ended.wait()
+        return live.turn
+
+    def working(self, space_id: str) -> str:
+        """The turn that runs there; empty when none does."""
+        return self._of_space.get(space_id, "")
+
+    # Speaking with one that runs
+
+    async def control(self, caller: Caller, run_id: str, control: Control) -> None:
+        """More input, or the answer to a permission. `UnsupportedFrontend` when the frontend
+        does not listen while it works, `StateConflict` when the turn is over."""
+        live = await self._running(caller, run_id)
+        if not live.prepared.duplex:
+            raise UnsupportedFrontend(
+                f"{live.turn.frontend} cannot be spoken to while it works.",
+                hint="Interrupt it, or wait for its end.",
+            )
+        self._say(live, control)
+
+    async def interrupt(self, caller: Caller, run_id: str) -> None:
+        """As Ctrl-C: asks, then signals, then kills."""
+        live = await self._running(caller, run_id)
+        live.interrupted = True
+        if live.ending is None:
+            live.ending = asyncio.create_task(self._stop(live))
+
+    async def _running(self, caller: Caller, run_id: str) -> LiveTurn:
+        await self.get(caller, run_id)
+        live = self._live.get(run_id)
+        if live is None:
+            raise StateConflict(f"The turn {run_id} is over.", hint="Begin another.")
+        return live
+
+    def _say(self, live: LiveTurn, control: Control) -> None:
+        target = self._inputs.of(live.turn.run_id)
+        if target is not None:
+            target.push(encode_control(control))
+
+    async def _stop(self, live: LiveTurn) -> None:
+        run_id = live.turn.run_id
+        if live.prepared.duplex:
+            self._say(live, Control.interrupt())
+            await asyncio.sleep(GRACE_S)
+        for number in (INTERRUPT, KILL):
+            with contextlib.suppress(CarrelError):
+                await self._parts.runs.signal(run_id, number)
+            await asyncio.sleep(GRACE_S)
+
+    # Ending
+
+    async def close(self) -> None:
+        """The daemon ends; agents go on."""
+        tasks = [task for live in self._live.values() for task in (live.task, live.ending)]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _request(turn: Turn) -> TurnRequest:
+    return TurnRequest(
+        frontend=turn.frontend,
+        prompt=turn.prompt,
+        session_id=turn.session_id,
+        run_id=turn.run_id,
+        model=turn.model,
+        continuation=turn.asked,
+        permission=turn.permission,
+        env=turn.env,
+        system_prompt=turn.system_prompt,
+        timeout_s=turn.timeout_s,
+    )

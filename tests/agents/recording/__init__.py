@@ -1,0 +1,1 @@
+"""How the streams in `tests/agents/streams` are recorded; see `tests.agents.record_streams`."""

@@ -1,0 +1,258 @@
+"""Claude Code: the real program against a stand-in, and its recorded streams."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from carrel.agents.frontends.claude_code import ClaudeCode, session_key
+from carrel.agents.locating import Locator
+from carrel.domain.agents import AgentEventType as Type
+from carrel.domain.agents import (
+    Continuation,
+    Frontend,
+    Interactive,
+    Permission,
+    Seat,
+    TurnRequest,
+)
+from carrel.domain.errors import (
+    ContinuationNotFound,
+    FrontendNotInstalled,
+    PermissionDenied,
+    ProviderMismatch,
+    ResolveFailed,
+)
+from tests.agents.programs import pinned, run, seat_at
+from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
+from tests.agents.terminals import terminal
+
+KEY = "sk-ant-planted-0123456789abcdefghijklmnop"
+
+
+@pytest.fixture
+def standin() -> Iterator[Standin]:
+    with serving() as standin:
+        yield standin
+
+
+@pytest.fixture
+def claude(tmp_path: Path) -> ClaudeCode:
+    return ClaudeCode(pinned(tmp_path, "claude-code"))
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Seat:
+    return seat_at(tmp_path, anthropic=KEY)
+
+
+def asking(standin: Standin, prompt: str, run_id: str = "run-1") -> TurnRequest:
+    env = {"ANTHROPIC_BASE_URL": standin.url, "CLAUDE_CODE_MAX_RETRIES": "1"}
+    return TurnRequest("claude-code", prompt, "s", run_id, env=env)
+
+
+def test_it_implements_the_contracts(claude: ClaudeCode) -> None:
+    frontend: Frontend = claude
+    interactive: Interactive = claude
+    assert frontend.name == claude.name
+    assert callable(interactive.prepare_terminal)
+
+
+def test_a_turn_with_text(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+    request = asking(standin, "hello")
+    done = run(claude, request, seat)
+    assert done.result.success, done.result
+    assert done.result.final_output == "reply 1: hello"
+    assert [told.payload["text"] for told in done.of(Type.MESSAGE)] == ["reply 1: hello"]
+    assert "".join(str(told.payload["text"]) for told in done.of(Type.MESSAGE_DELTA)) == (
+        "reply 1: hello"
+    )
+    assert done.key == session_key(request)
+    assert standin.requests[0].headers["x-api-key"] == KEY
+    (usage,) = done.of(Type.USAGE)
+    assert usage.payload["output_tokens"] == 20
+
+
+def test_a_turn_that_writes(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+    file = Path(seat.workspace, "made.txt")
+    done = run(claude, asking(standin, f"WRITE {file} by hand"), seat)
+    assert done.result.success, done.result
+    assert file.read_text() == "by hand"
+    (call,), (answer,) = done.of(Type.TOOL_CALL), done.of(Type.TOOL_RESULT)
+    assert call.payload["name"] == "Write"
+    assert call.payload["id"] == answer.payload["id"]
+    assert answer.payload["is_error"] is False
+
+
+def test_a_resumed_conversation_is_the_old_one(
+    claude: ClaudeCode, seat: Seat, standin: Standin
+) -> None:
+    first = run(claude, asking(standin, "one"), seat)
+    request = replace(asking(standin, "two", "run-2"), continuation=first.continuation)
+    second = run(claude, request, seat)
+    assert second.result.final_output == "reply 2: two"
+    assert second.key == first.key
+    costs = [done.of(Type.USAGE)[0].payload["cost_usd"] for done in (first, second)]
+    assert costs[0] == pytest.approx(costs[1])
+
+
+def test_an_unknown_conversation(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+    continuation = Continuation("anthropic", str(uuid4()))
+    done = run(claude, replace(asking(standin, "hello"), continuation=continuation), seat)
+    assert done.code == "continuation_not_found"
+    assert not done.key
+
+
+def test_an_unknown_model(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+    done = run(claude, replace(asking(standin, "hello"), model=UNKNOWN_MODEL), seat)
+    assert done.code == "model_not_supported"
+
+
+def test_an_api_that_fails(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+    done = run(claude, asking(standin, "FAIL 529"), seat)
+    assert done.code == "agent_crashed"
+    assert done.result.error is not None
+    assert done.result.error.details["status"] == 529
+    assert any("Try 1 of 1" in str(told.payload.get("text")) for told in done.of(Type.LOG))
+
+
+@pytest.mark.parametrize("stop_by", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_turn_can_be_resumed(
+    claude: ClaudeCode, seat: Seat, standin: Standin, stop_by: int
+) -> None:
+    done = run(claude, asking(standin, "HANG"), seat, lambda: bool(standin.requests), stop_by)
+    assert done.code == "interrupted"
+    request = replace(asking(standin, "on", "run-2"), continuation=done.continuation)
+    assert run(claude, request, seat).result.final_output == "reply 2: on"
+
+
+def test_a_killed_turn_can_be_resumed(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+    records = Path(seat.state, "claude", "projects")
+
+    def recorded() -> bool:
+        """It writes a conversation down a moment after it has asked the model."""
+        texts = [file.read_text() for file in records.glob("*/*.jsonl")]
+        return bool(standin.requests) and any("HANG" in text for text in texts)
+
+    done = run(claude, asking(standin, "HANG"), seat, recorded, signal.SIGKILL)
+    assert done.code == "agent_crashed"
+    request = replace(asking(standin, "on", "run-2"), continuation=done.continuation)
+    assert run(claude, request, seat).result.success
+
+
+@pytest.mark.parametrize("permission", [Permission.DENY, Permission.ASK])
+def test_nothing_that_needs_a_permission(
+    claude: ClaudeCode, seat: Seat, standin: Standin, permission: Permission
+) -> None:
+    file = Path(seat.workspace, "made.txt")
+    request = replace(asking(standin, f"WRITE {file} x"), permission=permission)
+    done = run(claude, request, seat)
+    assert done.result.success
+    assert not file.exists()
+    (denied,) = done.of(Type.PERMISSION)
+    assert denied.payload["name"] == "Write"
+    assert denied.payload["decision"] == "deny"
+    assert denied.payload["input"] == {"file_path": str(file), "content": "x"}
+
+
+def test_the_space_tools_and_what_the_agent_is_told(
+    claude: ClaudeCode, seat: Seat, standin: Standin
+) -> None:
+    server = str(Path(__file__).with_name("mcp_server.py"))
+    seat = replace(seat, mcp=(sys.executable, server), mcp_env={"SPACE_PASS": "planted"})
+    Path(seat.context, "notes.md").write_text("notes")
+    request = asking(standin, 'USE mcp__carrel__shout {"text": "aloud"}')
+    request = replace(request, system_prompt="Be kind to readers.")
+    done = run(claude, request, seat)
+    assert [told.payload["output"] for told in done.of(Type.TOOL_RESULT)] == ["ALOUD"]
+    assert "Be kind to readers." in json.dumps(standin.requests[0].body)
+    assert seat.context in standin.texts()[0]
+    _assert_unseen(claude, request, seat, "planted")
+
+
+def test_a_changed_system_prompt_counts(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+    first = run(claude, replace(asking(standin, "one"), system_prompt="Speak softly."), seat)
+    request = replace(asking(standin, "two", "run-2"), continuation=first.continuation)
+    run(claude, replace(request, system_prompt="Speak clearly."), seat)
+    body = json.dumps(standin.requests[-1].body)
+    assert "Speak clearly." in body
+    assert "Speak softly." not in body
+
+
+def test_secrets_are_in_the_environment_only(
+    claude: ClaudeCode, seat: Seat, standin: Standin
+) -> None:
+    request = asking(standin, "hello")
+    prepared = claude.prepare(request, seat)
+    assert prepared.secret == ("ANTHROPIC_API_KEY",)
+    _assert_unseen(claude, request, seat, KEY)
+
+
+def test_a_subscription_goes_by_its_own_variable(claude: ClaudeCode, seat: Seat) -> None:
+    seat = replace(seat, credentials={"anthropic": "sk-ant-oat01-x"})
+    prepared = claude.prepare(TurnRequest("claude-code", "hi"), seat)
+    assert prepared.env["CLAUDE_CODE_OAUTH_TOKEN"] == "sk-ant-oat01-x"
+    assert prepared.secret == ("CLAUDE_CODE_OAUTH_TOKEN",)
+
+
+@pytest.mark.parametrize("key", ["a title", "", "{6f0d3a0e-5c0b-4f5e-9d53-0d2f3c1b8a77}"])
+def test_what_is_no_id_is_not_started(claude: ClaudeCode, seat: Seat, key: str) -> None:
+    request = TurnRequest("claude-code", "hi", continuation=Continuation("anthropic", key))
+    with pytest.raises(ContinuationNotFound):
+        claude.prepare(request, seat)
+
+
+def test_what_is_refused_before_the_start(claude: ClaudeCode, seat: Seat, tmp_path: Path) -> None:
+    request = TurnRequest("claude-code", "hi")
+    with pytest.raises(ProviderMismatch):
+        claude.prepare(replace(request, continuation=Continuation("openai", "x")), seat)
+    with pytest.raises(ResolveFailed):
+        claude.prepare(replace(request, kits=("kit:x",)), seat)
+    open_seat = replace(seat, confined=False)
+    with pytest.raises(PermissionDenied):
+        claude.prepare(replace(request, permission=Permission.SANDBOXED), open_seat)
+    with pytest.raises(FrontendNotInstalled) as caught:
+        ClaudeCode(Locator(tmp_path / "none", search="")).prepare(request, seat)
+    assert "carrel agents install claude-code" in caught.value.hint
+
+
+def test_it_is_found(claude: ClaudeCode, tmp_path: Path) -> None:
+    found = claude.find()
+    assert found.installed
+    assert found.version == "2.1.325"
+    missing = ClaudeCode(Locator(tmp_path / "none", search="")).find()
+    assert not missing.installed
+    assert missing.install == "carrel agents install claude-code"
+
+
+def _assert_unseen(claude: ClaudeCode, request: TurnRequest, seat: Seat, secret: str) -> None:
+    prepared = claude.prepare(request, seat)
+    assert secret not in " ".join(prepared.argv)
+    assert not [name for name, text in prepared.files.items() if secret.encode() in text]
+    assert secret.encode() not in prepared.first
+    assert secret in prepared.env.values()
+
+
+def test_a_terminal_asks_nothing_and_goes_on(
+    claude: ClaudeCode, seat: Seat, standin: Standin
+) -> None:
+    request = asking(standin, "hello")
+    with terminal(claude.prepare_terminal(request, seat), seat) as first:
+        first.until(lambda: "hello" in standin.texts())
+        first.until(lambda: "reply 1" in _records(seat))
+    again = Continuation("anthropic", session_key(request))
+    request = replace(asking(standin, "more", "run-2"), continuation=again)
+    with terminal(claude.prepare_terminal(request, seat), seat) as second:
+        second.until(lambda: "reply 2: more" in _records(seat))
+
+
+def _records(seat: Seat) -> str:
+    files = Path(seat.state, "claude", "projects").glob("*/*.jsonl")
+    return "\n".join(file.read_text() for file in files)

@@ -1,0 +1,65 @@
+"""The frontends that the suite runs on: how each is told the same things, and its known gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from carrel.domain.agents import Provider
+from tests.agents.standins import UNKNOWN_MODEL
+
+PROGRAMS = Path(__file__).parents[2] / "tools" / "agents"
+"""Where `make setup` puts the real ones."""
+
+NO_MODELS = "it has no models"
+NO_EVENTS_OF_TOOLS = "it does not tell of its tools"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One frontend. `gaps` says, by the name of a test, why it cannot pass there."""
+
+    name: str
+    provider: Provider
+    base_url: str = ""
+    """The variable with the address of its API; `{url}` with what follows."""
+    url: str = "{url}"
+    key: str = ""
+    """The credential that it is given."""
+    model: str = ""
+    gaps: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def scripted(self) -> bool:
+        return not self.base_url
+
+    def env(self, url: str) -> dict[str, str]:
+        return {} if self.scripted else {self.base_url: self.url.format(url=url)}
+
+    def write(self, path: str, text: str) -> str:
+        return f"write {path} {text}" if self.scripted else f"WRITE {path} {text}"
+
+    def wait(self, seconds: float) -> str:
+        return f"sleep {seconds}" if self.scripted else f"SLEEP {seconds}"
+
+    def run(self, command: str) -> str:
+        return f"run {command}" if self.scripted else f"RUN {command}"
+
+    @property
+    def unknown_model(self) -> str:
+        return UNKNOWN_MODEL
+
+
+SCRIPTED = Case("scripted", Provider.ANY, gaps={"unknown_model": NO_MODELS, "keys": "no keys"})
+CLAUDE = Case("claude-code", Provider.ANTHROPIC, "ANTHROPIC_BASE_URL", key="anthropic")
+CODEX = Case("codex-cli", Provider.OPENAI, "OPENAI_BASE_URL", "{url}/v1", key="openai")
+SDK = Case("agent-sdk", Provider.ANTHROPIC, "ANTHROPIC_BASE_URL", key="anthropic")
+CASES = (SCRIPTED, CLAUDE, CODEX, SDK)
+
+
+def able(what: str) -> list[Case]:
+    """Those without a known gap of that name."""
+    return [case for case in CASES if what not in case.gaps]
