@@ -153,6 +153,20 @@ def _kill(pid: int) -> None:
         return
 
 
+def is_gone(pid: int) -> bool:
+    """Waits for one that is dying."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)
+    try:
+        return bool(waiting.poll(WAIT_S * 1000))
+    finally:
+        os.close(process)
+
+
 class Held:
     """A command of an agent that is known to run, and known to be gone: it reads a pipe with a
     name, of which this is the other end."""

@@ -27,11 +27,16 @@ from carrel.domain.agents import (
     TurnResult,
 )
 from carrel.domain.errors import ContinuationNotFound
-from tests.agents.staging import INTERRUPT, WAIT_S, Heard, seat_in, started
+from tests.agents.staging import INTERRUPT, WAIT_S, Heard, Held, seat_in, started
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
 
 FRONTEND = AgentSdk(Locator(Path("/nonexistent")))
 MCP = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -159,6 +164,18 @@ async def test_two_at_once_have_their_own_keys(tmp_path: Path, api: Standin) -> 
         ("one", "key-one"),
         ("two", "key-two"),
     }
+
+
+async def test_nothing_is_left_of_a_turn_that_is_stopped(
+    seat: Seat, api: Standin, tmp_path: Path
+) -> None:
+    held = Held(tmp_path)
+    turn = asyncio.ensure_future(play(seat, asking(api, f"RUN {held.command}")))
+    await held.taken()
+    turn.cancel()
+    await asyncio.wait({turn}, timeout=WAIT_S)
+    assert turn.cancelled()
+    assert held.is_free()
 
 
 async def test_in_its_own_program(seat: Seat, api: Standin) -> None:

@@ -202,6 +202,13 @@ def test_a_subscription_goes_by_its_own_variable(claude: ClaudeCode, seat: Seat)
     assert prepared.secret == ("CLAUDE_CODE_OAUTH_TOKEN",)
 
 
+def test_what_the_turn_brings_wins_over_what_is_kept(claude: ClaudeCode, seat: Seat) -> None:
+    env = {"ANTHROPIC_AUTH_TOKEN": "own"}
+    prepared = claude.prepare(TurnRequest("claude-code", "hi", env=env), seat)
+    assert "ANTHROPIC_API_KEY" not in prepared.env
+    assert prepared.secret == ("ANTHROPIC_AUTH_TOKEN",)
+
+
 @pytest.mark.parametrize("key", ["a title", "", "{6f0d3a0e-5c0b-4f5e-9d53-0d2f3c1b8a77}"])
 def test_what_is_no_id_is_not_started(claude: ClaudeCode, seat: Seat, key: str) -> None:
     request = TurnRequest("claude-code", "hi", continuation=Continuation("anthropic", key))

@@ -138,7 +138,7 @@ async def test_nothing_is_lost_of_many_events(seat: Seat) -> None:
 
 def test_nothing_heavy_is_loaded_for_a_script() -> None:
     code = (
-        "import sys, carrel.agents.drive, carrel.agents.frontends.scripted\n"
+        "import sys, carrel.agents.drive, carrel.agents.frontends.scripted_driver\n"
         "print([n for n in ('mcp', 'acp', 'claude_agent_sdk', 'pydantic', 'anyio') "
         "if n in sys.modules])"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -105,14 +106,10 @@ def test_a_program_that_hangs_is_ended_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locating, "VERSION_SECONDS", 0.5)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    # The child holds the pipe open for as long as it lives.
-    program(tmp_path / "bin" / "tool", f"#!/bin/sh\n(exec sleep 60 9<>{pipe}) &\nsleep 60\n")
+    held = tmp_path / "held"
+    # Whoever has descriptor 9 holds the lock, and both have it.
+    program(tmp_path / "bin" / "tool", f"#!/bin/sh\nexec 9>{held}\nflock 9\nsleep 600 &\nwait\n")
     locator = Locator(tmp_path / "own", search=str(tmp_path / "bin"))
     assert locator.version(locator.require("front", "tool")) == ""
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert os.read(reader, 1) == b""
-    finally:
-        os.close(reader)
+    with held.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)

@@ -39,6 +39,11 @@ from tests.agents.staging import (
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
 
 
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 @pytest.fixture
 def api() -> Iterator[Standin]:
     with serving() as standin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from carrel.agents.conducting import conduct
-from carrel.agents.frontends.scripted import ScriptedDriver
+from carrel.agents.frontends.scripted_driver import ScriptedDriver
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import (
     Continuation,
@@ -23,7 +24,9 @@ from carrel.domain.agents import (
     TurnRequest,
     TurnResult,
 )
-from tests.agents.staging import INTERRUPT, WAIT_S, Heard, seat_in
+from tests.agents.staging import INTERRUPT, WAIT_S, Heard, is_gone, seat_in
+
+MCP = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 
 
 @pytest.fixture
@@ -33,14 +36,6 @@ def seat(tmp_path: Path) -> Seat:
 
 def asking(*lines: str) -> TurnRequest:
     return TurnRequest("scripted", "\n".join(lines), session_id="s", run_id="r1")
-
-
-def alive(pid: int) -> bool:
-    """One that waits to be reaped is not."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
 
 
 async def play(
@@ -96,7 +91,7 @@ async def test_it_runs_commands_in_the_workspace_with_the_turns_environment(seat
 async def test_what_a_command_leaves_behind_is_ended(seat: Seat) -> None:
     _, heard = await play(seat, asking("run sleep 600 & echo $!"))
     pid = int(str(heard.of(Type.TOOL_RESULT)[0].payload["output"]))
-    assert not alive(pid)
+    assert is_gone(pid)
 
 
 async def test_a_turn_without_a_word_is_empty(seat: Seat) -> None:
@@ -201,6 +196,30 @@ async def test_everything_is_allowed_only_where_walls_are(tmp_path: Path) -> Non
     request = replace(asking("hello"), permission=Permission.SANDBOXED)
     result, _ = await play(seat_in(tmp_path, confined=False), request)
     assert result.error is not None and result.error.code == "permission_denied"
+
+
+# The tools of the space
+
+
+async def test_it_uses_the_tools_of_the_space(seat: Seat) -> None:
+    with_tools = replace(seat, mcp=MCP)
+    prompt = asking('tool shout {"text": "hey"}', "tool none {}", "ask why?", "say end")
+    result, heard = await play(with_tools, prompt)
+    assert result.final_output == "end"
+    outputs = [
+        (told.payload["output"], told.payload["is_error"]) for told in heard.of(Type.TOOL_RESULT)
+    ]
+    assert outputs[0] == ("HEY", False)
+    assert [told.payload["name"] for told in heard.of(Type.TOOL_CALL)] == [
+        "shout",
+        "none",
+        "ask_user",
+    ]
+
+
+async def test_without_a_space_there_are_no_tools(seat: Seat) -> None:
+    _, heard = await play(seat, asking("ask why?"))
+    assert heard.of(Type.TOOL_RESULT)[0].payload["is_error"] is True
 
 
 async def test_many_events(seat: Seat) -> None:

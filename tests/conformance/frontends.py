@@ -27,6 +27,7 @@ class Case:
     key: str = ""
     """The credential that it is given."""
     model: str = ""
+    """Empty: its default. Codex offers models that it knows other tools than its usual ones."""
     gaps: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -55,7 +56,9 @@ class Case:
 
 SCRIPTED = Case("scripted", Provider.ANY, gaps={"unknown_model": NO_MODELS, "keys": "no keys"})
 CLAUDE = Case("claude-code", Provider.ANTHROPIC, "ANTHROPIC_BASE_URL", key="anthropic")
-CODEX = Case("codex-cli", Provider.OPENAI, "OPENAI_BASE_URL", "{url}/v1", key="openai")
+CODEX = Case(
+    "codex-cli", Provider.OPENAI, "OPENAI_BASE_URL", "{url}/v1", key="openai", model="small"
+)
 SDK = Case("agent-sdk", Provider.ANTHROPIC, "ANTHROPIC_BASE_URL", key="anthropic")
 CASES = (SCRIPTED, CLAUDE, CODEX, SDK)
 

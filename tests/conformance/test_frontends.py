@@ -34,7 +34,8 @@ class Desk:
         self.space = good(self.client.post("/v1/spaces", json={"agent": case.name}))["id"]
 
     def begin(self, prompt: str, **options: Any) -> httpx.Response:
-        body = {"prompt": prompt, "env": self.case.env(self.standin.url), **options}
+        own = {"env": self.case.env(self.standin.url), "model": self.case.model}
+        body = {"prompt": prompt, **own, **options}
         return self.client.post(f"/v1/spaces/{self.space}/turns", json=body)
 
     def turn(self, prompt: str, **options: Any) -> Turn:

@@ -10,6 +10,7 @@ import asyncio
 import traceback
 from typing import Any
 
+from carrel.agents.listening import too_late
 from carrel.agents.results import failed
 from carrel.domain.agents import (
     AgentEventType,
@@ -72,6 +73,14 @@ class _Watched:
                 error = Interrupted("The turn was interrupted, and stopped when it went on.")
                 asyncio.get_running_loop().call_later(INTERRUPT_S, self._end, error)
 
+    async def close(self) -> None:
+        """Tells what a driver that is done has not taken."""
+        await asyncio.sleep(0)  # Lets `pass_on` take what has come.
+        while not self._controls.empty():
+            control = self._controls.get_nowait()
+            if control.kind is ControlKind.INPUT:
+                self._stage.tell(too_late(control.text))
+
     def _end(self, error: CarrelError) -> None:
         if not self.stop.done():
             self.stop.set_result(error)
@@ -86,6 +95,7 @@ async def conduct(driver: Driver, request: TurnRequest, seat: Seat, stage: Stage
         ends: set[asyncio.Future[Any]] = {work, watched.stop}
         await asyncio.wait(ends, timeout=request.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finished = work.done()
+        await watched.close()
     finally:
         passing.cancel()
         work.cancel()

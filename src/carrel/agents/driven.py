@@ -79,6 +79,10 @@ class DrivenFrontend:
         """What the driver is made with. Raises `FrontendNotInstalled`."""
         return {}
 
+    def program_options(self, request: TurnRequest) -> Mapping[str, object]:
+        """The same, for a driver that has a process to itself."""
+        return self.options(request)
+
     def find(self) -> FoundFrontend:
         return FoundFrontend(self.name, self.provider, self.kind, installed=True)
 
@@ -94,7 +98,7 @@ class DrivenFrontend:
             self.driver,
             replace(request, env={}),
             replace(seat, credentials={}, mcp_env=dict.fromkeys(seat.mcp_env, "")),
-            self.options(request),
+            self.program_options(request),
         )
         return Prepared(
             argv=(sys.executable, "-I", "-m", PROGRAM),

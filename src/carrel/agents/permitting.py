@@ -56,6 +56,12 @@ class Permissions:
         if waiting is not None and not waiting.done():
             waiting.set_result(control.allow)
 
+    def give_up(self) -> None:
+        """The answer to all that is open is no."""
+        for waiting in self._open.values():
+            if not waiting.done():
+                waiting.set_result(False)
+
     async def _ask(self, id: str, asked: dict[str, object]) -> bool:
         self._open[id] = asyncio.get_running_loop().create_future()
         self._stage.tell(Told(AgentEventType.PERMISSION, asked))

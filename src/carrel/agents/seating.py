@@ -35,12 +35,23 @@ class SpaceSeats:
         self._frontends = frontends
         self._secrets_of = secrets_of
 
-    def binds(self, folder: Path, frontend: str, owner: Owner) -> tuple[Bind, ...]:
-        state, context = _make(folder, owner)
+    def make(self, folder: Path, owner: Owner) -> None:
+        _make(folder, owner)
+
+    def binds(self, folder: Path, frontend: str) -> tuple[Bind, ...]:
+        state, context = _folders(folder)
         # The space's MCP server is ours, whatever the agent is.
-        paths = dict.fromkeys((*self._frontends.get(frontend).binds(), *python_folders()))
+        paths = dict.fromkeys((*self._programs(frontend), *python_folders()))
         shown = [Bind(Path(path), path) for path in paths]
         return (Bind(state, STATE, writable=True), Bind(context, CONTEXT), *shown)
+
+    def _programs(self, frontend: str) -> tuple[str, ...]:
+        """None of one that is gone or broken: the space can still be looked at and removed,
+        and its next turn says what is wrong."""
+        try:
+            return self._frontends.get(frontend).binds()
+        except Exception:
+            return ()
 
     def take(self, place: SeatRequest) -> Seat:
         state, context = _make(place.folder, place.owner)
@@ -49,7 +60,7 @@ class SpaceSeats:
         return Seat(
             workspace=WORKSPACE if inside else str(place.tree),
             state=STATE if inside else str(state),
-            context=CONTEXT if inside else str(context),
+            context=_shown(context, inside),
             confined=place.confined,
             mcp=(sys.executable, "-I", "-m", "carrel.cli.main", "mcp"),
             mcp_env={"CARREL_HUB": hub},
@@ -71,13 +82,23 @@ class SpaceSeats:
             os.close(root)
 
 
+def _shown(context: Path, inside: bool) -> str:
+    """Nothing when there is nothing to read in it: agents are told of it."""
+    if not any(context.iterdir()):
+        return ""
+    return CONTEXT if inside else str(context)
+
+
+def _folders(folder: Path) -> tuple[Path, Path]:
+    return folder / "agent" / "state", folder / "agent" / "context"
+
+
 def _make(folder: Path, owner: Owner) -> tuple[Path, Path]:
     """Idempotent. The state is the agent's, all else is ours."""
-    agent = folder / "agent"
-    state, context = agent / "state", agent / "context"
+    state, context = _folders(folder)
     if state.is_dir():
         return state, context
-    agent.mkdir(mode=0o711, exist_ok=True)
+    state.parent.mkdir(mode=0o711, exist_ok=True)
     context.mkdir(mode=0o755, exist_ok=True)
     state.mkdir(mode=0o700, exist_ok=True)
     _give(os.open(state, _FOLDER), owner)

@@ -243,7 +243,7 @@ class FoundFrontend:
 @dataclass(frozen=True)
 class Seat:
     """Where an agent sits: paths as it sees them. `state` is its own, and outlives the turn;
-    `context` it may only read. `mcp` is the command of the space's MCP server, empty when there
+    `context` it may only read, and is empty when nothing is there. `mcp` is the command of the space's MCP server, empty when there
     is none. `confined` says that walls hold it."""
 
     workspace: str
@@ -425,9 +425,12 @@ class TurnLog(Protocol):
 class Seats(Protocol):
     """Where agents sit in spaces. Blocking."""
 
-    def binds(self, folder: Path, frontend: str, owner: Owner) -> tuple[Bind, ...]:
-        """What a sandbox shows, for the agent of the space in `folder`. Makes the folders that
-        are missing; quick."""
+    def make(self, folder: Path, owner: Owner) -> None:
+        """The folders of the agent of the space in `folder`; idempotent, quick."""
+        ...
+
+    def binds(self, folder: Path, frontend: str) -> tuple[Bind, ...]:
+        """What a sandbox shows, for that agent. Touches nothing; quick."""
         ...
 
     def take(self, place: SeatRequest) -> Seat:

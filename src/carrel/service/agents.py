@@ -35,6 +35,7 @@ class AgentSpaces:
             self._check(space)
             before = await self._desks.of(space)
             await before.runtime.stop(before.sandbox)
+            self._desks.seat(space_id, before.sandbox.spec.owner)
             network = network_for(frontend, space.network, space.network_asked)
             equipped = self._journal.amend(space_id, agent=frontend.name, network=network)
             await self._journal.write(equipped)

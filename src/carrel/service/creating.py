@@ -89,7 +89,7 @@ class Creator:
             resolved = {"runtime": runtime.name, "driver": driver.name, "base_id": base.base_id}
             space = self.journal.amend(space_id, **resolved, project=_project(request, base))
             await operation.begin(TREE, space)
-            owner = await asyncio.to_thread(self._claim, space_id)
+            owner = await asyncio.to_thread(self._claim, space)
             wanted = TreeRequest(space_id, base, self.desks.folder(space_id), owner)
             if fill is None and space.limits.disk_bytes is None:
                 # Else the tree would be held to the quota while it is made.
@@ -119,9 +119,12 @@ class Creator:
         )
         return self.bases.build(wanted, on_progress)
 
-    def _claim(self, space_id: str) -> Owner:
-        self.desks.folder(space_id).mkdir(mode=0o711)
-        return self.users.take(space_id)
+    def _claim(self, space: Space) -> Owner:
+        self.desks.folder(space.space_id).mkdir(mode=0o711)
+        owner = self.users.take(space.space_id)
+        if space.agent:
+            self.desks.seat(space.space_id, owner)
+        return owner
 
     async def _start(
         self, space: Space, runtime: Runtime, driver: TreeDriver, tree: Tree, operation: Operation

@@ -60,14 +60,19 @@ class Desks:
             owner=space.owner,
             network=space.network,
             limits=space.limits,
-            binds=self._binds(space, space.owner),
+            binds=self._binds(space),
             env=space.env,
         )
 
-    def _binds(self, space: Space, owner: Owner) -> tuple[Bind, ...]:
+    def _binds(self, space: Space) -> tuple[Bind, ...]:
         if not space.agent or self._seats is None:
             return ()
-        return self._seats.binds(self.folder(space.space_id), space.agent, owner)
+        return self._seats.binds(self.folder(space.space_id), space.agent)
+
+    def seat(self, space_id: str, owner: Owner) -> None:
+        """Makes the folders that a sandbox with an agent shows."""
+        if self._seats is not None:
+            self._seats.make(self.folder(space_id), owner)
 
     @asynccontextmanager
     async def mounted(self, desk: Desk) -> AsyncIterator[TreeMount]:

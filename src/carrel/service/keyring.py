@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 
-from carrel.domain.access import Caller
+from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.agents import CredentialStore, FoundFrontend, Frontends
 from carrel.service.access import require_admin
 
@@ -22,9 +23,12 @@ class Keyring:
         self._frontends = frontends
         self._install = install
 
-    async def found(self) -> Sequence[FoundFrontend]:
-        """Every frontend as it is on this machine."""
-        return await asyncio.to_thread(self._frontends.found)
+    async def found(self, caller: Caller) -> Sequence[FoundFrontend]:
+        """Every frontend as it is on this machine; where, only administrators are told."""
+        found = await asyncio.to_thread(self._frontends.found)
+        if caller.scope.kind is ScopeKind.ADMIN:
+            return found
+        return [dataclasses.replace(one, path="") for one in found]
 
     async def install(self, caller: Caller, name: str) -> FoundFrontend:
         """Raises `UnsupportedFrontend` and `FrontendNotInstalled`."""

@@ -35,6 +35,7 @@ from carrel.domain.errors import (
     CarrelError,
     PermissionDenied,
     RunNotFound,
+    SpaceNotFound,
     StateConflict,
     TurnNotFound,
     UnsupportedFrontend,
@@ -304,11 +305,17 @@ class Turns:
     async def get(self, caller: Caller, run_id: str) -> Turn:
         live = self._live.get(run_id)
         turn = live.turn if live is not None else await self._parts.store.turn(run_id)
-        if turn is None:
+        if turn is None or not await self._sees(caller, turn):
             raise TurnNotFound(f"There is no turn {run_id[:40]!r}.", hint="List them first.")
-        # Who may not see the space must not learn that there was a turn in it.
-        await self._parts.spaces.get(caller, turn.space_id)
         return turn
+
+    async def _sees(self, caller: Caller, turn: Turn) -> bool:
+        """Who may not see the space must not learn that there was a turn in it."""
+        try:
+            await self._parts.spaces.get(caller, turn.space_id)
+        except SpaceNotFound:
+            return False
+        return True
 
     async def list(self, caller: Caller, word: str, limit: int = 100) -> Sequence[Turn]:
         space = await self._parts.spaces.get(caller, word)

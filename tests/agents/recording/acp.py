@@ -17,7 +17,13 @@ from tests.agents.recording.programs import CLAUDE_ACP, CODEX_ACP
 from tests.agents.recording.running import Conversation, running, wait_until
 
 WRITE = "WRITE made.txt some text"
-OUTSIDE = "WRITE ../outside.txt some text"
+ESCALATED = "USE exec_command " + json.dumps(
+    {
+        "cmd": "printf %s 'some text' > made.txt",
+        "sandbox_permissions": "require_escalated",
+        "justification": "May I write made.txt?",
+    }
+)
 SHOUTER = {"name": "shouter", "command": sys.executable, "args": [str(MCP_SERVER)], "env": []}
 
 
@@ -32,8 +38,7 @@ class Peer:
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def call(self, method: str, **params: object) -> dict[str, Any]:
-        number = self.ask(method, **params)
-        return self.answer(number)
+        return self.answer(self.ask(method, **params))
 
     def ask(self, method: str, **params: object) -> int:
         number = next(self.numbers)
@@ -90,8 +95,7 @@ class Adapter:
 
     def record(self, case: str) -> None:
         with place(self.name, case) as where:
-            conversation = _conversation(CASES[case], self, where)
-            kept, beside = conversation
+            kept, beside = _conversation(CASES[case], self, where)
             where.keep(kept, beside)
 
 
@@ -189,5 +193,5 @@ CASES: dict[str, Steps] = {
 
 ADAPTERS = (
     Adapter("claude-acp", CLAUDE_ACP, "bypassPermissions", "default", WRITE),
-    Adapter("codex-acp", CODEX_ACP, "agent-full-access", "read-only", OUTSIDE),
+    Adapter("codex-acp", CODEX_ACP, "agent-full-access", "read-only", ESCALATED),
 )

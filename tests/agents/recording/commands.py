@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.agents.recording.desks import Place, place
@@ -13,6 +13,8 @@ from tests.agents.recording.programs import CLAUDE, CLAUDE_MODEL, CODEX
 from tests.agents.recording.running import running, wait_until
 from tests.agents.standins import UNKNOWN_MODEL
 
+BEFORE = "before"
+"""Stands for the id of a turn that is run first, and not recorded."""
 UNKNOWN_ID = "00000000-0000-4000-8000-0000000000ff"
 MCP_SERVER = Path(__file__).resolve().parents[1] / "mcp_server.py"
 SHOUT = 'USE mcp__shouter__shout {"text":"hello"}'
@@ -20,60 +22,49 @@ SHOUT = 'USE mcp__shouter__shout {"text":"hello"}'
 
 @dataclass(frozen=True)
 class Case:
-    """One turn to record, after none or one that only makes the conversation."""
+    """One turn to record."""
 
     prompt: str
     flags: Sequence[str] = ()
     resume: str = ""
-    """An id; `before` is the one of the turn before."""
+    """An id, or `BEFORE`."""
     interrupted: bool = False
 
 
 @dataclass(frozen=True)
 class Command:
-    """How a program is asked; `before` and `after` stand around the prompt."""
+    """A program, its cases, and how it is asked."""
 
     name: str
-    cases: dict[str, Case] = field(default_factory=dict)
-
-    def argv(self, case: Case, resume: str) -> list[str]:
-        raise NotImplementedError
-
-    def key(self, line: str) -> str:
-        """The conversation's id in the first line of a turn."""
-        raise NotImplementedError
+    cases: Mapping[str, Case]
+    argv: Callable[[Case, str], list[str]]
+    """For a case, and the id of the conversation to go on with, if any."""
+    key: str
+    """Where the first line of a turn has the conversation's id."""
 
     def record(self, name: str) -> None:
         case = self.cases[name]
         with place(self.name, name) as where:
             resume = case.resume
-            if resume == "before":
+            if resume == BEFORE:
                 said, _ = _turn(where, self.argv(Case("first"), ""), interrupted=False)
-                resume = self.key(said[0])
+                resume = json.loads(said[0])[self.key]
             argv = self.argv(case, resume)
             said, beside = _turn(where, argv, interrupted=case.interrupted)
             where.keep(said, beside)
 
 
-class Claude(Command):
-    def argv(self, case: Case, resume: str) -> list[str]:
-        form = ["--output-format", "stream-json", "--verbose", "--include-partial-messages"]
-        going_on = ["--resume", resume] if resume else []
-        model = [] if "--model" in case.flags else ["--model", CLAUDE_MODEL]
-        return [str(CLAUDE), "-p", case.prompt, *form, *model, *going_on, *case.flags]
-
-    def key(self, line: str) -> str:
-        return str(json.loads(line)["session_id"])
+def _claude(case: Case, resume: str) -> list[str]:
+    form = ["--output-format", "stream-json", "--verbose", "--include-partial-messages"]
+    going_on = ["--resume", resume] if resume else []
+    model = [] if "--model" in case.flags else ["--model", CLAUDE_MODEL]
+    return [str(CLAUDE), "-p", case.prompt, *form, *model, *going_on, *case.flags]
 
 
-class Codex(Command):
-    def argv(self, case: Case, resume: str) -> list[str]:
-        going_on = ["resume", resume] if resume else []
-        base = [str(CODEX), "exec", "--json", "--skip-git-repo-check"]
-        return [*base, *case.flags, *going_on, case.prompt]
-
-    def key(self, line: str) -> str:
-        return str(json.loads(line)["thread_id"])
+def _codex(case: Case, resume: str) -> list[str]:
+    going_on = ["resume", resume] if resume else []
+    base = [str(CODEX), "exec", "--json", "--skip-git-repo-check"]
+    return [*base, *case.flags, *going_on, case.prompt]
 
 
 def _turn(
@@ -104,7 +95,7 @@ CLAUDE_CASES = {
     "text": Case("hello"),
     "write": Case("WRITE made.txt some text", _CLAUDE_ALL),
     "run": Case("RUN echo out; echo err >&2; exit 3", _CLAUDE_ALL),
-    "resume": Case("second", resume="before"),
+    "resume": Case("second", resume=BEFORE),
     "unknown_session": Case("hello", resume=UNKNOWN_ID),
     "unknown_model": Case("hello", ("--model", UNKNOWN_MODEL)),
     "denied": Case("WRITE made.txt some text", ("--permission-mode", "dontAsk")),
@@ -119,7 +110,7 @@ CODEX_CASES = {
     "text": Case("hello"),
     "write": Case("WRITE made.txt some text", _CODEX_ALL),
     "run": Case("RUN echo out; echo err >&2; exit 3", _CODEX_ALL),
-    "resume": Case("second", resume="before"),
+    "resume": Case("second", resume=BEFORE),
     "unknown_session": Case("hello", resume=UNKNOWN_ID),
     # No error: a new conversation.
     "malformed_session": Case("hello", resume="nonsense"),
@@ -132,7 +123,7 @@ CODEX_CASES = {
     "mcp": Case(SHOUT, (*_CODEX_ALL, "-c", _CODEX_MCP)),
 }
 
-COMMANDS: tuple[Command, ...] = (
-    Claude("claude-code", CLAUDE_CASES),
-    Codex("codex-cli", CODEX_CASES),
+COMMANDS = (
+    Command("claude-code", CLAUDE_CASES, _claude, "session_id"),
+    Command("codex-cli", CODEX_CASES, _codex, "thread_id"),
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.agents.recording.commands import UNKNOWN_ID
+from tests.agents.recording.commands import BEFORE, UNKNOWN_ID
 from tests.agents.recording.desks import Place, place
 from tests.agents.recording.programs import PI, PI_MODEL
 from tests.agents.recording.running import Conversation, running, wait_until
@@ -22,7 +22,7 @@ class Case:
     flags: Sequence[str] = ()
     model: str = PI_MODEL
     resume: str = ""
-    """An id; `before` is the one of the turn before."""
+    """An id, or `BEFORE`."""
     interrupted: bool = False
     """By the command `abort`: a signal would end all of it."""
 
@@ -31,7 +31,7 @@ CASES = {
     "text": Case("hello"),
     "write": Case("WRITE made.txt some text"),
     "run": Case("RUN echo out; echo err >&2; exit 3"),
-    "resume": Case("second", resume="before"),
+    "resume": Case("second", resume=BEFORE),
     "unknown_session": Case("hello", resume=UNKNOWN_ID),
     "unknown_model": Case("hello", model=f"standin/{UNKNOWN_MODEL}"),
     # It asks for no permissions; tools can only be left out.
@@ -45,7 +45,7 @@ def record(name: str) -> None:
     case = CASES[name]
     with place(NAME, name) as where:
         resume = case.resume
-        if resume == "before":
+        if resume == BEFORE:
             said, _ = _turn(where, Case("first"), "")
             resume = json.loads(said[0])["data"]["sessionId"]
         said, beside = _turn(where, case, resume)

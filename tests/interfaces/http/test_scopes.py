@@ -67,6 +67,17 @@ ROUTES = [
     Route("GET", "/v1/inbox", "own"),
     Route("POST", "/v1/inbox/seen", "own"),
     Route("POST", "/v1/inbox/{item}/answer", "hidden", body={"answer": "yes"}),
+    Route("POST", "/v1/spaces/{space}/turns", "hidden", body={"prompt": "hello"}),
+    Route("GET", "/v1/spaces/{space}/turns", "hidden"),
+    Route("GET", "/v1/turns/{turn}", "hidden"),
+    Route("POST", "/v1/turns/{turn}/interrupt", "hidden"),
+    Route("POST", "/v1/turns/{turn}/input", "hidden", body={"text": "more"}),
+    Route("POST", "/v1/turns/{turn}/permissions/{permission}", "hidden", body={"allow": True}),
+    Route("GET", "/v1/agents", "own"),
+    Route("POST", "/v1/agents/{name}/install", "admin"),
+    Route("GET", "/v1/credentials", "admin"),
+    Route("PUT", "/v1/credentials/{name}", "admin", body={"value": "key"}),
+    Route("DELETE", "/v1/credentials/{name}", "admin"),
     Route("GET", "/v1/bases", "admin"),
     Route("POST", "/v1/bases", "admin", body={"project": {"kind": "empty"}}),
     Route("GET", "/v1/events", "own", {"after": "0"}),
@@ -104,8 +115,9 @@ def world(daemon: Daemon) -> Iterator[World]:
         for space in (own, foreign):
             good(client.put(f"/v1/spaces/{space['id']}/files?path=secret", content=b"dear"))
         _ask(daemon, foreign["id"])
-        argv = {"argv": ["sleep", "600"]}
-        run = good(client.post(f"/v1/spaces/{foreign['id']}/runs", json=argv))
+        # Of an agent: then it is a run and a turn.
+        wanted = {"frontend": "scripted", "prompt": "sleep 600"}
+        run = good(client.post(f"/v1/spaces/{foreign['id']}/turns", json=wanted))
         gone = good(client.post("/v1/spaces", json={"labels": {"team": "other"}}))
         good(client.put(f"/v1/spaces/{gone['id']}/files?path=secret", content=b"dear"))
         good(client.delete(f"/v1/spaces/{gone['id']}", params={"force": "true"}))
@@ -136,7 +148,8 @@ def _send(
     client: httpx.Client, route: Route, space: str, run: str, token: str = ""
 ) -> httpx.Response:
     # A question of the foreign space has the space's own name.
-    path = route.path.format(space=space, run=run, token=token, item=space)
+    words = {"token": token, "item": space, "turn": run, "permission": "p", "name": "openai"}
+    path = route.path.format(space=space, run=run, **words)
     more: dict[str, Any] = {} if route.body is None else {"json": route.body}
     if route.content is not None:
         more["content"] = route.content

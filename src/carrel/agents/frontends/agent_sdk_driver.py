@@ -16,10 +16,10 @@ from carrel.agents.environing import credentials_of
 from carrel.agents.family import Family
 from carrel.agents.frontends import requests
 from carrel.agents.frontends.agent_sdk_messages import plain
-from carrel.agents.frontends.claude_code import FOLDER, KEEP_DAYS, QUIET
+from carrel.agents.frontends.claude_config import FOLDER, KEEP_DAYS, QUIET
 from carrel.agents.frontends.claude_stream import ClaudeTranslator
 from carrel.agents.frontends.lines import encode
-from carrel.agents.listening import listening
+from carrel.agents.listening import Inbox, listening
 from carrel.agents.permitting import Permissions, permission_of
 from carrel.domain.agents import Permission, Seat, Stage, TurnRequest, TurnResult
 
@@ -69,7 +69,7 @@ class _Turn:
         self._stage = stage
         self._permissions = permissions
         self._translator = ClaudeTranslator(requests.asked_key(request))
-        self._waiting: list[str] = []
+        self._inbox = Inbox()
         self._stderr = ""
 
     def hear_error(self, line: str) -> None:
@@ -91,7 +91,7 @@ class _Turn:
 
         try:
             await client.connect()
-            async with listening(self._stage, self._permissions, self._wait, client.interrupt):
+            async with listening(self._stage, self._permissions, self._inbox, client.interrupt):
                 await client.query(prompt)
                 await self._follow(client)
         except ClaudeSDKError as error:
@@ -99,20 +99,16 @@ class _Turn:
             return self._translator.ended(getattr(error, "exit_code", None) or 1, self._stderr)
         return self._translator.ended(0, self._stderr)
 
-    async def _wait(self, text: str) -> None:
-        """Said when the agent is done with what it has: what is said to it in between may or
-        may not get an answer of its own."""
-        self._waiting.append(text)
-
     async def _follow(self, client: ClaudeSDKClient) -> None:
         async for message in client.receive_messages():
             said = plain(message)
             for told in self._translator.line(encode(said).encode()):
                 self._stage.tell(told)
             if said["type"] == "result":
-                if said["is_error"] or not self._waiting:
+                more = None if said["is_error"] else self._inbox.next()
+                if more is None:
                     return
-                await client.query(self._waiting.pop(0))
+                await client.query(more)
 
 
 def _options(
@@ -150,7 +146,7 @@ def _environment(request: TurnRequest, seat: Seat, mode: Permission) -> dict[str
         **seat.mcp_env,
         **request.env,
         "CLAUDE_CONFIG_DIR": f"{seat.state}/{FOLDER}",
-        **({"IS_SANDBOX": "1"} if mode is Permission.SANDBOXED else {}),
+        "IS_SANDBOX": "1" if mode is Permission.SANDBOXED else "",
     }
 
 

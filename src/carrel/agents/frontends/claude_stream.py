@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from carrel.agents.frontends import claude_parts as parts
 from carrel.agents.frontends import lines
 from carrel.agents.frontends.lines import Object
 from carrel.agents.frontends.outcome import Heard, judge
@@ -66,7 +67,7 @@ class ClaudeTranslator:
             case "result":
                 return self._result(event)
             case "rate_limit_event":
-                return (lines.log(_rate_limit(event)),)
+                return (lines.log(parts.rate_limit(event)),)
         return (lines.raw(line),)
 
     def ended(self, code: int | None, stderr: str) -> TurnResult:
@@ -88,7 +89,7 @@ class ClaudeTranslator:
             version = lines.text(event, "claude_code_version")
             return (lines.log(f"Claude Code {version} with {model}", key),)
         if subtype == "api_retry":
-            return (lines.log(_retry(event), key),)
+            return (lines.log(parts.retry(event), key),)
         if subtype == "permission_denied":
             id = lines.text(event, "tool_use_id")
             return self._deny(id, lines.text(event, "tool_name"), lines.text(event, "message"))
@@ -156,7 +157,7 @@ class ClaudeTranslator:
         if not id:
             return (lines.raw(lines.encode(block).encode(), key),)
         self._calls.pop(id, None)
-        output = _output(block.get("content"))
+        output = parts.output(block.get("content"))
         return (lines.tool_result(id, output, lines.flag(block, "is_error"), key),)
 
     def _deny(self, id: str, name: str, reason: str, given: object = None) -> Sequence[Told]:
@@ -169,7 +170,7 @@ class ClaudeTranslator:
 
     def _result(self, event: Object) -> Sequence[Told]:
         self._heard.finished = True
-        told = list(_usage(event, bool(self._heard.asked)))
+        told = list(parts.usage(event, bool(self._heard.asked)))
         for one in lines.objects(event, "permission_denials"):
             id, name = lines.text(one, "tool_use_id"), lines.text(one, "tool_name")
             told.extend(self._deny(id, name, "", one.get("tool_input")))
@@ -205,45 +206,3 @@ def _unknown_session(asked: str) -> AgentError:
 def _is_inner(event: Object) -> bool:
     """Of an agent that the agent itself has started."""
     return bool(event.get("parent_tool_use_id"))
-
-
-def _retry(event: Object) -> str:
-    number, most = lines.number(event, "attempt"), lines.number(event, "max_retries")
-    why = lines.text(event, "error") or "unknown"
-    status = lines.number(event, "error_status")
-    return f"Try {number} of {most} again: {why}{f' ({status})' if status else ''}"
-
-
-def _rate_limit(event: Object) -> str:
-    status = lines.text(event, "rate_limit_info", "status") or "unknown"
-    return f"Rate limit: {status}"
-
-
-def _output(content: object) -> str:
-    """What a tool gave back: a text, or parts of which some are texts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return "" if content is None else lines.encode(content)
-    parts = [part if isinstance(part, dict) else {"text": str(part)} for part in content]
-    return "\n".join(lines.text(part, "text") or f"({part.get('type')})" for part in parts)
-
-
-def _usage(event: Object, resumed: bool) -> Sequence[Told]:
-    """The total cost is that of the conversation, so a resumed turn's is summed from its
-    models'. Cached tokens are apart from the input here, and part of it in our events."""
-    usage = lines.mapping(event, "usage")
-    cached = lines.number(usage, "cache_read_input_tokens")
-    written = lines.number(usage, "cache_creation_input_tokens")
-    payload: dict[str, object] = {
-        "input_tokens": lines.number(usage, "input_tokens") + written + cached,
-        "output_tokens": lines.number(usage, "output_tokens"),
-        "cached_tokens": cached,
-    }
-    models = lines.mapping(event, "model_usage_since_last_result")
-    costs = [lines.amount(models, name, "costUSD") for name in models]
-    if "model_usage_since_last_result" in event:
-        payload["cost_usd"] = sum(costs)
-    elif not resumed and "total_cost_usd" in event:
-        payload["cost_usd"] = lines.amount(event, "total_cost_usd")
-    return (Told(AgentEventType.USAGE, payload),) if any(payload.values()) else ()

@@ -66,7 +66,7 @@ class CodexCli:
         before, options = _permission(permission)
         argv = [*before, "exec", "--json", "--skip-git-repo-check", *options]
         argv += [*_options(request), *(("resume", asked) if asked else ()), "-"]
-        first = requests.prompt(request, seat).encode()
+        first = requests.prompt(request, seat).encode("utf-8", "replace")
         return _prepared(request, seat, (*program.argv, *argv), first)
 
     def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:

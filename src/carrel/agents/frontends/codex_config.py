@@ -13,6 +13,10 @@ ENDPOINTS = ("CODEX_BASE_URL", "OPENAI_BASE_URL")
 """Codex reads neither itself; the first that is given is taken."""
 
 
+SECRETIVE = ["[features]", "shell_snapshot = false"]
+"""Its snapshots are files with the whole environment in them, the key too."""
+
+
 def text(request: TurnRequest, seat: Seat, env: Mapping[str, str]) -> bytes:
     """Names variables, never their values: files are kept."""
     endpoint = next((env[name] for name in ENDPOINTS if env.get(name)), "")
@@ -21,7 +25,7 @@ def text(request: TurnRequest, seat: Seat, env: Mapping[str, str]) -> bytes:
         top.append('model_provider = "carrel"')
     if request.system_prompt:
         top.append(f"developer_instructions = {quoted(request.system_prompt)}")
-    parts = [top, ["[analytics]", "enabled = false"]]
+    parts = [top, ["[analytics]", "enabled = false"], SECRETIVE]
     if seat.confined:
         parts.append(_trust(seat))
     if endpoint:

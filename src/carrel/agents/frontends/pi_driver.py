@@ -11,7 +11,7 @@ from carrel.agents.environing import environment
 from carrel.agents.frontends import lines, requests
 from carrel.agents.frontends.pi_folder import PiFolder, configure, open_folder
 from carrel.agents.frontends.pi_stream import PiTranslator, problem_of
-from carrel.agents.listening import listening
+from carrel.agents.listening import Inbox, listening
 from carrel.agents.permitting import Permissions, permission_of
 from carrel.domain.agents import Permission, Seat, Stage, TurnRequest, TurnResult
 from carrel.domain.errors import AgentCrashed, ContinuationNotFound, FrontendNotInstalled
@@ -39,7 +39,7 @@ class PiDriver:
         try:
             async with child(argv, seat.workspace, env) as pi:
                 turn = _Turn(pi, stage)
-                async with listening(stage, Permissions(mode, stage), turn.wait, turn.interrupt):
+                async with listening(stage, Permissions(mode, stage), turn.inbox, turn.interrupt):
                     return await turn.run(folder, requests.prompt(request, seat))
         except FileNotFoundError as error:
             raise FrontendNotInstalled(f"Pi cannot be started: {error}") from error
@@ -50,13 +50,9 @@ class _Turn:
         self._pi = pi
         self._stage = stage
         self._translator = PiTranslator()
-        self._waiting: list[str] = []
+        self.inbox = Inbox()
         self._started = False
         self._interrupted = False
-
-    async def wait(self, text: str) -> None:
-        """Said when it is done with what it has: before, it is refused."""
-        self._waiting.append(text)
 
     async def interrupt(self) -> None:
         """Not before it has begun: that would stop nothing."""
@@ -66,14 +62,13 @@ class _Turn:
 
     async def run(self, folder: PiFolder, prompt: str) -> TurnResult:
         await self._meet(folder)
-        while True:
+        said: str | None = prompt
+        while said is not None:
             self._started = False
-            await self._send({"type": "prompt", "message": prompt})
+            await self._send({"type": "prompt", "message": said})
             await self._follow()
             told, result = self._translator.settled()
-            if not result.success or not self._waiting:
-                break
-            prompt = self._waiting.pop(0)
+            said = self.inbox.next() if result.success else None
         for one in told:
             self._stage.tell(one)
         return result

@@ -9,10 +9,10 @@ from carrel.client.requests import LONG_S, asking, telling
 from carrel.client.wire import segment
 
 VERB = Verb(
-    "List the agents that Carrel can run, or install one: carrel agents install NAME",
+    "List the agents that Carrel can run, or install one of them.",
     Argument("action", required=False),
     Argument("name", required=False),
-    details="Installing puts a pinned version into Carrel's own folder.",
+    details="`carrel agents install NAME` puts a pinned version into Carrel's own folder.",
 )
 HEADS = ("AGENT", "PROVIDER", "VERSION", "LOGGED IN", "WHERE, OR HOW TO INSTALL")
 LOGGED = {True: "yes", False: "no", None: "-"}

@@ -22,7 +22,7 @@ router = APIRouter(tags=["agents"])
 @router.get("/v1/agents", response_model=FrontendList, responses=errors())
 async def list_frontends(request: Request) -> Response:
     """What is installed, and how to install what is not."""
-    return answer({"frontends": await serving(request).services.keyring.found()})
+    return answer({"frontends": await serving(request).services.keyring.found(caller(request))})
 
 
 @router.post(

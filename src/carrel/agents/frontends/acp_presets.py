@@ -1,0 +1,99 @@
+"""ACP agents that are known by name: how they start, and where they keep their own things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from carrel.agents.frontends import claude_config, codex_config
+from carrel.domain.agents import Permission, Seat, TurnRequest
+
+
+@dataclass(frozen=True)
+class Preset:
+    program: str
+    args: tuple[str, ...] = ()
+    credentials: tuple[str, ...] = ()
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Variables that name a folder of its own, below the agent's state."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[Permission, str] = field(default_factory=dict)
+    """Of its session modes, the one that fits; where there is none, its own stays."""
+    install: str = ""
+    """Empty: `carrel agents install` knows it."""
+
+
+_XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+
+
+def _below(name: str) -> dict[str, str]:
+    return {variable: f"{name}/{variable[4:-5].lower()}" for variable in _XDG}
+
+
+PRESETS: Mapping[str, Preset] = {
+    "claude-agent-acp": Preset(
+        "claude-agent-acp",
+        credentials=("anthropic",),
+        folders={"CLAUDE_CONFIG_DIR": claude_config.FOLDER},
+        env=claude_config.QUIET,
+        modes={Permission.SANDBOXED: "bypassPermissions"},
+    ),
+    "codex-acp": Preset(
+        "codex-acp",
+        credentials=("openai",),
+        folders={"CODEX_HOME": "codex"},
+        modes={
+            Permission.SANDBOXED: "agent-full-access",
+            Permission.ASK: "read-only",
+            Permission.DENY: "read-only",
+        },
+    ),
+    "gemini": Preset(
+        "gemini",
+        ("--acp",),
+        credentials=("gemini",),
+        folders={"GEMINI_CLI_HOME": "gemini"},
+        modes={Permission.SANDBOXED: "yolo"},
+        install="npm install -g @google/gemini-cli",
+    ),
+    "opencode": Preset(
+        "opencode",
+        ("acp",),
+        credentials=("anthropic", "openai"),
+        folders=_below("opencode"),
+        env={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
+        install="npm install -g opencode-ai",
+    ),
+    "goose": Preset(
+        "goose",
+        ("acp",),
+        credentials=("anthropic", "openai"),
+        folders=_below("goose"),
+        env={"GOOSE_TELEMETRY_ENABLED": "false"},
+        install="see https://block.github.io/goose",
+    ),
+}
+
+
+def environment_of(preset: Preset, seat: Seat, mode: Permission) -> dict[str, str]:
+    """Its folders are made: some agents do not make them."""
+    folders = {variable: f"{seat.state}/{name}" for variable, name in preset.folders.items()}
+    for folder in folders.values():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    # What this process says of itself is not to be inherited: Claude's programs believe it.
+    walls = {"IS_SANDBOX": "1" if mode is Permission.SANDBOXED else ""}
+    return {**preset.env, **folders, **walls}
+
+
+def write_settings(
+    preset: Preset, request: TurnRequest, seat: Seat, env: Mapping[str, str]
+) -> None:
+    """Codex takes its endpoint from a file only."""
+    home = preset.folders.get("CODEX_HOME")
+    if home is not None:
+        # The space's server is given to it by the protocol, and the system prompt with the
+        # prompt, as to every other.
+        bare = replace(request, system_prompt="")
+        settings = codex_config.text(bare, replace(seat, mcp=()), env)
+        Path(seat.state, home, "config.toml").write_bytes(settings)

@@ -1,0 +1,80 @@
+"""Claude Code's settings and environment: quiet, unattended, with the space's MCP server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from carrel.domain.agents import Permission, Seat, TurnRequest
+
+FOLDER = "claude"
+"""In the agent's state: its settings and conversations."""
+
+QUIET = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "DISABLE_TELEMETRY": "1",
+}
+
+KEEP_DAYS = 3650
+"""It deletes conversations after a month by itself; continuations are the caller's."""
+
+KEY = "ANTHROPIC_API_KEY"
+TOKEN = "ANTHROPIC_AUTH_TOKEN"
+OAUTH = "CLAUDE_CODE_OAUTH_TOKEN"
+
+OAUTH_PREFIX = "sk-ant-oat"
+"""Of a subscription's token, as `claude setup-token` gives it; goes by another variable."""
+
+APPROVED_TAIL = 20
+"""So many last characters of a key are how it notes that the key may be used."""
+
+
+def environment(request: TurnRequest, seat: Seat, permission: Permission) -> dict[str, str]:
+    return {
+        **QUIET,
+        **_credential(request, seat),
+        **seat.mcp_env,
+        **request.env,
+        "CLAUDE_CONFIG_DIR": f"{seat.state}/{FOLDER}",
+        **({"IS_SANDBOX": "1"} if permission is Permission.SANDBOXED else {}),
+    }
+
+
+def _credential(request: TurnRequest, seat: Seat) -> dict[str, str]:
+    """One only: it would send two, and a turn's own is meant to be used."""
+    given = seat.credentials.get("anthropic", "")
+    if not given or any(name in request.env for name in (KEY, TOKEN, OAUTH)):
+        return {}
+    return {OAUTH if given.startswith(OAUTH_PREFIX) else KEY: given}
+
+
+def files(request: TurnRequest, seat: Seat) -> dict[str, bytes]:
+    settings = {"cleanupPeriodDays": KEEP_DAYS, "skipDangerousModePermissionPrompt": True}
+    files = {f"{FOLDER}/settings.json": json.dumps(settings).encode()}
+    if request.system_prompt:
+        files[f"{FOLDER}/system-prompt.md"] = request.system_prompt.encode("utf-8", "replace")
+    if seat.mcp:
+        command, *args = seat.mcp
+        # The values stay in the environment: files are kept.
+        env = {name: f"${{{name}}}" for name in seat.mcp_env}
+        server = {"command": command, "args": args, "env": env}
+        files[f"{FOLDER}/mcp.json"] = json.dumps({"mcpServers": {"carrel": server}}).encode()
+    return files
+
+
+def onboarded(seat: Seat, env: Mapping[str, str]) -> bytes:
+    """What it notes of a user who has answered all its questions."""
+    key = env.get(KEY, "")
+    approved = [key[-APPROVED_TAIL:]] if key else []
+    # Where nothing confines it, whether a folder is trusted is a person's decision.
+    trusted = {"hasTrustDialogAccepted": seat.confined, "hasCompletedProjectOnboarding": True}
+    return json.dumps(
+        {
+            "hasCompletedOnboarding": True,
+            "bypassPermissionsModeAccepted": True,
+            "customApiKeyResponses": {"approved": approved, "rejected": []},
+            "projects": {seat.workspace: trusted},
+        }
+    ).encode()

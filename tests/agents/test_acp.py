@@ -1,0 +1,281 @@
+"""ACP agents: two real ones against stand-ins for the models' APIs, and one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from carrel.agents import conducting
+from carrel.agents.conducting import conduct
+from carrel.agents.driven import DrivenFrontend
+from carrel.agents.frontends.acp import COMMAND, Acp, ClaudeAgentAcp, CodexAcp
+from carrel.agents.frontends.acp_presets import PRESETS
+from carrel.agents.loading import load
+from carrel.agents.locating import Locator
+from carrel.domain.agents import AgentEventType as Type
+from carrel.domain.agents import (
+    Continuation,
+    Control,
+    ControlKind,
+    Permission,
+    Seat,
+    Told,
+    TurnRequest,
+    TurnResult,
+)
+from carrel.domain.errors import FrontendNotInstalled
+from tests.agents.staging import (
+    INTERRUPT,
+    PINNED,
+    WAIT_S,
+    Heard,
+    Held,
+    code_of,
+    pinned,
+    seat_in,
+    started,
+)
+from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
+
+MCP = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
+ODD = Path(__file__).with_name("acp_agent.py")
+REAL = (ClaudeAgentAcp, CodexAcp)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def api() -> Iterator[Standin]:
+    with serving() as standin:
+        yield standin
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Seat:
+    keys = {"anthropic": "dummy-key", "openai": "dummy-key"}
+    return replace(seat_in(tmp_path), credentials=keys)
+
+
+@pytest.fixture(params=REAL, ids=lambda cls: cls.name)
+def real(request: pytest.FixtureRequest, tmp_path: Path) -> DrivenFrontend:
+    cls: type[DrivenFrontend] = request.param
+    return cls(pinned(tmp_path, cls.name))
+
+
+@pytest.fixture
+def claude(tmp_path: Path) -> DrivenFrontend:
+    return ClaudeAgentAcp(pinned(tmp_path, ClaudeAgentAcp.name))
+
+
+def asking(frontend: DrivenFrontend, api: Standin, prompt: str) -> TurnRequest:
+    if isinstance(frontend, CodexAcp):
+        env = {"OPENAI_BASE_URL": f"{api.url}/v1"}
+        model = "gpt-5.5"
+    else:
+        env = {
+            "ANTHROPIC_BASE_URL": api.url,
+            "CLAUDE_CODE_EXECUTABLE": str(PINNED / "node_modules/.bin/claude"),
+            "CLAUDE_CODE_MAX_RETRIES": "1",
+        }
+        model = ""
+    return TurnRequest(frontend.name, prompt, "s", "r", model, env=env)
+
+
+def going_on(request: TurnRequest, key: str) -> TurnRequest:
+    return replace(request, continuation=Continuation("any", key))
+
+
+async def play(
+    frontend: DrivenFrontend, seat: Seat, request: TurnRequest, heard: Heard | None = None
+) -> tuple[TurnResult, Heard]:
+    heard = heard or Heard()
+    driver = load(frontend.driver, frontend.options(request))
+    return await asyncio.wait_for(conduct(driver, request, seat, heard), WAIT_S), heard
+
+
+# The real ones
+
+
+async def test_a_turn_and_the_next_one(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+    result, first = await play(real, seat, asking(real, api, "hello"))
+    assert result == TurnResult(True, "reply 1: hello")
+    assert first.texts == ["reply 1: hello"] and first.of(Type.MESSAGE_DELTA)
+    assert first.of(Type.USAGE)[0].payload["output_tokens"]
+    result, second = await play(real, seat, going_on(asking(real, api, "again"), first.key))
+    assert result.final_output == "reply 2: again"
+    assert second.texts == ["reply 2: again"] and second.key == first.key
+
+
+async def test_it_writes_a_file(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+    result, heard = await play(real, seat, asking(real, api, "WRITE a.txt words"))
+    assert result.success
+    assert "words" in Path(seat.workspace, "a.txt").read_text()
+    (call,), (answer,) = heard.of(Type.TOOL_CALL), heard.of(Type.TOOL_RESULT)
+    assert call.payload["input"] and call.payload["id"] == answer.payload["id"]
+    assert answer.payload["is_error"] is False
+
+
+async def test_an_unknown_conversation_is_not_found(
+    real: DrivenFrontend, seat: Seat, api: Standin
+) -> None:
+    result, _ = await play(real, seat, going_on(asking(real, api, "hello"), str(uuid4())))
+    assert code_of(result) == "continuation_not_found"
+
+
+async def test_an_unknown_model(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+    request = replace(asking(real, api, "hello"), model=UNKNOWN_MODEL)
+    result, _ = await play(real, seat, request)
+    assert code_of(result) == "model_not_supported"
+
+
+async def test_it_is_interrupted_and_gone_on_with(
+    real: DrivenFrontend, seat: Seat, api: Standin, tmp_path: Path
+) -> None:
+    held, heard = Held(tmp_path), Heard()
+    request = asking(real, api, f"RUN {held.command}")
+    turn = asyncio.ensure_future(play(real, seat, request, heard))
+    await held.taken()
+    heard.controls.put_nowait(INTERRUPT)
+    result, _ = await turn
+    assert code_of(result) == "interrupted"
+    assert held.is_free()
+    result, _ = await play(real, seat, going_on(asking(real, api, "again"), heard.key))
+    assert result.success
+
+
+async def test_it_has_the_tools_of_the_space(
+    real: DrivenFrontend, seat: Seat, api: Standin
+) -> None:
+    tool = "mcp__carrel__shout"
+    request = asking(real, api, f'USE {tool} {{"text": "hey"}}')
+    _, heard = await play(real, replace(seat, mcp=MCP), request)
+    assert "HEY" in str(heard.of(Type.TOOL_RESULT)[0].payload["output"])
+
+
+async def test_what_is_said_meanwhile_is_answered(
+    claude: DrivenFrontend, seat: Seat, api: Standin
+) -> None:
+    more = Control(ControlKind.INPUT, text="more")
+    heard = Heard(lambda told: more if told.key else None)
+    result, _ = await play(claude, seat, asking(claude, api, "hello"), heard)
+    assert heard.texts == ["reply 1: hello", "reply 2: more"]
+    assert result.final_output == "reply 2: more"
+
+
+@pytest.mark.parametrize("allow", [True, False])
+async def test_it_asks(claude: DrivenFrontend, seat: Seat, api: Standin, allow: bool) -> None:
+    def decide(told: Told) -> Control | None:
+        if told.type is not Type.PERMISSION or "decision" in told.payload:
+            return None
+        return Control(ControlKind.PERMISSION, id=str(told.payload["id"]), allow=allow)
+
+    request = replace(asking(claude, api, "WRITE a.txt words"), permission=Permission.ASK)
+    result, heard = await play(claude, seat, request, Heard(decide))
+    assert result.success, result.error
+    assert Path(seat.workspace, "a.txt").exists() is allow
+    assert len(heard.of(Type.PERMISSION)) == 2
+
+
+async def test_it_is_denied(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+    request = replace(asking(real, api, "WRITE a.txt words"), permission=Permission.DENY)
+    result, _ = await play(real, seat, request)
+    assert result.success, result.error
+    assert not Path(seat.workspace, "a.txt").exists()
+
+
+async def test_nothing_is_left_of_a_turn_that_is_stopped(
+    real: DrivenFrontend, seat: Seat, api: Standin, tmp_path: Path
+) -> None:
+    held = Held(tmp_path)
+    turn = asyncio.ensure_future(play(real, seat, asking(real, api, f"RUN {held.command}")))
+    await held.taken()
+    turn.cancel()
+    await asyncio.wait({turn}, timeout=WAIT_S)
+    assert turn.cancelled()
+    assert held.is_free()
+
+
+async def test_in_its_own_program(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+    request = asking(real, api, "hello")
+    prepared = real.prepare(request, seat)
+    async with started(prepared, seat, real.translator(request)) as program:
+        result = await program.result()
+    assert result.final_output == "reply 1: hello"
+    assert program.heard.key
+
+
+# One that misbehaves
+
+
+def odd(how: str) -> tuple[Acp, TurnRequest]:
+    command = shlex.join((sys.executable, str(ODD), how))
+    request = TurnRequest("acp", "hello", "s", "r", env={COMMAND: command})
+    return Acp(Locator(Path("/nonexistent"))), request
+
+
+async def test_one_that_dies_says_why(seat: Seat) -> None:
+    frontend, request = odd("dies")
+    result, _ = await play(frontend, seat, request)
+    assert code_of(result) == "agent_crashed"
+    assert result.error is not None and "7" in result.error.message
+    assert result.error.details["stderr"] == "out of paper"
+
+
+async def test_one_that_cannot_load(seat: Seat) -> None:
+    frontend, request = odd("plain")
+    result, _ = await play(frontend, seat, going_on(request, "k"))
+    assert code_of(result) == "continuation_not_found"
+    assert result.error is not None and "cannot" in result.error.message
+
+
+async def test_one_that_says_nothing(seat: Seat) -> None:
+    frontend, request = odd("plain")
+    result, _ = await play(frontend, seat, request)
+    assert code_of(result) == "empty_response"
+
+
+async def test_one_that_refuses(seat: Seat) -> None:
+    frontend, request = odd("refuses")
+    result, _ = await play(frontend, seat, request)
+    assert code_of(result) == "agent_crashed"
+
+
+async def test_strange_things_are_logged(seat: Seat) -> None:
+    frontend, request = odd("strange")
+    result, heard = await play(frontend, seat, request)
+    assert result.final_output == "x"
+    assert any("from_the_future" in str(told.payload) for told in heard.of(Type.LOG))
+
+
+async def test_one_that_goes_on_when_it_is_interrupted_is_stopped(
+    seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conducting, "INTERRUPT_S", 0.1)
+    frontend, request = odd("hangs")
+    heard = Heard(lambda told: INTERRUPT if told.type is Type.MESSAGE_DELTA else None)
+    result, _ = await play(frontend, seat, request, heard)
+    assert code_of(result) == "interrupted"
+
+
+def test_which_agent_is_meant_must_be_said(seat: Seat) -> None:
+    frontend = Acp(Locator(Path("/nonexistent"), search=os.defpath))
+    for command in ("", "no-such-program --acp", *PRESETS):
+        with pytest.raises(FrontendNotInstalled):
+            frontend.prepare(TurnRequest("acp", "hello", env={COMMAND: command}), seat)
+
+
+def test_they_are_found(tmp_path: Path) -> None:
+    locator = pinned(tmp_path, *(cls.name for cls in REAL))
+    for cls in REAL:
+        assert cls(locator).find().installed
