@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from carrel.agents import wire
 from carrel.agents.driven import DrivenTranslator, python_folders
 from carrel.agents.frontends.scripted import Scripted
 from carrel.agents.locating import Locator
@@ -127,6 +128,14 @@ def test_a_first_line_that_is_not_understood(first: bytes, tmp_path: Path) -> No
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["payload"]["result"]["error"]["code"] == "message_invalid"
     assert done.returncode == 1
+
+
+def test_a_driver_that_cannot_be_loaded(seat: Seat) -> None:
+    start = wire.Start("no.such.module:Driver", asking("hello"), seat)
+    argv = [sys.executable, "-I", "-m", "carrel.agents.drive"]
+    done = subprocess.run(argv, input=wire.line_of(start), capture_output=True, timeout=60)
+    error = json.loads(done.stdout)["payload"]["result"]["error"]
+    assert error["code"] == "frontend_not_installed"
 
 
 async def test_nothing_is_lost_of_many_events(seat: Seat) -> None:

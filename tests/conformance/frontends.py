@@ -12,7 +12,6 @@ PROGRAMS = Path(__file__).parents[2] / "tools" / "agents"
 """Where `make setup` puts the real ones."""
 
 NO_MODELS = "it has no models"
-NO_EVENTS_OF_TOOLS = "it does not tell of its tools"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,11 @@ class Case:
         return UNKNOWN_MODEL
 
 
-SCRIPTED = Case("scripted", Provider.ANY, gaps={"unknown_model": NO_MODELS, "keys": "no keys"})
+SCRIPTED = Case(
+    "scripted",
+    Provider.ANY,
+    gaps={"unknown_model": NO_MODELS, "keys": NO_MODELS, "usage": NO_MODELS},
+)
 CLAUDE = Case("claude-code", Provider.ANTHROPIC, "ANTHROPIC_BASE_URL", key="anthropic")
 CODEX = Case(
     "codex-cli", Provider.OPENAI, "OPENAI_BASE_URL", "{url}/v1", key="openai", model="small"

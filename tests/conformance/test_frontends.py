@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.agents.standins import Standin, serving
+from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.conformance.frontends import CASES, PROGRAMS, Case, able
 from tests.daemon.rig import Daemon, good
 
@@ -159,6 +160,18 @@ def test_a_conversation_goes_on(desk: Desk) -> None:
     fresh = desk.turn("anew")
     assert "1: anew" in fresh["result"]["final_output"]
     assert fresh["continuation"] != first["continuation"]
+
+
+@pytest.mark.parametrize("case", able("usage"), indirect=True, ids=str)
+def test_what_is_used_is_counted_once(desk: Desk) -> None:
+    """Some frontends tell what the whole conversation used, at every turn of it."""
+    first = desk.turn("hello")
+    second = desk.turn("once more", continuation=first["continuation"])
+    for turn in (first, second):
+        assert turn["usage"]["output_tokens"] == OUTPUT_TOKENS
+        assert 0 < turn["usage"]["input_tokens"] <= INPUT_TOKENS
+    spent = good(desk.client.get(f"/v1/spaces/{desk.space}"))["spent"]
+    assert (spent["turns"], spent["output_tokens"]) == (2, 2 * OUTPUT_TOKENS)
 
 
 def code_of(answer: httpx.Response, desk: Desk) -> str:

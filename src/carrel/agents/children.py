@@ -13,9 +13,10 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import IO
+from typing import IO, Any
 
 from carrel.agents.family import Family
+from carrel.domain.errors import AgentCrashed
 
 END_S = 0.5
 """For an agent to go once its input is closed, and again once it is asked to: less than what
@@ -28,8 +29,12 @@ TAIL = 8192
 """Of what it said on its standard error: enough for the reason."""
 
 
+MAX_SAID = 4096
+"""Of that, what goes into an error."""
+
+
 class Child:
-    """`stderr` is None when it goes where `stdout` goes."""
+    """A program that runs; see `child`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         loop = asyncio.get_running_loop()
@@ -57,6 +62,16 @@ class Child:
         self.stdout = await self._reader(process.stdout)
         if process.stderr is not None:
             self._hearing = asyncio.ensure_future(self._hear(await self._reader(process.stderr)))
+
+    async def ending(self, who: str) -> AgentCrashed:
+        """Why there is nothing more to read: it ended, or it lives on and closed its output."""
+        wanted: list[asyncio.Future[Any]] = [self.exited]
+        if self._hearing is not None:
+            wanted.append(self._hearing)
+        await asyncio.wait(wanted, timeout=END_S)
+        code = self.exited.result() if self.exited.done() else None
+        how = "closed its output" if code is None else f"ended with {code}"
+        return AgentCrashed(f"{who} {how} before it was done.", stderr=self.said[-MAX_SAID:])
 
     async def end(self) -> None:
         """Its input is closed; then it is asked, then killed. What is left of its group, and

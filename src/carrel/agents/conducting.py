@@ -28,6 +28,7 @@ from carrel.domain.errors import (
     ContinuationNotFound,
     DeadlinePassed,
     EmptyResponse,
+    FrontendNotInstalled,
     Interrupted,
 )
 
@@ -116,6 +117,8 @@ def _outcome(work: asyncio.Future[TurnResult]) -> TurnResult:
         return work.result()
     if isinstance(error, CarrelError):
         return failed(error)
+    if isinstance(error, ImportError):
+        return failed(FrontendNotInstalled(f"A library of it is missing: {error}"))
     where = "".join(traceback.format_exception(error))[-4096:]
     return failed(CarrelError(f"{type(error).__name__}: {error}", traceback=where))
 

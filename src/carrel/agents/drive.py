@@ -26,7 +26,7 @@ from carrel.domain.agents import (
     Told,
     TurnResult,
 )
-from carrel.domain.errors import Interrupted, MessageInvalid
+from carrel.domain.errors import FrontendNotInstalled, Interrupted, MessageInvalid
 
 
 class Lines:
@@ -84,7 +84,10 @@ class Output:
 
 async def run(start: wire.Start, lines: Lines, output: Output) -> TurnResult:
     loop = asyncio.get_running_loop()
-    driver = load(start.driver, start.options)
+    try:
+        driver = load(start.driver, start.options)
+    except FrontendNotInstalled as error:
+        return failed(error)
     # Only names are in the first line.
     mcp_env = {name: os.environ.get(name, "") for name in start.seat.mcp_env}
     seat = replace(start.seat, mcp_env=mcp_env)

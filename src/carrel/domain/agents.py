@@ -243,8 +243,8 @@ class FoundFrontend:
 @dataclass(frozen=True)
 class Seat:
     """Where an agent sits: paths as it sees them. `state` is its own, and outlives the turn;
-    `context` it may only read, and is empty when nothing is there. `mcp` is the command of the space's MCP server, empty when there
-    is none. `confined` says that walls hold it."""
+    `context` it may only read, and is empty when nothing is there. `mcp` is the command of the
+    space's MCP server, empty when there is none. `confined` says that walls hold it."""
 
     workspace: str
     state: str

@@ -48,11 +48,16 @@ class Followed:
     def __init__(self, told: int = 0) -> None:
         self._told = told
         self._waiting: list[AgentEvent] = []
-        self.usage = NOTHING_SPENT
+        self._own = NOTHING_SPENT
+        self._conversation: Usage | None = None
 
     def hear(self, event: AgentEvent) -> None:
         if event.type is AgentEventType.USAGE:
-            self.usage = _plus(self.usage, event)
+            found = usage_in(event)
+            if event.payload.get("scope") == "conversation":
+                self._conversation = found
+            else:
+                self._own = plus(self._own, found)
         if event.seq > self._told:
             self._waiting.append(event)
 
@@ -63,15 +68,16 @@ class Followed:
         taken, self._waiting = self._waiting, []
         return taken
 
-    def added_to(self, spent: Usage) -> Usage:
-        own = self.usage
-        return Usage(
-            spent.input_tokens + own.input_tokens,
-            spent.output_tokens + own.output_tokens,
-            spent.cached_tokens + own.cached_tokens,
-            spent.cost_usd + own.cost_usd,
-            spent.turns + 1,
-        )
+    @property
+    def is_cumulative(self) -> bool:
+        """The frontend tells what the whole conversation has used, not this turn of it."""
+        return self._conversation is not None
+
+    def usage(self, earlier: Usage) -> Usage:
+        """Of this turn; `earlier` is what the turns before it used."""
+        if self._conversation is None:
+            return dataclasses.replace(self._own, turns=1)
+        return dataclasses.replace(_minus(self._conversation, earlier), turns=1)
 
 
 class Lines:
@@ -182,13 +188,32 @@ def encode_control(control: Control) -> bytes:
     return json.dumps(dataclasses.asdict(control)).encode() + b"\n"
 
 
-def _plus(usage: Usage, event: AgentEvent) -> Usage:
+def usage_in(event: AgentEvent) -> Usage:
     found = event.payload
     return Usage(
-        usage.input_tokens + _whole(found.get("input_tokens")),
-        usage.output_tokens + _whole(found.get("output_tokens")),
-        usage.cached_tokens + _whole(found.get("cached_tokens")),
-        usage.cost_usd + _cost(found.get("cost_usd")),
+        _whole(found.get("input_tokens")),
+        _whole(found.get("output_tokens")),
+        _whole(found.get("cached_tokens")),
+        _cost(found.get("cost_usd")),
+    )
+
+
+def plus(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        one.input_tokens + other.input_tokens,
+        one.output_tokens + other.output_tokens,
+        one.cached_tokens + other.cached_tokens,
+        one.cost_usd + other.cost_usd,
+        one.turns + other.turns,
+    )
+
+
+def _minus(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        max(0, one.input_tokens - other.input_tokens),
+        max(0, one.output_tokens - other.output_tokens),
+        max(0, one.cached_tokens - other.cached_tokens),
+        max(0.0, one.cost_usd - other.cost_usd),
     )
 
 

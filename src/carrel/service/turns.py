@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from carrel.domain.access import Caller
 from carrel.domain.agents import (
+    NOTHING_SPENT,
     Control,
     Events,
     Frontend,
@@ -30,6 +31,7 @@ from carrel.domain.agents import (
     TurnRequest,
     TurnResult,
     TurnState,
+    Usage,
 )
 from carrel.domain.errors import (
     CarrelError,
@@ -51,7 +53,7 @@ from carrel.service.journal import Journal
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
-from carrel.service.turn_following import Followed, Following, encode_control
+from carrel.service.turn_following import Followed, Following, encode_control, plus
 
 GRACE_S = 5.0
 """From asking an agent to stop to the signal, and from that to the kill."""
@@ -251,20 +253,30 @@ class Turns:
         self, turn: Turn, result: TurnResult, events: Events, followed: Followed
     ) -> Turn:
         journal = self._parts.journal
+        earlier = await self._earlier(turn, events) if followed.is_cumulative else NOTHING_SPENT
+        usage = followed.usage(earlier)
         ended = dataclasses.replace(
             turn,
             state=TurnState.COMPLETE if result.success else TurnState.ERROR,
             continuation=events.continuation,
             result=result,
-            usage=followed.usage,
+            usage=usage,
             ended_at=journal.clock(),
         )
         records: list[Turn | Space] = [ended]
         if (space := journal.get(turn.space_id)) is not None:
-            spent = followed.added_to(space.spent)
-            records.append(journal.amend(turn.space_id, spent=spent))
+            records.append(journal.amend(turn.space_id, spent=plus(space.spent, usage)))
         await journal.write(*records)
         return ended
+
+    async def _earlier(self, turn: Turn, events: Events) -> Usage:
+        """What the conversation had used before this turn of it."""
+        spent = NOTHING_SPENT
+        for other in await self._parts.store.turns(turn.space_id, limit=1 << 20):
+            same = other.continuation is not None and other.continuation == events.continuation
+            if same and other.run_id != turn.run_id:
+                spent = plus(spent, other.usage)
+        return spent
 
     # Taking up
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from carrel.agents.children import END_S, Child, child
+from carrel.agents.children import Child, child
 from carrel.agents.environing import environment
 from carrel.agents.frontends import lines, requests
 from carrel.agents.frontends.acp_client import Choices, Client
@@ -70,7 +70,7 @@ class AcpDriver:
         except RequestError as error:
             raise problem_of(str(error), error.data) from error
         except ConnectionError as error:
-            raise await _gone(agent) from error
+            raise await agent.ending("The agent") from error
         finally:
             await connection.close()
 
@@ -183,11 +183,3 @@ def _servers(seat: Seat) -> list[Any]:
     command, *args = seat.mcp
     env = [EnvVariable(name=name, value=value) for name, value in seat.mcp_env.items()]
     return [McpServerStdio(name="carrel", command=command, args=args, env=env)]
-
-
-async def _gone(agent: Child) -> AgentCrashed:
-    """It closed the connection: it has ended, or soon will."""
-    await asyncio.wait({agent.exited}, timeout=END_S)
-    code = agent.exited.result() if agent.exited.done() else None
-    how = "closed its connection" if code is None else f"ended with {code}"
-    return AgentCrashed(f"The agent {how} before it was done.", stderr=agent.said[-4096:])

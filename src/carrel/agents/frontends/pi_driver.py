@@ -106,17 +106,18 @@ class _Turn:
             return  # It is gone; what it said last tells why.
 
     async def _next(self) -> lines.Object:
-        while line := await self._pi.stdout.readline():
+        while line := await self._line():
             event = lines.decode(line)
             if event is not None:
                 return event
             self._stage.tell(lines.raw(line.rstrip()))
-        await self._pi.exited
-        raise _gone(self._pi)
+        ending = await self._pi.ending("Pi")
+        if "No session found" in self._pi.said:
+            raise ContinuationNotFound("Pi has no such conversation.")
+        raise ending
 
-
-def _gone(pi: Child) -> ContinuationNotFound | AgentCrashed:
-    if "No session found" in pi.said:
-        return ContinuationNotFound("Pi has no such conversation.")
-    code = pi.exited.result()
-    return AgentCrashed(f"Pi ended with {code} before it was done.", stderr=pi.said[-4096:])
+    async def _line(self) -> bytes:
+        try:
+            return await self._pi.stdout.readline()
+        except ValueError as error:
+            raise AgentCrashed("Pi wrote a line that is too long to be read.") from error

@@ -37,7 +37,7 @@ class PiTranslator:
         self._usage: dict[str, float] = {}
 
     def event(self, event: Object) -> Sequence[Told]:
-        match event.get("type"):
+        match lines.text(event, "type"):
             case "message_update":
                 return _update(lines.mapping(event, "assistantMessageEvent"))
             case "message_end":
