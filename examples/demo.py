@@ -2,8 +2,8 @@
 
     make demo
 
-Needs no key, no network and no container engine. The agents are plain scripts here. Nothing
-is left behind: everything happens in a temporary folder, with a daemon of its own.
+Needs no key, no network and no container engine: the agents are scripted ones. Nothing is
+left behind: everything happens in a temporary folder, with a daemon of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,22 +27,23 @@ from carrel.domain.errors import CarrelError
 COMMAND_S = 30.0
 """A script of the demo takes a fraction of a second."""
 
-HAIKU = """
-mkdir -p poems
-printf 'An old silent desk\\nan agent sits down to write\\nnobody else sees.\\n' > poems/haiku.txt
-sed -i 's/Hello/Good morning/' greet.py
-git add -A && git commit -qm 'Write a haiku, greet by the time of day'
-echo "haiku: committed $(git log --oneline | wc -l) commits, $(ls | wc -l) entries in my tree"
+HAIKU = """\
+run mkdir -p poems
+write poems/haiku.txt An old silent desk
+append poems/haiku.txt an agent sits down to write
+append poems/haiku.txt nobody else sees.
+run sed -i 's/Hello/Good morning/' greet.py
+run git add -A && git commit -qm 'Write a haiku, greet by the time of day'
+say I wrote a haiku, and greet by the time of day. It is committed.
 """
-TESTS = """
-cat > test_greet.py <<'END'
-from greet import greet
-assert greet("Ada") == "Hello, Ada!"
-END
-python3 test_greet.py
-echo "tests: greet works, and greet.py still says: $(grep -o Hello greet.py)"
-rm notes.txt
+TESTS = """\
+write test_greet.py from greet import greet
+append test_greet.py assert greet("Ada") == "Hello, Ada!"
+run python3 test_greet.py
+run rm notes.txt
+say I wrote a test for greet, and it passes: greet.py still says Hello here.
 """
+"""What each agent is told: the scripted one does it line by line."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Desk:
     """One agent's space, and what it is to do there."""
 
     space: Space
-    script: str
+    prompt: str
 
 
 def say(text: str = "") -> None:
@@ -92,27 +94,44 @@ def choose(client: carrel.Client) -> str:
     return "process"
 
 
-def open_desk(client: carrel.Client, checkout: Path, runtime: str, name: str, script: str) -> Desk:
+def open_desk(client: carrel.Client, checkout: Path, runtime: str, name: str, prompt: str) -> Desk:
     env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": f"{name}@example.org"}
     env |= {"GIT_COMMITTER_NAME": name, "GIT_COMMITTER_EMAIL": f"{name}@example.org"}
-    space = client.create(str(checkout), name=name, runtime=runtime, env=env)
+    space = client.create(str(checkout), name=name, runtime=runtime, env=env, agent="scripted")
     say(f"  {space.name}: {space.id}, on a {space.info.driver} tree")
-    return Desk(space, script)
+    return Desk(space, prompt)
 
 
 def run(space: Space, script: str) -> RunResult:
     return space.run(["/bin/sh", "-c", script], timeout_s=COMMAND_S)
 
 
-def show_work(desks: list[Desk]) -> None:
-    """Both at the same time."""
+def show_work(desks: list[Desk], hub: carrel.Hub) -> bool:
+    """Both at the same time. Where nothing confines them they ask before they do anything."""
+    answering = threading.Thread(target=say_yes, args=(hub, desks), daemon=True)
+    answering.start()
     with ThreadPoolExecutor() as pool:
-        results = list(pool.map(lambda desk: run(desk.space, desk.script), desks))
-    for desk, result in zip(desks, results, strict=True):
-        said = (result.stdout + result.stderr).strip()
-        say(f"  {desk.space.name} ended with {result.code}: {said}")
+        turns = list(pool.map(lambda desk: desk.space.send(desk.prompt), desks))
+    for desk, turn in zip(desks, turns, strict=True):
+        assert turn.result is not None
+        problem = turn.result.error
+        said = turn.result.final_output if problem is None else f"{problem.code}: {problem.message}"
+        say(f"  {desk.space.name} says: {said}")
         for change in changes(desk.space):
             say(f"    {change.kind:8} {change.path}")
+    return all(turn.result is not None and turn.result.success for turn in turns)
+
+
+def say_yes(hub: carrel.Hub, desks: list[Desk]) -> None:
+    """As a person would who trusts them."""
+    spaces = {desk.space.id: desk.space for desk in desks}
+    for message in hub:
+        asked = message.payload["payload"]
+        if "decision" not in asked:
+            space = spaces[message.space]
+            turn = space.turns()[0]
+            say(f"  {space.name} asks for permission: {asked['name']}. The demo says yes.")
+            space.decide(turn, asked["id"], True)
 
 
 def changes(space: Space) -> list[carrel.client.models.Change]:
@@ -166,7 +185,8 @@ def demo(folder: Path) -> bool:
             open_desk(client, checkout, runtime, "tests", TESTS),
         ]
         title("3. Two agents at once")
-        show_work(desks)
+        hub = carrel.Hub(data=folder / "data", types=["agent.permission"])
+        worked = show_work(desks, stack.enter_context(hub))
         title("4. Neither saw the other, nor the checkout")
         held = show_walls(desks[0].space, desks[1].space, checkout)
         title("5. The first one's work is kept")
@@ -176,7 +196,7 @@ def demo(folder: Path) -> bool:
             removal = desk.space.remove(force=True)
             say(f"  {desk.space.name} is removed, with {removal.changes} changes")
         confined = runtime != "process"
-    return held or not confined
+    return worked and (held or not confined)
 
 
 def left(folder: Path) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.agents import wire
-from carrel.agents.driven import DrivenTranslator, python_folders
+from carrel.agents import interpreting, wire
+from carrel.agents.driven import DrivenTranslator
 from carrel.agents.frontends.scripted import Scripted
 from carrel.agents.locating import Locator
 from carrel.domain.agents import AgentEventType as Type
@@ -179,6 +179,6 @@ def test_the_end_says_how_it_ended() -> None:
 
 
 def test_the_interpreter_and_this_package_are_shown() -> None:
-    shown = [Path(folder) for folder in python_folders()]
+    shown = [Path(folder) for folder in interpreting.folders()]
     for path in (Path(sys.executable), Path(sys.prefix), Path(__file__).parents[2] / "src/carrel"):
         assert path.is_relative_to("/usr") or any(path.is_relative_to(one) for one in shown)

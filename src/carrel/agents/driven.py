@@ -5,15 +5,11 @@ A frontend of this kind says where its driver is, and with what it is made.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
-import carrel
-from carrel.agents import wire
+from carrel.agents import interpreting, wire
 from carrel.agents.environing import credentials_of
 from carrel.agents.frontends import requests
 from carrel.agents.frontends.lines import raw
@@ -87,7 +83,7 @@ class DrivenFrontend:
         return FoundFrontend(self.name, self.provider, self.kind, installed=True)
 
     def binds(self) -> tuple[str, ...]:
-        return python_folders()
+        return interpreting.folders()
 
     def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
         """Values of the environment go by the environment only: the first line may be
@@ -101,7 +97,7 @@ class DrivenFrontend:
             self.program_options(request),
         )
         return Prepared(
-            argv=(sys.executable, "-I", "-m", PROGRAM),
+            argv=interpreting.python(PROGRAM),
             env=env,
             first=wire.line_of(start),
             duplex=True,
@@ -115,19 +111,3 @@ class DrivenFrontend:
         """What holds for every turn, wherever it runs."""
         requests.check(request, self.name, self.provider)
         permission_of(request, seat)
-
-
-def python_folders() -> tuple[str, ...]:
-    """The interpreter, its packages and this one, without what every sandbox shows."""
-    package = Path(carrel.__file__).parent
-    wanted = [
-        Path(sys.prefix),
-        Path(sys.base_prefix),
-        package,
-        Path(os.path.realpath(sys.executable)),
-    ]
-    shown: list[Path] = [Path("/usr")]
-    for path in wanted:
-        if not any(path.is_relative_to(one) for one in shown):
-            shown.append(path)
-    return tuple(str(path) for path in shown[1:])

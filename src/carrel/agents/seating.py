@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from carrel.agents.driven import python_folders
+from carrel.agents import interpreting
 from carrel.domain.agents import Frontends, Seat, SeatRequest
 from carrel.domain.errors import ResolveFailed
 from carrel.domain.hub import HUB_SOCKET
@@ -41,7 +40,7 @@ class SpaceSeats:
     def binds(self, folder: Path, frontend: str) -> tuple[Bind, ...]:
         state, context = _folders(folder)
         # The space's MCP server is ours, whatever the agent is.
-        paths = dict.fromkeys((*self._programs(frontend), *python_folders()))
+        paths = dict.fromkeys((*self._programs(frontend), *interpreting.folders()))
         shown = [Bind(Path(path), path) for path in paths]
         return (Bind(state, STATE, writable=True), Bind(context, CONTEXT), *shown)
 
@@ -62,7 +61,7 @@ class SpaceSeats:
             state=STATE if inside else str(state),
             context=_shown(context, inside),
             confined=place.confined,
-            mcp=(sys.executable, "-I", "-m", "carrel.cli.main", "mcp"),
+            mcp=interpreting.python("carrel.cli.main", "mcp"),
             mcp_env={"CARREL_HUB": hub},
             credentials=self._secrets_of(place.frontend.credentials),
         )

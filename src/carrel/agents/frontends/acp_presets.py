@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +21,23 @@ class Preset:
     env: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[Permission, str] = field(default_factory=dict)
     """Of its session modes, the one that fits; where there is none, its own stays."""
+    asks: Mapping[str, str] = field(default_factory=dict)
+    """Variables that make one ask which would not, where it must."""
     install: str = ""
     """Empty: `carrel agents install` knows it."""
 
 
 _XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+
+
+_ASK = {"edit": "ask", "bash": "ask", "webfetch": "ask"}
+
+KNOWN_GAPS = (
+    "`ask` and `deny` hold for agents that ask before they act; one that is given by its command "
+    "may not.",
+    "gemini, opencode and goose are not tried out here: they are as their documents say.",
+    "What gemini tells again of a loaded conversation may reach into the turn.",
+)
 
 
 def _below(name: str) -> dict[str, str]:
@@ -63,6 +76,7 @@ PRESETS: Mapping[str, Preset] = {
         credentials=("anthropic", "openai"),
         folders=_below("opencode"),
         env={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
+        asks={"OPENCODE_CONFIG_CONTENT": json.dumps({"permission": _ASK})},
         install="npm install -g opencode-ai",
     ),
     "goose": Preset(
@@ -70,7 +84,8 @@ PRESETS: Mapping[str, Preset] = {
         ("acp",),
         credentials=("anthropic", "openai"),
         folders=_below("goose"),
-        env={"GOOSE_TELEMETRY_ENABLED": "false"},
+        env={"GOOSE_TELEMETRY_ENABLED": "false", "GOOSE_MODE": "auto"},
+        asks={"GOOSE_MODE": "approve"},
         install="see https://block.github.io/goose",
     ),
 }
@@ -82,8 +97,9 @@ def environment_of(preset: Preset, seat: Seat, mode: Permission) -> dict[str, st
     for folder in folders.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
     # What this process says of itself is not to be inherited: Claude's programs believe it.
-    walls = {"IS_SANDBOX": "1" if mode is Permission.SANDBOXED else ""}
-    return {**preset.env, **folders, **walls}
+    if mode is Permission.SANDBOXED:
+        return {**preset.env, **folders, "IS_SANDBOX": "1"}
+    return {**preset.env, **preset.asks, **folders, "IS_SANDBOX": ""}
 
 
 def write_settings(
