@@ -9,6 +9,7 @@ from carrel.domain.agents import Provider
 from tests.agents.standins import UNKNOWN_MODEL
 
 PROGRAMS = Path(__file__).parents[2] / "tools" / "agents"
+MODULES = PROGRAMS / "node_modules"
 """Where `make setup` puts the real ones."""
 
 NO_MODELS = "it has no models"
@@ -28,6 +29,8 @@ class Case:
     model: str = ""
     """Empty: its default. Codex offers models that it knows other tools than its usual ones."""
     gaps: dict[str, str] = field(default_factory=dict)
+    more: dict[str, str] = field(default_factory=dict)
+    """Variables beside that one."""
 
     def __str__(self) -> str:
         return self.name
@@ -37,7 +40,7 @@ class Case:
         return not self.base_url
 
     def env(self, url: str) -> dict[str, str]:
-        return {} if self.scripted else {self.base_url: self.url.format(url=url)}
+        return {} if self.scripted else {self.base_url: self.url.format(url=url), **self.more}
 
     def write(self, path: str, text: str) -> str:
         return f"write {path} {text}" if self.scripted else f"WRITE {path} {text}"
@@ -63,7 +66,25 @@ CODEX = Case(
     "codex-cli", Provider.OPENAI, "OPENAI_BASE_URL", "{url}/v1", key="openai", model="small"
 )
 SDK = Case("agent-sdk", Provider.ANTHROPIC, "ANTHROPIC_BASE_URL", key="anthropic")
-CASES = (SCRIPTED, CLAUDE, CODEX, SDK)
+PI = Case(
+    "pi-sdk",
+    Provider.OPENAI,
+    "OPENAI_BASE_URL",
+    "{url}/v1",
+    key="openai",
+    model="small",
+)
+CLAUDE_ACP = Case(
+    "claude-agent-acp",
+    Provider.ANY,
+    "ANTHROPIC_BASE_URL",
+    key="anthropic",
+    more={"CLAUDE_CODE_EXECUTABLE": f"{MODULES}/@anthropic-ai/claude-code/bin/claude.exe"},
+)
+CODEX_ACP = Case(
+    "codex-acp", Provider.ANY, "OPENAI_BASE_URL", "{url}/v1", key="openai", model="gpt-5.5"
+)
+CASES = (SCRIPTED, CLAUDE, CODEX, SDK, PI, CLAUDE_ACP, CODEX_ACP)
 
 
 def able(what: str) -> list[Case]:

@@ -24,6 +24,11 @@ BUILT_IN: dict[str, str] = {
     "agent-sdk": "carrel.agents.frontends.agent_sdk:AgentSdk",
     "pi-sdk": "carrel.agents.frontends.pi_sdk:PiSdk",
     "acp": "carrel.agents.frontends.acp:Acp",
+    "claude-agent-acp": "carrel.agents.frontends.acp:ClaudeAgentAcp",
+    "codex-acp": "carrel.agents.frontends.acp:CodexAcp",
+    "gemini": "carrel.agents.frontends.acp:Gemini",
+    "opencode": "carrel.agents.frontends.acp:OpenCode",
+    "goose": "carrel.agents.frontends.acp:Goose",
 }
 """`module:name`, imported when it is first asked for."""
 

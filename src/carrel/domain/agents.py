@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from carrel.domain.runtimes import Bind
-from carrel.domain.trees import Owner
+if TYPE_CHECKING:
+    # A driver in a sandbox would spend as long on these as on all else.
+    from pathlib import Path
+
+    from carrel.domain.runtimes import Bind
+    from carrel.domain.trees import Owner
 
 
 class Provider(StrEnum):
