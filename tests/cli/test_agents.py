@@ -34,6 +34,8 @@ def test_send_and_wait(carrel: Program, desk: str) -> None:
     rows = carrel.good("turns", desk).splitlines()
     assert len(rows) == 4 and "complete" in rows[1] and "scripted" in rows[1]
     assert carrel.json("show", desk)["agent"] == "scripted"
+    assert "scripted, idle; 3 turns" in carrel.good("show", desk)
+    assert " idle " in carrel.good("ls")
 
 
 def test_the_exit_code_is_the_agents(carrel: Program, desk: str) -> None:
@@ -52,6 +54,7 @@ def test_the_exit_code_is_the_agents(carrel: Program, desk: str) -> None:
 def test_without_waiting_it_goes_on(carrel: Program, desk: str) -> None:
     turn = carrel.good("send", desk, "sleep 600").strip()
     assert carrel.json("show", desk)["working"] == turn
+    assert " working " in carrel.good("ls")
     assert turn in carrel.bad(4, "send", desk, "me too")
     carrel.good("interrupt", desk)
     carrel("run", "wait", turn)
@@ -113,3 +116,14 @@ def test_a_key_is_asked_for_and_not_shown(own_daemon: Daemon, carrel: Program) -
         terminal.type(b"sk-typed\r")
         assert b"sk-typed" not in terminal.rest()
     assert (own_daemon.data / "auth" / "openai").read_text() == "sk-typed"
+
+
+def test_an_agent_that_asks_is_in_the_inbox(carrel: Program, desk: str) -> None:
+    turn = carrel.good("send", desk, "write a.txt hello", "--permission", "ask").strip()
+    until = time.monotonic() + TIMEOUT_S
+    while carrel.json("show", desk)["activity"] != "waiting for permission":
+        assert time.monotonic() < until
+    found = [one for one in carrel.json("inbox")["items"] if "permission: write" in one["text"]]
+    assert len(found) == 1 and found[0]["priority"] == "high"
+    carrel.good("interrupt", desk)
+    carrel("run", "wait", turn)

@@ -13,7 +13,8 @@ from carrel.agents.locating import Locator
 from carrel.agents.registry import Registry
 from carrel.agents.seating import SpaceSeats
 from carrel.domain.agents import AgentEvent, AgentEventType, Turn
-from carrel.domain.hub import MOST_TOGETHER, Replay
+from carrel.domain.hub import MOST_TOGETHER, SIGNAL, Replay
+from carrel.domain.ids import new_id
 from carrel.hub.envelopes import Said, raw
 from carrel.hub.hub import Hub
 
@@ -72,6 +73,10 @@ class HubTurnLog:
                 kept.append(said)
         for first in range(0, len(kept), MOST_TOGETHER):
             await self._hub.record(space_id, kept[first : first + MOST_TOGETHER])
+
+    async def alert(self, space_id: str, text: str) -> None:
+        payload = {"message": text[:1000], "priority": "high"}
+        await self._hub.record(space_id, [Said(SIGNAL, raw(payload), new_id("al"))])
 
     async def told(self, turn: Turn) -> int:
         """By the log itself: it is what others have heard."""

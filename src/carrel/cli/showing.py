@@ -66,6 +66,7 @@ def describe_space(space: dict[str, Any]) -> str:
         ("goes", retention_text(space["retention"])),
         ("restored", space["restored_from"]),
         ("is for", clean(space["description"])),
+        ("agent", agent_text(space)),
         ("made by", space["parent"]),
         ("created", f"{space['created_at']} ({age_of(space['created_at'])} ago)"),
         ("last used", f"{age_of(space['active_at'])} ago"),
@@ -75,6 +76,20 @@ def describe_space(space: dict[str, Any]) -> str:
     pairs += [("not covered" if at == 0 else "", gap) for at, gap in enumerate(space["uncovered"])]
     width = max(len(name) for name, value in pairs if value)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs if value)
+
+
+def agent_text(space: dict[str, Any]) -> str:
+    """Which, what it does, and what it has used."""
+    if not space.get("agent"):
+        return ""
+    spent = space["spent"]
+    words = [f"{clean(space['agent'])}, {space['activity']}"]
+    if spent["turns"]:
+        tokens = f"{spent['input_tokens']:,} in, {spent['output_tokens']:,} out"
+        words.append(f"{spent['turns']} turns, tokens {tokens}")
+    if spent["cost_usd"]:
+        words.append(f"${spent['cost_usd']:.2f}")
+    return "; ".join(words)
 
 
 def limits_text(space: dict[str, Any]) -> str:

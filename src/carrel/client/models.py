@@ -15,6 +15,7 @@ import msgspec
 from carrel.client.problems import unreadable
 from carrel.domain.agents import (
     NOTHING_SPENT,
+    Activity,
     Continuation,
     FoundFrontend,
     Permission,
@@ -97,6 +98,7 @@ class SpaceInfo(Record, frozen=True, kw_only=True):
     spent: AgentUsage = NOTHING_SPENT
     working: str = ""
     """The turn that runs in it now."""
+    activity: Activity = Activity.NONE
     live_runs: int = 0
 
 

@@ -187,6 +187,16 @@ class TurnRequest:
     kits: tuple[str, ...] = ()
 
 
+class Activity(StrEnum):
+    """What the agent of a space is doing."""
+
+    NONE = ""
+    """There is none."""
+    IDLE = "idle"
+    WORKING = "working"
+    WAITING = "waiting for permission"
+
+
 class TurnState(StrEnum):
     RUNNING = "running"
     COMPLETE = "complete"
@@ -418,6 +428,10 @@ class TurnLog(Protocol):
 
     async def tell(self, space_id: str, events: Sequence[AgentEvent]) -> None:
         """Returns when they are kept; parts of messages are only told."""
+        ...
+
+    async def alert(self, space_id: str, text: str) -> None:
+        """A person is told that the agent waits."""
         ...
 
     async def told(self, turn: Turn) -> int:

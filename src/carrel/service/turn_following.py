@@ -50,6 +50,9 @@ class Followed:
         self._waiting: list[AgentEvent] = []
         self._own = NOTHING_SPENT
         self._conversation: Usage | None = None
+        self.asking: dict[str, str] = {}
+        """Permissions that wait for an answer, with what they are for."""
+        self._news = False
 
     def hear(self, event: AgentEvent) -> None:
         if event.type is AgentEventType.USAGE:
@@ -58,8 +61,25 @@ class Followed:
                 self._conversation = found
             else:
                 self._own = plus(self._own, found)
+        elif event.type is AgentEventType.PERMISSION:
+            self._asked(event)
         if event.seq > self._told:
             self._waiting.append(event)
+
+    def _asked(self, event: AgentEvent) -> None:
+        number = str(event.payload.get("id", ""))
+        if "decision" in event.payload:
+            self.asking.pop(number, None)
+        else:
+            self.asking[number] = str(event.payload.get("name", ""))
+            self._news = event.seq > self._told
+
+    def news(self) -> str:
+        """What the agent has begun to wait for, and nobody was told yet."""
+        if not self._news or not self.asking:
+            return ""
+        self._news = False
+        return list(self.asking.values())[-1]
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -143,6 +163,9 @@ class Following:
     async def _flush(self, followed: Followed) -> None:
         if taken := followed.take():
             await self._log.tell(self._turn.space_id, taken)
+        if what := followed.news():
+            text = f"{self._turn.frontend} asks for permission: {what}"
+            await self._log.alert(self._turn.space_id, text)
 
     async def _stderr(self, record: RunRecord) -> str:
         pieces: list[bytes] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from carrel.domain.access import Caller
 from carrel.domain.agents import (
     NOTHING_SPENT,
+    Activity,
     Control,
     Events,
     Frontend,
@@ -81,6 +82,7 @@ class LiveTurn:
     turn: Turn
     prepared: Prepared
     ended: asyncio.Event
+    followed: Followed | None = None
     interrupted: bool = False
     task: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
@@ -229,7 +231,7 @@ class Turns:
 
     async def _see_to_end(self, live: LiveTurn, frontend: Frontend, told: int) -> None:
         turn = live.turn
-        followed = Followed(told)
+        live.followed = followed = Followed(told)
         events = self._events(turn, followed)
         translator = frontend.translator(_request(turn))
         following = Following(self._parts.runs, self._parts.log, turn, translator)
@@ -347,6 +349,14 @@ class Turns:
     def working(self, space_id: str) -> str:
         """The turn that runs there; empty when none does."""
         return self._of_space.get(space_id, "")
+
+    def activity(self, space: Space) -> Activity:
+        live = self._live.get(self.working(space.space_id))
+        if live is not None and live.followed is not None and live.followed.asking:
+            return Activity.WAITING
+        if self.working(space.space_id):
+            return Activity.WORKING
+        return Activity.IDLE if space.agent else Activity.NONE
 
     # Speaking with one that runs
 

@@ -32,8 +32,8 @@ VERB = Verb(
         Option("-q", "--quiet", help="Print ids only."),
     ),
 )
-HEADS = ("NAME", "ID", "STATE", "RUNTIME", "NETWORK", "RUNS", "AGE", "PROJECT")
-PROJECT, NAME = 7, 0
+HEADS = ("NAME", "ID", "STATE", "RUNTIME", "NETWORK", "RUNS", "AGE", "AGENT", "PROJECT")
+PROJECT, NAME = 8, 0
 
 
 def run(call: Call) -> int:
@@ -78,5 +78,6 @@ def _row(space: dict[str, Any]) -> tuple[str, ...]:
         space["network"],
         str(space.get("live_runs") or "-"),
         age_of(space["created_at"]),
+        space.get("activity") or "-",
         project_of(space),
     )

@@ -107,6 +107,7 @@ class SpaceViews:
             "agent": space.agent,
             "spent": space.spent,
             "working": self._turns.working(space.space_id),
+            "activity": self._turns.activity(space),
             "live_runs": self._runs.live_of(space.space_id),
         }
 
