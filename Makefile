@@ -40,6 +40,7 @@ bench: setup
 	$(BIN)/python bench/sandbox.py
 	$(BIN)/python bench/spaces.py
 	$(BIN)/python bench/hub.py
+	$(BIN)/python bench/agents.py
 
 soak: setup
 	$(BIN)/python -m tests.soak

@@ -35,6 +35,8 @@ HUB = (
     *("--kept=300", "--missed=100", "--idle=10"),
 )
 
+AGENTS = ("agents.py", "--files=40", "--bytes=300", "--agents=3", "--events=20", "--wide=2")
+
 
 def arguments(place: Path, script: str, *options: str) -> list[str]:
     common = ["--rounds=1", "--json", f"--folder={place}"]
@@ -181,6 +183,21 @@ def test_hub(data: Path) -> None:
             "redis: XREAD from the first",
         }
         assert "durable publish: as fast as redis" in names(report, "targets")
+
+
+def test_agents(data: Path) -> None:
+    report = report_of(data, *AGENTS)
+    check_shape(report)
+    assert report["benchmark"] == "agents" and names(report, "skipped") == set()
+    assert names(report, "rows") >= {
+        "carrel: a turn of claude-code",
+        "claude-code itself, in the same sandbox",
+        "carrel: events of scripted agents at once",
+        "create and first reply, scripted, 2 at once",
+        "create and first reply, claude-code, 1 at once",
+    }
+    (lost,) = [one for one in report["targets"] if one["name"] == "events lost"]
+    assert lost["met"]
 
 
 def test_without_redis_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

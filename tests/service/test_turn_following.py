@@ -1,0 +1,79 @@
+"""From what an agent writes to lines, and from events to what was used."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carrel.domain.agents import NOTHING_SPENT, AgentEvent, AgentEventType, Usage
+from carrel.domain.runs import Piece, Stream
+from carrel.service import turn_following
+from carrel.service.turn_following import Followed, Lines, plus
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[Piece]:
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
+    starts = [0, *ends[:-1]]
+    return [
+        Piece(Stream.STDOUT, start, data[start:end])
+        for start, end in zip(starts, ends, strict=True)
+        if start < end
+    ]
+
+
+@given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_lines_are_whole_however_they_come(data: bytes, cuts: list[int]) -> None:
+    lines, found = Lines(), []
+    for piece in pieces(data, cuts):
+        whole, missed = lines.feed(piece)
+        assert missed == 0
+        found += whole
+    found += lines.end()
+    *wanted, rest = data.split(b"\n")
+    assert found == wanted + ([rest] if rest else [])
+
+
+@given(
+    before=st.binary(max_size=50),
+    lost=st.binary(min_size=1, max_size=50),
+    after=st.binary(max_size=50),
+)
+def test_what_is_left_of_a_line_is_none(before: bytes, lost: bytes, after: bytes) -> None:
+    lines = Lines()
+    found, _ = lines.feed(Piece(Stream.STDOUT, 0, before))
+    more, missed = lines.feed(Piece(Stream.STDOUT, len(before) + len(lost), after))
+    assert missed == len(lost)
+    assert found == before.split(b"\n")[:-1]
+    _, *whole = after.split(b"\n")
+    # The first is the end of a line whose beginning nobody has seen.
+    wanted = whole[:-1] + ([whole[-1]] if whole and whole[-1] else [])
+    assert more + lines.end() == wanted
+
+
+def test_a_line_that_is_too_long() -> None:
+    lines = Lines()
+    data = b"x" * (turn_following.MAX_LINE + 1)
+    assert lines.feed(Piece(Stream.STDOUT, 0, data)) == ([], 0)
+    found, _ = lines.feed(Piece(Stream.STDOUT, len(data), b"rest of it\nwhole\n"))
+    assert found == [b"whole"]
+
+
+def used(seq: int, **payload: object) -> AgentEvent:
+    return AgentEvent(AgentEventType.USAGE, 1.0, seq, "s", "r", payload)
+
+
+def test_what_is_used_is_summed() -> None:
+    followed = Followed(told=1)
+    followed.hear(used(1, input_tokens=10, output_tokens=2, cost_usd=0.5))
+    followed.hear(used(2, input_tokens=5, output_tokens=-3, cached_tokens="x"))
+    assert [event.seq for event in followed.take()] == [2] and not followed.is_cumulative
+    assert followed.usage(NOTHING_SPENT) == Usage(15, 2, 0, 0.5, 1)
+    assert plus(Usage(1, 1, 1, 1.0, 1), Usage(2, 2, 2, 2.0, 1)) == Usage(3, 3, 3, 3.0, 2)
+
+
+def test_what_a_conversation_used_before_is_not_counted_again() -> None:
+    followed = Followed()
+    followed.hear(used(1, scope="conversation", input_tokens=100, output_tokens=20))
+    followed.hear(used(2, scope="conversation", input_tokens=300, output_tokens=60))
+    assert followed.is_cumulative
+    assert followed.usage(Usage(100, 80, 0, 0.0, 1)) == Usage(200, 0, 0, 0.0, 1)
