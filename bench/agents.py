@@ -125,7 +125,7 @@ class Comparison:
             allowed = max(OWN_MS, SHARE * board.spread(_raw(agent)).median * 1e3)
             report.at_most(f"{agent.name}: our own cost of a turn", round(allowed, 1), "ms", more)
         report.at_least("events of all agents together", 20_000, "/s", board.spread(STREAM))
-        report.at_most("events lost", 0, "", Spread(self._lost, self._lost, self._lost, 1))
+        report.at_most("events lost", 0, "events", Spread(self._lost, self._lost, self._lost, 1))
 
 
 STREAM = "carrel: events of scripted agents at once"

@@ -56,7 +56,7 @@ def test_the_command_line(desk: Program) -> None:
     assert desk.json("ls")["spaces"] == []
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_the_client(desk: Program, number: int) -> None:
     block = blocks("client.md", "python")[number]
     said = run(desk, [sys.executable, "-W", "error", "-c", block])
@@ -64,4 +64,4 @@ def test_the_client(desk: Program, number: int) -> None:
 
 
 def test_no_example_is_left_out() -> None:
-    assert len(blocks("client.md", "python")) == 6
+    assert len(blocks("client.md", "python")) == 7

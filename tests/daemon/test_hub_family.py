@@ -145,3 +145,21 @@ def test_from_outside_the_caller_decides(daemon: Daemon) -> None:
         while answer.get("reply_to") != "l":
             answer = line.receive()
         assert made["id"] in [one["id"] for one in answer["payload"]["data"]["spaces"]]
+
+
+def test_an_agent_asks_for_another_agent(daemon: Daemon) -> None:
+    """It begins with its work at once, and has no more of a network than who asked for it."""
+    own = make(daemon)
+    wanted = {"frontend": "scripted", "initial_prompt": "write half.txt done"}
+    child = data(ask(daemon, own, "system_spawn_space", **wanted))["space"]["id"]
+    with daemon.local() as client:
+        (turn,) = good(client.get(f"/v1/spaces/{child}/turns"))["turns"]
+        ended = good(client.get(f"/v1/turns/{turn['id']}", params={"wait_s": 60}))
+        assert ended["result"]["success"], ended
+        path = {"path": "half.txt"}
+        assert client.get(f"/v1/spaces/{child}/files", params=path).text == "done\n"
+        other = data(ask(daemon, own, "system_spawn_space", frontend="claude-code"))["space"]["id"]
+        shown = good(client.get(f"/v1/spaces/{other}"))
+        assert (shown["agent"], shown["network"]) == ("claude-code", "none")
+    refused = ask(daemon, own, "system_spawn_space", frontend="nobody")
+    assert refused["code"] == "unsupported_frontend"

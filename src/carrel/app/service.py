@@ -163,7 +163,8 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     feed = Feed(hub.log, hub.keeper, store, journal)
     hub.on_kept.append(feed.ring)
     inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for)
-    hub.system = SystemRequests(hub, spaces, Family(spaces, journal, feed), inbox).answer
+    family = Family(spaces, journal, feed)
+    hub.system = SystemRequests(hub, spaces, family, inbox, turns).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def due_now(space: Space, now: float) -> tuple[str, str] | None:

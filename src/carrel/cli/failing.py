@@ -15,7 +15,17 @@ FAILED, USAGE, NOT_FOUND, CONFLICT, DENIED, NO_DAEMON, CANNOT, UNSOUND = range(1
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 CODES = {
-    **dict.fromkeys(("message_invalid", "space_invalid", "settings_invalid"), USAGE),
+    **dict.fromkeys(
+        (
+            "message_invalid",
+            "space_invalid",
+            "settings_invalid",
+            "unsupported_frontend",
+            "provider_mismatch",
+            "model_not_supported",
+        ),
+        USAGE,
+    ),
     **dict.fromkeys(
         (
             "space_not_found",
@@ -28,6 +38,9 @@ CODES = {
             "tree_not_found",
             "sandbox_not_found",
             "no_receiver",
+            "turn_not_found",
+            "continuation_not_found",
+            "credential_not_found",
         ),
         NOT_FOUND,
     ),
@@ -45,7 +58,9 @@ CODES = {
         ),
         CONFLICT,
     ),
-    **dict.fromkeys(("authentication_failed", "forbidden", "path_denied"), DENIED),
+    **dict.fromkeys(
+        ("authentication_failed", "forbidden", "path_denied", "permission_denied"), DENIED
+    ),
     **dict.fromkeys(("daemon_unavailable",), NO_DAEMON),
     **dict.fromkeys(
         (

@@ -28,10 +28,11 @@ MOST_DEPTH = 3
 @dataclasses.dataclass(frozen=True)
 class Child:
     """A space that an agent asks for. It starts from what its own space started from, within
-    the same limits."""
+    the same limits and with the same network."""
 
     name: str = ""
     description: str = ""
+    agent: str = ""
 
 
 class Family:
@@ -64,6 +65,9 @@ class Family:
             runtime=space.runtime,
             driver=space.driver,
             network=space.network,
+            # However much its agent would like another one.
+            network_asked=True,
+            agent=child.agent,
             tier=space.tier,
             limits=space.limits,
             labels=space.labels,

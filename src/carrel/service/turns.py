@@ -36,6 +36,7 @@ from carrel.domain.agents import (
 )
 from carrel.domain.errors import (
     CarrelError,
+    MessageInvalid,
     PermissionDenied,
     RunNotFound,
     SpaceNotFound,
@@ -109,7 +110,7 @@ class Turns:
         request = dataclasses.replace(request, frontend=name)
         frontend = self._parts.frontends.get(name)
         if request.prompt == "":
-            raise UnsupportedFrontend("There is nothing to say to the agent.", hint="Say it.")
+            raise MessageInvalid("There is nothing to say to the agent.", hint="Say it.")
         start = self._start(space.space_id, frontend, request)
         return await self._parts.shared.tasks.see_through(start)
 

@@ -9,7 +9,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from carrel.domain.access import Caller
+from carrel.domain.access import LOCAL, Caller
+from carrel.domain.agents import TurnRequest
 from carrel.domain.errors import Forbidden, MessageInvalid
 from carrel.domain.hub import MESSAGE, Replay
 from carrel.domain.projects import Project, ProjectKind
@@ -20,6 +21,7 @@ from carrel.hub.hub import Hub
 from carrel.service.family import Child, Family
 from carrel.service.inbox import Inbox
 from carrel.service.spaces import Spaces, Update
+from carrel.service.turns import Turns
 
 LISTED = 1000
 PAGE = 1000
@@ -28,9 +30,10 @@ Handler = Callable[[Client, Any], Awaitable[object]]
 
 
 class SystemRequests:
-    def __init__(self, hub: Hub, spaces: Spaces, family: Family, inbox: Inbox) -> None:
+    def __init__(self, hub: Hub, spaces: Spaces, family: Family, inbox: Inbox, turns: Turns):
         self._hub = hub
         self._spaces = spaces
+        self._turns = turns
         self._inbox = inbox
         self._family = family
         self._handlers: dict[str, Handler] = {
@@ -80,24 +83,27 @@ class SystemRequests:
 
     async def _spawn(self, client: Client, asked: types.SpawnSpace) -> object:
         own = client.identity.space_id
-        if asked.frontend:
-            raise MessageInvalid(
-                f"There is no frontend {asked.frontend[:80]!r}.", hint="Leave it out."
-            )
         if own:
             if asked.project:
                 raise Forbidden("It starts from your own project.", hint="Leave it out.")
-            made = await self._family.spawn(own, Child(asked.name, asked.description))
+            child = Child(asked.name, asked.description, asked.frontend)
+            made = await self._family.spawn(own, child)
         else:
             made = await self._create(client.identity.caller, asked)
-        if asked.initial_prompt:
+        if asked.initial_prompt and made.agent:
+            wanted = TurnRequest(made.agent, asked.initial_prompt)
+            await self._turns.start(LOCAL, made.space_id, wanted)
+        elif asked.initial_prompt:
             payload = {"text": asked.initial_prompt, "data": {"initial_prompt": True}}
             await self._hub.say(client, made.space_id, MESSAGE, payload)
         return {"space": _view(made)}
 
     async def _create(self, caller: Caller, asked: types.SpawnSpace) -> Space:
         request = SpaceRequest(
-            _project(asked.project), name=asked.name, description=asked.description
+            _project(asked.project),
+            name=asked.name,
+            description=asked.description,
+            agent=asked.frontend,
         )
         return await self._spaces.create(caller, request)
 
