@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import util
 from typing import ClassVar
 
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.frontends.acp_presets import PRESETS, Preset
-from carrel.agents.locating import Program, install_command
+from carrel.agents.frontends.finding import found
+from carrel.agents.locating import Program
 from carrel.domain.agents import FoundFrontend, FrontendKind, Provider, TurnRequest
 from carrel.domain.errors import FrontendNotInstalled
 
@@ -66,17 +68,12 @@ class KnownAcp(DrivenFrontend):
         return (*super().binds(), *(found.binds() if found else ()))
 
     def find(self) -> FoundFrontend:
-        found = self.locator.find(self.name, self.preset.program)
-        version = self.locator.version(found) if found else ""
-        return FoundFrontend(
-            self.name,
-            self.provider,
-            self.kind,
-            installed=found is not None and util.find_spec("acp") is not None,
-            version=version,
-            path=str(found.path) if found else "",
-            install=self.preset.install or install_command(self.name),
-        )
+        known = found(self.locator, (self.name, self.provider, self.kind), self.preset.program)
+        has_library = util.find_spec("acp") is not None
+        # Not all of them say their version.
+        installed = bool(known.path) and has_library
+        install = self.preset.install or known.install
+        return replace(known, installed=installed, install=install, problem="")
 
 
 class ClaudeAgentAcp(KnownAcp):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID, uuid5
 
 from carrel.agents.frontends import claude_config, requests
 from carrel.agents.frontends.claude_stream import ClaudeTranslator
-from carrel.agents.locating import Locator, install_command
+from carrel.agents.frontends.finding import found
+from carrel.agents.locating import Locator
 from carrel.agents.permitting import permission_of
 from carrel.domain.agents import (
     FoundFrontend,
@@ -42,19 +44,8 @@ class ClaudeCode:
         self._locator = locator
 
     def find(self) -> FoundFrontend:
-        found = self._locator.find(NAME, PROGRAM)
-        version = self._locator.version(found) if found else ""
-        return FoundFrontend(
-            NAME,
-            Provider.ANTHROPIC,
-            FrontendKind.CLI,
-            installed=bool(version),
-            version=version,
-            path=str(found.path) if found else "",
-            models=MODELS,
-            install=install_command(NAME),
-            problem="It does not say its version." if found and not version else "",
-        )
+        known = found(self._locator, (NAME, self.provider, self.kind), PROGRAM)
+        return replace(known, models=MODELS)
 
     def binds(self) -> tuple[str, ...]:
         found = self._locator.find(NAME, PROGRAM)

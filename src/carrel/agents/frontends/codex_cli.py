@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from carrel.agents.frontends import codex_config, requests
 from carrel.agents.frontends.codex_stream import CodexTranslator
-from carrel.agents.locating import Locator, Program, install_command
+from carrel.agents.frontends.finding import found
+from carrel.agents.locating import Locator, Program
 from carrel.agents.permitting import permission_of
 from carrel.domain.agents import (
     FoundFrontend,
@@ -44,18 +45,7 @@ class CodexCli:
         self._locator = locator
 
     def find(self) -> FoundFrontend:
-        found = self._locator.find(NAME, PROGRAM)
-        version = self._locator.version(found) if found else ""
-        return FoundFrontend(
-            NAME,
-            Provider.OPENAI,
-            FrontendKind.CLI,
-            installed=bool(version),
-            version=version,
-            path=str(found.path) if found else "",
-            install=install_command(NAME),
-            problem="It does not say its version." if found and not version else "",
-        )
+        return found(self._locator, (NAME, self.provider, self.kind), PROGRAM)
 
     def binds(self) -> tuple[str, ...]:
         found = self._locator.find(NAME, PROGRAM)

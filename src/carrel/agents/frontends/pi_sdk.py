@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from carrel.agents.driven import DrivenFrontend
-from carrel.agents.locating import install_command
+from carrel.agents.frontends.finding import found
 from carrel.domain.agents import FoundFrontend, Provider, TurnRequest
 
 PROGRAM = "pi"
@@ -31,15 +31,4 @@ class PiSdk(DrivenFrontend):
         return (*super().binds(), *(found.binds() if found else ()))
 
     def find(self) -> FoundFrontend:
-        found = self.locator.find(self.name, PROGRAM)
-        version = self.locator.version(found) if found else ""
-        return FoundFrontend(
-            self.name,
-            self.provider,
-            self.kind,
-            installed=bool(version),
-            version=version,
-            path=str(found.path) if found else "",
-            install=install_command(self.name),
-            problem="It does not say its version." if found and not version else "",
-        )
+        return found(self.locator, (self.name, self.provider, self.kind), PROGRAM)
