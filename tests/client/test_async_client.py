@@ -191,9 +191,10 @@ async def test_output_is_complete_whatever_happens_to_the_daemon(own_daemon: Dae
 async def test_input_on_its_way_is_not_lost(own_daemon: Daemon) -> None:
     content = os.urandom(3_000_000)
     async with AsyncClient(data=own_daemon.data) as client, client.space() as space:
-        late = "until [ -e go ]; do sleep 0.05; done; exec cat"
+        # With its first byte the client is known to know the run: else it could not go on.
+        late = "dd bs=1 count=1 of=got 2>&-; until [ -e go ]; do sleep 0.05; done; exec cat got -"
         running = asyncio.create_task(space.run(["sh", "-c", late], stdin=content))
-        while not await space.runs():
+        while not any(one.name == "got" and one.size for one in await space.files.list(".")):
             await asyncio.sleep(0.05)
         for _ in range(2):
             await asyncio.to_thread(kill, own_daemon)

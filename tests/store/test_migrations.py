@@ -66,7 +66,8 @@ async def test_a_script_that_fails_changes_nothing(path: Path) -> None:
 
 async def test_without_a_backup_there_is_no_change(path: Path) -> None:
     await _make(path)
-    in_the_way = backup_path(path, len(MIGRATIONS)).with_name("carrel.db.v1.backup.new")
+    backup = backup_path(path, len(MIGRATIONS))
+    in_the_way = backup.with_name(f"{backup.name}.new")
     in_the_way.mkdir()
     with closing(_connect(path)) as connection:
         with pytest.raises(OSError):
