@@ -207,8 +207,19 @@ async def test_a_launcher_that_hangs(data: Path, impatient: None) -> None:
         await remove_all(services, data)
 
 
-async def test_what_was_refused_does_not_run_later(data: Path, impatient: None) -> None:
-    """The caller was told that it did not run."""
+@pytest.mark.parametrize("killed", [True, False])
+async def test_what_was_refused_does_not_run_later(
+    data: Path, impatient: None, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """The caller was told that it did not run. That it is killed as well may come too late."""
+
+    late = asyncio.Event()
+
+    async def kill_late(*_: object) -> None:
+        await late.wait()
+
+    if not killed:
+        monkeypatch.setattr(engine.Engine, "_kill", kill_late)
     async with ending(data), serving(data) as services:
         space = await make(services)
         await run(services, space, "true")
@@ -217,6 +228,7 @@ async def test_what_was_refused_does_not_run_later(data: Path, impatient: None) 
         failed = (await services.store.runs(space.space_id))[0]
         assert failed.state is RunState.FAILED
         await assert_works(services, space, "ls", "")
+        late.set()
         await remove_all(services, data)
 
 

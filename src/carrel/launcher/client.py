@@ -145,9 +145,11 @@ class Launcher:
             connection = self._async.get(loop)
             if connection is None or connection.closed:
                 connection = await self._reconnect(loop)
+            # The clock of the machine: what is read later is refused, as its caller was told.
+            bounded = {**fields, "until": time.monotonic() + timeout_s} if op == "run" else fields
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await connection.ask(op, fields, descriptors)
+                    return await connection.ask(op, bounded, descriptors)
             except TimeoutError:
                 raise LauncherUnavailable("The launcher does not answer.") from None
             except ConnectionError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -178,6 +180,8 @@ class Server:
     def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
         if not message.keys() >= _REQUIRED:
             raise BadRequest("a run without its plan")
+        if message.get("until", math.inf) < time.monotonic():
+            raise BadRequest("a run that nobody waits for any more")
         holder = message.get("holder")
         expected = 4 + bool(message["input"]) + (len(holder["stage"]) if holder else 0)
         if message["plan"]["pty"] is None:
