@@ -327,18 +327,14 @@ class Hub:
 
     async def record(self, space: str, said: Sequence[Said]) -> None:
         """Keeps words of Carrel's own, all of them or none; returns when they are kept."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(_one: Pending, error: CarrelError | None) -> None:
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self.keeper.keep(Pending(space, time.time(), SYSTEM, said, done=settle))
-        await done
+        await self._first_of(SYSTEM, space, said)
 
     async def _say(self, sender: Raw, space: str, payload: object, type: str, reply_to: str) -> int:
+        said = Said(type, raw(payload), _new_id(), reply_to)
+        return await self._first_of(sender, space, [said])
+
+    async def _first_of(self, sender: Raw, space: str, said: Sequence[Said]) -> int:
+        """The number of the first, when they are kept."""
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def settle(one: Pending, error: CarrelError | None) -> None:
@@ -347,8 +343,7 @@ class Hub:
             else:
                 done.set_exception(error)
 
-        said = Said(type, raw(payload), _new_id(), reply_to)
-        self.keeper.keep(Pending(space, time.time(), sender, [said], done=settle))
+        self.keeper.keep(Pending(space, time.time(), sender, said, done=settle))
         return await done
 
     def _receiver(self, asker: Client, received: Received, to: str) -> Client:
