@@ -15,7 +15,7 @@ from carrel.domain.errors import CarrelError
 
 _NOT_NEGATIVE = (
     *("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "output_bytes"),
-    *("hub_messages", "hub_bytes", "hub_seconds"),
+    *("hub_messages", "hub_bytes", "hub_seconds", "restart_s"),
 )
 SYSTEM_DATA = Path("/var/lib/carrel")
 SYSTEM_CONFIG = Path("/etc/carrel/config.toml")
@@ -60,6 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Who may be connected to the hub at the same time."""
     hub_rate: float = 5000.0
     """Messages a second that one client may send for long, and twice as many at once."""
+    restart_s: float = 1.0
+    """An agent in a terminal that failed is started again after so many seconds times 2, 4, 8
+    and 16."""
     webhook: str = ""
     """An address (http or https) to which questions of agents, and what they want to tell a
     person, are sent as JSON; empty: none."""

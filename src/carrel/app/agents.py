@@ -12,6 +12,7 @@ from carrel.agents.credentials import Credentials
 from carrel.agents.locating import Locator
 from carrel.agents.registry import Registry
 from carrel.agents.seating import SpaceSeats
+from carrel.config import Settings
 from carrel.domain.agents import AgentEvent, AgentEventType, Turn
 from carrel.domain.hub import MOST_TOGETHER, SIGNAL, Replay
 from carrel.domain.ids import new_id
@@ -35,10 +36,11 @@ class Agents:
     """Where `install` puts programs."""
 
 
-def open_agents(data: Path) -> Agents:
+def open_agents(settings: Settings) -> Agents:
+    data = settings.data
     own = data / "agents"
     locator = Locator(own)
-    registry = Registry(locator)
+    registry = Registry(locator, settings.restart_s)
     credentials = Credentials(data / "auth")
     return Agents(registry, SpaceSeats(registry, credentials.given), credentials, locator, own)
 

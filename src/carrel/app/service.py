@@ -39,6 +39,7 @@ from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
+from carrel.service.hangups import Hangups
 from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
 from carrel.service.keyring import Keyring
@@ -68,6 +69,7 @@ class Services:
     shared: Shared
     spaces: Spaces
     runs: Runs
+    hangups: Hangups
     turns: Turns
     keyring: Keyring
     files: SpaceFiles
@@ -103,6 +105,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         watches.append(watch)
         await services.reconciler.at_start(rebooted=await asyncio.to_thread(_rebooted, settings))
         await services.turns.take_up()
+        services.hangups.begin()
         task = asyncio.create_task(watch.run())
         try:
             yield services
@@ -112,6 +115,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
                 await task
             await services.shared.tasks.close()
             await services.turns.close()
+            await services.hangups.close()
             await services.runs.close()
             recordings.close()
             # It stays when there is anything that it holds or runs.
@@ -132,7 +136,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     store, journal, hub = records.store, records.journal, records.hub
     shared = Shared()
     machine = LocalMachine(app.drivers, app.runtimes)
-    agents = open_agents(settings.data)
+    agents = open_agents(settings)
     desks = Desks(settings.data / "spaces", machine, agents.seats)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     remover = Remover(app.identities, desks, journal, trash, remove_tree)
@@ -181,6 +185,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         shared=shared,
         spaces=spaces,
         runs=runs,
+        hangups=Hangups(runs),
         turns=turns,
         keyring=Keyring(agents.credentials, frontends, partial(install, own=agents.own)),
         files=SpaceFiles(spaces, journal, desks, shared, TreeContents()),

@@ -29,6 +29,7 @@ async def open_api(
             store=found.store,
             spaces=found.spaces,
             runs=found.runs,
+            hangups=found.hangups,
             turns=found.turns,
             keyring=found.keyring,
             files=found.files,

@@ -79,6 +79,15 @@ def settle() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Each connection, each command and each stream of one takes a descriptor.
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _leave_no_core()
+
+
+def _leave_no_core() -> None:
+    """Keys pass through this process, and through the launcher, which inherits this. Not 0:
+    with that the kernel would still hand a core to a program, where it is set up so."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = 1 if most == resource.RLIM_INFINITY else min(1, most)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 def log_to_file(path: str) -> None:

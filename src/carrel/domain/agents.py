@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     # A driver in a sandbox would spend as long on these as on all else.
@@ -87,7 +87,8 @@ class InvocationSpec:
 
 class AgentEventType(StrEnum):
     STATE = "state"
-    """`state`: running, complete or error; with `error` when it is that."""
+    """`state`: running, complete or error; with `error` when it is that. In a terminal also
+    each change of `activity`, with how many are `attached`."""
     MESSAGE = "message"
     """`text`, `role`: what the agent said, whole."""
     MESSAGE_DELTA = "message_delta"
@@ -184,7 +185,11 @@ class TurnRequest:
     system_prompt: str = ""
     """Added to the frontend's own."""
     timeout_s: float | None = None
+    answer_s: float | None = None
+    """How long a permission waits for its answer; None: as long as a person may need."""
     kits: tuple[str, ...] = ()
+    mode: InteractionMode = InteractionMode.HEADLESS
+    """Interactive: in a terminal that people attach to; the prompt may be empty then."""
 
 
 class Activity(StrEnum):
@@ -193,8 +198,22 @@ class Activity(StrEnum):
     NONE = ""
     """There is none."""
     IDLE = "idle"
+    """It has nothing to do."""
     WORKING = "working"
+    INPUT = "waiting for input"
+    """It has said something, or asked, and it is a person's turn."""
     WAITING = "waiting for permission"
+    EXITED = "exited"
+    """Its terminal has ended."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A permission that an agent waits for: for which tool, with what."""
+
+    id: str
+    name: str
+    input: object = None
 
 
 class TurnState(StrEnum):
@@ -226,9 +245,13 @@ class Turn:
     after: int = 0
     """The number in the space's log after which its events come."""
     permission: Permission = Permission.DENY
-    env: Mapping[str, str] = field(default_factory=dict)
     system_prompt: str = ""
     timeout_s: float | None = None
+    mode: InteractionMode = InteractionMode.HEADLESS
+    first: bytes = b""
+    """What the agent hears first, for who takes the turn up; empty when it has ended. Its
+    environment may hold keys, and is written down nowhere."""
+    duplex: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,15 +296,19 @@ class Seat:
 class Prepared:
     """One turn, ready to be started in `Seat.workspace`. `files` are put into `Seat.state`
     first, by relative path. `first` is written to standard input, which then stays open if
-    `duplex` says so; else it is closed. `secret` are the names in `env` whose values are
-    shown nowhere."""
+    `duplex` says so; else it is closed. Keys are in `env` and nowhere else: all else may be
+    written down."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, bytes] = field(default_factory=dict)
     first: bytes = b""
     duplex: bool = False
-    secret: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    """Of a terminal: the command that goes on with a conversation, where `KEY` stands for
+    it."""
+    silent: bool = False
+    """Of a terminal: it does not tell when it is up, but asks nothing then either."""
 
 
 class Translator(Protocol):
@@ -336,10 +363,17 @@ class Frontend(Protocol):
     def translator(self, request: TurnRequest) -> Translator: ...
 
 
+KEY = "{conversation}"
+"""In a command, where the key of a conversation will stand."""
+
+
+@runtime_checkable
 class Interactive(Protocol):
     """Of frontends with a terminal of their own, beside `Frontend`."""
 
-    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared: ...
+    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
+        """As `prepare`. The program says what it does by hooks (`carrel.agents.terminals`)."""
+        ...
 
 
 # Agents that are spoken to while they run
@@ -351,6 +385,8 @@ class ControlKind(StrEnum):
     INTERRUPT = "interrupt"
     PERMISSION = "permission"
     """`id`, `allow`: the answer to a `permission` event."""
+    STOP = "stop"
+    """Of a terminal: the agent is ended, and not started again."""
 
 
 @dataclass(frozen=True)
@@ -395,9 +431,25 @@ class Frontends(Protocol):
         """Raises `UnsupportedFrontend`."""
         ...
 
+    def in_terminal(self, name: str) -> Frontend:
+        """The same, in a terminal of its own. Raises `UnsupportedFrontend`."""
+        ...
+
+    def attaching(self, state: str, *, read_only: bool) -> Attaching:
+        """How one attaches to the terminal of the agent whose state that is."""
+        ...
+
     def found(self) -> Sequence[FoundFrontend]:
         """All of them as they are on this machine; blocking."""
         ...
+
+
+@dataclass(frozen=True)
+class Attaching:
+    """A command in the space, for a terminal: whoever runs it is attached as long as it runs."""
+
+    argv: tuple[str, ...]
+    cwd: str
 
 
 class Events(Protocol):

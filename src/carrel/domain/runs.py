@@ -43,6 +43,8 @@ class RunRecord:
     """One terminal instead of three streams: all output is `stdout`."""
     stdin: bool = False
     timeout_s: float | None = None
+    hangup: bool = False
+    """It ends when nobody has watched it for a while, as with a terminal that hangs up."""
     pid: int = 0
     exit: Exit | None = None
     failure: str = ""

@@ -126,6 +126,8 @@ class Space:
     agent: str = ""
     """The frontend whose programs its sandbox shows."""
     network_asked: bool = False
+    agent_exited: bool = False
+    """The agent was in a terminal, which has ended."""
     spent: AgentUsage = NOTHING_SPENT
     """By its agents, all turns together."""
 

@@ -84,14 +84,16 @@ class Runs:
 
     # Starting
 
-    async def start(self, space_id: str, command: Command, run_id: str = "") -> RunRecord:
-        """`run_id` is from who has written it down already. Raises `StateConflict`,
-        `CommandError`s and `SandboxUnavailable`."""
+    async def start(
+        self, space_id: str, command: Command, run_id: str = "", *, hangup: bool = False
+    ) -> RunRecord:
+        """`run_id` is from who has written it down already; for `hangup` see `Hangups`.
+        Raises `StateConflict`, `CommandError`s and `SandboxUnavailable`."""
         if command.output is Output.PIPES:
             raise CommandInvalid("The output of a run is recorded.", hint="Ask for files or a pty.")
-        return await self._tasks.see_through(self._start(space_id, command, run_id))
+        return await self._tasks.see_through(self._start(space_id, command, run_id, hangup))
 
-    async def _start(self, space_id: str, command: Command, run_id: str) -> RunRecord:
+    async def _start(self, space_id: str, command: Command, run_id: str, hangup: bool) -> RunRecord:
         async with self._locks.shared(space_id):
             desk = await self._desks.of(self._live_space(space_id))
             run_id = run_id or new_id("ru")
@@ -105,6 +107,7 @@ class Runs:
                 terminal=command.output is Output.PTY,
                 stdin=command.stdin,
                 timeout_s=command.timeout_s,
+                hangup=hangup,
             )
             self._of_space.setdefault(space_id, set()).add(run_id)
             await self._journal.write(record, *self._becomes_running(space_id))
@@ -259,6 +262,9 @@ class Runs:
             shown = run_id[:40]
             raise RunNotFound(f"There is no run {shown!r}.", hint="`carrel runs` lists them.")
         return record
+
+    def alive(self) -> list[RunRecord]:
+        return [live.record for live in self._live.values()]
 
     def live(self, run_id: str) -> Live | None:
         return self._live.get(run_id)

@@ -13,6 +13,7 @@ from carrel.domain.agents import (
     AgentEventType,
     Control,
     Events,
+    InteractionMode,
     Told,
     Translator,
     Turn,
@@ -24,6 +25,7 @@ from carrel.domain.agents import (
 from carrel.domain.runs import Piece, RunRecord, RunState, Stream
 from carrel.domain.runtimes import ExitReason
 from carrel.service.runs import Runs
+from carrel.service.turn_waiting import Waiting
 
 MAX_LINE = 4 << 20
 """A longer line is no event of any frontend; what is beyond is not looked at."""
@@ -50,9 +52,7 @@ class Followed:
         self._waiting: list[AgentEvent] = []
         self._own = NOTHING_SPENT
         self._conversation: Usage | None = None
-        self.asking: dict[str, str] = {}
-        """Permissions that wait for an answer, with what they are for."""
-        self._news = False
+        self.waiting = Waiting(told)
 
     def hear(self, event: AgentEvent) -> None:
         if event.type is AgentEventType.USAGE:
@@ -61,25 +61,9 @@ class Followed:
                 self._conversation = found
             else:
                 self._own = plus(self._own, found)
-        elif event.type is AgentEventType.PERMISSION:
-            self._asked(event)
+        self.waiting.hear(event)
         if event.seq > self._told:
             self._waiting.append(event)
-
-    def _asked(self, event: AgentEvent) -> None:
-        number = str(event.payload.get("id", ""))
-        if "decision" in event.payload:
-            self.asking.pop(number, None)
-        else:
-            self.asking[number] = str(event.payload.get("name", ""))
-            self._news = event.seq > self._told
-
-    def news(self) -> str:
-        """What the agent has begun to wait for, and nobody was told yet."""
-        if not self._news or not self.asking:
-            return ""
-        self._news = False
-        return list(self.asking.values())[-1]
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -163,9 +147,8 @@ class Following:
     async def _flush(self, followed: Followed) -> None:
         if taken := followed.take():
             await self._log.tell(self._turn.space_id, taken)
-        if what := followed.news():
-            text = f"{self._turn.frontend} asks for permission: {what}"
-            await self._log.alert(self._turn.space_id, text)
+        if news := followed.waiting.news():
+            await self._log.alert(self._turn.space_id, f"{self._turn.frontend} {news}")
 
     async def _stderr(self, record: RunRecord) -> str:
         pieces: list[bytes] = []
@@ -196,6 +179,8 @@ class Following:
 def _verified(result: TurnResult, turn: Turn, events: Events) -> TurnResult:
     """A turn that goes on with a conversation goes on with that one, or did not."""
     found = events.continuation
+    if turn.mode is InteractionMode.INTERACTIVE:
+        return result  # The supervisor saw to it; later ones were begun by a person.
     if turn.asked is None or not result.success or found is None or found == turn.asked:
         return result
     error = TurnError(

@@ -17,10 +17,14 @@ from carrel.domain.access import Caller
 from carrel.domain.agents import (
     NOTHING_SPENT,
     Activity,
+    Asked,
+    Attaching,
     Control,
+    ControlKind,
     Events,
     Frontend,
     Frontends,
+    InteractionMode,
     MakeEvents,
     Permission,
     Prepared,
@@ -35,6 +39,7 @@ from carrel.domain.agents import (
     Usage,
 )
 from carrel.domain.errors import (
+    AgentCrashed,
     CarrelError,
     MessageInvalid,
     PermissionDenied,
@@ -57,9 +62,11 @@ from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 from carrel.service.turn_following import Followed, Following, encode_control, plus
 
+UP_S = 20.0
+"""For a terminal to come up, on a busy machine."""
 GRACE_S = 5.0
 """From asking an agent to stop to the signal, and from that to the kill."""
-INTERRUPT, KILL = 2, 9
+INTERRUPT, KILL, TERMINATE = 2, 9, 15
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,18 @@ class TurnParts:
     make_events: MakeEvents
 
 
+@dataclass(frozen=True)
+class AttachedTurn:
+    turn: Turn
+    how: Attaching
+
+
 @dataclass
 class LiveTurn:
     turn: Turn
     prepared: Prepared
     ended: asyncio.Event
-    followed: Followed | None = None
+    followed: Followed
     interrupted: bool = False
     task: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
@@ -108,11 +121,16 @@ class Turns:
                 f"{space.space_id} has no agent yet.", hint="Say which: --agent NAME"
             )
         request = dataclasses.replace(request, frontend=name)
-        frontend = self._parts.frontends.get(name)
-        if request.prompt == "":
+        frontend = self._frontend(request)
+        if request.prompt == "" and request.mode is not InteractionMode.INTERACTIVE:
             raise MessageInvalid("There is nothing to say to the agent.", hint="Say it.")
         start = self._start(space.space_id, frontend, request)
         return await self._parts.shared.tasks.see_through(start)
+
+    def _frontend(self, asked: TurnRequest | Turn) -> Frontend:
+        if asked.mode is InteractionMode.INTERACTIVE:
+            return self._parts.frontends.in_terminal(asked.frontend)
+        return self._parts.frontends.get(asked.frontend)
 
     async def _start(self, space_id: str, frontend: Frontend, request: TurnRequest) -> Turn:
         run_id = new_id("ru")
@@ -121,13 +139,19 @@ class Turns:
             desk = await self._parts.agents.equip(space_id, frontend)
             request = self._resolved(desk, request, run_id)
             prepared = await asyncio.to_thread(self._prepare, desk, frontend, request)
-            turn = self._drafted(desk.space, frontend, request)
-            await self._parts.journal.write(turn)
+            turn = self._drafted(desk.space, frontend, request, prepared)
+            await self._parts.journal.write(turn, *self._entered(space_id))
             await self._run(turn, prepared)
         except BaseException:
             self._of_space.pop(space_id, None)
             raise
         return self._watch(turn, frontend, prepared, told=0).turn
+
+    def _entered(self, space_id: str) -> Sequence[Space]:
+        """An agent is there again."""
+        if not self._parts.journal.current(space_id).agent_exited:
+            return ()
+        return (self._parts.journal.amend(space_id, agent_exited=False),)
 
     def _claim(self, space_id: str, run_id: str) -> None:
         """One agent works in a space."""
@@ -171,7 +195,9 @@ class Turns:
             spec.folder, spec.tree, spec.owner, frontend, abilities.own_paths, abilities.confines
         )
 
-    def _drafted(self, space: Space, frontend: Frontend, request: TurnRequest) -> Turn:
+    def _drafted(
+        self, space: Space, frontend: Frontend, request: TurnRequest, prepared: Prepared
+    ) -> Turn:
         return Turn(
             run_id=request.run_id,
             space_id=space.space_id,
@@ -185,9 +211,11 @@ class Turns:
             asked=request.continuation,
             after=self._parts.log.last(space.space_id),
             permission=request.permission or Permission.DENY,
-            env=dict(request.env),
             system_prompt=request.system_prompt,
             timeout_s=request.timeout_s,
+            mode=request.mode,
+            first=prepared.first,
+            duplex=prepared.duplex,
         )
 
     async def _run(self, turn: Turn, prepared: Prepared) -> None:
@@ -224,15 +252,14 @@ class Turns:
     # Following
 
     def _watch(self, turn: Turn, frontend: Frontend, prepared: Prepared, told: int) -> LiveTurn:
-        live = LiveTurn(turn, prepared, asyncio.Event())
+        live = LiveTurn(turn, prepared, asyncio.Event(), Followed(told))
         self._live[turn.run_id] = live
         self._of_space[turn.space_id] = turn.run_id
-        live.task = asyncio.create_task(self._see_to_end(live, frontend, told))
+        live.task = asyncio.create_task(self._see_to_end(live, frontend))
         return live
 
-    async def _see_to_end(self, live: LiveTurn, frontend: Frontend, told: int) -> None:
-        turn = live.turn
-        live.followed = followed = Followed(told)
+    async def _see_to_end(self, live: LiveTurn, frontend: Frontend) -> None:
+        turn, followed = live.turn, live.followed
         events = self._events(turn, followed)
         translator = frontend.translator(_request(turn))
         following = Following(self._parts.runs, self._parts.log, turn, translator)
@@ -241,6 +268,7 @@ class Turns:
             events.finish(result)
             await self._parts.log.tell(turn.space_id, followed.take())
             live.turn = await self._ended(turn, result, events, followed)
+            await self._tell_given_up(live.turn)
         finally:
             self._live.pop(turn.run_id, None)
             if self._of_space.get(turn.space_id) == turn.run_id:
@@ -248,6 +276,12 @@ class Turns:
             live.ended.set()
             if live.ending is not None:
                 live.ending.cancel()
+
+    async def _tell_given_up(self, turn: Turn) -> None:
+        """Nobody may be looking at a terminal that has ended by itself."""
+        error = turn.result.error if turn.result else None
+        if turn.mode is InteractionMode.INTERACTIVE and error and error.code == AgentCrashed.code:
+            await self._parts.log.alert(turn.space_id, f"{turn.frontend}: {error.message}")
 
     def _events(self, turn: Turn, followed: Followed) -> Events:
         return self._parts.make_events(_request(turn), turn.provider, [followed.hear])
@@ -265,10 +299,12 @@ class Turns:
             result=result,
             usage=usage,
             ended_at=journal.clock(),
+            first=b"",
         )
         records: list[Turn | Space] = [ended]
         if (space := journal.get(turn.space_id)) is not None:
-            records.append(journal.amend(turn.space_id, spent=plus(space.spent, usage)))
+            spent, exited = plus(space.spent, usage), turn.mode is InteractionMode.INTERACTIVE
+            records.append(journal.amend(turn.space_id, spent=spent, agent_exited=exited))
         await journal.write(*records)
         return ended
 
@@ -300,20 +336,14 @@ class Turns:
             error = TurnError("agent_crashed", "It never started: the daemon ended before.")
             await self._failed(turn, error)
             return
-        frontend = parts.frontends.get(turn.frontend)
+        frontend = self._frontend(turn)
         told = await parts.log.told(turn)
-        prepared = await self._prepared_again(turn, frontend)
+        prepared = Prepared((), {}, first=turn.first, duplex=turn.duplex)
         self._watch(turn, frontend, prepared, told)
         live = parts.runs.live(turn.run_id)
         given = None if live is None else live.run.input_bytes
         if given is not None:
             self._give(turn.run_id, prepared, given)
-
-    async def _prepared_again(self, turn: Turn, frontend: Frontend) -> Prepared:
-        desk = await self._parts.agents.desk(turn.space_id)
-        place = self._place(desk, frontend)
-        seat = await asyncio.to_thread(self._parts.seats.take, place)
-        return await asyncio.to_thread(frontend.prepare, _request(turn), seat)
 
     # Asking
 
@@ -353,31 +383,90 @@ class Turns:
 
     def activity(self, space: Space) -> Activity:
         live = self._live.get(self.working(space.space_id))
-        if live is not None and live.followed is not None and live.followed.asking:
-            return Activity.WAITING
+        if live is not None:
+            return live.followed.waiting.activity
         if self.working(space.space_id):
             return Activity.WORKING
+        if space.agent_exited:
+            return Activity.EXITED
         return Activity.IDLE if space.agent else Activity.NONE
+
+    def asking(self, run_id: str) -> Sequence[Asked]:
+        """The permissions that the turn waits for now."""
+        live = self._live.get(run_id)
+        return () if live is None else tuple(live.followed.waiting.asking.values())
+
+    async def attaching(self, caller: Caller, word: str, *, read_only: bool) -> AttachedTurn:
+        """How one attaches to the terminal of the agent of a space. `StateConflict` when there
+        is none."""
+        space = await self._parts.spaces.existing(caller, word)
+        live = self._live.get(self.working(space.space_id))
+        if live is None or live.turn.mode is not InteractionMode.INTERACTIVE:
+            raise StateConflict(
+                f"No agent is in a terminal in {space.space_id}.",
+                hint=f"Start it: carrel attach {space.space_id}",
+            )
+        await self._is_up(live)
+        desk = await self._parts.agents.desk(space.space_id)
+        place = self._place(desk, self._frontend(live.turn))
+        seat = await asyncio.to_thread(self._parts.seats.take, place)
+        how = self._parts.frontends.attaching(seat.state, read_only=read_only)
+        return AttachedTurn(live.turn, how)
+
+    async def _is_up(self, live: LiveTurn) -> None:
+        waits = [live.followed.waiting.up.wait(), live.ended.wait()]
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        try:
+            await asyncio.wait(tasks, timeout=UP_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if live.ended.is_set() or not live.followed.waiting.up.is_set():
+            error = live.turn.result.error if live.turn.result else None
+            why = error.message if error else "It has not come up yet."
+            raise StateConflict(
+                f"There is no terminal to attach to: {why}",
+                hint=f"See `carrel turns {live.turn.space_id}`.",
+            )
 
     # Speaking with one that runs
 
     async def control(self, caller: Caller, run_id: str, control: Control) -> None:
         """More input, or the answer to a permission. `UnsupportedFrontend` when the frontend
-        does not listen while it works, `StateConflict` when the turn is over."""
+        does not listen while it works, `StateConflict` when the turn is over, or does not wait
+        for that permission."""
         live = await self._running(caller, run_id)
         if not live.prepared.duplex:
             raise UnsupportedFrontend(
                 f"{live.turn.frontend} cannot be spoken to while it works.",
                 hint="Interrupt it, or wait for its end.",
             )
+        waiting = live.followed.waiting
+        if control.kind is ControlKind.PERMISSION and not waiting.may_answer(control.id):
+            raise StateConflict(
+                f"The turn {run_id} does not wait for the permission {control.id[:80]!r}.",
+                hint=f"See what it waits for: carrel permit {live.turn.space_id}",
+            )
         self._say(live, control)
 
     async def interrupt(self, caller: Caller, run_id: str) -> None:
-        """As Ctrl-C: asks, then signals, then kills."""
+        """As Ctrl-C. In a terminal that is all; a turn is ended by it: it is asked, then
+        signalled, then killed."""
         live = await self._running(caller, run_id)
+        if live.turn.mode is InteractionMode.INTERACTIVE:
+            self._say(live, Control.interrupt())
+            return
+        self._end(live, INTERRUPT, Control.interrupt())
+
+    async def stop(self, caller: Caller, run_id: str) -> None:
+        """The agent is asked to end, and after a while it is killed."""
+        live = await self._running(caller, run_id)
+        self._end(live, TERMINATE, Control(ControlKind.STOP))
+
+    def _end(self, live: LiveTurn, number: int, control: Control) -> None:
         live.interrupted = True
         if live.ending is None:
-            live.ending = asyncio.create_task(self._stop(live))
+            live.ending = asyncio.create_task(self._stop(live, number, control))
 
     async def _running(self, caller: Caller, run_id: str) -> LiveTurn:
         await self.get(caller, run_id)
@@ -391,14 +480,14 @@ class Turns:
         if target is not None:
             target.push(encode_control(control))
 
-    async def _stop(self, live: LiveTurn) -> None:
+    async def _stop(self, live: LiveTurn, number: int, control: Control) -> None:
         run_id = live.turn.run_id
         if live.prepared.duplex:
-            self._say(live, Control.interrupt())
+            self._say(live, control)
             await asyncio.sleep(GRACE_S)
-        for number in (INTERRUPT, KILL):
+        for signal in (number, KILL):
             with contextlib.suppress(CarrelError):
-                await self._parts.runs.signal(run_id, number)
+                await self._parts.runs.signal(run_id, signal)
             await asyncio.sleep(GRACE_S)
 
     # Ending
@@ -421,7 +510,7 @@ def _request(turn: Turn) -> TurnRequest:
         model=turn.model,
         continuation=turn.asked,
         permission=turn.permission,
-        env=turn.env,
         system_prompt=turn.system_prompt,
         timeout_s=turn.timeout_s,
+        mode=turn.mode,
     )

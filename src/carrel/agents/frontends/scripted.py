@@ -13,11 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from carrel.agents import interpreting
 from carrel.agents.driven import DrivenFrontend
-from carrel.domain.agents import Provider, TurnRequest
+from carrel.domain.agents import KEY, Prepared, Provider, Seat, TurnRequest
+
+TERMINAL = "carrel.agents.frontends.scripted_terminal"
+FILE = "scripted-terminal.json"
 
 
 class Scripted(DrivenFrontend):
+    """Implements `Frontend` and `Interactive`."""
+
     name = "scripted"
     provider = Provider.ANY
     needs_network = False
@@ -25,3 +31,15 @@ class Scripted(DrivenFrontend):
 
     def program_options(self, request: TurnRequest) -> Mapping[str, object]:
         return {"own_process": True}
+
+    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
+        """Values of the environment go by the environment only."""
+        prepared = self.prepare(request, seat)
+        argv = interpreting.python(TERMINAL, f"{seat.state}/{FILE}")
+        asked = (request.continuation.key,) if request.continuation else ()
+        return Prepared(
+            argv=(*argv, *asked),
+            env=prepared.env,
+            files={FILE: prepared.first},
+            again=(*argv, KEY),
+        )

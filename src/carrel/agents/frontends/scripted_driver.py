@@ -28,7 +28,7 @@ class ScriptedDriver:
         self._own_process = own_process
 
     async def __call__(self, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult:
-        permissions = Permissions(permission_of(request, seat), stage)
+        permissions = Permissions(permission_of(request, seat), stage, request.answer_s)
         play = _Play(recall(request, seat), stage, self._own_process)
         inbox = Inbox()
 

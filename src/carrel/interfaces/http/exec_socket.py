@@ -107,7 +107,8 @@ class Session:
             pty_size=(asked.rows, asked.cols),
         )
         begun = time.perf_counter()
-        record = await self.here.services.runs.start(space.space_id, command)
+        runs = self.here.services.runs
+        record = await runs.start(space.space_id, command, hangup=asked.hangup)
         self.here.metrics.exec.observe(time.perf_counter() - begun)
         return record
 
@@ -127,7 +128,8 @@ class Session:
         ]
         tasks = [telling, *others]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with self.here.services.hangups.watching(record):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()

@@ -14,6 +14,7 @@ from carrel.service.doctor import Doctor
 from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
+from carrel.service.hangups import Hangups
 from carrel.service.inbox import Inbox
 from carrel.service.keyring import Keyring
 from carrel.service.runs import Runs
@@ -27,6 +28,7 @@ class Services:
     store: Store
     spaces: Spaces
     runs: Runs
+    hangups: Hangups
     turns: Turns
     keyring: Keyring
     files: SpaceFiles

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from carrel.domain.agents import (
+    Asked,
     Continuation,
     Control,
     ControlKind,
+    InteractionMode,
     Permission,
     Turn,
     TurnRequest,
@@ -21,6 +24,7 @@ from carrel.interfaces.http.encoding import answer, moment, moment_or_none
 from carrel.interfaces.http.models.agents import (
     DecisionBody,
     InputBody,
+    TerminalView,
     TurnBody,
     TurnList,
     TurnView,
@@ -54,7 +58,7 @@ router = APIRouter(tags=["agents"])
 async def start_turn(request: Request, space: str, body: TurnBody) -> Response:
     """The agent works when this is answered; its events are on the hub and at `/v1/events`."""
     turn = await serving(request).services.turns.start(caller(request), space, turn_request(body))
-    return answer(turn_view(turn), 201)
+    return answer(_view(request, turn), 201)
 
 
 @router.get("/v1/spaces/{space}/turns", response_model=TurnList, responses=errors(*SPACE))
@@ -62,7 +66,7 @@ async def list_turns(
     request: Request, space: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> Response:
     found = await serving(request).services.turns.list(caller(request), space, limit)
-    return answer({"turns": [turn_view(turn) for turn in found]})
+    return answer({"turns": [_view(request, turn) for turn in found]})
 
 
 @router.get("/v1/turns/{turn}", response_model=TurnView, responses=errors(*TURN))
@@ -70,7 +74,7 @@ async def show_turn(request: Request, turn: str, wait_s: Wait = 0.0) -> Response
     """`wait_s`: until it has ended, or so long."""
     here = serving(request)
     found = here.services.turns.wait(caller(request), turn, wait_s)
-    return answer(turn_view(await while_wanted(request, here.closing, found)))
+    return answer(_view(request, await while_wanted(request, here.closing, found)))
 
 
 @router.post(
@@ -83,7 +87,34 @@ async def interrupt_turn(request: Request, turn: str) -> Response:
     """As Ctrl-C; its end comes as it would otherwise."""
     here, who = serving(request), caller(request)
     await here.services.turns.interrupt(who, turn)
-    return answer(turn_view(await here.services.turns.get(who, turn)), 202)
+    return answer(_view(request, await here.services.turns.get(who, turn)), 202)
+
+
+@router.post(
+    "/v1/turns/{turn}/stop",
+    status_code=202,
+    response_model=TurnView,
+    responses=errors(*TURN, "state_conflict"),
+)
+async def stop_turn(request: Request, turn: str) -> Response:
+    """The agent is asked to end; one that does not is killed."""
+    here, who = serving(request), caller(request)
+    await here.services.turns.stop(who, turn)
+    return answer(_view(request, await here.services.turns.get(who, turn)), 202)
+
+
+@router.get(
+    "/v1/spaces/{space}/terminal",
+    response_model=TerminalView,
+    responses=errors(*SPACE, "state_conflict"),
+)
+async def show_terminal(request: Request, space: str, read_only: bool = False) -> Response:
+    """The command that attaches to the terminal of the agent: for a terminal of its own, with
+    `hangup`, as at `/v1/spaces/{space}/exec`."""
+    turns = serving(request).services.turns
+    found = await turns.attaching(caller(request), space, read_only=read_only)
+    view = {"turn": _view(request, found.turn), "argv": found.how.argv, "cwd": found.how.cwd}
+    return answer(view)
 
 
 @router.post(
@@ -103,7 +134,7 @@ async def queue_input(request: Request, turn: str, body: InputBody) -> Response:
     responses=errors(*TURN, "state_conflict", "unsupported_frontend"),
 )
 async def decide(request: Request, turn: str, permission: str, body: DecisionBody) -> Response:
-    """Answers a `permission` event of a turn that asks."""
+    """Answers one of the turn's `permissions`, which came as a `permission` event."""
     return await _say(
         request, turn, Control(ControlKind.PERMISSION, id=permission, allow=body.allow)
     )
@@ -112,7 +143,12 @@ async def decide(request: Request, turn: str, permission: str, body: DecisionBod
 async def _say(request: Request, turn: str, control: Control) -> Response:
     here, who = serving(request), caller(request)
     await here.services.turns.control(who, turn, control)
-    return answer(turn_view(await here.services.turns.get(who, turn)), 202)
+    return answer(_view(request, await here.services.turns.get(who, turn)), 202)
+
+
+def _view(request: Request, turn: Turn) -> View:
+    """With what it waits for now."""
+    return turn_view(turn, serving(request).services.turns.asking(turn.run_id))
 
 
 def turn_request(body: TurnBody) -> TurnRequest:
@@ -127,10 +163,12 @@ def turn_request(body: TurnBody) -> TurnRequest:
         env=body.env,
         system_prompt=body.system_prompt,
         timeout_s=body.timeout_s,
+        answer_s=body.answer_s,
+        mode=InteractionMode.INTERACTIVE if body.terminal else InteractionMode.HEADLESS,
     )
 
 
-def turn_view(turn: Turn) -> View:
+def turn_view(turn: Turn, asking: Sequence[Asked]) -> View:
     return {
         "id": turn.run_id,
         "space": turn.space_id,
@@ -139,7 +177,9 @@ def turn_view(turn: Turn) -> View:
         "provider": turn.provider,
         "model": turn.model,
         "permission": turn.permission,
+        "permissions": asking,
         "prompt": turn.prompt,
+        "terminal": turn.mode is InteractionMode.INTERACTIVE,
         "state": turn.state,
         "created_at": moment(turn.created_at),
         "ended_at": moment_or_none(turn.ended_at),

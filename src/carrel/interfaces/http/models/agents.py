@@ -21,7 +21,10 @@ class ContinuationBody(Body):
 
 
 class TurnBody(Body):
-    prompt: Annotated[str, Field(min_length=1, max_length=1_000_000)]
+    prompt: Annotated[str, Field(max_length=1_000_000)] = ""
+    """May be empty in a terminal only."""
+    terminal: bool = False
+    """In the frontend's own terminal, for people to attach to: see `…/terminal`."""
     frontend: FrontendName | None = None
     """Null: the space's own agent."""
     model: Annotated[str, StringConstraints(max_length=200)] = ""
@@ -33,6 +36,8 @@ class TurnBody(Body):
     env: Environment = Field(default_factory=dict)
     system_prompt: Annotated[str, Field(max_length=100_000)] = ""
     timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
+    answer_s: Annotated[Seconds, Field(gt=0)] | None = None
+    """How long a permission waits for its answer; null: five minutes."""
     kits: Annotated[list[Word], Field(max_length=0)] = Field(default_factory=list)
 
 
@@ -69,6 +74,14 @@ class SpentView(Answer):
     turns: int
 
 
+class AskedView(Answer):
+    """A permission that the agent waits for: for which tool, with what."""
+
+    id: str
+    name: str
+    input: Any
+
+
 class TurnView(Answer):
     id: str
     """Also the id of the run that the agent is."""
@@ -78,13 +91,24 @@ class TurnView(Answer):
     provider: str
     model: str
     permission: PermissionName
+    permissions: list[AskedView]
+    """Those that wait for an answer now."""
     prompt: str
+    terminal: bool
     state: Literal["running", "complete", "error"]
     created_at: Moment
     ended_at: Moment | None
     continuation: ContinuationView | None
     result: TurnResultView | None
     usage: SpentView
+
+
+class TerminalView(Answer):
+    """How one attaches: a command in the space."""
+
+    turn: TurnView
+    argv: list[str]
+    cwd: str
 
 
 class TurnList(Answer):

@@ -47,6 +47,8 @@ class SocketCommand(CommandBody):
     rows: Side = 24
     cols: Side = 80
     stdin: bool = False
+    hangup: bool = False
+    """It is hung up when nobody has been attached to it for a while."""
 
 
 class SignalBody(Body):

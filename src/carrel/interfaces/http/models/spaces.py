@@ -169,7 +169,9 @@ class SpaceView(Answer):
     """By its agents, all turns together."""
     working: str
     """The turn that runs in it now; empty when none does."""
-    activity: Literal["", "idle", "working", "waiting for permission"]
+    activity: Literal[
+        "", "idle", "working", "waiting for input", "waiting for permission", "exited"
+    ]
     """Of its agent; empty when it has none."""
     live_runs: int
 

@@ -1,0 +1,1 @@
+"""Agents in terminals: a tmux server in the space, a supervisor, and what hooks tell."""

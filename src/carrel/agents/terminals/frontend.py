@@ -1,0 +1,97 @@
+"""A frontend in its own terminal, as a frontend like others: its driver is the supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from carrel.agents import interpreting, wire
+from carrel.agents.driven import PROGRAM, DrivenTranslator
+from carrel.agents.terminals.hooking import FOLDER
+from carrel.agents.terminals.tmux import SESSION, SOCKET
+from carrel.domain.agents import (
+    Attaching,
+    FoundFrontend,
+    Frontend,
+    FrontendKind,
+    Interactive,
+    Prepared,
+    Provider,
+    Seat,
+    TurnRequest,
+)
+from carrel.domain.errors import MessageInvalid, UnsupportedFrontend
+
+DRIVER = "carrel.agents.terminals.supervising:Supervisor"
+MAX_PROMPT = 100_000
+"""Characters: it is a word of the program's command."""
+
+
+class InTerminal:
+    """Implements `Frontend`. `unit_s` is what stands for a second between two starts."""
+
+    def __init__(self, frontend: Frontend, unit_s: float = 1.0) -> None:
+        if not isinstance(frontend, Interactive):
+            raise UnsupportedFrontend(
+                f"{frontend.name} has no terminal of its own.", hint="Use `carrel send`."
+            )
+        self._frontend = frontend
+        self._interactive: Interactive = frontend
+        self._unit_s = unit_s
+
+    @property
+    def name(self) -> str:
+        return self._frontend.name
+
+    @property
+    def provider(self) -> Provider:
+        return self._frontend.provider
+
+    @property
+    def kind(self) -> FrontendKind:
+        return self._frontend.kind
+
+    @property
+    def needs_network(self) -> bool:
+        return self._frontend.needs_network
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        return self._frontend.credentials
+
+    def find(self) -> FoundFrontend:
+        return self._frontend.find()
+
+    def binds(self) -> tuple[str, ...]:
+        return self._frontend.binds()
+
+    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+        if len(request.prompt) > MAX_PROMPT:
+            raise MessageInvalid(
+                f"A terminal takes a prompt of {MAX_PROMPT} characters at most.",
+                hint="Put it into a file, and name that.",
+            )
+        own = self._interactive.prepare_terminal(request, seat)
+        start = wire.Start(
+            DRIVER,
+            replace(request, env={}, prompt=""),
+            replace(seat, credentials={}, mcp_env={}),
+            {
+                "first": own.argv,
+                "again": own.again,
+                "silent": own.silent,
+                "unit_s": self._unit_s,
+            },
+        )
+        return replace(
+            own, argv=interpreting.python(PROGRAM), first=wire.line_of(start), duplex=True, again=()
+        )
+
+    def translator(self, request: TurnRequest) -> DrivenTranslator:
+        return DrivenTranslator()
+
+
+def attaching(state: str, *, read_only: bool) -> Attaching:
+    """In the folder of its socket, by whose name alone it is found there."""
+    how = ("-r",) if read_only else ()
+    argv = ("tmux", "-N", "-u", "-S", SOCKET, "attach-session", *how, "-t", SESSION)
+    return Attaching(argv, f"{state}/{FOLDER}")
