@@ -18,7 +18,7 @@ class Backoff:
     def failed(self, ran_s: float) -> float | None:
         """The pause before the next start, 2^n seconds after the n-th failure; None: no
         more."""
-        self.failures = 1 if ran_s >= STEADY_S * self._unit_s else self.failures + 1
+        self.failures = 1 if ran_s >= STEADY_S else self.failures + 1
         if self.failures >= GIVE_UP:
             return None
         return self._unit_s * float(2**self.failures)

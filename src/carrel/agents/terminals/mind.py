@@ -34,7 +34,8 @@ class Mind:
         self._pending: deque[str] = deque()
         self._news = asyncio.Event()
         self.key = self._asked
-        self.begun = bool(asked)
+        self.begun = False
+        """Something was said in it: a restart goes on with it."""
         self.said = ""
         self.lost: ContinuationNotFound | None = None
 

@@ -22,7 +22,8 @@ from carrel.agents.terminals.hooking import own
 from carrel.domain.errors import AgentCrashed, FrontendNotInstalled
 
 PROGRAM = "tmux"
-SOCKET, CONFIG, COMMAND = "tmux.sock", "tmux.conf", "command.json"
+SOCKET, CONFIG = "tmux.sock", "tmux.conf"
+COMMAND, ENDED_WITH = "command.json", "ended"
 SESSION = "agent"
 ROWS, COLS = 50, 160
 """Until somebody attaches."""
@@ -37,7 +38,7 @@ LOOK_S = 0.02
 END_S = 3.0
 """For an agent to go once it was asked to, before it is killed."""
 NOTICED_S = 2.0
-"""For tmux to know that the agent has ended; whoever holds the terminal then is killed."""
+"""For tmux to show all that was written, and to know that nobody writes more."""
 STILL_S, GLANCE_S = 1.5, 0.25
 """A program that comes up paints more than once."""
 LAST_LINES = 20
@@ -61,7 +62,7 @@ set -g status-right " Ctrl-b d detaches "
 
 @dataclass(frozen=True)
 class End:
-    """How a program in the pane ended; neither is known when tmux ended with it."""
+    """How a program in the pane ended; neither is known when it went with its terminal."""
 
     code: int | None
     signal: int | None
@@ -97,7 +98,8 @@ class Tmux:
         (self._folder / COMMAND).write_text(json.dumps(argv))
         there, _ = await self._ask("has-session", "-t", SESSION)
         begin = ("respawn-pane", "-t", SESSION) if there else NEW
-        pane = (*own("pane.py"), str(self._folder / COMMAND))
+        (self._folder / ENDED_WITH).unlink(missing_ok=True)
+        pane = (*own("pane.py"), *(str(self._folder / name) for name in (COMMAND, ENDED_WITH)))
         await self._do(*begin, "-c", self._workspace, "--", *pane)
         self._pid = int(await self._do("display-message", "-p", "-t", SESSION, "#{pane_pid}"))
 
@@ -106,23 +108,28 @@ class Tmux:
         family = Family(self._pid)
         await _gone(self._pid)
         family.look()
+        family.signal(signal.SIGKILL)
+        family.kill()
         until = asyncio.get_running_loop().time() + NOTICED_S
-        form = "#{pane_dead} #{pane_dead_status}/#{pane_dead_signal}"
-        while True:
-            alive, said = await self._ask("display-message", "-p", "-t", SESSION, form)
+        while asyncio.get_running_loop().time() < until:
+            alive, dead = await self._ask("display-message", "-p", "-t", SESSION, "#{pane_dead}")
             if not alive:
                 self._close()
-                return End(None, None)
-            late = asyncio.get_running_loop().time() > until
-            dead, _, how = said.strip().partition(" ")
-            # It sees the terminal's end before it hears of the program's.
-            if dead == "1" and (how != "/" or late):
-                code, _, number = how.partition("/")
-                return End(_number(code), _number(number), await self.lines())
-            if late:
-                family.kill()
-                until += NOTICED_S
+                break
+            if dead.strip() == "1":
+                break
             await asyncio.sleep(LOOK_S)
+        code = self._code()
+        killed = code is not None and code < 0
+        lines = await self.lines() if self._server is not None else ()
+        return End(None if killed else code, -code if code and killed else None, lines)
+
+    def _code(self) -> int | None:
+        """Below zero: the number of a signal. None: nobody wrote it down."""
+        try:
+            return int((self._folder / ENDED_WITH).read_text())
+        except (OSError, ValueError):
+            return None
 
     async def end(self) -> None:
         """Asks the program to go, and then makes it; does nothing when none runs."""
@@ -163,11 +170,12 @@ class Tmux:
 
     async def attached(self) -> int:
         alive, said = await self._ask("display-message", "-p", "-t", SESSION, "#{session_attached}")
-        return _number(said.strip()) or 0 if alive else 0
+        return int(said) if alive and said.strip().isdigit() else 0
 
     async def lines(self) -> tuple[str, ...]:
-        """The last that is on the screen."""
-        alive, said = await self._ask("capture-pane", "-p", "-t", SESSION)
+        """The last that was written; tmux scrolls for its own word about the end."""
+        back = ("-S", f"-{LAST_LINES}")
+        alive, said = await self._ask("capture-pane", "-p", *back, "-t", SESSION)
         found = [line.rstrip() for line in said.splitlines()] if alive else []
         return tuple(line for line in found if line and line.strip() != ENDED)[-LAST_LINES:]
 
@@ -193,7 +201,8 @@ class Tmux:
             start_new_session=True,
         )
         until = asyncio.get_running_loop().time() + UP_S
-        while not (await self._ask("show-options", "-s", "exit-empty"))[0]:
+        # It answers before it has read its settings.
+        while (await self._ask("show-options", "-gwv", "remain-on-exit"))[1].strip() != "on":
             if asyncio.get_running_loop().time() > until or self._server.poll() is not None:
                 raise AgentCrashed("tmux does not come up.", hint="Try `tmux -V` in the space.")
             await asyncio.sleep(LOOK_S)
@@ -247,7 +256,3 @@ async def _gone(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
