@@ -25,7 +25,7 @@ class Keyring:
 
     async def found(self, caller: Caller) -> Sequence[FoundFrontend]:
         """Every frontend as it is on this machine; where, only administrators are told."""
-        found = await asyncio.to_thread(self._frontends.found)
+        found = await asyncio.to_thread(self._found)
         if caller.scope.kind is ScopeKind.ADMIN:
             return found
         return [dataclasses.replace(one, path="") for one in found]
@@ -34,7 +34,22 @@ class Keyring:
         """Raises `UnsupportedFrontend` and `FrontendNotInstalled`."""
         require_admin(caller)
         await asyncio.to_thread(self._install, name)
-        return await asyncio.to_thread(self._frontends.get(name).find)
+        return self._with_keys(await asyncio.to_thread(self._frontends.get(name).find))
+
+    def _found(self) -> Sequence[FoundFrontend]:
+        return [self._with_keys(one) for one in self._frontends.found()]
+
+    def _with_keys(self, found: FoundFrontend) -> FoundFrontend:
+        """An agent in a space has the keys that are kept here; a login of the user's own is
+        out of its sight, so it does not count."""
+        try:
+            named = self._frontends.get(found.name).credentials
+        except Exception:
+            return found
+        known: bool | None = found.logged_in
+        if known is None and named:
+            known = not set(named).isdisjoint(self._credentials.names())
+        return dataclasses.replace(found, logged_in=known, credentials=tuple(named))
 
     async def names(self, caller: Caller) -> Sequence[str]:
         require_admin(caller)

@@ -47,12 +47,12 @@ _SHORT = {
 class Followed:
     """Events on their way to the log, but for the first `told`, which are there already."""
 
-    def __init__(self, told: int = 0) -> None:
+    def __init__(self, told: int = 0, *, terminal: bool = False) -> None:
         self._told = told
         self._waiting: list[AgentEvent] = []
         self._own = NOTHING_SPENT
         self._conversation: Usage | None = None
-        self.waiting = Waiting(told)
+        self.waiting = Waiting(told, terminal=terminal)
 
     def hear(self, event: AgentEvent) -> None:
         if event.type is AgentEventType.USAGE:

@@ -17,10 +17,10 @@ _WAITS = {
 class Waiting:
     """The first `told` events were heard by an earlier daemon: they are no news."""
 
-    def __init__(self, told: int) -> None:
+    def __init__(self, told: int, *, terminal: bool = False) -> None:
         self._told = told
         self._questions: set[str] = set()
-        self._terminal: Activity | None = None
+        self._terminal = Activity.IDLE if terminal else Activity.WORKING
         self._news = ""
         self.up = asyncio.Event()
         """A terminal can be attached to."""
@@ -34,7 +34,7 @@ class Waiting:
             return Activity.WAITING
         if self._questions:
             return Activity.INPUT
-        return self._terminal or Activity.WORKING
+        return self._terminal
 
     def may_answer(self, permission: str) -> bool:
         """It is open, or may be: not all that was told has been heard again yet."""

@@ -54,6 +54,7 @@ from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space
 from carrel.domain.storing import Store
 from carrel.service.agents import AgentSpaces
+from carrel.service.context import Attachments, seen
 from carrel.service.desk import Desk
 from carrel.service.inputs import Inputs
 from carrel.service.journal import Journal
@@ -77,6 +78,7 @@ class TurnParts:
     journal: Journal
     spaces: Spaces
     agents: AgentSpaces
+    attachments: Attachments
     runs: Runs
     shared: Shared
     frontends: Frontends
@@ -137,6 +139,7 @@ class Turns:
         self._claim(space_id, run_id)
         try:
             desk = await self._parts.agents.equip(space_id, frontend)
+            await self._parts.attachments.check(desk, request.attachments)
             request = self._resolved(desk, request, run_id)
             prepared = await asyncio.to_thread(self._prepare, desk, frontend, request)
             turn = self._drafted(desk.space, frontend, request, prepared)
@@ -183,7 +186,7 @@ class Turns:
     def _prepare(self, desk: Desk, frontend: Frontend, request: TurnRequest) -> Prepared:
         place = self._place(desk, frontend)
         seat = self._parts.seats.take(place)
-        prepared = frontend.prepare(request, seat)
+        prepared = frontend.prepare(seen(request, seat), seat)
         self._parts.seats.put(place, prepared.files)
         return prepared
 
@@ -252,7 +255,8 @@ class Turns:
     # Following
 
     def _watch(self, turn: Turn, frontend: Frontend, prepared: Prepared, told: int) -> LiveTurn:
-        live = LiveTurn(turn, prepared, asyncio.Event(), Followed(told))
+        followed = Followed(told, terminal=turn.mode is InteractionMode.INTERACTIVE)
+        live = LiveTurn(turn, prepared, asyncio.Event(), followed)
         self._live[turn.run_id] = live
         self._of_space[turn.space_id] = turn.run_id
         live.task = asyncio.create_task(self._see_to_end(live, frontend))

@@ -19,6 +19,8 @@ from carrel.domain.agents import KEY, Prepared, Provider, Seat, TurnRequest
 
 TERMINAL = "carrel.agents.frontends.scripted_terminal"
 FILE = "scripted-terminal.json"
+AGAIN = "again"
+"""What it was told first it was told already."""
 
 
 class Scripted(DrivenFrontend):
@@ -41,5 +43,5 @@ class Scripted(DrivenFrontend):
             argv=(*argv, *asked),
             env=prepared.env,
             files={FILE: prepared.first},
-            again=(*argv, KEY),
+            again=(*argv, KEY, AGAIN),
         )

@@ -19,6 +19,7 @@ import msgspec
 
 from carrel.agents import wire
 from carrel.agents.conducting import conduct
+from carrel.agents.frontends.scripted import AGAIN
 from carrel.agents.frontends.scripted_driver import ScriptedDriver
 from carrel.agents.terminals import hook, hooking
 from carrel.domain.agents import (
@@ -122,9 +123,9 @@ def _read(loop: asyncio.AbstractEventLoop, person: Person) -> None:
     loop.call_soon_threadsafe(person.typed, None)
 
 
-def main(file: str, key: str = "") -> None:
+def main(file: str, key: str = "", how: str = "") -> None:
     start = wire.read_start(Path(file).read_bytes())
-    if key:
+    if how == AGAIN:
         start = replace(start, request=replace(start.request, prompt=""))
     # Only names are in the file.
     mcp_env = {name: os.environ.get(name, "") for name in start.seat.mcp_env}

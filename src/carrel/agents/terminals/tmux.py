@@ -49,6 +49,7 @@ SETTINGS = f"""\
 set -s exit-empty off
 set -s escape-time 20
 set -s set-clipboard off
+set -g assume-paste-time 0
 set -g default-terminal tmux-256color
 set -g update-environment ""
 set -g history-limit {HISTORY}
@@ -88,7 +89,19 @@ class Tmux:
         trace: TracebackType | None,
     ) -> None:
         await self.end()
+        await self._part()
         self._close()
+
+    async def _part(self) -> None:
+        """Who is attached leaves as one does, and not with an error."""
+        if self._server is None or not await self.attached():
+            return
+        await self._ask("kill-session", "-t", SESSION)
+        until = asyncio.get_running_loop().time() + NOTICED_S
+        while (await self._ask("list-clients"))[1].strip():
+            if asyncio.get_running_loop().time() > until:
+                return
+            await asyncio.sleep(LOOK_S)
 
     # The program in the pane
 
