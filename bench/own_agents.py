@@ -14,7 +14,7 @@ from bench.own_spaces import Daemon
 from carrel.agents.locating import Locator
 from carrel.agents.registry import Registry
 from carrel.agents.seating import CONTEXT, STATE, WORKSPACE
-from carrel.client import AsyncClient, AsyncHub, Space
+from carrel.client import AsyncClient, Space
 from carrel.domain.agents import Seat, TurnRequest
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "tools" / "agents"
@@ -96,33 +96,3 @@ async def _first_replies(daemon: Daemon, agent: Agent, count: int) -> list[float
             return took_s
 
         return list(await asyncio.gather(*(one() for _ in range(count))))
-
-
-def stream(daemon: Daemon, agents: int, events: int) -> tuple[float, int]:
-    """Events a second of so many scripted agents at once, and how many of them were lost."""
-    return asyncio.run(_stream(daemon, agents, events))
-
-
-async def _stream(daemon: Daemon, agents: int, events: int) -> tuple[float, int]:
-    async with AsyncClient(data=daemon.data) as client:
-        spaces = [await client.create(agent="scripted") for _ in range(agents)]
-        ids = [space.id for space in spaces]
-        hub = AsyncHub(data=daemon.data, types=["agent.message"], spaces=ids)
-        async with hub:
-            begun = time.perf_counter()
-            sending = [asyncio.create_task(one.send(f"repeat {events} say hi")) for one in spaces]
-            heard: dict[str, int] = {}
-            first = 0.0
-            while sum(heard.values()) < agents * events:
-                async with asyncio.timeout(TURN_S):
-                    batch = await hub.batch()
-                first = first or time.perf_counter()
-                for message in batch:
-                    heard[message.space] = heard.get(message.space, 0) + 1
-            took_s = time.perf_counter() - first
-            await asyncio.gather(*sending)
-        assert first > begun
-        lost = sum(events - heard.get(space, 0) for space in ids)
-        for space in spaces:
-            await space.remove(force=True)
-        return agents * events / took_s, lost

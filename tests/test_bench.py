@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from bench.agent_streams import faults
 from bench.containers import write_image
 from bench.hub_crews import WorkerFailed, do
 from bench.hub_jobs import Job
 from bench.hub_rivals import Unavailable, find_redis, open_redis
 from bench.measuring import Board, quantile
 from bench.places import mounts_below
+from tests.agents.installed import require_programs
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 RUN_S = 100.0
@@ -186,6 +188,7 @@ def test_hub(data: Path) -> None:
 
 
 def test_agents(data: Path) -> None:
+    require_programs()
     report = report_of(data, *AGENTS)
     check_shape(report)
     assert report["benchmark"] == "agents" and names(report, "skipped") == set()
@@ -196,8 +199,16 @@ def test_agents(data: Path) -> None:
         "create and first reply, scripted, 2 at once",
         "create and first reply, claude-code, 1 at once",
     }
-    (lost,) = [one for one in report["targets"] if one["name"] == "events lost"]
-    assert lost["met"]
+    (wrong,) = [one for one in report["targets"] if one["name"].startswith("events lost")]
+    assert wrong["met"]
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [([1, 2, 3, 4], 0), ([1, 2, 4], 1), ([1, 2, 2, 3, 4], 1), ([1, 3, 2, 4], 1), ([], 4)],
+)
+def test_events_that_are_lost_or_misplaced_are_counted(found: list[int], wrong: int) -> None:
+    assert faults(found, [1, 2, 3, 4]) == wrong
 
 
 def test_without_redis_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,11 @@ def test_a_user_without_a_home_is_told_what_to_set(ordinary_user: Account) -> No
         {"data": 7},
         {"data": "/nul\0byte"},
         {"data": "/d", "dtaa": "/e"},
+        {"data": "/d", "agents": {"Mine": {"command": ["x"]}}},
+        {"data": "/d", "agents": {"mine": {"command": []}}},
+        {"data": "/d", "agents": {"mine": {"command": ["x"], "binds": ["relative"]}}},
+        {"data": "/d", "agents": {"mine": {"command": ["x"], "key": "sk"}}},
+        {"data": "/d", "agents": {"mine": {"command": ["x"], "provider": "me"}}},
     ],
 )
 def test_what_cannot_be_used_is_refused(values: dict[str, object]) -> None:

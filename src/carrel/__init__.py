@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from carrel.client import Hub as Hub
     from carrel.client import HubMessage as HubMessage
     from carrel.domain import errors as errors
+    from carrel.domain.agents import Attachment as Attachment
     from carrel.domain.limits import Limits as Limits
     from carrel.domain.spaces import Retention as Retention
 
 _PLACES = {
     "AsyncClient": "carrel.client.aio",
     "AsyncHub": "carrel.client.hub_aio",
+    "Attachment": "carrel.domain.agents",
     "Client": "carrel.client.sync",
     "CommandFailed": "carrel.client.results",
     "Hub": "carrel.client.hub_sync",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,23 @@ SYSTEM_CONFIG = Path("/etc/carrel/config.toml")
 
 class SettingsInvalid(CarrelError):
     code = "settings_invalid"
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An agent of one's own that speaks ACP: `[agents.NAME]`."""
+
+    command: tuple[str, ...]
+    """How it is started: a program, by its path or on the daemon's PATH, and its words."""
+    provider: Literal["anthropic", "openai", "any"] = "any"
+    """Whose conversations it goes on with."""
+    credentials: dict[str, str] = {}
+    """Keys of `carrel auth` that it is given: the name of each, and the variable for it."""
+    binds: tuple[Path, ...] = ()
+    """What its sandbox must show beside the program: absolute paths, read-only."""
+    network: bool = True
+    """It must reach a model's API."""
+    env: dict[str, str] = {}
+    """Variables that it always has; no keys, for this file is not theirs."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +86,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     person, are sent as JSON; empty: none."""
     desktop: bool = True
     """They are shown on the desktop of the daemon's user too, where there is one."""
+    agents: dict[str, AgentSettings] = {}
+    """Agents beside those that are built in, by name."""
     project_roots: tuple[Path, ...] = ()
     """Folders below which callers with a token for a label may take projects."""
     listen: str = ""
@@ -99,10 +119,25 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
         raise SettingsInvalid(
             "The webhook is no address of a web server.", hint="It begins with https://."
         )
+    for name, agent in settings.agents.items():
+        _check_agent(name, agent)
     for name in ("hub_clients", "hub_rate"):
         if getattr(settings, name) < 1:
             raise SettingsInvalid(f"{name} cannot be less than 1.", hint="Leave it out.")
     return settings
+
+
+def _check_agent(name: str, agent: AgentSettings) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,62}", name):
+        raise SettingsInvalid(
+            f"{name[:80]!r} cannot be an agent's name.", hint="Lower-case letters, digits, dashes."
+        )
+    if not agent.command or not agent.command[0]:
+        raise SettingsInvalid(f"The agent {name} has no command.", hint="Say how it is started.")
+    if not all(path.is_absolute() for path in agent.binds):
+        raise SettingsInvalid(
+            f"What the agent {name} must see is said by absolute paths.", hint="Write / first."
+        )
 
 
 def load_settings(env: Mapping[str, str] | None = None) -> Settings:

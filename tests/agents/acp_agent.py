@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 HOW = sys.argv[1]
@@ -32,6 +34,10 @@ def prompt() -> dict[str, Any] | None:
         update({"sessionUpdate": 5})
         print("not even JSON", flush=True)
         update({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "x"}})
+    if HOW == "tells":
+        beside = Path(__file__).with_name("beside.txt").read_text()
+        told = f"{beside} {len(os.environ['MY_API_KEY'])} {os.environ['MOOD']}"
+        update({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": told}})
     return {"stopReason": "refusal" if HOW == "refuses" else "end_turn"}
 
 

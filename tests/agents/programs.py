@@ -22,6 +22,7 @@ from carrel.domain.agents import (
     TurnRequest,
     TurnResult,
 )
+from tests.agents.installed import require_programs
 
 PINNED = Path(__file__).parents[2] / "tools" / "agents"
 """Where `make setup` puts the programs."""
@@ -58,6 +59,7 @@ class Done:
 
 def pinned(folder: Path, frontend: str) -> Locator:
     """A locator that finds the pinned programs as if Carrel had installed them."""
+    require_programs()
     own = folder / "own"
     own.mkdir()
     (own / frontend).symlink_to(PINNED, target_is_directory=True)

@@ -23,6 +23,7 @@ from carrel.domain.agents import (
     Translator,
     TurnResult,
 )
+from tests.agents.installed import require_programs
 
 WAIT_S = 60.0
 """For a real agent on a busy machine."""
@@ -43,6 +44,7 @@ def seat_in(folder: Path, *, confined: bool = True, mcp: tuple[str, ...] = ()) -
 
 def pinned(folder: Path, *frontends: str) -> Locator:
     """Finds the pinned programs as if Carrel had installed them."""
+    require_programs()
     own = folder / "own"
     own.mkdir()
     for frontend in frontends:

@@ -107,7 +107,6 @@ async def test_secrets_are_in_the_environment_only(seat: Seat) -> None:
     prepared = FRONTEND.prepare(request, given)
     for value in (b"planted-key", b"planted-path", b"word"):
         assert value not in prepared.first
-    assert prepared.secret == ("CARREL_HUB", "OPENAI_API_KEY")
     async with started(prepared, given, FRONTEND.translator(request)) as program:
         await program.result()
     assert program.heard.of(Type.TOOL_RESULT)[0].payload["output"] == "planted-key word\n"
@@ -147,12 +146,29 @@ async def test_nothing_is_lost_of_many_events(seat: Seat) -> None:
 
 def test_nothing_heavy_is_loaded_for_a_script() -> None:
     code = (
-        "import sys, carrel.agents.drive, carrel.agents.frontends.scripted_driver\n"
-        "print([n for n in ('mcp', 'acp', 'claude_agent_sdk', 'pydantic', 'anyio') "
-        "if n in sys.modules])"
+        "import sys, carrel.agents.driving, carrel.agents.frontends.scripted_driver\n"
+        "heavy = ('mcp', 'acp', 'claude_agent_sdk', 'pydantic', 'anyio', 'msgspec', 'pathlib')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, timeout=60)
     assert done.stdout == b"[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [("", b"a library's word"), ("sys.stdout = None", b""), ("os.close(1)", b"")],
+)
+def test_it_leaves_at_once_and_loses_no_word(before: str, said: bytes) -> None:
+    code = (
+        "import atexit, os, sys\n"
+        "from carrel.agents.drive import leave\n"
+        "atexit.register(os.abort)\n"
+        'print("a library\'s word", end="")\n'
+        f"{before}\n"
+        "leave(3)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, said), done.stderr
 
 
 # Its translator

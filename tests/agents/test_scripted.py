@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from carrel.agents.conducting import conduct
+from carrel.agents.frontends.script import Step, steps
 from carrel.agents.frontends.scripted_driver import ScriptedDriver
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import (
@@ -111,6 +112,12 @@ async def test_it_fails(seat: Seat, step: str, said: str) -> None:
 async def test_what_is_no_step_is_said_back(seat: Seat, line: str) -> None:
     _, heard = await play(seat, asking(line))
     assert heard.texts == [f"turn 1: {line}"]
+
+
+def test_steps_are_repeated_as_they_are_wanted() -> None:
+    found = list(steps("repeat 2 repeat 3 say x\nrepeat 0 say y\nrepeat 2 hello"))
+    assert found == [Step("say", "x")] * 6 + [Step("echo", "hello")] * 2
+    assert next(steps(f"repeat {10**30} say x")) == Step("say", "x")
 
 
 # Conversations

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.agents.installed import require_programs
+from tests.agents.standins import serving
 from tests.cli.program import TIMEOUT_S, Program, in_terminal
+from tests.conformance.frontends import PROGRAMS
 from tests.daemon.rig import Daemon
 
 
@@ -65,11 +68,59 @@ def test_without_waiting_it_goes_on(carrel: Program, desk: str) -> None:
     assert "interrupted" in carrel.good("turns", desk)
 
 
+def test_a_turn_is_a_run_with_a_short_name(carrel: Program, desk: str) -> None:
+    carrel.good("send", desk, "say hello", "--wait")
+    carrel.good("exec", desk, "--", "echo", "a b")
+    table = carrel.good("runs", desk)
+    assert "agent: scripted" in table and "carrel.agents" not in table and "echo 'a b'" in table
+    other, turn = carrel.json("runs", desk)["runs"]
+    assert turn["display_command"] == "agent: scripted" and len(turn["argv"]) > 2
+    assert other["display_command"] == "echo 'a b'" and other["argv"] == ["echo", "a b"]
+    assert "agent: scripted" in carrel.good("run", "show", turn["id"])
+
+
 def test_new_with_something_to_do(carrel: Program) -> None:
     done = carrel("new", "--empty", "--agent", "scripted", "-m", "say hello", "--wait")
     name, said = done.out.splitlines()
     assert done.code == 0 and said == "hello"
     carrel.good("rm", "--force", name)
+
+
+def test_what_an_agent_is_given(carrel: Program, desk: str) -> None:
+    (carrel.cwd / "rules.md").write_text("Be brief.\n")
+    (carrel.cwd / "shot.png").write_bytes(b"\x89PNG")
+    done = carrel("send", desk, "run ls /agent/context", "--wait", "--context", "rules.md")
+    assert done.code == 0
+    listed = carrel.good("context", "ls", desk)
+    assert "rules.md" in listed and "shot.png" not in listed
+    carrel.good("context", "add", desk, "shot.png")
+    found = carrel.json("context", "ls", desk)["files"]
+    assert [one["name"] for one in found] == ["rules.md", "shot.png"]
+    carrel.good("context", "rm", desk, "rules.md", "shot.png")
+    assert "context add" in carrel("context", "ls", desk).err
+    assert "nowhere.md" in carrel.bad(None, "send", desk, "hello", "--context", "nowhere.md")
+    name = carrel.good("new", "--empty", "--agent", "scripted", "--context", "rules.md").strip()
+    assert "Be brief." in carrel.good("exec", name, "--", "cat", "/agent/context/rules.md")
+    carrel.good("rm", "--force", name)
+
+
+def test_what_a_real_agent_hears(own_daemon: Daemon, carrel: Program) -> None:
+    require_programs()
+    program = Program(own_daemon.data, carrel.cwd)
+    (own_daemon.data / "agents").mkdir()
+    (own_daemon.data / "agents" / "claude-code").symlink_to(PROGRAMS)
+    (carrel.cwd / "system.txt").write_text("Speak like a sailor.")
+    (carrel.cwd / "shot one.png").write_bytes(b"\x89PNG")
+    name = program.good("new", "--empty", "--agent", "claude-code").strip()
+    with serving() as standin:
+        env = f"ANTHROPIC_BASE_URL={standin.url}"
+        words = ("--wait", "--turn-env", env, "--turn-env", "ANTHROPIC_API_KEY=sk")
+        given = ("--attach", "shot one.png", "--system-prompt", "@system.txt")
+        done = program("send", name, "hello", *words, *given)
+        assert done.code == 0, done
+        body = json.dumps([one.body for one in standin.requests])
+    assert "Speak like a sailor." in body and "/agent/context/shot one.png" in body
+    program.good("rm", "--force", name)
 
 
 def test_what_goes_wrong(carrel: Program, desk: str, space: str) -> None:
@@ -89,6 +140,25 @@ def test_what_there_is(carrel: Program) -> None:
     table = carrel.good("agents")
     assert table.startswith("AGENT") and "scripted" in table
     assert "scripted" in carrel.bad(None, "agents", "install", "scripted")
+
+
+def test_who_has_a_key(own_daemon: Daemon, carrel: Program) -> None:
+    program = Program(own_daemon.data, carrel.cwd)
+    found = {one["name"]: one for one in program.json("agents")["frontends"]}
+    assert found["agent-sdk"]["logged_in"] is False and found["agent-sdk"]["installed"]
+    assert found["opencode"]["credentials"] == ["anthropic", "openai"]
+    assert found["scripted"]["logged_in"] is None and found["scripted"]["credentials"] == []
+    told = program("agents")
+    assert "agent-sdk" in told.err and "carrel auth set anthropic" in told.err
+    program.good("auth", "set", "anthropic", stdin=b"sk-planted")
+    found = {one["name"]: one for one in program.json("agents")["frontends"]}
+    for name in ("claude-code", "agent-sdk", "opencode"):
+        assert found[name]["logged_in"] is True
+    assert found["codex-cli"]["logged_in"] is False
+    told = program("agents")
+    assert "carrel auth set anthropic" not in told.err
+    (row,) = [line for line in told.out.splitlines() if line.startswith("agent-sdk")]
+    assert " yes " in row
 
 
 def test_keys(own_daemon: Daemon, carrel: Program) -> None:

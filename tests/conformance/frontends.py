@@ -39,6 +39,11 @@ class Case:
     def scripted(self) -> bool:
         return not self.base_url
 
+    @property
+    def by_npm(self) -> bool:
+        """It is a program that `make setup` installs with npm."""
+        return self.name not in ("scripted", "agent-sdk")
+
     def env(self, url: str) -> dict[str, str]:
         return {} if self.scripted else {self.base_url: self.url.format(url=url), **self.more}
 
@@ -59,7 +64,12 @@ class Case:
 SCRIPTED = Case(
     "scripted",
     Provider.ANY,
-    gaps={"unknown_model": NO_MODELS, "keys": NO_MODELS, "usage": NO_MODELS},
+    gaps={
+        "unknown_model": NO_MODELS,
+        "keys": NO_MODELS,
+        "usage": NO_MODELS,
+        "attachments": "its prompt is the script, and nothing else",
+    },
 )
 CLAUDE = Case("claude-code", Provider.ANTHROPIC, "ANTHROPIC_BASE_URL", key="anthropic")
 CODEX = Case(
@@ -82,7 +92,13 @@ CLAUDE_ACP = Case(
     more={"CLAUDE_CODE_EXECUTABLE": f"{MODULES}/@anthropic-ai/claude-code/bin/claude.exe"},
 )
 CODEX_ACP = Case(
-    "codex-acp", Provider.ANY, "OPENAI_BASE_URL", "{url}/v1", key="openai", model="gpt-5.5"
+    "codex-acp",
+    Provider.ANY,
+    "OPENAI_BASE_URL",
+    "{url}/v1",
+    key="openai",
+    model="gpt-5.5",
+    gaps={"ask": "it asks only when the model itself wants to do more than reading"},
 )
 CASES = (SCRIPTED, CLAUDE, CODEX, SDK, PI, CLAUDE_ACP, CODEX_ACP)
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.agents.installed import require_programs
 from tests.agents.standins import Standin, serving
 from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.conformance.frontends import CASES, PROGRAMS, Case, able
@@ -28,6 +29,8 @@ class Desk:
     """A space, its agent, and a stand-in for the model."""
 
     def __init__(self, daemon: Daemon, case: Case, standin: Standin) -> None:
+        if case.by_npm:
+            require_programs()
         self.daemon = daemon
         self.case = case
         self.standin = standin
@@ -266,6 +269,18 @@ def test_the_key_is_given_and_shown_nowhere(desk: Desk) -> None:
             assert planted.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.parametrize("case", able("keys"), indirect=True, ids=str)
+def test_a_key_of_the_turns_own_is_used_and_kept_nowhere(desk: Desk) -> None:
+    planted = f"sk-{desk.case.key}-of-the-turn-alone"
+    env = {**desk.case.env(desk.standin.url), f"{desk.case.key.upper()}_API_KEY": planted}
+    turn = desk.turn("hello", env=env)
+    headers = " ".join(str(dict(one.headers)) for one in desk.standin.requests)
+    assert planted in headers and f"sk-{desk.case.key}-planted" not in headers
+    assert planted not in json.dumps([turn, desk.events(turn["id"])]) + desk.daemon.log()
+    for path in written(desk.daemon.data):
+        assert planted.encode() not in path.read_bytes(), path
+
+
 def written(data: Path) -> Iterator[Path]:
     """Every file of the data folder; what agents are given to read is not followed."""
     for above, _folders, files in os.walk(data):
@@ -273,6 +288,32 @@ def written(data: Path) -> Iterator[Path]:
             path = Path(above, name)
             if path.is_file() and not path.is_symlink():
                 yield path
+
+
+def test_documents_are_there_to_be_read(desk: Desk) -> None:
+    where = f"/v1/spaces/{desk.space}/context/the rules.md"
+    good(desk.client.put(where, content=b"Be brief."))
+    turn = desk.turn(desk.case.run("cp '/agent/context/the rules.md' copy"))
+    assert turn["result"]["success"], turn
+    assert desk.read("copy") == "Be brief."
+    desk.turn(desk.case.run("sh -c 'echo no > /agent/context/more; rm /agent/context/*'"))
+    assert good(desk.client.get(f"/v1/spaces/{desk.space}/context")) == {
+        "files": [{"name": "the rules.md", "size": 9}]
+    }
+    if not desk.case.scripted:
+        assert "/agent/context" in desk.standin.texts()[0]
+
+
+@pytest.mark.parametrize("case", able("attachments"), indirect=True, ids=str)
+def test_files_go_with_a_prompt(desk: Desk) -> None:
+    tree, context = f"/v1/spaces/{desk.space}/files", f"/v1/spaces/{desk.space}/context"
+    good(desk.client.put(tree, params={"path": "notes.txt"}, content=b"in the tree"))
+    good(desk.client.put(f"{context}/given.txt", content=b"given"))
+    attached = [{"path": "notes.txt"}, {"path": "given.txt", "folder": "context"}]
+    turn = desk.turn("look at these", attachments=attached)
+    assert turn["result"]["success"], turn
+    said = json.dumps([one.body for one in desk.standin.requests])
+    assert "/workspace/notes.txt" in said and "/agent/context/given.txt" in said
 
 
 def test_a_write_outside_is_refused(desk: Desk, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""The SDK takes a second to import: who does not serve MCP does without."""
+"""The SDK takes a second to import: who does not serve MCP does without, and who does serves how
+clients begin without."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.rig import Daemon, good
+from tests.mcp.dialogue import MODERN, encoded, envelope, initialize, opening, request
 
+HEAVY = {
+    *("anyio", "asyncio", "click", "collections.abc", "dataclasses", "inspect", "logging"),
+    *("mcp", "mcp_types", "msgspec", "pathlib", "pydantic", "socket", "tempfile", "typing"),
+}
 TIMEOUT_S = 60.0
 """For one command, on a busy machine."""
 
@@ -20,6 +27,29 @@ def test_the_daemon_does_without(daemon: Daemon) -> None:
         good(client.get("/v1/spaces"))
     mapped = Path(f"/proc/{daemon.pid}/maps").read_text()
     assert "/pydantic_core/" in mapped and "/cryptography/" not in mapped
+
+
+@pytest.mark.parametrize("begun", [initialize(), opening(MODERN)])
+def test_how_clients_begin_does_without(begun: dict[str, object], tmp_path: Path) -> None:
+    """Each of these would take longer than all the rest."""
+    hub = tmp_path / "hub.sock"
+    hub.touch()
+    script = (
+        "import sys; from carrel.cli.main import run; code = run(['mcp']);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    params = envelope() if begun["method"] == "server/discover" else None
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", script],
+        input=encoded([begun, request(1, "tools/list", params)]),
+        capture_output=True,
+        env={**os.environ, "CARREL_HUB": str(hub)},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert ran.returncode == 0 and len(ran.stdout.splitlines()) == 2, ran
+    loaded = set(ran.stderr.decode().split())
+    assert "carrel.mcp.front" in loaded and loaded.isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["mcp", "--help"], ["--version"]])

@@ -44,7 +44,7 @@ def no_groups() -> Cgroups:
 
 
 def test_core_dumps_are_always_off() -> None:
-    assert rlimits(Limits(), pids_by_cgroup=True) == ((resource.RLIMIT_CORE, 0, 0),)
+    assert rlimits(Limits(), pids_by_cgroup=True) == ((resource.RLIMIT_CORE, 1, 1),)
 
 
 def test_hard_limits_are_never_raised() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Awaitable
 from typing import Any
 
 from carrel.agents.listening import too_late
@@ -17,6 +18,7 @@ from carrel.domain.agents import (
     Control,
     ControlKind,
     Driver,
+    InteractionMode,
     Seat,
     Stage,
     Told,
@@ -88,7 +90,10 @@ class _Watched:
 
 
 async def conduct(driver: Driver, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult:
-    """Everything the driver started has ended when this returns, also when it is cancelled."""
+    """Everything the driver started has ended when this returns, also when it is cancelled.
+    A terminal is its person's: nothing of that is held against it."""
+    if request.mode is InteractionMode.INTERACTIVE:
+        return await _alone(driver(request, seat, stage))
     watched = _Watched(stage, request.continuation.key if request.continuation else "")
     work = asyncio.ensure_future(driver(request, seat, watched))
     passing = asyncio.ensure_future(watched.pass_on())
@@ -107,6 +112,16 @@ async def conduct(driver: Driver, request: TurnRequest, seat: Seat, stage: Stage
         seconds = f"{request.timeout_s:g} s"
         return failed(DeadlinePassed(f"The agent did not finish within {seconds}."))
     return _judged(_outcome(work), watched.answered)
+
+
+async def _alone(driving: Awaitable[TurnResult]) -> TurnResult:
+    work = asyncio.ensure_future(driving)
+    try:
+        await asyncio.wait({work})
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
+    return _outcome(work)
 
 
 def _outcome(work: asyncio.Future[TurnResult]) -> TurnResult:

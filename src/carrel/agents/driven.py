@@ -57,6 +57,25 @@ class DrivenTranslator:
         return failed(AgentCrashed(f"The agent {how} before it was done.", stderr=stderr[-4096:]))
 
 
+def driven_by(
+    driver: str, options: Mapping[str, object], request: TurnRequest, seat: Seat
+) -> Prepared:
+    """A turn by a driver that has a process to itself. Values of the environment go by the
+    environment only: the first line may be written down."""
+    start = wire.Start(
+        driver,
+        replace(request, env={}),
+        replace(seat, credentials={}, mcp_env=dict.fromkeys(seat.mcp_env, "")),
+        options,
+    )
+    return Prepared(
+        argv=interpreting.python(PROGRAM),
+        env={**seat.mcp_env, **credentials_of(seat), **request.env},
+        first=wire.line_of(start),
+        duplex=True,
+    )
+
+
 class DrivenFrontend:
     """Implements `Frontend`; made for being derived from."""
 
@@ -86,23 +105,9 @@ class DrivenFrontend:
         return interpreting.folders()
 
     def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
-        """Values of the environment go by the environment only: the first line may be
-        written down."""
         self.check(request, seat)
-        env = {**seat.mcp_env, **credentials_of(seat), **request.env}
-        start = wire.Start(
-            self.driver,
-            replace(request, env={}),
-            replace(seat, credentials={}, mcp_env=dict.fromkeys(seat.mcp_env, "")),
-            self.program_options(request),
-        )
-        return Prepared(
-            argv=interpreting.python(PROGRAM),
-            env=env,
-            first=wire.line_of(start),
-            duplex=True,
-            secret=requests.secret_names(env, (*seat.mcp_env, *credentials_of(seat))),
-        )
+        options = self.program_options(request)
+        return driven_by(self.driver, options, request, seat)
 
     def translator(self, request: TurnRequest) -> DrivenTranslator:
         return DrivenTranslator()

@@ -15,6 +15,7 @@ from carrel.domain.agents import (
     AgentEvent,
     AgentEventType,
     Continuation,
+    InteractionMode,
     Told,
     TurnRequest,
     TurnResult,
@@ -38,6 +39,8 @@ class Emitter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._request = request
+        self._is_terminal = request.mode is InteractionMode.INTERACTIVE
+        """There a person may begin another conversation, and the agent tells what it does."""
         self._provider = provider
         self._hearers = hearers
         self._clock = clock
@@ -58,9 +61,11 @@ class Emitter:
         """Beginning and end are not a frontend's to tell: such a thing becomes a `log`."""
         if self._ended:
             return
-        if told.key and self.continuation is None:
+        if told.key and (self.continuation is None or self._is_terminal):
             self.continuation = Continuation(self._provider, told.key)
-        if told.type in _OURS:
+        if self._is_terminal and told.type is AgentEventType.STATE:
+            self._emit(told.type, {"state": TurnState.RUNNING.value, **told.payload})
+        elif told.type in _OURS:
             self._emit(AgentEventType.LOG, {"raw": {"type": told.type.value, **told.payload}})
         else:
             self._emit(told.type, told.payload)
@@ -109,7 +114,7 @@ def _call(hearer: OnEvent, event: AgentEvent) -> str:
         returned = hearer(event)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    if inspect.iscoroutine(returned):
+    if returned is not None and inspect.iscoroutine(returned):
         returned.close()
         return "TypeError: a callback for events cannot be a coroutine function"
     return ""

@@ -38,8 +38,9 @@ async def listening(
     inbox: Inbox,
     on_interrupt: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[None]:
-    """While the block runs. An interrupt that fails ends the listening and nothing else: the
-    turn itself shows what is wrong with the agent."""
+    """While the block runs. An interrupt is the answer to all that is asked, too: no. One that
+    fails ends the listening and nothing else: the turn itself shows what is wrong with the
+    agent."""
 
     async def listen() -> None:
         while True:
@@ -48,6 +49,7 @@ async def listening(
                 case ControlKind.INPUT:
                     inbox.put(control.text)
                 case ControlKind.INTERRUPT:
+                    permissions.give_up()
                     await on_interrupt()
                 case ControlKind.PERMISSION:
                     permissions.answer(control)

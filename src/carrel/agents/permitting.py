@@ -18,6 +18,9 @@ from carrel.domain.errors import PermissionDenied
 ANSWER_S = 300.0
 """For a person to see the question and to answer it; then the answer is no."""
 
+OWN_TOOLS = "mcp__carrel__"
+"""How the names of the space's own tools begin, which need no permission."""
+
 
 def permission_of(request: TurnRequest, seat: Seat) -> Permission:
     """Raises `PermissionDenied`: everything is allowed only where walls confine."""
@@ -34,20 +37,24 @@ def permission_of(request: TurnRequest, seat: Seat) -> Permission:
 class Permissions:
     """The questions of one turn."""
 
-    def __init__(self, mode: Permission, stage: Stage, answer_s: float = ANSWER_S) -> None:
-        self._mode = mode
+    def __init__(self, mode: Permission, stage: Stage, answer_s: float | None = None) -> None:
+        self.mode = mode
         self._stage = stage
-        self._answer_s = answer_s
+        self._answer_s = ANSWER_S if answer_s is None else answer_s
         self._open: dict[str, asyncio.Future[bool]] = {}
 
     async def allowed(self, id: str, name: str, given: object) -> bool:
         """The question and the decision are told, except where everything is allowed."""
-        if self._mode is Permission.SANDBOXED:
+        if self.mode is Permission.SANDBOXED:
             return True
         asked = {"id": id, "name": name, "input": given}
-        allow = self._mode is Permission.ASK and await self._ask(id, asked)
-        decision = "allow" if allow else "deny"
-        self._stage.tell(Told(AgentEventType.PERMISSION, {**asked, "decision": decision}))
+        allow = False
+        try:
+            allow = self.mode is Permission.ASK and await self._ask(id, asked)
+        finally:
+            # Also of a question that the agent takes back.
+            decision = "allow" if allow else "deny"
+            self._stage.tell(Told(AgentEventType.PERMISSION, {**asked, "decision": decision}))
         return allow
 
     def answer(self, control: Control) -> None:
@@ -66,7 +73,9 @@ class Permissions:
         self._open[id] = asyncio.get_running_loop().create_future()
         self._stage.tell(Told(AgentEventType.PERMISSION, asked))
         try:
-            return await asyncio.wait_for(self._open[id], self._answer_s)
+            # Not `wait_for`: that may lose a cancellation that comes with an answer.
+            async with asyncio.timeout(self._answer_s):
+                return await self._open[id]
         except TimeoutError:
             return False
         finally:

@@ -7,12 +7,13 @@ with the `Locator` and gives a `Frontend`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from carrel.agents.locating import Locator
-from carrel.domain.agents import FoundFrontend, Frontend, FrontendKind
+from carrel.agents.terminals.frontend import InTerminal, attaching
+from carrel.domain.agents import Attaching, FoundFrontend, Frontend, FrontendKind
 from carrel.domain.errors import UnsupportedFrontend
 
 GROUP = "carrel.frontends"
@@ -36,8 +37,17 @@ BUILT_IN: dict[str, str] = {
 class Registry:
     """Implements `carrel.domain.agents.Frontends`."""
 
-    def __init__(self, locator: Locator) -> None:
+    def __init__(
+        self,
+        locator: Locator,
+        unit_s: float = 1.0,
+        own: Mapping[str, Callable[[Locator], Frontend]] | None = None,
+    ) -> None:
+        """`unit_s` is what stands for a second when agents in terminals are started again.
+        `own` make those that the settings name."""
         self._locator = locator
+        self._own = own or {}
+        self._unit_s = unit_s
         self._made: dict[str, Frontend] = {}
 
     def get(self, name: str) -> Frontend:
@@ -46,8 +56,14 @@ class Registry:
             made = self._made[name] = self._make(name)
         return made
 
+    def in_terminal(self, name: str) -> Frontend:
+        return InTerminal(self.get(name), self._unit_s)
+
+    def attaching(self, state: str, *, read_only: bool) -> Attaching:
+        return attaching(state, read_only=read_only)
+
     def names(self) -> Sequence[str]:
-        return (*BUILT_IN, *sorted(_brought()))
+        return tuple(dict.fromkeys((*BUILT_IN, *self._own, *sorted(_brought()))))
 
     def found(self) -> Sequence[FoundFrontend]:
         """All of them as they are on this machine. What a package brought along and cannot be
@@ -65,6 +81,8 @@ class Registry:
         if name in BUILT_IN:
             module, _, what = BUILT_IN[name].partition(":")
             factory = getattr(importlib.import_module(module), what)
+        elif name in self._own:
+            factory = self._own[name]
         else:
             entry = _brought().get(name)
             if entry is None:

@@ -1,13 +1,37 @@
-"""What a driver's program reads and writes: JSON, one object a line."""
+"""What a driver's program reads and writes: JSON, one object a line.
+
+What the program itself needs is done with the standard library: until anything faster is
+loaded, most turns have written all their lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+from carrel.domain.agents import (
+    AgentEventType,
+    Attachment,
+    Continuation,
+    Control,
+    ControlKind,
+    InteractionMode,
+    Permission,
+    Seat,
+    Told,
+    TurnRequest,
+)
 
-from carrel.domain.agents import AgentEventType, Control, Seat, Told, TurnRequest
+if TYPE_CHECKING:
+    import msgspec
+
+_plain = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
+"""What is circular is too deep."""
 
 
 @dataclass(frozen=True)
@@ -21,40 +45,97 @@ class Start:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
-_encoder = msgspec.json.Encoder(enc_hook=str)
-_start = msgspec.json.Decoder(Start)
-_told = msgspec.json.Decoder(Told)
-_control = msgspec.json.Decoder(Control)
-
-
-def line_of(value: Start | Control) -> bytes:
-    return _encoder.encode(value) + b"\n"
+# The program's side
 
 
 def told_line(told: Told) -> bytes:
     """Never raises: what cannot be written as JSON is told as Python shows it."""
+    said = {"type": told.type, "payload": told.payload}
+    if told.key:
+        said["key"] = told.key
     try:
-        return _encoder.encode(told) + b"\n"
-    except (TypeError, ValueError, RecursionError, UnicodeError):
+        return _plain(said).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError):
+        return _odd_line(told)
+
+
+def _odd_line(told: Told) -> bytes:
+    """With what JSON has no word for."""
+    encode = _encoder().encode
+    try:
+        return encode(told) + b"\n"
+    except (TypeError, ValueError, RecursionError):
         shown = ascii(told.payload)[:4096]
-        return (
-            _encoder.encode(Told(AgentEventType.LOG, {"raw": shown}, ascii(told.key)[1:-1])) + b"\n"
-        )
+        return encode(Told(AgentEventType.LOG, {"raw": shown}, ascii(told.key)[1:-1])) + b"\n"
 
 
 def read_start(line: bytes) -> Start:
     """Raises `ValueError`."""
-    return _start.decode(line)
+    found = _object(line)
+    try:
+        given = {name: _made(name, value) for name, value in found["request"].items()}
+        seat = {**found["seat"], "mcp": tuple(found["seat"]["mcp"])}
+        return Start(found["driver"], TurnRequest(**given), Seat(**seat), found["options"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is not whole ({error!r})") from None
+
+
+def _made(name: str, value: Any) -> Any:
+    """A field of a request, from what JSON has made of it."""
+    make = _MADE.get(name)
+    return value if make is None or value is None else make(value)
+
+
+_MADE: Mapping[str, Callable[[Any], object]] = {
+    "continuation": lambda given: Continuation(**given),
+    "permission": Permission,
+    "attachments": lambda given: tuple(Attachment(**one) for one in given),
+    "kits": tuple,
+    "mode": InteractionMode,
+}
 
 
 def read_control(line: bytes) -> Control:
     """Raises `ValueError`."""
-    return _control.decode(line)
+    found = _object(line)
+    text, id = str(found.get("text", "")), str(found.get("id", ""))
+    return Control(ControlKind(str(found.get("kind"))), text, id, found.get("allow") is True)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        raise ValueError("it is too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")
+    return found
+
+
+# The other side
+
+
+def line_of(value: Start | Control) -> bytes:
+    return _encoder().encode(value) + b"\n"
 
 
 def read_told(line: bytes) -> Told | None:
     """None: this is no such line."""
     try:
-        return _told.decode(line)
+        return _told()(line)
     except (ValueError, RecursionError):
         return None
+
+
+@functools.cache
+def _encoder() -> msgspec.json.Encoder:
+    import msgspec
+
+    return msgspec.json.Encoder(enc_hook=str)
+
+
+@functools.cache
+def _told() -> Callable[[bytes], Told]:
+    import msgspec
+
+    return msgspec.json.Decoder(Told).decode

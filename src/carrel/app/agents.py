@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,16 @@ from pathlib import Path
 import msgspec
 
 from carrel.agents.credentials import Credentials
+from carrel.agents.frontends.acp_own import OwnAcp, OwnAgent, frontend_of
 from carrel.agents.locating import Locator
-from carrel.agents.registry import Registry
+from carrel.agents.registry import BUILT_IN, Registry
 from carrel.agents.seating import SpaceSeats
-from carrel.config import Settings
-from carrel.domain.agents import AgentEvent, AgentEventType, Turn
+from carrel.config import Settings, SettingsInvalid
+from carrel.domain.agents import AgentEvent, AgentEventType, Provider, Turn
+from carrel.domain.errors import InsufficientDisk, StoreBusy
 from carrel.domain.hub import MOST_TOGETHER, SIGNAL, Replay
 from carrel.domain.ids import new_id
+from carrel.domain.pauses import pauses
 from carrel.hub.envelopes import Said, raw
 from carrel.hub.hub import Hub
 
@@ -40,9 +44,29 @@ def open_agents(settings: Settings) -> Agents:
     data = settings.data
     own = data / "agents"
     locator = Locator(own)
-    registry = Registry(locator, settings.restart_s)
+    registry = Registry(locator, settings.restart_s, _own(settings))
     credentials = Credentials(data / "auth")
     return Agents(registry, SpaceSeats(registry, credentials.given), credentials, locator, own)
+
+
+def _own(settings: Settings) -> dict[str, type[OwnAcp]]:
+    """Raises `SettingsInvalid`."""
+    found: dict[str, type[OwnAcp]] = {}
+    for name, said in settings.agents.items():
+        if name in BUILT_IN:
+            raise SettingsInvalid(
+                f"There is an agent {name!r} already.", hint="Give yours another name."
+            )
+        about = OwnAgent(
+            said.command,
+            Provider(said.provider),
+            said.credentials,
+            tuple(str(path) for path in said.binds),
+            said.network,
+            said.env,
+        )
+        found[name] = frontend_of(name, about)
+    return found
 
 
 class _Payload(msgspec.Struct):
@@ -74,11 +98,21 @@ class HubTurnLog:
             else:
                 kept.append(said)
         for first in range(0, len(kept), MOST_TOGETHER):
-            await self._hub.record(space_id, kept[first : first + MOST_TOGETHER])
+            await self._keep(space_id, kept[first : first + MOST_TOGETHER])
 
     async def alert(self, space_id: str, text: str) -> None:
         payload = {"message": text[:1000], "priority": "high"}
-        await self._hub.record(space_id, [Said(SIGNAL, raw(payload), new_id("al"))])
+        await self._keep(space_id, [Said(SIGNAL, raw(payload), new_id("al"))])
+
+    async def _keep(self, space_id: str, said: Sequence[Said]) -> None:
+        """However long the disk is full, or too much waits for it: the agent goes on, and what
+        it says is in its output until it can be told."""
+        for pause_s in pauses():
+            try:
+                await self._hub.record(space_id, said)
+                return
+            except (StoreBusy, InsufficientDisk):
+                await asyncio.sleep(pause_s)
 
     async def told(self, turn: Turn) -> int:
         """By the log itself: it is what others have heard."""

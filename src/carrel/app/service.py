@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from carrel.agents.context import Context
 from carrel.agents.emitting import Emitter
 from carrel.agents.installing import install
 from carrel.app.agents import HubTurnLog, open_agents
@@ -32,6 +33,7 @@ from carrel.interfaces.hub.system import SystemRequests
 from carrel.runtimes.layout import SandboxFolders
 from carrel.runtimes.recordings import Recordings
 from carrel.service.agents import AgentSpaces
+from carrel.service.context import Attachments, SpaceContext
 from carrel.service.creating import Creator
 from carrel.service.desk import Desks
 from carrel.service.doctor import Doctor
@@ -72,6 +74,7 @@ class Services:
     hangups: Hangups
     turns: Turns
     keyring: Keyring
+    context: SpaceContext
     files: SpaceFiles
     tokens: Tokens
     feed: Feed
@@ -154,6 +157,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
             journal=journal,
             spaces=spaces,
             agents=AgentSpaces(journal, desks, runs, shared),
+            attachments=Attachments(desks, TreeContents(), Context()),
             runs=runs,
             shared=shared,
             frontends=frontends,
@@ -188,6 +192,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         hangups=Hangups(runs),
         turns=turns,
         keyring=Keyring(agents.credentials, frontends, partial(install, own=agents.own)),
+        context=SpaceContext(spaces, desks, shared, Context()),
         files=SpaceFiles(spaces, journal, desks, shared, TreeContents()),
         tokens=Tokens(store, journal),
         feed=feed,

@@ -54,7 +54,7 @@ def _runs() -> list[CompletionItem]:
     found = []
     for space in _ask("/v1/spaces", [("limit", MOST), ("state", "running")])["spaces"]:
         for run in _ask(space_path(space["id"], "runs"), [])["runs"]:
-            found.append(CompletionItem(run["id"], help=" ".join(run["argv"])[:40]))
+            found.append(CompletionItem(run["id"], help=run["display_command"][:40]))
     return found
 
 

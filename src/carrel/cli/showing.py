@@ -135,9 +135,7 @@ def span_text(run: dict[str, Any]) -> str:
 
 
 def command_text(run: dict[str, Any]) -> str:
-    from shlex import join
-
-    return clean(join(run["argv"]))
+    return clean(run["display_command"])
 
 
 def describe_run(run: dict[str, Any]) -> str:

@@ -35,9 +35,15 @@ VERBS = {
     "hub dump": "hub_dump",
     "hub clients": "hub_clients",
     "send": "send",
+    "attach": "attach",
+    "permit": "permit",
     "interrupt": "interrupt",
     "turns": "turns",
     "agents": "agents",
+    "context": "",
+    "context add": "context_add",
+    "context ls": "context_ls",
+    "context rm": "context_rm",
     "auth": "",
     "auth set": "auth_set",
     "auth ls": "auth_ls",
@@ -60,6 +66,7 @@ VERBS = {
 
 GROUPS = {
     "auth": "Keys that agents are given.",
+    "context": "Files that the agent of a space is given to read.",
     "hub": "Messages between people, agents and editors: say, ask, listen.",
     "run": "Look at one command, attach to it, wait for it, signal it.",
     "token": "Tokens for the API on TCP.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carrel.cli import giving
 from carrel.cli.call import Call
 from carrel.cli.layout import clean
 from carrel.cli.output import flush
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FAILED = 1
-OPTIONS = (
-    Option("--wait", help="Stay until it has ended; print what the agent said last."),
+STARTING = (
     Option("--model", kind=TEXT, help="Of the frontend; otherwise its default."),
     Option("--session", kind=TEXT, metavar="NAME", help="Your name for the conversation."),
     Option(
@@ -24,27 +24,60 @@ OPTIONS = (
         choices=("ask", "sandboxed", "deny"),
         help="What it may do without asking.",
     ),
-    Option("--timeout", kind=SECONDS, metavar="TIME", help="It is ended after so long."),
     Option("--turn-env", kind=PAIRS, metavar="K=V", help="A variable for this turn only."),
+    *giving.OPTIONS,
+)
+"""Of every verb that starts an agent."""
+OPTIONS = (
+    Option("--wait", help="Stay until it has ended; print what the agent said last."),
+    *STARTING,
+    Option("--timeout", kind=SECONDS, metavar="TIME", help="It is ended after so long."),
+    Option(
+        "--answer",
+        kind=SECONDS,
+        metavar="TIME",
+        help="What it asks permission for is denied after so long; otherwise 5 minutes.",
+    ),
 )
 """Of every verb that begins a turn."""
+CONTINUING = (
+    Option("--continue", help="Go on with the last conversation of this space."),
+    Option("--resume", kind=TEXT, metavar="KEY", help="Go on with this conversation."),
+)
 
 
 def content(call: Call, prompt: str) -> dict[str, Any]:
     """As the API takes it; what was not said is left to the daemon."""
     found: dict[str, Any] = {
-        "prompt": _prompt(prompt),
+        "prompt": prompt,
         "frontend": call.text("agent"),
         "model": call.text("model"),
         "session": call.text("session"),
         "permission": call.text("permission"),
         "timeout_s": call.number("timeout"),
+        "answer_s": call.number("answer"),
         "env": call.pairs("turn_env"),
+        "system_prompt": giving.system_prompt(call),
     }
     return {name: value for name, value in found.items() if value}
 
 
-def _prompt(text: str) -> str:
+def continuation(call: Call, space: str) -> dict[str, str] | None:
+    """What is to be gone on with, if that was said."""
+    if not (call.flag("continue") or call.text("resume")):
+        return None
+    found = turning.last_continuation(call.link, space)
+    if found is None:
+        from carrel.domain.errors import ContinuationNotFound
+
+        raise ContinuationNotFound(
+            "There is no conversation in this space yet.", hint="Leave out --continue."
+        )
+    key = call.text("resume")
+    return {**found, "key": key} if key else found
+
+
+def prompt_of(text: str) -> str:
     if text == "-":
         import sys
 
@@ -56,8 +89,25 @@ def _prompt(text: str) -> str:
     return text
 
 
+def queue(call: Call, space: str, text: str) -> int:
+    """To the agent that works there now."""
+    from carrel.client.requests import asking, space_path, telling
+    from carrel.client.wire import segment
+
+    working = call.link.json(asking(space_path(space)))["working"]
+    if not working:
+        from carrel.domain.errors import StateConflict
+
+        raise StateConflict("No agent works there now.", hint="Leave out --queue.")
+    turn = call.link.json(telling("POST", f"/v1/turns/{segment(working)}/input", {"text": text}))
+    call.show(turn) if call.json else call.say(turn["id"])
+    return 0
+
+
 def send(call: Call, space: str, wanted: dict[str, Any]) -> int:
     """Begins a turn, and with --wait sees it to its end. The exit code is 0 for a success."""
+    if attached := giving.give(call, space):
+        wanted = {**wanted, "attachments": attached}
     if not call.flag("wait"):
         turn = turning.begin(call.link, space, wanted)
         if call.json:
@@ -68,13 +118,13 @@ def send(call: Call, space: str, wanted: dict[str, Any]) -> int:
     watched = turning.Watched(hub_place(call), space, start=not call.flag("no_start"))
     try:
         turn = turning.begin(call.link, space, wanted)
-        watched.follow(turn["id"], lambda event: _heard(call, event))
+        watched.follow(turn["id"], lambda event: _heard(call, space, event))
     finally:
         watched.close()
     return _ended(call, turning.wait(call.link, turn["id"]))
 
 
-def _heard(call: Call, event: dict[str, Any]) -> None:
+def _heard(call: Call, space: str, event: dict[str, Any]) -> None:
     if call.json:
         import json
 
@@ -87,13 +137,26 @@ def _heard(call: Call, event: dict[str, Any]) -> None:
     elif kind == "message":
         call.note(clean(str(payload.get("text", ""))))
     elif kind == "permission" and "decision" not in payload:
-        call.note(clean(f"? {payload.get('name', '')} asks for permission {payload.get('id')}"))
+        call.note(clean(f"? {payload.get('name', '')} {_short(payload.get('input'))}"))
+        call.note(clean(f"  {_permit(call.text('space') or space, str(payload.get('id')))}"))
+
+
+def _permit(space: str, permission: str) -> str:
+    """How it is answered; from another terminal, for this one waits."""
+    import shlex
+
+    command = shlex.join(("carrel", "permit", space, permission))
+    return f"It asks for permission: {command} [--deny]"
+
+
+def compact(value: object) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _short(value: object) -> str:
-    import json
-
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = compact(value)
     return text if len(text) <= 100 else text[:99] + "…"
 
 

@@ -116,6 +116,21 @@ class AsyncSpace(_Handle):
         """Newest first."""
         return await self._send(calls.turns(self.id))
 
+    async def open_terminal(self, prompt: str = "", **options: Unpack[TurnOptions]) -> models.Turn:
+        """The agent in a terminal of the space; it may be told something first. It raises what
+        `send` does, and `UnsupportedFrontend` when the agent has no terminal."""
+        content = {**calls.turn_content(prompt, options), "terminal": True}
+        return await self._send(calls.start_turn(self.id, content))
+
+    async def terminal(self, *, read_only: bool = False) -> models.Attaching:
+        """The command in the space that attaches to the terminal of its agent, when that is
+        up. `StateConflict` when there is none."""
+        return await self._send(calls.terminal(self.id, read_only))
+
+    async def stop_agent(self, turn: models.Turn) -> models.Turn:
+        """Ends the agent, in a terminal too; `wait_for` tells its end."""
+        return await self._send(calls.stop_turn(turn.id))
+
     async def interrupt(self, turn: models.Turn) -> models.Turn:
         """As Ctrl-C; `wait_for` tells its end."""
         return await self._send(calls.interrupt(turn.id))
@@ -125,8 +140,20 @@ class AsyncSpace(_Handle):
         return await self._send(calls.queue_input(turn.id, text))
 
     async def decide(self, turn: models.Turn, permission: str, allow: bool) -> models.Turn:
-        """Answers a `permission` event."""
+        """Answers one of the turn's `permissions`. `StateConflict` when it does not wait for
+        that one."""
         return await self._send(calls.decide(turn.id, permission, allow))
+
+    async def context(self) -> list[models.ContextFile]:
+        """What its agent is given to read, beside the project."""
+        return await self._send(calls.context(self.id))
+
+    async def put_context(self, name: str, data: bytes) -> None:
+        """Instead of what had that name; the agent sees it at once."""
+        await self._send(calls.put_context(self.id, name, data))
+
+    async def remove_context(self, name: str) -> None:
+        await self._send(calls.remove_context(self.id, name))
 
     # Its life
 

@@ -15,7 +15,7 @@ from carrel.client import models
 from carrel.client.projects import describe
 from carrel.client.requests import LONG_S, Request, asking, run_path, space_path, telling
 from carrel.client.wire import segment
-from carrel.domain.agents import Continuation
+from carrel.domain.agents import Attachment, Continuation
 from carrel.domain.limits import Limits
 from carrel.domain.spaces import Retention
 
@@ -62,8 +62,10 @@ class TurnOptions(TypedDict, total=False):
     continuation: Continuation
     permission: str
     env: Mapping[str, str]
+    attachments: Sequence[Attachment]
     system_prompt: str
     timeout_s: float
+    answer_s: float
 
 
 def turn_content(prompt: str, options: TurnOptions) -> dict[str, Any]:
@@ -72,7 +74,14 @@ def turn_content(prompt: str, options: TurnOptions) -> dict[str, Any]:
         content["continuation"] = asdict(content["continuation"])
     if "env" in content:
         content["env"] = dict(content["env"])
+    if "attachments" in content:
+        content["attachments"] = [_attached(one) for one in content["attachments"]]
     return content
+
+
+def _attached(one: Attachment) -> dict[str, str]:
+    folder = "context" if one.in_context else "tree"
+    return {"path": one.path, "folder": folder, "media_type": one.media_type}
 
 
 def space_content(project: Project, options: SpaceOptions) -> dict[str, Any]:
@@ -290,6 +299,15 @@ def interrupt(turn_id: str) -> Call[models.Turn]:
     return _one(telling("POST", f"{_turn_path(turn_id)}/interrupt"), models.Turn)
 
 
+def stop_turn(turn_id: str) -> Call[models.Turn]:
+    return _one(telling("POST", f"{_turn_path(turn_id)}/stop"), models.Turn)
+
+
+def terminal(word: str, read_only: bool) -> Call[models.Attaching]:
+    query = [("read_only", str(read_only).lower())]
+    return _one(asking(space_path(word, "terminal"), query), models.Attaching)
+
+
 def queue_input(turn_id: str, text: str) -> Call[models.Turn]:
     return _one(telling("POST", f"{_turn_path(turn_id)}/input", {"text": text}), models.Turn)
 
@@ -301,6 +319,23 @@ def decide(turn_id: str, permission: str, allow: bool) -> Call[models.Turn]:
 
 def _turn_path(turn_id: str) -> str:
     return f"/v1/turns/{segment(turn_id)}"
+
+
+def context(word: str) -> Call[list[models.ContextFile]]:
+    return _list(asking(space_path(word, "context")), "files", models.ContextFile)
+
+
+def put_context(word: str, name: str, data: bytes) -> Call[None]:
+    headers = [("Content-Type", "application/octet-stream")]
+    return Call(Request("PUT", _context_path(word, name), body=data, headers=headers), _nothing)
+
+
+def remove_context(word: str, name: str) -> Call[None]:
+    return Call(Request("DELETE", _context_path(word, name)), _nothing)
+
+
+def _context_path(word: str, name: str) -> str:
+    return space_path(word, "context", segment(name))
 
 
 def agents() -> Call[list[models.FoundFrontend]]:

@@ -16,6 +16,9 @@ from carrel.client.problems import unreadable
 from carrel.domain.agents import (
     NOTHING_SPENT,
     Activity,
+    Asked,
+    Attachment,
+    ContextFile,
     Continuation,
     FoundFrontend,
     Permission,
@@ -32,8 +35,11 @@ from carrel.domain.trees import Change, EntryType, Skipped
 
 __all__ = [
     "Action",
+    "Asked",
+    "Attachment",
     "Base",
     "Change",
+    "ContextFile",
     "Diagnosis",
     "Event",
     "Exit",
@@ -118,6 +124,8 @@ class RunInfo(Record, frozen=True, kw_only=True):
     id: str
     space: str
     argv: tuple[str, ...]
+    display_command: str = ""
+    """For people; `argv` is what runs."""
     cwd: str
     state: RunState
     terminal: bool
@@ -144,7 +152,10 @@ class Turn(Record, frozen=True, kw_only=True):
     state: TurnState
     created_at: datetime
     model: str = ""
+    terminal: bool = False
     permission: Permission = Permission.DENY
+    permissions: tuple[Asked, ...] = ()
+    """Those that wait for an answer now."""
     ended_at: datetime | None = None
     continuation: Continuation | None = None
     result: TurnResult | None = None
@@ -153,6 +164,14 @@ class Turn(Record, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         return self.state is not TurnState.RUNNING
+
+
+class Attaching(Record, frozen=True, kw_only=True):
+    """A command in the space, for a terminal: whoever runs it is attached as long as it runs."""
+
+    turn: Turn
+    argv: tuple[str, ...]
+    cwd: str
 
 
 class File(Record, frozen=True, kw_only=True):

@@ -116,6 +116,21 @@ class Space(_Handle):
         """Newest first."""
         return self._send(calls.turns(self.id))
 
+    def open_terminal(self, prompt: str = "", **options: Unpack[TurnOptions]) -> models.Turn:
+        """The agent in a terminal of the space; it may be told something first. It raises what
+        `send` does, and `UnsupportedFrontend` when the agent has no terminal."""
+        content = {**calls.turn_content(prompt, options), "terminal": True}
+        return self._send(calls.start_turn(self.id, content))
+
+    def terminal(self, *, read_only: bool = False) -> models.Attaching:
+        """The command in the space that attaches to the terminal of its agent, when that is
+        up. `StateConflict` when there is none."""
+        return self._send(calls.terminal(self.id, read_only))
+
+    def stop_agent(self, turn: models.Turn) -> models.Turn:
+        """Ends the agent, in a terminal too; `wait_for` tells its end."""
+        return self._send(calls.stop_turn(turn.id))
+
     def interrupt(self, turn: models.Turn) -> models.Turn:
         """As Ctrl-C; `wait_for` tells its end."""
         return self._send(calls.interrupt(turn.id))
@@ -125,8 +140,20 @@ class Space(_Handle):
         return self._send(calls.queue_input(turn.id, text))
 
     def decide(self, turn: models.Turn, permission: str, allow: bool) -> models.Turn:
-        """Answers a `permission` event."""
+        """Answers one of the turn's `permissions`. `StateConflict` when it does not wait for
+        that one."""
         return self._send(calls.decide(turn.id, permission, allow))
+
+    def context(self) -> list[models.ContextFile]:
+        """What its agent is given to read, beside the project."""
+        return self._send(calls.context(self.id))
+
+    def put_context(self, name: str, data: bytes) -> None:
+        """Instead of what had that name; the agent sees it at once."""
+        self._send(calls.put_context(self.id, name, data))
+
+    def remove_context(self, name: str) -> None:
+        self._send(calls.remove_context(self.id, name))
 
     # Its life
 

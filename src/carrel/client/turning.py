@@ -42,11 +42,29 @@ def last_continuation(link: Link, space: str) -> dict[str, Any] | None:
     return None
 
 
+def working(link: Link, space: str) -> dict[str, Any] | None:
+    """The turn that runs in a space."""
+    turn = link.json(asking(space_path(space)))["working"]
+    found: dict[str, Any] | None = link.json(asking(_turn_path(turn))) if turn else None
+    return found
+
+
+def decide(link: Link, turn: str, permission: str, *, allow: bool) -> dict[str, Any]:
+    """Answers what the turn asks permission for."""
+    path = f"{_turn_path(turn)}/permissions/{segment(permission)}"
+    found: dict[str, Any] = link.json(telling("POST", path, {"allow": allow}))
+    return found
+
+
+def _turn_path(turn: str) -> str:
+    return f"/v1/turns/{segment(turn)}"
+
+
 def wait(link: Link, turn: str) -> dict[str, Any]:
     """The turn when it has ended, whatever becomes of the daemon meanwhile."""
     from carrel.domain.errors import DaemonUnavailable
 
-    path, patience = f"/v1/turns/{segment(turn)}", None
+    path, patience = _turn_path(turn), None
     while True:
         try:
             asked = asking(path, [("wait_s", WAIT_S)], timeout_s=LONG_S)

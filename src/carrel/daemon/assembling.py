@@ -32,6 +32,7 @@ async def open_api(
             hangups=found.hangups,
             turns=found.turns,
             keyring=found.keyring,
+            context=found.context,
             files=found.files,
             tokens=found.tokens,
             feed=found.feed,

@@ -161,10 +161,12 @@ class TurnResult:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file that goes with a prompt. `path` is where the agent sees it."""
+    """A file that goes with a prompt. `path` is where the agent sees it; asked for in a space,
+    it is relative to the tree or, `in_context`, the name of a context file."""
 
     path: str
     media_type: str = ""
+    in_context: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,9 @@ class FoundFrontend:
     version: str = ""
     path: str = ""
     logged_in: bool | None = None
-    """None: that cannot be known."""
+    """None: it needs no key, or that cannot be known."""
+    credentials: tuple[str, ...] = ()
+    """Names of the keys that it takes; one is enough."""
     models: tuple[str, ...] = ()
     default_model: str = ""
     install: str = ""
@@ -522,6 +526,25 @@ class SeatRequest:
     frontend: Frontend
     own_paths: bool
     confined: bool
+
+
+@dataclass(frozen=True)
+class ContextFile:
+    name: str
+    size: int
+
+
+class ContextStore(Protocol):
+    """What the agent of the space in `folder` may read, by name. Blocking. Raises
+    `PathInvalid`, `PathNotFound` and `TooLarge`."""
+
+    def list(self, folder: Path) -> Sequence[ContextFile]: ...
+
+    def read(self, folder: Path, name: str) -> bytes: ...
+
+    def put(self, folder: Path, name: str, data: bytes) -> None: ...
+
+    def remove(self, folder: Path, name: str) -> None: ...
 
 
 class CredentialStore(Protocol):

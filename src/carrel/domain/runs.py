@@ -45,6 +45,8 @@ class RunRecord:
     timeout_s: float | None = None
     hangup: bool = False
     """It ends when nobody has watched it for a while, as with a terminal that hangs up."""
+    display: str = ""
+    """What people are shown instead of `argv`, where that says little."""
     pid: int = 0
     exit: Exit | None = None
     failure: str = ""

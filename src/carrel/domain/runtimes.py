@@ -97,6 +97,8 @@ class Command:
     """So much of the end of each recorded stream is kept at least; what is before goes."""
     run_id: str = ""
     """From who keeps the records; empty: a fresh one is made."""
+    display: str = ""
+    """What people are shown instead of `argv`; empty: that."""
 
 
 class ExitReason(StrEnum):

@@ -50,7 +50,8 @@ MISSED = 3
 """Heartbeats that may be missed before a client counts as lost."""
 
 
-System = Callable[[Client, str, Any], Awaitable[object]]
+System = Callable[[Client, str, str, Any], Awaitable[object]]
+"""Who asks, of which space, the type and the payload."""
 _log = logging.getLogger("carrel.hub")
 
 
@@ -230,7 +231,10 @@ class Hub:
         speaking.check(type, received.payload, received.reply_to)
         speaking.admit(self._spaces, client, type, received.space)
         to = received.to or (str(type.to) if type.to is not None else "")
-        if to:
+        if to == ClientKind.AGENT and self._receiver(client, received, to) is None:
+            # Agents that Carrel drives are no clients of the hub.
+            self._ask_system(client, received, type)
+        elif to:
             self._request(client, received, to)
         elif is_kept(received.type):
             self._keep(client, received)
@@ -273,6 +277,8 @@ class Hub:
         if not 0 < milliseconds <= MAX_DEADLINE_MS:
             raise MessageInvalid(f"A deadline is at most {MAX_DEADLINE_MS} ms.", hint="Shorten it.")
         receiver = self._receiver(client, received, to)
+        if receiver is None:
+            raise no_receiver(to, received.space)
         number = self._requests.add(
             client, receiver, received.id, milliseconds / 1000, self._passed
         )
@@ -297,7 +303,11 @@ class Hub:
         if client.asking >= MAX_OPEN_SYSTEM:
             raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
         client.asking += 1
-        self.spawn(self._serve(client, received.id, self.system(client, received.type, payload)))
+        self.spawn(self._serve(client, received.id, self._put(client, received, payload)))
+
+    def _put(self, client: Client, received: Received, payload: Any) -> Awaitable[object]:
+        assert self.system is not None
+        return self.system(client, received.space, received.type, payload)
 
     async def _serve(self, client: Client, number: str, work: Awaitable[object]) -> None:
         try:
@@ -346,16 +356,14 @@ class Hub:
         self.keeper.keep(Pending(space, time.time(), sender, said, done=settle))
         return await done
 
-    def _receiver(self, asker: Client, received: Received, to: str) -> Client:
+    def _receiver(self, asker: Client, received: Received, to: str) -> Client | None:
         """The one that is named, or the newest of the kind that is connected to the space."""
         for client in reversed(self._clients.values()):
             if client is asker or client.kind is None or to not in (client.client_id, client.kind):
                 continue
             if self._is_at(client, received.space) and client.answers(received.type):
                 return client
-        raise NoReceiver(
-            f"No {to[:40]} is connected to {received.space}.", hint="Start one, and ask again."
-        )
+        return None
 
     def _is_at(self, client: Client, space: str) -> bool:
         if client.identity.space_id:
@@ -519,3 +527,7 @@ def _new_id() -> str:
 def _type_of(body: bytes) -> str:
     """It is the first field of every envelope that the hub wrote."""
     return body[9 : body.index(b'"', 9)].decode()
+
+
+def no_receiver(kind: str, space: str) -> NoReceiver:
+    return NoReceiver(f"No {kind[:40]} is connected to {space}.", hint="Start one, and ask again.")

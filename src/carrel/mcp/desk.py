@@ -13,12 +13,15 @@ from mcp.server.mcpserver import Context
 
 from carrel.client.hub_aio import AsyncHub
 from carrel.client.hub_problems import ConnectionLost
-from carrel.domain.errors import DaemonUnavailable
+from carrel.client.hub_session import FATAL
+from carrel.domain.errors import CarrelError, DaemonUnavailable
 
 ANSWER_S = 60.0
 """For what takes milliseconds, with the time that a restarted daemon needs to come back."""
 WORK_S = 3600.0
 """For making or removing a space: a large project takes its time."""
+RETRY_S = 1.0
+"""Between two looks for a hub that was not there at first."""
 PROGRESS_S = 5.0
 """Between two reports: clients give up on what is silent for a minute."""
 NOTHING = ("carrel_mcp",)
@@ -31,23 +34,35 @@ ToolContext: TypeAlias = Context[Any, Any]
 
 
 class Desk:
-    """`own` is the space that this runs in, or that its token is for; empty outside."""
+    """`inside`: it speaks for a space, in which it runs or which its token is for."""
 
-    def __init__(self, hub: AsyncHub, open_hub: OpenHub) -> None:
-        self.hub = hub
-        self.own = hub.space
+    def __init__(
+        self, connecting: asyncio.Task[AsyncHub], open_hub: OpenHub, *, inside: bool
+    ) -> None:
+        self.inside = inside
+        self._connecting = connecting
         self._open_hub = open_hub
+
+    async def hub(self) -> AsyncHub:
+        """As soon as it is connected. Raises `DaemonUnavailable`, or why the hub refuses."""
+        with _limit(ANSWER_S):
+            return await asyncio.shield(self._connecting)
+        raise _silent(ANSWER_S)
+
+    async def own(self) -> str:
+        """The space that it speaks for; empty outside."""
+        return (await self.hub()).space
 
     async def publish(self, type: str, payload: Mapping[str, Any], space: str = "") -> int:
         """Its number, when it is kept."""
         with _limit(ANSWER_S):
-            return (await self.hub.publish(type, payload, space=space)).seq
+            return (await (await self.hub()).publish(type, payload, space=space)).seq
         raise _silent(ANSWER_S)
 
     async def ask(self, type: str, payload: Mapping[str, Any], *, seconds: float = ANSWER_S) -> Any:
         """Once: nobody knows whether it was done when the connection breaks."""
         with _limit(seconds):
-            return await self.hub.request(type, payload)
+            return await (await self.hub()).request(type, payload)
         raise _silent(seconds)
 
     async def look(self, type: str, payload: Mapping[str, Any]) -> Any:
@@ -55,7 +70,7 @@ class Desk:
         with _limit(ANSWER_S):
             while True:
                 try:
-                    return await self.hub.request(type, payload)
+                    return await (await self.hub()).request(type, payload)
                 except ConnectionLost:
                     continue
         raise _silent(ANSWER_S)
@@ -77,11 +92,32 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(open_hub: OpenHub) -> AsyncIterator[Desk]:
-    """Says, asks and hears nothing by itself. Raises `DaemonUnavailable`, or why the hub
-    refuses."""
-    async with open_hub(types=(), capabilities=NOTHING) as hub:
-        yield Desk(hub, open_hub)
+async def open_desk(open_hub: OpenHub, *, inside: bool | None = None) -> AsyncIterator[Desk]:
+    """Says, asks and hears nothing by itself. When it is known whether it is `inside` a space,
+    nobody waits for the hub before it is needed. Else raises `DaemonUnavailable`, or why the
+    hub refuses."""
+    hub = open_hub(types=(), capabilities=NOTHING)
+    connecting = asyncio.create_task(_connected(hub, patient=inside is not None))
+    try:
+        if inside is None:
+            inside = bool((await connecting).space)
+        yield Desk(connecting, open_hub, inside=inside)
+    finally:
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await hub.close()
+
+
+async def _connected(hub: AsyncHub, *, patient: bool) -> AsyncHub:
+    while True:
+        try:
+            return await hub.__aenter__()
+        except FATAL:
+            raise
+        except CarrelError:
+            if not patient:
+                raise
+        await asyncio.sleep(RETRY_S)
 
 
 @asynccontextmanager

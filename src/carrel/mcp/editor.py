@@ -34,8 +34,8 @@ class EditorTools:
         return await self._ask("ide_operation", {"operation": operation, "arguments": arguments})
 
     async def _ask(self, type: str, payload: dict[str, Any]) -> Answered:
-        desk = self._desk
+        hub = await self._desk.hub()
         with anyio.move_on_after(ANSWER_S):
-            data = await desk.hub.request(type, payload, space=desk.own, deadline_s=EDITOR_S)
+            data = await hub.request(type, payload, space=hub.space, deadline_s=EDITOR_S)
             return Answered(data=data)
         raise DeadlinePassed("The editor did not answer.", hint="Ask again, or do without.")

@@ -70,7 +70,7 @@ class PeopleTools:
                 hint="Give `question`, or `question_id`.",
             )
         asked = Question(question, choices, question_id)
-        return await asking.ask(self._desk, ctx, self._desk.own, asked, timeout_s)
+        return await asking.ask(self._desk, ctx, await self._desk.own(), asked, timeout_s)
 
     async def present_walkthrough(
         self, content: Annotated[str, Field(description="Markdown.")]

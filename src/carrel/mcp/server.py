@@ -11,9 +11,11 @@ from collections.abc import Callable
 from inspect import cleandoc
 from typing import Any
 
+from anyio import AsyncFile
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
+from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import ValidationError
 
@@ -44,8 +46,10 @@ class CarrelServer(MCPServer[Any]):
         super().__init__(
             NAME,
             version=__version__,
-            instructions=INSIDE if desk.own else OUTSIDE,
+            instructions=INSIDE if desk.inside else OUTSIDE,
             tools=list(self._offered.values()),
+            # Its tools are always the same: nobody has to listen for changes.
+            subscriptions=False,
             log_level="WARNING",
         )
 
@@ -60,6 +64,12 @@ class CarrelServer(MCPServer[Any]):
         except ToolError as error:
             return _failed(_told(name, error))
 
+    async def serve_lines(self, stdin: AsyncFile[str], stdout: AsyncFile[str]) -> None:
+        """As `run_stdio_async`, with other ends than the standard ones."""
+        server = self._lowlevel_server
+        async with stdio_server(stdin, stdout) as (heard, said):
+            await server.run(heard, said, server.create_initialization_options())
+
     def _check(self, name: str, arguments: dict[str, Any]) -> None:
         tool = self._offered.get(name)
         if tool is None:
@@ -72,7 +82,7 @@ class CarrelServer(MCPServer[Any]):
 
 
 def _functions(desk: Desk) -> list[Callable[..., Any]]:
-    if not desk.own:
+    if not desk.inside:
         return _of_spaces(ManagingTools(desk))
     people, editor = PeopleTools(desk), EditorTools(desk)
     return [

@@ -6,22 +6,15 @@ import asyncio
 import functools
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import uvicorn
-from starlette.types import ASGIApp
-
 from carrel.client.hub_aio import AsyncHub
 from carrel.mcp.desk import OpenHub, open_desk
-from carrel.mcp.guarding import Bearer, check_token, known_as, parse_address
+from carrel.mcp.front import Begun
 from carrel.mcp.server import NAME, CarrelServer
-
-PATH = "/mcp"
-GOODBYE_S = 2
-"""For streams to end when the server does: clients hold them open for as long as they can."""
+from carrel.mcp.wire import take_over
 
 
 @dataclass(frozen=True)
@@ -35,41 +28,29 @@ class Http:
 
 
 def serve(
-    *, data: str = "", url: str = "", autostart: bool = True, http: Http | None = None
+    *, data: str = "", url: str = "", autostart: bool = True, client: Begun | Http | None = None
 ) -> None:
-    """Until the client is gone, or somebody ends it. Raises what the hub refuses for,
-    `Forbidden` and `MessageInvalid`."""
+    """Until the client is gone, or somebody ends it: over HTTP, or on standard input and
+    output, which the front may have `Begun`. Raises what the hub refuses for, `Forbidden` and
+    `MessageInvalid`."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
     open_hub = functools.partial(AsyncHub, data=data, url=url, autostart=autostart, name=NAME)
-    asyncio.run(_stdio(open_hub) if http is None else _http(open_hub, http))
+    if isinstance(client, Http):
+        from carrel.mcp.web import serve_http
+
+        asyncio.run(serve_http(open_hub, client))
+    else:
+        asyncio.run(_stdio(open_hub, client))
 
 
-async def _stdio(open_hub: OpenHub) -> None:
+async def _stdio(open_hub: OpenHub, begun: Begun | None) -> None:
     # The SDK reads in a thread that cannot be interrupted; Ctrl-C would wait for a line.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    async with open_desk(open_hub) as desk:
-        await CarrelServer(desk).run_stdio_async()
-
-
-async def _http(open_hub: OpenHub, http: Http) -> None:
-    host, port = parse_address(http.address)
-    check_token(host, http.token)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
-        port = listener.getsockname()[1]
-        async with open_desk(open_hub) as desk:
-            app: ASGIApp = CarrelServer(desk).streamable_http_app(
-                streamable_http_path=PATH, transport_security=known_as(host, port, http.names)
-            )
-            app = Bearer(app, http.token) if http.token else app
-            shown = f"[{host}]" if ":" in host else host
-            print(f"{NAME} mcp: http://{shown}:{port}{PATH}", file=sys.stderr, flush=True)
-            await uvicorn.Server(_config(app)).serve(sockets=[listener])
-
-
-def _config(app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=GOODBYE_S
-    )
+    async with open_desk(open_hub, inside=begun.inside if begun else None) as desk:
+        server = CarrelServer(desk)
+        if begun is None:
+            await server.run_stdio_async()
+        else:
+            await server.serve_lines(*take_over(begun))

@@ -100,7 +100,8 @@ class SpaceTools:
         target = await self._state(space)
         text = f"May the space {target.id} ({target.name}) be deleted? {refusal.message}"
         question = Question(text, (YES, NO), question_id)
-        answer = await asking.ask(self._desk, ctx, self._desk.own or target.id, question, timeout_s)
+        where = await self._desk.own() or target.id
+        answer = await asking.ask(self._desk, ctx, where, question, timeout_s)
         if not answer.answered:
             hint = f"Nobody has answered yet. Go on with question_id {answer.question_id}."
             raise UnexportedChanges(refusal.message, hint=hint)

@@ -22,6 +22,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
+from carrel.domain.pauses import pauses
 from carrel.domain.runs import Piece, Recordings, RunRecord, RunState, Stream
 from carrel.domain.runtimes import Command, Exit, ExitReason, Output, Run
 from carrel.domain.spaces import Space, SpaceState
@@ -35,8 +36,6 @@ KEEP_RUNS = 500
 """Of each space so many are kept, the newest; older ones go with their output."""
 PRUNE_EVERY = 50
 """Ended runs between two looks for those that are too many."""
-AGAIN_S, AGAIN_AT_MOST_S = 0.1, 5.0
-"""Pauses of who cannot write down how a command ended."""
 LOST = Exit(ExitReason.LOST, None, None, 0.0, 0.0, 0.0, 0)
 
 
@@ -108,6 +107,7 @@ class Runs:
                 stdin=command.stdin,
                 timeout_s=command.timeout_s,
                 hangup=hangup,
+                display=command.display,
             )
             self._of_space.setdefault(space_id, set()).add(run_id)
             await self._journal.write(record, *self._becomes_running(space_id))
@@ -188,17 +188,16 @@ class Runs:
     async def _write_end(self, live: Live) -> None:
         """Until it is written: the disk may be full, or the store be locked, for a while. Who
         waits for the end need not wait for that."""
-        record, pause_s = live.record, AGAIN_S
+        record = live.record
         data = {"run_id": record.run_id, **_shown_exit(record.exit)}
         event = self._journal.event(EventType.RUN_ENDED, record.space_id, **data)
-        while True:
+        for pause_s in pauses():
             try:
                 await self._journal.write(record, event, *self._without(record))
                 return
             except CarrelError:
                 live.ended.set()
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, AGAIN_AT_MOST_S)
 
     async def _prune(self, space_id: str) -> None:
         with contextlib.suppress(CarrelError, OSError):

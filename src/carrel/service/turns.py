@@ -50,6 +50,7 @@ from carrel.domain.errors import (
     UnsupportedFrontend,
 )
 from carrel.domain.ids import new_id
+from carrel.domain.pauses import pauses
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space
 from carrel.domain.storing import Store
@@ -227,6 +228,7 @@ class Turns:
             env=prepared.env,
             stdin=bool(prepared.first) or prepared.duplex,
             timeout_s=turn.timeout_s,
+            display=f"agent: {turn.frontend}",
         )
         try:
             await self._parts.runs.start(turn.space_id, command, run_id=turn.run_id)
@@ -305,12 +307,22 @@ class Turns:
             ended_at=journal.clock(),
             first=b"",
         )
-        records: list[Turn | Space] = [ended]
-        if (space := journal.get(turn.space_id)) is not None:
-            spent, exited = plus(space.spent, usage), turn.mode is InteractionMode.INTERACTIVE
-            records.append(journal.amend(turn.space_id, spent=spent, agent_exited=exited))
-        await journal.write(*records)
+        for pause_s in pauses():
+            try:
+                await journal.write(ended, *self._spent(ended))
+                break
+            except CarrelError:
+                await asyncio.sleep(pause_s)
         return ended
+
+    def _spent(self, ended: Turn) -> Sequence[Space]:
+        journal = self._parts.journal
+        space = journal.get(ended.space_id)
+        if space is None:
+            return ()
+        spent = plus(space.spent, ended.usage)
+        exited = ended.mode is InteractionMode.INTERACTIVE
+        return (journal.amend(ended.space_id, spent=spent, agent_exited=exited),)
 
     async def _earlier(self, turn: Turn, events: Events) -> Usage:
         """What the conversation had used before this turn of it."""

@@ -48,6 +48,9 @@ CHECKS = [
 FUZZED = [route for route in ROUTES if route.path != "/v1/shutdown"]
 PLAIN = {
     "GET /v1/spaces/{space}",
+    "GET /v1/spaces/{space}/context",
+    "GET /v1/spaces/{space}/context/{name}",
+    "DELETE /v1/spaces/{space}/context/{name}",
     "POST /v1/spaces/{space}/start",
     "POST /v1/spaces/{space}/verify",
     "GET /v1/runs/{run}",
@@ -56,6 +59,8 @@ PLAIN = {
     "GET /v1/inbox",
     "POST /v1/inbox/seen",
     "POST /v1/turns/{turn}/interrupt",
+    "POST /v1/turns/{turn}/stop",
+    "GET /v1/spaces/{space}/terminal",
     "GET /v1/agents",
     "POST /v1/agents/{name}/install",
     "GET /v1/credentials",

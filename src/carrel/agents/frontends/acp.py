@@ -31,7 +31,7 @@ class Acp(DrivenFrontend):
     driver = "carrel.agents.frontends.acp_driver:AcpDriver"
 
     def options(self, request: TurnRequest) -> Mapping[str, object]:
-        _require_library()
+        require_library()
         words = shlex.split(request.env.get(COMMAND, ""))
         if not words:
             raise FrontendNotInstalled(
@@ -60,7 +60,7 @@ class KnownAcp(DrivenFrontend):
     preset: ClassVar[Preset]
 
     def options(self, request: TurnRequest) -> Mapping[str, object]:
-        _require_library()
+        require_library()
         return _options(self.name, self.locator.require(self.name, self.preset.program))
 
     def binds(self) -> tuple[str, ...]:
@@ -110,6 +110,6 @@ def _options(name: str, program: Program) -> Mapping[str, object]:
     return {"argv": [*program.argv, *PRESETS[name].args], "preset": name}
 
 
-def _require_library() -> None:
+def require_library() -> None:
     if util.find_spec("acp") is None:
         raise FrontendNotInstalled("The library for ACP is not installed.", hint=f"Run: {INSTALL}")

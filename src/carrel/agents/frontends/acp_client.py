@@ -8,26 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from carrel.agents.frontends import lines
 from carrel.agents.frontends.acp_stream import AcpTranslator
-from carrel.agents.permitting import Permissions
-from carrel.domain.agents import Permission, Stage, TurnResult
+from carrel.agents.permitting import OWN_TOOLS, Permissions
+from carrel.domain.agents import Stage, TurnResult
 
 if TYPE_CHECKING:
     from acp.connection import StreamEvent
     from acp.schema import PermissionOption, RequestPermissionResponse, ToolCallUpdate
 
 UPDATE = "session/update"
-OWN_TOOLS = "mcp__carrel__"
-"""The space's own tools need no permission."""
 
 
 class Client:
     """The protocol's client of one turn. Updates are taken as they come over the wire: the
     library drops those that it does not know."""
 
-    def __init__(self, stage: Stage, mode: Permission) -> None:
+    def __init__(self, stage: Stage, permissions: Permissions) -> None:
         self.stage = stage
-        self.mode = mode
-        self.permissions = Permissions(mode, stage)
+        self.permissions = permissions
         self.session = ""
         self.listens = False
         """False while an earlier conversation is told again."""

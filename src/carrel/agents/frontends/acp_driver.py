@@ -13,7 +13,7 @@ from carrel.agents.frontends.acp_client import Choices, Client
 from carrel.agents.frontends.acp_presets import PRESETS, Preset, environment_of, write_settings
 from carrel.agents.frontends.acp_stream import problem_of
 from carrel.agents.listening import Inbox, listening
-from carrel.agents.permitting import permission_of
+from carrel.agents.permitting import Permissions, permission_of
 from carrel.agents.results import failed
 from carrel.domain.agents import Seat, Stage, TurnRequest, TurnResult
 from carrel.domain.errors import (
@@ -46,7 +46,8 @@ class AcpDriver:
         write_settings(self._preset, request, seat, env)
         try:
             async with child(self._argv, seat.workspace, env) as agent:
-                return await self._speak(agent, request, seat, Client(stage, mode))
+                client = Client(stage, Permissions(mode, stage, request.answer_s))
+                return await self._speak(agent, request, seat, client)
         except FileNotFoundError as error:
             raise FrontendNotInstalled(f"The agent cannot be started: {error}") from error
 
@@ -85,9 +86,7 @@ class _Turn:
         self._interrupted = False
 
     async def interrupt(self) -> None:
-        """Who waits for a permission is let go: the protocol wants that."""
         self._interrupted = True
-        self._client.permissions.give_up()
         if self._client.listens:
             await self._agent.cancel(session_id=self._session)
 
@@ -148,7 +147,7 @@ class _Turn:
         from acp import RequestError
 
         choices = Choices.of(session)
-        mode = self._preset.modes.get(self._client.mode)
+        mode = self._preset.modes.get(self._client.permissions.mode)
         if mode in choices.modes:
             await self._agent.set_session_mode(session_id=self._session, mode_id=str(mode))
         if not model:

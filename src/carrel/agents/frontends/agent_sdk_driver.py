@@ -20,7 +20,7 @@ from carrel.agents.frontends.claude_config import FOLDER, KEEP_DAYS, QUIET
 from carrel.agents.frontends.claude_stream import ClaudeTranslator
 from carrel.agents.frontends.lines import encode
 from carrel.agents.listening import Inbox, listening
-from carrel.agents.permitting import Permissions, permission_of
+from carrel.agents.permitting import OWN_TOOLS, Permissions, permission_of
 from carrel.domain.agents import Permission, Seat, Stage, TurnRequest, TurnResult
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
         PermissionResultDeny,
         ToolPermissionContext,
     )
-
-OWN_TOOLS = "mcp__carrel__"
-"""The space's own tools need no permission."""
 
 BUFFER = 64 * 1024 * 1024
 """A message is a line, and may hold a file."""
@@ -55,7 +52,7 @@ class AgentSdkDriver:
         from claude_agent_sdk import ClaudeSDKClient
 
         mode = permission_of(request, seat)
-        turn = _Turn(request, stage, Permissions(mode, stage))
+        turn = _Turn(request, stage, Permissions(mode, stage, request.answer_s))
         options = _options(request, seat, mode, self._program)
         options.stderr = turn.hear_error
         if mode is Permission.ASK:
@@ -82,7 +79,9 @@ class _Turn:
 
         if name.startswith(OWN_TOOLS):
             return PermissionResultAllow()
-        if await self._permissions.allowed(context.tool_use_id or name, name, given):
+        call = context.tool_use_id or name
+        self._translator.decided(call)
+        if await self._permissions.allowed(call, name, given):
             return PermissionResultAllow()
         return PermissionResultDeny(message="Permission was denied.")
 

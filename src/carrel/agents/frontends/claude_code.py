@@ -5,25 +5,32 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID, uuid5
 
-from carrel.agents.frontends import claude_config, requests
+from carrel.agents import interpreting
+from carrel.agents.driven import DrivenTranslator, driven_by
+from carrel.agents.frontends import claude_asking, claude_config, requests
 from carrel.agents.frontends.claude_stream import ClaudeTranslator
 from carrel.agents.frontends.finding import found
 from carrel.agents.locating import Locator
 from carrel.agents.permitting import permission_of
 from carrel.domain.agents import (
+    KEY,
     FoundFrontend,
     FrontendKind,
     Permission,
     Prepared,
     Provider,
     Seat,
+    Translator,
     TurnRequest,
 )
 
 NAME = "claude-code"
 PROGRAM = "claude"
 
-KNOWN_GAPS = ("`ask` is `deny` in a headless turn: nobody can answer its questions yet.",)
+DRIVER = "carrel.agents.frontends.claude_asking:ClaudeAskingDriver"
+"""Of turns that ask; the others are the program alone."""
+
+HEADLESS = ("-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages")
 
 MODELS = ("fable", "opus", "sonnet", "haiku")
 """Names that it maps to its newest; it takes full names too."""
@@ -49,28 +56,40 @@ class ClaudeCode:
 
     def binds(self) -> tuple[str, ...]:
         found = self._locator.find(NAME, PROGRAM)
-        return found.binds() if found else ()
+        return (*interpreting.folders(), *(found.binds() if found else ()))
 
     def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
-        argv = ["-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages"]
+        asks = request.permission is Permission.ASK
+        mode = [*HEADLESS, *(claude_asking.OPTIONS if asks else ())]
         first = requests.prompt(request, seat).encode("utf-8", "replace")
-        return self._prepared(request, seat, argv, first)
+        plain = self._prepared(request, seat, mode, first)
+        noted = claude_config.unattended_files(permission_of(request, seat), seat)
+        files = {**plain.files, **noted}
+        if not asks:
+            return replace(plain, files=files)
+        driven = driven_by(DRIVER, {"argv": plain.argv}, request, seat)
+        return replace(driven, env=plain.env, files=files)
 
     def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
-        prepared = self._prepared(request, seat, [], b"")
-        files = {
-            **prepared.files,
-            f"{claude_config.FOLDER}/.claude.json": claude_config.onboarded(seat, prepared.env),
-        }
+        prepared = self._prepared(request, seat, _terminal(seat), b"")
         said = ("--", requests.prompt(request, seat)) if request.prompt else ()
-        return Prepared(
+        files = {**prepared.files, **claude_config.terminal_files(seat, prepared.env)}
+        return replace(
+            prepared,
             argv=(*prepared.argv, *said),
-            env=prepared.env,
             files=files,
-            secret=prepared.secret,
+            again=self._again(request, seat),
         )
 
-    def translator(self, request: TurnRequest) -> ClaudeTranslator:
+    def _again(self, request: TurnRequest, seat: Seat) -> tuple[str, ...]:
+        """Whatever it is called then."""
+        program = self._locator.require(NAME, PROGRAM)
+        options = [*_terminal(seat), *_resuming(KEY, request), *_options(request, seat)]
+        return (*program.argv, *options, *_permission(permission_of(request, seat)))
+
+    def translator(self, request: TurnRequest) -> Translator:
+        if request.permission is Permission.ASK:
+            return DrivenTranslator()
         return ClaudeTranslator(requests.asked_key(request))
 
     def _prepared(
@@ -87,7 +106,6 @@ class ClaudeCode:
             env=env,
             files=claude_config.files(request, seat),
             first=first,
-            secret=requests.secret_names(env, seat.mcp_env),
         )
 
 
@@ -101,18 +119,28 @@ def session_key(request: TurnRequest) -> str:
 def _session(request: TurnRequest) -> list[str]:
     asked = requests.asked_uuid(request)
     if asked:
-        # What was recorded of the system prompt would win over what this turn says.
-        fresh = ["--system-prompt-snapshot", "off"] if request.system_prompt else []
-        return ["--resume", asked, *fresh]
+        return _resuming(asked, request)
     key = session_key(request)
     return ["--session-id", key] if key else []
+
+
+def _resuming(key: str, request: TurnRequest) -> list[str]:
+    # What was recorded of the system prompt would win over what this turn says.
+    fresh = ["--system-prompt-snapshot", "off"] if request.system_prompt else []
+    return ["--resume", key, *fresh]
+
+
+def _terminal(seat: Seat) -> list[str]:
+    return ["--settings", f"{seat.state}/{claude_config.TERMINAL}"]
 
 
 def _options(request: TurnRequest, seat: Seat) -> list[str]:
     """Texts go by files: what is in argv is in process lists."""
     options = ["--strict-mcp-config"]
     if seat.mcp:
+        # The space's own tools need no permission.
         options += ["--mcp-config", f"{seat.state}/{claude_config.FOLDER}/mcp.json"]
+        options += ["--allowedTools=mcp__carrel"]
     if requests.has_context(seat):
         options += ["--add-dir", seat.context]
     if request.system_prompt:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 
+from carrel.agents.terminals import hooking
 from carrel.domain.agents import Permission, Seat, TurnRequest
 
 FOLDER = "claude"
@@ -16,6 +18,12 @@ QUIET = {
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",
 }
+
+TERMINAL = f"{FOLDER}/terminal.json"
+"""Settings of a terminal alone: a turn tells what it does without hooks."""
+
+MORE_EVENTS = ("PostToolUseFailure", "StopFailure", "Notification")
+"""Hooks that others do not have."""
 
 KEEP_DAYS = 3650
 """It deletes conversations after a month by itself; continuations are the caller's."""
@@ -62,6 +70,29 @@ def files(request: TurnRequest, seat: Seat) -> dict[str, bytes]:
         server = {"command": command, "args": args, "env": env}
         files[f"{FOLDER}/mcp.json"] = json.dumps({"mcpServers": {"carrel": server}}).encode()
     return files
+
+
+def unattended_files(permission: Permission, seat: Seat) -> dict[str, bytes]:
+    """A project that is trusted says itself what is allowed: where somebody is to decide that,
+    it is not, whatever an earlier terminal has noted."""
+    if permission is Permission.SANDBOXED:
+        return {}
+    noted = {"projects": {seat.workspace: {"hasTrustDialogAccepted": False}}}
+    return {f"{FOLDER}/.claude.json": json.dumps(noted).encode()}
+
+
+def terminal_files(seat: Seat, env: Mapping[str, str]) -> dict[str, bytes]:
+    called = {
+        "type": "command",
+        "command": shlex.join(hooking.command(seat)),
+        "timeout": hooking.SECONDS,
+    }
+    events = (*hooking.EVENTS, *MORE_EVENTS)
+    settings = {"hooks": {event: [{"hooks": [called]}] for event in events}}
+    return {
+        TERMINAL: json.dumps(settings).encode(),
+        f"{FOLDER}/.claude.json": onboarded(seat, env),
+    }
 
 
 def onboarded(seat: Seat, env: Mapping[str, str]) -> bytes:

@@ -78,6 +78,10 @@ class ClaudeTranslator:
                 self._heard.error = ModelNotSupported("Claude Code does not know this model.")
         return judge(self._heard, code, stderr)
 
+    def decided(self, id: str) -> None:
+        """What became of this call's permission has been told by somebody else."""
+        self._denied.add(id)
+
     def _key(self, event: Object) -> str:
         return self._heard.meet(lines.text(event, "session_id"))
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from carrel.agents import interpreting
+from carrel.agents.driven import DrivenTranslator, driven_by
 from carrel.agents.frontends import codex_config, requests
 from carrel.agents.frontends.codex_stream import CodexTranslator
 from carrel.agents.frontends.finding import found
 from carrel.agents.locating import Locator, Program
 from carrel.agents.permitting import permission_of
 from carrel.domain.agents import (
+    KEY,
     FoundFrontend,
     FrontendKind,
     Permission,
     Prepared,
     Provider,
     Seat,
+    Translator,
     TurnRequest,
 )
 
@@ -21,12 +27,14 @@ NAME = "codex-cli"
 PROGRAM = "codex"
 
 KNOWN_GAPS = (
-    "`ask` is `deny`: nobody can answer a question of a headless turn yet.",
     "`deny` is a sandbox of its own that lets it read only; a refused command is a failed one, or "
     "is not told at all, and is no `permission` event.",
     "With `deny`, when the agent's state is below a temporary folder, no command runs.",
     "The usage of a resumed turn is that of the whole conversation (`scope`).",
 )
+
+DRIVER = "carrel.agents.frontends.codex_asking:CodexAskingDriver"
+"""Of turns that ask; the others are the program alone."""
 
 FOLDER = "codex"
 """In the agent's state: its settings and conversations."""
@@ -49,10 +57,14 @@ class CodexCli:
 
     def binds(self) -> tuple[str, ...]:
         found = self._locator.find(NAME, PROGRAM)
-        return found.binds() if found else ()
+        return (*interpreting.folders(), *(found.binds() if found else ()))
 
     def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
         permission, asked, program = self._checked(request, seat)
+        if request.permission is Permission.ASK:
+            plain = _prepared(request, seat, (*program.argv, "app-server"), b"")
+            driven = driven_by(DRIVER, {"argv": plain.argv}, request, seat)
+            return replace(driven, env=plain.env, files=plain.files)
         before, options = _permission(permission)
         argv = [*before, "exec", "--json", "--skip-git-repo-check", *options]
         argv += [*_options(request), *(("resume", asked) if asked else ()), "-"]
@@ -61,13 +73,19 @@ class CodexCli:
 
     def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
         permission, asked, program = self._checked(request, seat)
-        before, options = _permission(permission)
-        argv = ["--no-daemon", "--no-alt-screen", *before, *options, *_options(request)]
-        argv += ["resume", asked] if asked else []
-        argv += ["--", requests.prompt(request, seat)] if request.prompt else []
-        return _prepared(request, seat, (*program.argv, *argv), b"")
+        # The hooks are our own; it would ask whether they may be trusted.
+        argv = ["--no-daemon", "--no-alt-screen", "--dangerously-bypass-hook-trust"]
+        command = (*program.argv, *argv, *_terminal(permission), *_options(request))
+        resume = ("resume", asked) if asked else ()
+        said = ("--", requests.prompt(request, seat)) if request.prompt else ()
+        prepared = _prepared(request, seat, (*command, *resume, *said), b"")
+        # It tells of its start with the first thing that is said to it. A folder that nobody
+        # vouched for it asks about.
+        return replace(prepared, again=(*command, "resume", KEY), silent=seat.confined)
 
-    def translator(self, request: TurnRequest) -> CodexTranslator:
+    def translator(self, request: TurnRequest) -> Translator:
+        if request.permission is Permission.ASK:
+            return DrivenTranslator()
         return CodexTranslator(requests.asked_key(request))
 
     def _checked(self, request: TurnRequest, seat: Seat) -> tuple[Permission, str, Program]:
@@ -83,7 +101,6 @@ def _prepared(request: TurnRequest, seat: Seat, argv: tuple[str, ...], first: by
         env=env,
         files={f"{FOLDER}/config.toml": codex_config.text(request, seat, env)},
         first=first,
-        secret=requests.secret_names(env, seat.mcp_env),
     )
 
 
@@ -94,10 +111,17 @@ def _permission(permission: Permission) -> tuple[list[str], list[str]]:
     return ["-a", "never"], ["-s", "read-only"]
 
 
+def _terminal(permission: Permission) -> list[str]:
+    """With a person at hand, who answers there what it asks."""
+    if permission is Permission.ASK:
+        return ["-a", "on-request", "-s", "read-only"]
+    before, after = _permission(permission)
+    return [*before, *after]
+
+
 def _options(request: TurnRequest) -> list[str]:
-    images = [one.path for one in request.attachments if one.media_type.startswith("image/")]
     model = ["-m", request.model] if request.model else []
-    return [*model, *(f"--image={path}" for path in images)]
+    return [*model, *(f"--image={path}" for path in requests.images(request))]
 
 
 def _environment(request: TurnRequest, seat: Seat) -> dict[str, str]:

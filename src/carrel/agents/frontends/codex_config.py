@@ -4,9 +4,11 @@ given."""
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 
-from carrel.domain.agents import Seat, TurnRequest
+from carrel.agents.terminals import hooking
+from carrel.domain.agents import InteractionMode, Permission, Seat, TurnRequest
 
 KEY = "OPENAI_API_KEY"
 ENDPOINTS = ("CODEX_BASE_URL", "OPENAI_BASE_URL")
@@ -26,18 +28,24 @@ def text(request: TurnRequest, seat: Seat, env: Mapping[str, str]) -> bytes:
     if request.system_prompt:
         top.append(f"developer_instructions = {quoted(request.system_prompt)}")
     parts = [top, ["[analytics]", "enabled = false"], SECRETIVE]
-    if seat.confined:
-        parts.append(_trust(seat))
+    if level := _trust(request, seat):
+        parts.append([f"[projects.{quoted(seat.workspace)}]", f"trust_level = {quoted(level)}"])
     if endpoint:
         parts.append(_provider(endpoint, KEY in env))
     if seat.mcp:
         parts.append(_server(seat))
+    if request.mode is InteractionMode.INTERACTIVE:
+        parts.extend(_hook(event, seat) for event in hooking.EVENTS)
     return "\n".join(line for part in parts for line in [*part, ""]).encode("utf-8", "replace")
 
 
-def _trust(seat: Seat) -> list[str]:
-    """Else a terminal begins with a question; where nothing confines it, that is right."""
-    return [f"[projects.{quoted(seat.workspace)}]", 'trust_level = "trusted"']
+def _trust(request: TurnRequest, seat: Seat) -> str:
+    """A project that is trusted says itself which commands are allowed, so where somebody is to
+    decide that, it is not. When nothing is said, a terminal begins with a question; where nothing
+    confines it, that is right."""
+    free = request.permission in (None, Permission.SANDBOXED)
+    attended = request.mode is InteractionMode.INTERACTIVE
+    return "trusted" if seat.confined and (free or attended) else ""
 
 
 def _provider(endpoint: str, has_key: bool) -> list[str]:
@@ -57,6 +65,18 @@ def _server(seat: Seat) -> list[str]:
         f"command = {quoted(command)}",
         f"args = {_listed(args)}",
         f"env_vars = {_listed(seat.mcp_env)}",
+        # The space's own tools need no permission.
+        'default_tools_approval_mode = "approve"',
+    ]
+
+
+def _hook(event: str, seat: Seat) -> list[str]:
+    return [
+        f"[[hooks.{event}]]",
+        f"[[hooks.{event}.hooks]]",
+        'type = "command"',
+        f"command = {quoted(shlex.join(hooking.command(seat)))}",
+        f"timeout = {hooking.SECONDS}",
     ]
 
 

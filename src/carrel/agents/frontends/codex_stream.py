@@ -51,7 +51,7 @@ class CodexTranslator:
                 return (_usage(event, bool(self._heard.asked)),)
             case "turn.failed":
                 said = lines.text(event, "error", "message")
-                self._heard.error = _problem(said)
+                self._heard.error = problem_of(said)
                 return (lines.log(said),)
             case "error":
                 return (lines.log(lines.text(event, "message")),)
@@ -115,7 +115,7 @@ class CodexTranslator:
         return told
 
 
-def _problem(said: str) -> AgentError:
+def problem_of(said: str) -> AgentError:
     if _UNKNOWN_MODEL.search(said):
         return ModelNotSupported(said)
     return AgentCrashed(lines.bounded(said, lines.MAX_RAW) or "Codex gave up without a reason.")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from carrel.domain.agents import AgentEventType, Told
 
 MAX_RAW = 4096
@@ -22,6 +20,8 @@ _NOTHING: Object = {}
 
 def decode(line: bytes) -> Object | None:
     """The JSON object in a line; None when there is none."""
+    import msgspec
+
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError):
@@ -31,6 +31,8 @@ def decode(line: bytes) -> Object | None:
 
 def encode(value: object) -> str:
     """As JSON, for people; what cannot be written as JSON, as Python shows it."""
+    import msgspec
+
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError):

@@ -11,7 +11,6 @@ from carrel.domain.agents import FoundFrontend, Provider, TurnRequest
 PROGRAM = "pi"
 
 KNOWN_GAPS = (
-    "`ask` is `deny`: Pi asks for nothing, so it gets tools that only read.",
     "It has no MCP client: the tools of the space are not there.",
     "A turn that is killed before its first reply cannot be gone on with.",
 )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from carrel.domain.agents import Provider, Seat, TurnRequest
 from carrel.domain.errors import ContinuationNotFound, ProviderMismatch, ResolveFailed
-
-_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?|HEADERS)$", re.IGNORECASE)
 
 
 def check(request: TurnRequest, frontend: str, provider: Provider) -> None:
@@ -58,6 +54,11 @@ def has_context(seat: Seat) -> bool:
         return False
 
 
+def images(request: TurnRequest) -> list[str]:
+    """Of what goes with the prompt, where the pictures are."""
+    return [one.path for one in request.attachments if one.media_type.startswith("image/")]
+
+
 def prompt(request: TurnRequest, seat: Seat) -> str:
     """What the user says, and where to find what goes with it."""
     parts = [request.prompt]
@@ -67,9 +68,3 @@ def prompt(request: TurnRequest, seat: Seat) -> str:
     if has_context(seat):
         parts.append(f"Instructions and documents for this work are in {seat.context}")
     return "\n\n".join(parts)
-
-
-def secret_names(env: Mapping[str, str], more: Iterable[str] = ()) -> tuple[str, ...]:
-    """Of what is given to an agent, what is shown nowhere: by the look of its name, and what
-    is said to be."""
-    return tuple(sorted({name for name in env if _SECRET.search(name)} | set(more)))

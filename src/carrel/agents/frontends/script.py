@@ -32,13 +32,22 @@ def steps(prompt: str) -> Iterator[Step]:
 
 
 def _steps(line: str) -> Iterator[Step]:
+    times, line = _repeated(line)
     verb, _, rest = line.partition(" ")
-    number, _, repeated = rest.strip().partition(" ")
-    if verb == "repeat" and number.isdecimal() and repeated.strip():
-        for _ in range(int(number)):
-            yield from _steps(repeated.strip())
-        return
-    yield _step(verb, rest.strip()) or Step(ECHO, line)
+    step = _step(verb, rest.strip()) or Step(ECHO, line)
+    for _ in range(times):
+        yield step
+
+
+def _repeated(line: str) -> tuple[int, str]:
+    """How often, and what."""
+    times = 1
+    while True:
+        verb, _, rest = line.partition(" ")
+        number, _, repeated = rest.strip().partition(" ")
+        if verb != "repeat" or not number.isdecimal() or not repeated.strip():
+            return times, line
+        times, line = times * int(number), repeated.strip()
 
 
 def _step(verb: str, rest: str) -> Step | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 from carrel.agents.environing import environment
 from carrel.agents.frontends.script import Step
-from carrel.agents.frontends.shell import run_shell
 from carrel.agents.frontends.space_tools import SpaceTools
 from carrel.agents.permitting import Permissions
 from carrel.domain.agents import Seat, TurnRequest
@@ -42,14 +41,16 @@ class Hands:
             return str(error), True
 
     async def _run(self, command: str) -> tuple[str, bool]:
+        from carrel.agents.frontends.shell import run_shell
+
         env = environment(self._request, self._seat)
         output, code = await run_shell(command, self._seat.workspace, env)
         return output, code != 0
 
     def _write(self, step: Step) -> tuple[str, bool]:
-        path = Path(self._seat.workspace, step.target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if step.verb == "append" else "w") as file:
+        path = os.path.join(self._seat.workspace, step.target)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "a" if step.verb == "append" else "w") as file:
             file.write(f"{step.text}\n")
         return f"{len(step.text) + 1} characters", False
 

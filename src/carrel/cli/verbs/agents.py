@@ -8,6 +8,10 @@ from carrel.cli.spec import Argument, Verb
 from carrel.client.requests import LONG_S, asking, telling
 from carrel.client.wire import segment
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 VERB = Verb(
     "List the agents that Carrel can run, or install one of them.",
     Argument("action", required=False),
@@ -50,4 +54,16 @@ def _list(call: Call) -> int:
         logged = LOGGED[one["logged_in"]]
         rows.append((one["name"], one["provider"], version, logged, clean(about)))
     call.say(table(HEADS, rows, shrink=(4,)))
+    for name, without in _without_key(answer["frontends"]).items():
+        call.note(clean(f"No key for {', '.join(without)}: carrel auth set {name}"))
     return 0
+
+
+def _without_key(frontends: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Installed agents that would not get far, by the key that would help."""
+    found: dict[str, list[str]] = {}
+    for one in frontends:
+        if one["installed"] and one["logged_in"] is False:
+            for name in one["credentials"][:1]:
+                found.setdefault(name, []).append(one["name"])
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carrel.cli import turns
+from carrel.cli import giving, turns
 from carrel.cli.call import Call
 from carrel.cli.spec import SPACES, TEXT, Argument, Option, Verb
 from carrel.cli.verbs.exec import follow, own_error, with_terminal
@@ -67,6 +67,8 @@ def _start(call: Call, space: str) -> dict[str, Any]:
     wanted = {**turns.content(call, call.text("message")), "terminal": True}
     if asked := turns.continuation(call, space):
         wanted["continuation"] = asked
+    if attached := giving.give(call, space):
+        wanted["attachments"] = attached
     turning.begin(call.link, space, wanted)
     return _terminal(call, space)
 

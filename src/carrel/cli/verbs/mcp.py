@@ -22,13 +22,15 @@ VERB = Verb(
 
 
 def run(call: Call) -> int:
+    data, url, autostart = call.text("data"), call.text("url"), not call.flag("no_start")
+    if not call.text("http"):
+        from carrel.mcp import front
+
+        front.serve(data=data, url=url, autostart=autostart)
+        return 0
     from carrel.mcp.serving import Http, serve
 
-    http = None
-    if call.text("http"):
-        token = call.text("token") or os.environ.get(TOKEN, "")
-        http = Http(call.text("http"), token, call.texts("allow_host"))
-    serve(
-        data=call.text("data"), url=call.text("url"), autostart=not call.flag("no_start"), http=http
-    )
+    token = call.text("token") or os.environ.get(TOKEN, "")
+    http = Http(call.text("http"), token, call.texts("allow_host"))
+    serve(data=data, url=url, autostart=autostart, client=http)
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carrel.cli import turns
+from carrel.cli import giving, turns
 from carrel.cli.call import Call
 from carrel.cli.layout import clean, cut, loud, terminal_width
 from carrel.cli.output import is_terminal, tell
@@ -94,8 +94,9 @@ def run(call: Call) -> int:
 
 def _first_turn(call: Call, space: dict[str, Any]) -> int:
     if not call.text("message"):
+        giving.give(call, space["id"])
         return 0
-    return turns.send(call, space["id"], turns.content(call, call.text("message")))
+    return turns.send(call, space["id"], turns.content(call, turns.prompt_of(call.text("message"))))
 
 
 def content(call: Call) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from carrel.cli import turns
 from carrel.cli.call import Call
 from carrel.cli.speaking import space_of
 from carrel.cli.spec import SPACE, TEXT, Argument, Option, Verb
-from carrel.client import turning
 
 VERB = Verb(
     "Give the agent of a space something to do.",
@@ -19,8 +18,8 @@ VERB = Verb(
     ),
     options=(
         Option("--agent", kind=TEXT, metavar="NAME", help="A frontend: see `carrel agents`."),
-        Option("--continue", help="Go on with the last conversation of this space."),
-        Option("--resume", kind=TEXT, metavar="KEY", help="Go on with this conversation."),
+        Option("--queue", help="Say it to the agent that works now, in its terminal too."),
+        *turns.CONTINUING,
         *turns.OPTIONS,
     ),
 )
@@ -28,19 +27,9 @@ VERB = Verb(
 
 def run(call: Call) -> int:
     space = space_of(call, call.text("space"), "")
-    wanted = turns.content(call, call.text("prompt"))
-    if call.flag("continue") or call.text("resume"):
-        wanted["continuation"] = _continuation(call, space)
+    if call.flag("queue"):
+        return turns.queue(call, space, turns.prompt_of(call.text("prompt")))
+    wanted = turns.content(call, turns.prompt_of(call.text("prompt")))
+    if asked := turns.continuation(call, space):
+        wanted["continuation"] = asked
     return turns.send(call, space, wanted)
-
-
-def _continuation(call: Call, space: str) -> dict[str, str]:
-    from carrel.domain.errors import ContinuationNotFound
-
-    found = turning.last_continuation(call.link, space)
-    if found is None:
-        raise ContinuationNotFound(
-            "There is no conversation in this space yet.", hint="Leave out --continue."
-        )
-    key = call.text("resume")
-    return {**found, "key": key} if key else found

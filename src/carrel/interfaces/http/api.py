@@ -21,6 +21,7 @@ from carrel.interfaces.http import (
     agents,
     archives,
     bases,
+    context,
     events,
     exec_socket,
     files,
@@ -62,6 +63,7 @@ _ROUTERS = (
     inbox,
     agents,
     turns,
+    context,
 )
 _SILENT: Any = {
     "tracing": False,

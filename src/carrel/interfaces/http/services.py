@@ -10,6 +10,7 @@ from pathlib import Path
 from carrel.domain.collaborators import Bases
 from carrel.domain.storing import Store
 from carrel.hub.hub import Hub
+from carrel.service.context import SpaceContext
 from carrel.service.doctor import Doctor
 from carrel.service.feed import Feed
 from carrel.service.files import SpaceFiles
@@ -31,6 +32,7 @@ class Services:
     hangups: Hangups
     turns: Turns
     keyring: Keyring
+    context: SpaceContext
     files: SpaceFiles
     tokens: Tokens
     feed: Feed

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from carrel.domain.agents import (
     Asked,
+    Attachment,
     Continuation,
     Control,
     ControlKind,
@@ -43,6 +44,11 @@ BEGINNING = (
     "model_not_supported",
     "permission_denied",
     "resolve_failed",
+    "path_not_found",
+    "path_invalid",
+    "path_escapes",
+    "path_denied",
+    "path_wrong_kind",
 )
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)]
 
@@ -161,6 +167,10 @@ def turn_request(body: TurnBody) -> TurnRequest:
         continuation=None if asked is None else Continuation(asked.provider, asked.key),
         permission=None if body.permission is None else Permission(body.permission),
         env=body.env,
+        attachments=tuple(
+            Attachment(one.path, one.media_type, one.folder == "context")
+            for one in body.attachments
+        ),
         system_prompt=body.system_prompt,
         timeout_s=body.timeout_s,
         answer_s=body.answer_s,

@@ -6,6 +6,7 @@ Where a record of the domain has just the members that are told, it is given as 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def run_view(record: RunRecord) -> View:
         "id": record.run_id,
         "space": record.space_id,
         "argv": record.argv,
+        "display_command": record.display or shlex.join(record.argv),
         "cwd": record.cwd,
         "state": record.state,
         "terminal": record.terminal,

@@ -18,6 +18,7 @@ from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest
 from carrel.hub import types
 from carrel.hub.client import Client
 from carrel.hub.hub import Hub
+from carrel.interfaces.hub.agents import AgentRequests
 from carrel.service.family import Child, Family
 from carrel.service.inbox import Inbox
 from carrel.service.spaces import Spaces, Update
@@ -36,6 +37,7 @@ class SystemRequests:
         self._turns = turns
         self._inbox = inbox
         self._family = family
+        self._agents = AgentRequests(spaces, turns)
         self._handlers: dict[str, Handler] = {
             "system_space_state": self._state,
             "system_list_spaces": self._list,
@@ -47,7 +49,9 @@ class SystemRequests:
             "system_delete_space": self._delete,
         }
 
-    async def answer(self, client: Client, type: str, payload: Any) -> object:
+    async def answer(self, client: Client, space: str, type: str, payload: Any) -> object:
+        if isinstance(payload, types.AgentCommand | types.AgentInterrupt):
+            return await self._agents.answer(client, space, payload)
         return await self._handlers[type](client, payload)
 
     async def _find(self, client: Client, word: str) -> Space:

@@ -9,6 +9,10 @@ from carrel.domain.limits import Limits
 
 Rlimit = tuple[int, int, int]
 """Resource, soft limit, hard limit: the arguments of `resource.setrlimit`."""
+NO_CORE = 1
+"""Bytes. Memory has keys in it, so nothing of it is to be written. No file can be so small, and
+where the kernel hands cores to a program of the host it does so with a limit of 0, but not with
+this one."""
 
 
 def rlimits(
@@ -24,7 +28,7 @@ def rlimits(
     user of the sandbox's own: the kernel counts all processes of the user. A hard limit
     is never raised: without CAP_SYS_RESOURCE that fails.
     """
-    wanted: list[tuple[int, int]] = [(resource.RLIMIT_CORE, 0)]
+    wanted: list[tuple[int, int]] = [(resource.RLIMIT_CORE, NO_CORE)]
     if limits.file_bytes is not None:
         wanted.append((resource.RLIMIT_FSIZE, limits.file_bytes))
     if limits.open_files is not None:

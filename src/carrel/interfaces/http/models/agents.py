@@ -20,6 +20,15 @@ class ContinuationBody(Body):
     key: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
+class AttachmentBody(Body):
+    """A file that goes with the prompt."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """Relative to the tree; of a context file, its name."""
+    folder: Literal["tree", "context"] = "tree"
+    media_type: Annotated[str, StringConstraints(max_length=200)] = ""
+
+
 class TurnBody(Body):
     prompt: Annotated[str, Field(max_length=1_000_000)] = ""
     """May be empty in a terminal only."""
@@ -34,6 +43,9 @@ class TurnBody(Body):
     permission: PermissionName | None = None
     """Null: `sandboxed` where the runtime confines, else `ask`."""
     env: Environment = Field(default_factory=dict)
+    attachments: Annotated[list[AttachmentBody], Field(max_length=100)] = Field(
+        default_factory=list
+    )
     system_prompt: Annotated[str, Field(max_length=100_000)] = ""
     timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
     answer_s: Annotated[Seconds, Field(gt=0)] | None = None
@@ -123,6 +135,9 @@ class FrontendView(Answer):
     version: str
     path: str
     logged_in: bool | None
+    """Whether a key that it takes is kept. Null: it takes none, or that cannot be known."""
+    credentials: list[str]
+    """The keys that it takes, by name; one is enough."""
     models: list[str]
     default_model: str
     install: str
@@ -131,6 +146,15 @@ class FrontendView(Answer):
 
 class FrontendList(Answer):
     frontends: list[FrontendView]
+
+
+class ContextFileView(Answer):
+    name: str
+    size: int
+
+
+class ContextList(Answer):
+    files: list[ContextFileView]
 
 
 class CredentialBody(Body):

@@ -69,6 +69,8 @@ class RunView(Answer):
     id: str
     space: str
     argv: list[str]
+    display_command: str
+    """For people: `argv` as a shell would take it, or what it stands for."""
     cwd: Annotated[str, OsText(MAX_PATH)]
     state: Literal["starting", "running", "ended", "failed"]
     terminal: bool
