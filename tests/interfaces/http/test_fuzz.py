@@ -60,7 +60,6 @@ PLAIN = {
     "POST /v1/inbox/seen",
     "POST /v1/turns/{turn}/interrupt",
     "POST /v1/turns/{turn}/stop",
-    "GET /v1/spaces/{space}/terminal",
     "GET /v1/agents",
     "POST /v1/agents/{name}/install",
     "GET /v1/credentials",
