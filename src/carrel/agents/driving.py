@@ -18,12 +18,14 @@ from dataclasses import replace
 
 from carrel.agents import wire
 from carrel.agents.conducting import conduct
+from carrel.agents.hiding import hide
 from carrel.agents.loading import load
 from carrel.agents.results import failed, payload_of
 from carrel.domain.agents import (
     AgentEventType,
     Control,
     ControlKind,
+    Permission,
     Told,
     TurnResult,
 )
@@ -89,6 +91,8 @@ async def run(start: wire.Start, lines: Lines, output: Output) -> TurnResult:
         driver = load(start.driver, start.options)
     except FrontendNotInstalled as error:
         return failed(error)
+    if start.request.permission is Permission.ASK:
+        hide()
     # What was loaded stays; what comes now may go.
     gc.freeze()
     gc.enable()

@@ -35,7 +35,8 @@ _ASK = {"edit": "ask", "bash": "ask", "webfetch": "ask"}
 KNOWN_GAPS = (
     "`ask` and `deny` hold for agents that ask before they act; one that is given by its command "
     "may not.",
-    "gemini, opencode and goose are not tried out here: they are as their documents say.",
+    "gemini and opencode were tried out by hand and are in no suite; goose was not tried at all.",
+    "gemini 0.61 writes over a conversation as it loads it, so going on with one mostly fails.",
     "What gemini tells again of a loaded conversation may reach into the turn.",
 )
 
@@ -67,6 +68,9 @@ PRESETS: Mapping[str, Preset] = {
         ("--acp",),
         credentials=("gemini",),
         folders={"GEMINI_CLI_HOME": "gemini"},
+        # It refuses `yolo` in a folder that nobody has said to trust.
+        env={"GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        asks={"GEMINI_CLI_TRUST_WORKSPACE": "false"},
         modes={Permission.SANDBOXED: "yolo"},
         install="npm install -g @google/gemini-cli",
     ),
@@ -76,7 +80,7 @@ PRESETS: Mapping[str, Preset] = {
         credentials=("anthropic", "openai"),
         folders=_below("opencode"),
         env={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
-        asks={"OPENCODE_CONFIG_CONTENT": json.dumps({"permission": _ASK})},
+        asks={"OPENCODE_PERMISSION": json.dumps(_ASK)},
         install="npm install -g opencode-ai",
     ),
     "goose": Preset(
