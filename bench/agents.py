@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.agent_streams import stream
 from bench.measuring import Board, Spread, say, settle
-from bench.own_agents import PROGRAMS, Agent, Raw, first_replies, install, turn
+from bench.own_agents import EQUIPPED, PROGRAMS, Agent, Raw, first_replies, install, turn
 from bench.own_spaces import Daemon, open_daemon
 from bench.places import add_common_options, positive, run_main, workplace
 from bench.projects import Shape, make_project
@@ -88,14 +88,18 @@ class Comparison:
     def turns(self, agent: Agent) -> None:
         """One after the other, in the same space, in turn."""
         space = self._daemon.client.create(agent=agent.name)
-        raw = Raw(self._daemon, agent)
+        raws = {_raw(agent): Raw(self._daemon, agent)}
+        if agent is not SCRIPTED:
+            raws[_equipped(agent)] = Raw(self._daemon, agent, EQUIPPED)
         turn(space, agent)
-        raw.turn(space)
+        for raw in raws.values():
+            raw.turn(space)
         for number in range(self._options.rounds):
             say(f"{agent.name}: a turn, round {number + 1} of {self._options.rounds}")
             settle()
             self._board.add(_own(agent), number, turn(space, agent))
-            self._board.add(_raw(agent), number, raw.turn(space))
+            for name, raw in raws.items():
+                self._board.add(name, number, raw.turn(space))
         space.remove(force=True)
 
     def streams(self) -> None:
@@ -127,6 +131,10 @@ class Comparison:
             more = in_ms(board.difference(_own(agent), _raw(agent)))
             allowed = max(OWN_MS, SHARE * board.spread(_raw(agent)).median * 1e3)
             report.at_most(f"{agent.name}: our own cost of a turn", round(allowed, 1), "ms", more)
+            if agent is not SCRIPTED:
+                beside = in_ms(board.difference(_own(agent), _equipped(agent)))
+                name = f"… beside what {agent.name} takes for its tools"
+                report.at_most(name, round(allowed, 1), "ms", beside)
         report.at_least("events of all agents together", 20_000, "/s", board.spread(STREAM))
         wrong = Spread(self._wrong, self._wrong, self._wrong, 1)
         report.at_most("events lost, twice or out of order", 0, "events", wrong)
@@ -142,6 +150,10 @@ def _own(agent: Agent) -> str:
 
 def _raw(agent: Agent) -> str:
     return f"{agent.name} itself, in the same sandbox"
+
+
+def _equipped(agent: Agent) -> str:
+    return f"… with the tools of the space, {agent.name}"
 
 
 def _can(agent: Agent, count: int) -> str:

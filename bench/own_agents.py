@@ -7,15 +7,17 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.own_spaces import Daemon
+from carrel.agents import interpreting
 from carrel.agents.locating import Locator
 from carrel.agents.registry import Registry
-from carrel.agents.seating import CONTEXT, STATE, WORKSPACE
+from carrel.agents.seating import CONTEXT, HUB, STATE, WORKSPACE
 from carrel.client import AsyncClient, Space
 from carrel.domain.agents import Seat, TurnRequest
+from carrel.domain.hub import HUB_SOCKET
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "tools" / "agents"
 """Where `make setup` puts the pinned ones."""
@@ -41,10 +43,20 @@ def install(daemon: Daemon, names: list[str]) -> None:
         (own / name).symlink_to(PROGRAMS, target_is_directory=True)
 
 
+BARE = Seat(WORKSPACE, STATE, CONTEXT, confined=True)
+EQUIPPED = replace(
+    BARE,
+    mcp=interpreting.python("carrel.cli.main", "mcp"),
+    mcp_env={"CARREL_HUB": f"{HUB}/{HUB_SOCKET}"},
+)
+"""With the space's MCP server, as agents in spaces have it: programs take their time with any."""
+
+
 class Raw:
     """The program itself, as a command."""
 
-    def __init__(self, daemon: Daemon, agent: Agent) -> None:
+    def __init__(self, daemon: Daemon, agent: Agent, seat: Seat = BARE) -> None:
+        self._seat = seat
         self._frontend = Registry(Locator(daemon.data / "agents")).get(agent.name)
         self._agent = agent
         self._count = 0
@@ -55,11 +67,11 @@ class Raw:
             self._agent.name,
             self._agent.prompt,
             session_id=f"raw{self._count}",
-            run_id=f"raw{os.getpid()}-{self._count}",
+            run_id=f"raw{os.getpid()}-{id(self)}-{self._count}",
             model=self._agent.model,
             env=self._agent.env,
         )
-        prepared = self._frontend.prepare(request, Seat(WORKSPACE, STATE, CONTEXT, confined=True))
+        prepared = self._frontend.prepare(request, self._seat)
         begun = time.perf_counter()
         done = space.run(prepared.argv, env=prepared.env, stdin=prepared.first, timeout_s=TURN_S)
         took_s = time.perf_counter() - begun
