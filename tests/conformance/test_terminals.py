@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psutil import process_iter
 
 from tests.agents.standins import Standin, serving
 from tests.cli.program import Program, Terminal, in_terminal
 from tests.conformance.frontends import CLAUDE, CODEX, SCRIPTED, Case
-from tests.conformance.test_frontends import UNKNOWN_KEY, Desk, equip
+from tests.conformance.test_frontends import UNKNOWN_KEY, Desk, equip, written
 from tests.daemon.rig import Daemon, good
 
 WAIT_S = 90.0
@@ -231,6 +232,29 @@ def test_it_waits_and_somebody_is_told(room: Room) -> None:
     assert any("waits for your input" in text and "1: hello" in text for text in room.alerts())
     good(room.client.post(f"/v1/turns/{turn}/stop"))
     room.end(turn)
+
+
+@pytest.mark.parametrize("room", [CLAUDE, CODEX], ids=str, indirect=True)
+@pytest.mark.parametrize("own", [False, True], ids=["kept", "of the turn"])
+def test_the_key_is_given_and_written_nowhere(room: Room, own: bool) -> None:
+    """Nor a part of it that would be enough to know it by."""
+    planted = f"sk-{room.case.key}-{'of-the-terminal' if own else 'planted'}"
+    env = room.case.env(room.standin.url)
+    if own:
+        env[f"{room.case.key.upper()}_API_KEY"] = planted
+    turn = room.start("hello", env=env)
+    room.waits()
+    room.kill_agent()
+    until_started(room, turn, 2)
+    assert planted in " ".join(str(dict(one.headers)) for one in room.standin.requests)
+    listed = " ".join(" ".join(one.info["cmdline"] or ()) for one in process_iter(["cmdline"]))
+    good(room.client.post(f"/v1/turns/{turn}/stop"))
+    shown = json.dumps([room.end(turn), room.events(turn)]) + room.daemon.log() + listed
+    part = planted[-12:]
+    assert part not in shown
+    for path in written(room.daemon.data):
+        if path.parent.name != "auth":
+            assert part.encode() not in path.read_bytes(), path
 
 
 @pytest.mark.parametrize("room", [SCRIPTED, CLAUDE], ids=str, indirect=True)

@@ -73,11 +73,12 @@ class ClaudeCode:
     def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
         prepared = self._prepared(request, seat, _terminal(seat), b"")
         said = ("--", requests.prompt(request, seat)) if request.prompt else ()
-        files = {**prepared.files, **claude_config.terminal_files(seat, prepared.env)}
+        env = claude_config.terminal_environment(prepared.env)
         return replace(
             prepared,
             argv=(*prepared.argv, *said),
-            files=files,
+            env=env,
+            files={**prepared.files, **claude_config.terminal_files(seat, env)},
             again=self._again(request, seat),
         )
 

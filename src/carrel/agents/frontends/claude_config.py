@@ -35,8 +35,9 @@ OAUTH = "CLAUDE_CODE_OAUTH_TOKEN"
 OAUTH_PREFIX = "sk-ant-oat"
 """Of a subscription's token, as `claude setup-token` gives it; goes by another variable."""
 
-APPROVED_TAIL = 20
-"""So many last characters of a key are how it notes that the key may be used."""
+HIDDEN_KEY = "CARREL_ANTHROPIC_API_KEY"
+"""In a terminal. It would ask whether it may use a key that it finds under the usual name, and
+note a part of the key with the answer."""
 
 
 def environment(request: TurnRequest, seat: Seat, permission: Permission) -> dict[str, str]:
@@ -81,6 +82,10 @@ def unattended_files(permission: Permission, seat: Seat) -> dict[str, bytes]:
     return {f"{FOLDER}/.claude.json": json.dumps(noted).encode()}
 
 
+def terminal_environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {HIDDEN_KEY if name == KEY else name: value for name, value in env.items()}
+
+
 def terminal_files(seat: Seat, env: Mapping[str, str]) -> dict[str, bytes]:
     called = {
         "type": "command",
@@ -88,24 +93,23 @@ def terminal_files(seat: Seat, env: Mapping[str, str]) -> dict[str, bytes]:
         "timeout": hooking.SECONDS,
     }
     events = (*hooking.EVENTS, *MORE_EVENTS)
-    settings = {"hooks": {event: [{"hooks": [called]}] for event in events}}
+    settings: dict[str, object] = {"hooks": {event: [{"hooks": [called]}] for event in events}}
+    if HIDDEN_KEY in env:
+        settings["apiKeyHelper"] = f"printenv {HIDDEN_KEY}"
     return {
         TERMINAL: json.dumps(settings).encode(),
-        f"{FOLDER}/.claude.json": onboarded(seat, env),
+        f"{FOLDER}/.claude.json": onboarded(seat),
     }
 
 
-def onboarded(seat: Seat, env: Mapping[str, str]) -> bytes:
+def onboarded(seat: Seat) -> bytes:
     """What it notes of a user who has answered all its questions."""
-    key = env.get(KEY, "")
-    approved = [key[-APPROVED_TAIL:]] if key else []
     # Where nothing confines it, whether a folder is trusted is a person's decision.
     trusted = {"hasTrustDialogAccepted": seat.confined, "hasCompletedProjectOnboarding": True}
     return json.dumps(
         {
             "hasCompletedOnboarding": True,
             "bypassPermissionsModeAccepted": True,
-            "customApiKeyResponses": {"approved": approved, "rejected": []},
             "projects": {seat.workspace: trusted},
         }
     ).encode()
