@@ -155,6 +155,21 @@ async def test_a_restart_goes_on_with_the_same_conversation(seat: Seat) -> None:
     assert here.stage.key == "key-7"
 
 
+async def test_a_conversation_that_was_not_kept_is_begun_again(seat: Seat) -> None:
+    """An agent may be killed before it has written anything down of what was said."""
+    tell = hook(seat, "UserPromptSubmit", "key-7", prompt="hello")
+    first = f"{tell}; echo x >> ran; test $(wc -l < ran) = 2"
+    async with terminal(seat, sh(first), sh("echo y >> ran-again; exit 1")) as here:
+        assert (await here.result()).success
+    assert Path(seat.workspace, "ran-again").read_text() == "y\n" * 2
+    assert [told.payload["resumed"] for told in here.supervised("started")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
 async def test_what_has_not_begun_is_begun_again(seat: Seat) -> None:
     """An agent that died before anything was said has nothing that could be gone on with."""
     first = f"{hook(seat, 'SessionStart', 'key-7')}; echo x >> ran; test $(wc -l < ran) = 2"

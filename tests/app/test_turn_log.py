@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
@@ -30,7 +31,7 @@ async def log() -> MemoryLog:
 
 @pytest.fixture
 async def turn_log(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HubTurnLog]:
-    monkeypatch.setattr(agents, "AGAIN_S", 0.0)
+    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.0))
     hub = Hub(log, KnownSpaces(), Options())
     await hub.open()
     yield HubTurnLog(hub)

@@ -48,6 +48,12 @@ class Room(Desk):
     def waits(self) -> None:
         self.until(lambda: self.activity == "waiting for input")
 
+    def kept(self) -> None:
+        """Claude Code writes down what was said a little after it has answered."""
+        folder = self.daemon.data / "spaces" / self.space / "agent" / "state" / "claude"
+        if self.case is CLAUDE:
+            self.until(lambda: any(folder.glob("projects/*/*.jsonl")))
+
     def tmux(self, *words: str) -> str:
         body = {
             "argv": ["tmux", "-N", "-S", "tmux.sock", *words],
@@ -171,6 +177,7 @@ def test_attach_and_detach(room: Room) -> None:
 def test_a_crash_and_the_same_conversation(room: Room) -> None:
     turn = room.start("hello one")
     room.waits()
+    room.kept()
     before = room.pane()
     room.kill_agent()
     room.until(lambda: len(room.supervised(turn, "started")) == 2)
@@ -244,6 +251,7 @@ def test_the_key_is_given_and_written_nowhere(room: Room, own: bool) -> None:
         env[f"{room.case.key.upper()}_API_KEY"] = planted
     turn = room.start("hello", env=env)
     room.waits()
+    room.kept()
     room.kill_agent()
     until_started(room, turn, 2)
     assert planted in " ".join(str(dict(one.headers)) for one in room.standin.requests)

@@ -36,6 +36,9 @@ class Mind:
         self.key = self._asked
         self.begun = False
         """Something was said in it: a restart goes on with it."""
+        self.refused = 0
+        """How often it ended without a word when it was to go on with a conversation."""
+        self._resuming = False
         self.said = ""
         self.lost: ContinuationNotFound | None = None
 
@@ -43,6 +46,7 @@ class Mind:
 
     def heard(self, told: Object) -> None:
         found = heard(told)
+        self._resuming, self.refused = False, 0
         if found.key and not self._is_ours(found.key):
             return
         self.key = found.key or self.key
@@ -69,9 +73,13 @@ class Mind:
         if self._activity is Activity.NONE:
             self.heard({"hook_event_name": "SessionStart"})
 
+    def starts(self, *, resumed: bool) -> None:
+        self._resuming = resumed
+
     def ended(self) -> None:
         """Until it says that it is there again it cannot be spoken to."""
         self._activity = Activity.NONE
+        self.refused += self._resuming
 
     # To the agent, and to who listens
 

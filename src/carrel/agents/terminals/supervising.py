@@ -34,6 +34,8 @@ from carrel.domain.agents import (
 from carrel.domain.errors import AgentCrashed, CarrelError, Interrupted
 
 INTERRUPT = "C-c"
+REFUSALS = 2
+"""So often it may end without a word instead of going on with a conversation."""
 
 
 class Supervisor:
@@ -78,6 +80,7 @@ class Supervisor:
         clock = asyncio.get_running_loop().time
         while True:
             argv = self._command(mind)
+            mind.starts(resumed=argv != self._first)
             began = clock()
             await screen.show(argv)
             _tell(stage, "started", "The agent has started.", resumed=argv != self._first)
@@ -110,8 +113,9 @@ class Supervisor:
                 still.cancel()
 
     def _command(self, mind: Mind) -> tuple[str, ...]:
-        """A conversation that has begun is gone on with, whoever began it."""
-        if not mind.begun or not mind.key or not self._again:
+        """A conversation that has begun is gone on with, whoever began it, unless the agent
+        shows that it does not have it: it may have died before it wrote anything down."""
+        if not mind.begun or not mind.key or not self._again or mind.refused >= REFUSALS:
             return self._first
         return tuple(mind.key if word == KEY else word for word in self._again)
 
