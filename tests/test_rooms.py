@@ -31,6 +31,7 @@ OWN_ROOMS = {
     "interfaces": {"interfaces", "service", "hub", "lifecycle", "domain"},
     "mcp": {"mcp", "client", "domain"},
     "agents": {"agents", "domain"},
+    "instances": {"domain", "instances"},
 }
 LIBRARIES: dict[str, set[str]] = {
     "trees": {"msgspec", "pathspec", "zstandard"},
@@ -39,6 +40,7 @@ LIBRARIES: dict[str, set[str]] = {
     "store": {"msgspec"},
     "hub": {"msgspec"},
     "agents": {"acp", "anyio", "claude_agent_sdk", "mcp", "msgspec"},
+    "instances": {"httptools"},
     "mcp": {"anyio", "mcp", "mcp_types", "psutil", "pydantic", "starlette", "uvicorn"},
     "interfaces": {
         "annotated_types",

@@ -1,0 +1,83 @@
+"""On what a server listens, by what the kernel tells of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_LISTEN = "0A"
+"""A state of a TCP socket, as `/proc/net/tcp` writes it."""
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, order=True)
+class Endpoint:
+    """`host` is an address; all zeros stand for every one of the machine."""
+
+    host: str
+    port: int
+
+    @property
+    def is_open(self) -> bool:
+        """Others than this machine may reach it."""
+        return not (self.host.startswith("127.") or self.host == "::1")
+
+
+def endpoints(pids: Iterable[int]) -> frozenset[Endpoint]:
+    """Of all of these processes together. Those that have ended, or are not ours to see, have
+    none. Processes in different network namespaces are looked at in their own."""
+    found: set[Endpoint] = set()
+    tables: dict[str, dict[str, Endpoint]] = {}
+    for pid in pids:
+        inodes = _sockets(pid)
+        if not inodes:
+            continue
+        namespace = _namespace(pid)
+        if namespace not in tables:
+            tables[namespace] = _table(pid)
+        found.update(tables[namespace][inode] for inode in inodes & tables[namespace].keys())
+    return frozenset(found)
+
+
+def _sockets(pid: int) -> set[str]:
+    """By inode."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError), os.scandir(PROC / str(pid) / "fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                target = os.readlink(entry.path)
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(PROC / str(pid) / "ns" / "net")
+    except OSError:
+        return ""
+
+
+def _table(pid: int) -> dict[str, Endpoint]:
+    """What listens in its network, by inode."""
+    found: dict[str, Endpoint] = {}
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        with contextlib.suppress(OSError):
+            text = (PROC / str(pid) / "net" / name).read_text()
+            for line in text.splitlines()[1:]:
+                words = line.split()
+                if len(words) > 9 and words[3] == _LISTEN:
+                    found[words[9]] = _endpoint(words[1], family)
+    return found
+
+
+def _endpoint(text: str, family: socket.AddressFamily) -> Endpoint:
+    """Addresses are written word by word, each in the order of the machine."""
+    address, _, port = text.partition(":")
+    raw = bytes.fromhex(address)
+    words = [raw[start : start + 4][::-1] for start in range(0, len(raw), 4)]
+    return Endpoint(socket.inet_ntop(family, b"".join(words)), int(port, 16))

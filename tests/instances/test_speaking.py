@@ -1,0 +1,130 @@
+"""Whether a server truly answers: the official SDK's server, both transports, both ways of
+beginning; and what is no server at all."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from carrel.domain.instances import ToolCall
+from carrel.instances.speaking import HANDSHAKE, STATELESS, NotReady, greet, greet_sse
+
+WAIT_S = 60.0
+SERVER = """\
+import sys
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("probe")
+
+@server.tool()
+def double(number: int) -> int:
+    return 2 * number
+
+server.run(sys.argv[1], port=0)
+"""
+DOUBLE = ToolCall("double", {"number": 4})
+
+
+def started(transport: str) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, transport],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := re.search(r"running on (http://\S+)", line):
+                yield found[1]
+                break
+        else:
+            raise AssertionError("the server did not start")
+    finally:
+        process.terminate()
+        process.communicate(timeout=WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def http_server() -> Iterator[str]:
+    yield from started("streamable-http")
+
+
+@pytest.fixture(scope="module")
+def sse_server() -> Iterator[str]:
+    yield from started("sse")
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[str]:
+    """Takes what is said, and says something else."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("tool", [None, DOUBLE], ids=["none", "double"])
+async def test_streamable_http(http_server: str, tool: ToolCall | None) -> None:
+    async with asyncio.timeout(WAIT_S):
+        greeting = await greet(f"{http_server}/mcp", {}, tool)
+    assert (greeting.name, greeting.version, greeting.stateless) == ("probe", HANDSHAKE, False)
+
+
+async def test_the_older_transport(sse_server: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        greeting = await greet_sse(f"{sse_server}/sse", {}, DOUBLE)
+    assert (greeting.name, greeting.version) == ("probe", HANDSHAKE)
+
+
+async def test_one_that_knows_no_handshake(http_server: str) -> None:
+    """As a server of the newest protocol may: it is found out by being refused."""
+    from carrel.instances import speaking
+
+    async with asyncio.timeout(WAIT_S):
+        greeting = await speaking._stateless(f"{http_server}/mcp", {}, DOUBLE)
+    assert (greeting.version, greeting.stateless) == (STATELESS, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("/", "404"), ("/mcp/other", "404"), ("/messages", "404")]
+)
+async def test_a_web_server_that_is_none(http_server: str, path: str, why: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(NotReady, match=why):
+            await greet(f"{http_server}{path}", {})
+
+
+@pytest.mark.parametrize(
+    "tool", [ToolCall("nothing"), ToolCall("double", {"number": "four"})], ids=["unknown", "fails"]
+)
+async def test_a_tool_that_does_not_work(http_server: str, tool: ToolCall) -> None:
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(NotReady, match=tool.name):
+            await greet(f"{http_server}/mcp", {}, tool)
+
+
+async def test_no_web_server(silent: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(NotReady, match="HTTP"):
+            await greet(f"{silent}/mcp", {})
+        with pytest.raises(NotReady, match="HTTP"):
+            await greet_sse(f"{silent}/sse", {})
+
+
+async def test_nobody() -> None:
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(NotReady, match="nobody listens"):
+            await greet("http://127.0.0.1:1/mcp", {})
