@@ -106,14 +106,15 @@ async def test_the_server_knows_what_was_agreed(daemon: Daemon, plain: AsyncSpac
     """By how it answers: progress is told to who asked for it, in the agreed version."""
     async with program(hub_of(daemon, plain.id)) as server:
         say(server, initialize("a", "2025-03-26"), INITIALIZED)
-        wanted = calling(1, "wait_for_space", space=plain.id, states=["ready"])
+        # It waits, so that there is something to tell.
+        wanted = calling(1, "wait_for_space", space=plain.id, states=["stopped"], timeout_s=0.5)
         wanted["params"]["_meta"] = {"progressToken": "mine"}
         say(server, wanted)
         assert server.stdout is not None
         lines = [json.loads(await server.stdout.readline()) for _ in range(3)]
         assert lines[0]["result"]["protocolVersion"] == "2025-03-26"
         assert lines[1]["params"]["progressToken"] == "mine"
-        assert lines[2]["result"]["structuredContent"]["reached"] is True
+        assert lines[2]["result"]["structuredContent"]["reached"] is False
 
 
 async def test_a_call_that_is_cancelled(daemon: Daemon, plain: AsyncSpace) -> None:

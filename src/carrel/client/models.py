@@ -6,6 +6,7 @@ it is `carrel.client.sync.Space`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -302,9 +303,20 @@ class Info(Record, frozen=True, kw_only=True):
     tiers: Mapping[str, Limits] = {}
 
 
+_first = threading.Lock()
+_known: set[type] = set()
+"""msgspec notes on a class how it is read, and a thread that comes across a note that another
+has not finished crashes the process: the first of each kind is read alone."""
+
+
 def decode(content: object, kind: type[T]) -> T:
     """Raises `DaemonUnavailable` for an answer that is not what docs/api.md says."""
     try:
-        return msgspec.convert(content, kind)
+        if kind in _known:
+            return msgspec.convert(content, kind)
+        with _first:
+            found = msgspec.convert(content, kind)
+            _known.add(kind)
+            return found
     except msgspec.ValidationError as error:
         raise unreadable(str(error)) from error

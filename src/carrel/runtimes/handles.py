@@ -23,6 +23,11 @@ def _decode(kind: type, value: Any) -> Any:
     raise NotImplementedError(kind.__name__)
 
 
+# Before there are threads: msgspec notes on a class how it is read, and another thread that
+# comes across a note that is not whole crashes the process.
+_decoder = msgspec.json.Decoder(Sandbox, dec_hook=_decode)
+
+
 def dump(sandbox: Sandbox) -> bytes:
     return msgspec.json.encode(sandbox, enc_hook=_encode)
 
@@ -30,6 +35,6 @@ def dump(sandbox: Sandbox) -> bytes:
 def load(written: bytes) -> Sandbox:
     """Raises `SandboxNotFound` for what is no handle of ours."""
     try:
-        return msgspec.json.decode(written, type=Sandbox, dec_hook=_decode)
+        return _decoder.decode(written)
     except msgspec.DecodeError as error:
         raise SandboxNotFound(f"This is no handle of a sandbox: {error}.") from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Hashable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
+
+from carrel.domain.storing import Record
 
 Kind = TypeVar("Kind")
 
@@ -44,7 +44,7 @@ def load(kind: type[Kind], document: str) -> Kind:
     """Fields that are missing get their default, those that are not known are passed over.
     Raises `Unreadable`."""
     try:
-        return cast(Kind, _decoder(cast(Hashable, kind)).decode(document))
+        return cast(Kind, _decoders[kind].decode(document))
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         try:
             return msgspec.convert(json.loads(document), kind)
@@ -58,7 +58,8 @@ def column(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", r"\x00")
 
 
-@functools.cache
-def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
-    """Made when first needed: that takes longer than reading a document."""
-    return msgspec.json.Decoder(kind)
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in get_args(Record)
+}
+"""Before there are threads: msgspec notes on a class how it is read, and another thread that
+comes across a note that is not whole crashes the process."""

@@ -138,6 +138,9 @@ Record = (
 )
 
 
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
 class Writer:
     """Compresses records into an open file."""
 
@@ -172,7 +175,6 @@ class Writer:
 def read(bundle: Path) -> Iterator[Record]:
     """All records between head and tail, each checked for itself, the head first. Raises
     `TreeDamaged` for whatever this is that was not written here."""
-    decoder = msgspec.msgpack.Decoder(Record)
     with _opened(bundle) as file:
         window = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         with window.stream_reader(file) as stream:
@@ -181,7 +183,7 @@ def read(bundle: Path) -> Iterator[Record]:
                 while (body := _body(stream, bundle)) is not None:
                     if changes is not None:
                         raise damaged(bundle, "something follows its end")
-                    record = decoder.decode(body)
+                    record = _decoder.decode(body)
                     _check(record, bundle)
                     changes = record.changes if isinstance(record, Tail) else None
                     yield record

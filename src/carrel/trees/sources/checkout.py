@@ -13,6 +13,8 @@ from carrel.trees.bases.records import IndexFile
 from carrel.trees.bases.views import Update
 from carrel.trees.sources.git import GitSource, GitState
 
+_decoder = msgspec.json.Decoder(GitState)
+
 
 class CheckoutProducer:
     indexes: tuple[IndexFile, ...] = (IndexFile(b".git/index", b""),)
@@ -33,7 +35,7 @@ class CheckoutProducer:
     def update(
         self, before: bytes, find: Callable[[bytes], Path | None], into: Path
     ) -> Update | None:
-        old = msgspec.json.decode(before, type=GitState)
+        old = _decoder.decode(before)
         delta = self._source.export_since(old, self._state, find, into)
         if delta is None:
             return None
