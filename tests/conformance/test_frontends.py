@@ -16,7 +16,7 @@ import pytest
 from tests.agents.installed import require_programs
 from tests.agents.standins import Standin, serving
 from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
-from tests.conformance.frontends import CASES, PROGRAMS, Case, able
+from tests.conformance.frontends import CASES, CLAUDE, CODEX, PROGRAMS, SCRIPTED, Case, able
 from tests.daemon.rig import Daemon, good
 
 TURN_S = 60.0
@@ -324,7 +324,14 @@ def test_a_write_outside_is_refused(desk: Desk, tmp_path: Path) -> None:
     assert not outside.exists()
 
 
-@pytest.mark.parametrize("moment", ["working", "after its end"])
+# What is left to read after the end is the same for all that Carrel's own driver speaks for.
+KILLED = [
+    *((case, "working") for case in CASES),
+    *((case, "after its end") for case in (SCRIPTED, CLAUDE, CODEX)),
+]
+
+
+@pytest.mark.parametrize(("case", "moment"), KILLED, indirect=["case"], ids=str)
 def test_the_daemon_is_killed(case: Case, standin: Standin, data: Path, moment: str) -> None:
     daemon = Daemon(data / "data")
     with contextlib.closing(daemon):
