@@ -9,7 +9,7 @@ BIN := .venv/bin
 CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.py))))
 # Tests wait for processes half of their time, so there are more workers than cores; each mounts
 # file systems and starts sandboxes, and more than eight only wait for the disk.
-WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 TESTS ?=
 
 help:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.agents.standins import Standin, serving
-from tests.conformance.frontends import SCRIPTED, Case, able
+from tests.conformance.frontends import CLAUDE, CODEX, PI, SCRIPTED, Case, able
 from tests.conformance.test_frontends import TURN_S, Desk, Turn, equip
 from tests.daemon.rig import Daemon, good
 
@@ -125,6 +125,8 @@ def test_an_interrupt_while_it_waits(desk: Asking) -> None:
     assert [decision for _, decision in desk.decisions(turn)] == [None, "deny"]
 
 
+# Of the others a turn that asks is the same program.
+@pytest.mark.parametrize("case", [CLAUDE, CODEX], indirect=True, ids=str)
 def test_turns_that_ask_and_others_are_of_one_conversation(desk: Asking) -> None:
     """Whatever drives them."""
     first = desk.turn("hello", permission="ask")
@@ -147,6 +149,7 @@ def test_a_conversation_that_is_not_there(desk: Asking) -> None:
     assert code == "continuation_not_found", found
 
 
+@pytest.mark.parametrize("case", [SCRIPTED, CLAUDE, CODEX, PI], indirect=True, ids=str)
 def test_the_daemon_is_killed_while_it_waits(case: Case, standin: Standin, data: Path) -> None:
     with contextlib.closing(Daemon(data / "data")) as daemon:
         equip(daemon)

@@ -1,9 +1,8 @@
-"""A daemon's service that kills itself with SIGKILL at one of its writes.
+"""A daemon's service that kills itself with SIGKILL at one of its writes: `play`, in a process
+of its own.
 
-    python -m tests.faults.child DATA SCENARIO MOMENT NUMBER
-
-What was acknowledged is told on standard output, a line of JSON each, right away: whoever
-started this knows what must not be lost. `MOMENT` is `before` or `after` the write of that
+What was acknowledged is told to a file, a line of JSON each, right away: whoever started this
+knows what must not be lost. `MOMENT` is `before` or `after` the write of that
 number; with 0 nothing is killed, and the last line says how many writes there were.
 """
 
@@ -159,5 +158,8 @@ async def main(data: Path, scenario: str, moment: str, number: int) -> None:
         tell(writes=killer.count)
 
 
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])))
+def play(told: str, data: str, scenario: str, moment: str, number: int) -> None:
+    """`told` is the file that is told."""
+    descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+    sys.stdout = os.fdopen(descriptor, "w")
+    asyncio.run(main(Path(data), scenario, moment, number))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +18,38 @@ from carrel.domain.runs import RunRecord, RunState, Stream
 from carrel.domain.runtimes import ExitReason
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.lifecycle.table import SETTLED
-from tests.faults.child import SCENARIOS
+from tests.faults.child import SCENARIOS, play
 from tests.load.clearing import end_everything
 from tests.service.rig import RUN_S, leftovers, output, run
 
-ROOT = Path(__file__).resolve().parents[2]
 CHILD_S = 90.0
 """A scenario takes about a second; its own bound is shorter than this one."""
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(["tests.faults.child"])
+"""Hundreds of processes that would all load the same for most of a second."""
 MOST_WRITES = 40
 """No operation has so many; a scenario that needs more shows that here."""
 
 
-def act(data: Path, scenario: str, moment: str, number: int) -> list[dict[str, Any]]:
-    """What the killed one had acknowledged."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.child", str(data), scenario, moment, str(number)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=CHILD_S,
-        check=False,
-    )
-    assert done.returncode in (0, -9), done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def act(told: Path, data: Path, scenario: str, moment: str, number: int) -> list[dict[str, Any]]:
+    """What the killed one had acknowledged, which is in the file `told`."""
+    process = _forked.Process(target=play, args=(str(told), str(data), scenario, moment, number))
+    process.start()
+    process.join(CHILD_S)
+    assert process.exitcode in (0, -9)
+    return [json.loads(line) for line in told.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_killed_at_every_write(scenario: str, moment: str, data: Path) -> None:
+async def test_killed_at_every_write(
+    scenario: str, moment: str, data: Path, tmp_path: Path
+) -> None:
     """All of them on one data folder: what one leaves would be the next one's trouble."""
     try:
         for number in range(1, MOST_WRITES):
-            said = await asyncio.to_thread(act, data, scenario, moment, number)
+            told = tmp_path / "told"
+            said = await asyncio.to_thread(act, told, data, scenario, moment, number)
             async with open_service(Settings(data=data)) as services:
                 await check(services, said)
                 await clear(services, data)

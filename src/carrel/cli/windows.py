@@ -29,6 +29,8 @@ def attach_all(call: Call, spaces: Sequence[str]) -> int:
         raise FrontendNotInstalled("tmux is missing.", hint="Install it: apt install tmux")
     socket = f"carrel-attach-{os.getpid()}"
     begin = ["set", "-g", "prefix", PREFIX, ";", "bind", PREFIX, "send-prefix", ";"]
+    # Else two keys that come at once count as text.
+    begin += ["set", "-g", "assume-paste-time", "0", ";"]
     windows: list[str] = []
     for space in spaces:
         kind = ["new-window"] if windows else ["new-session"]
