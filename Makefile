@@ -7,9 +7,8 @@
 BIN := .venv/bin
 # The folders that hold Python today; benchmarks and examples may be left out of an archive.
 CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.py))))
-# Tests wait for processes half of their time, so there are more workers than cores; each mounts
-# file systems and starts sandboxes, and more than eight only wait for the disk.
-WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
+# Each worker mounts file systems and starts sandboxes: more than eight only wait for the disk.
+WORKERS ?= logical
 TESTS ?=
 
 help:

@@ -249,7 +249,8 @@ def test_a_terminal_asks_nothing_and_goes_on(
     with terminal(claude.prepare_terminal(request, seat), seat) as first:
         first.until(lambda: "hello" in standin.texts())
         first.until(lambda: "reply 1" in _records(seat))
-    again = Continuation("anthropic", session_key(request))
+    (kept,) = Path(seat.state, "claude", "projects").glob("*/*.jsonl")
+    again = Continuation("anthropic", kept.stem)
     request = replace(asking(standin, "more", "run-2"), continuation=again)
     with terminal(claude.prepare_terminal(request, seat), seat) as second:
         second.until(lambda: "reply 2: more" in _records(seat))

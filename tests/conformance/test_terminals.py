@@ -52,7 +52,11 @@ class Room(Desk):
         """Claude Code writes down what was said a little after it has answered."""
         folder = self.daemon.data / "spaces" / self.space / "agent" / "state" / "claude"
         if self.case is CLAUDE:
-            self.until(lambda: any(folder.glob("projects/*/*.jsonl")))
+            self.until(
+                lambda: any(
+                    b"reply 1" in file.read_bytes() for file in folder.glob("projects/*/*.jsonl")
+                )
+            )
 
     def tmux(self, *words: str) -> str:
         body = {

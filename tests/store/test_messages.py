@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carrel.domain.errors import StoreBusy
@@ -209,6 +209,7 @@ async def test_reading_over_all_spaces(log: SqliteLog) -> None:
     assert await places(PlaceQuery(types=frozenset())) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False), min_size=1))
 def test_times_come_back_as_they_were(times: list[float]) -> None:
     async def check(path: Path) -> None:

@@ -71,7 +71,9 @@ class ClaudeCode:
         return replace(driven, env=plain.env, files=files)
 
     def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
-        prepared = self._prepared(request, seat, _terminal(seat), b"")
+        # It tells which conversation it begins; a number of ours could be used only once, and a
+        # start that failed is made again.
+        prepared = self._prepared(replace(request, run_id=""), seat, _terminal(seat), b"")
         said = ("--", requests.prompt(request, seat)) if request.prompt else ()
         env = claude_config.terminal_environment(prepared.env)
         return replace(
@@ -112,7 +114,7 @@ class ClaudeCode:
 
 def session_key(request: TurnRequest) -> str:
     """The conversation that the turn will be of; empty when the program chooses. Known before
-    it starts, so that a terminal that dies early can be gone on with."""
+    it starts, so that a turn that dies early can be gone on with."""
     asked = requests.asked_key(request)
     return asked or (str(uuid5(_SESSIONS, request.run_id)) if request.run_id else "")
 
