@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carrel.client import sse
-from carrel.client.sse import EventParser
+from carrel.domain import sse
+from carrel.domain.sse import EventParser
 
 STREAM = (
     '\ufeff: a comment\nid: 1\nevent: space.state\ndata: {"a":\ndata: "ü"}\n\n'

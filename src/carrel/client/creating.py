@@ -12,7 +12,7 @@ import time
 
 from carrel.client.exchange import Patience
 from carrel.client.requests import LONG_S, Answer, Request, telling
-from carrel.client.sse import EventParser
+from carrel.domain.sse import EventParser
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

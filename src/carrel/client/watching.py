@@ -11,9 +11,9 @@ from carrel.client import models
 from carrel.client.exchange import Patience
 from carrel.client.link import Link
 from carrel.client.requests import Answer, Request
-from carrel.client.sse import EventParser, ServerEvent
 from carrel.client.wire import Head
 from carrel.domain.errors import DaemonUnavailable
+from carrel.domain.sse import EventParser, ServerEvent
 
 GAP = "gap"
 """The type of an event that says that some before the next are no longer kept."""

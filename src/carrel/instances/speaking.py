@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 
 from carrel import __version__
 from carrel.domain.instances import ToolCall
-from carrel.instances.events import Events
+from carrel.domain.sse import EventParser
 from carrel.instances.http import Answer, HttpError, Request, asked
 
 HANDSHAKE = "2025-11-25"
@@ -164,9 +164,9 @@ def _answered(text: str, number: int) -> Message | None:
 
 
 async def _events(answer: Answer) -> AsyncIterator[str]:
-    events = Events()
+    parser = EventParser()
     async for piece in answer.parts():
-        for event in events.feed(piece):
+        for event in parser.receive(piece):
             yield event.data
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from carrel.agents import interpreting, wire
-from carrel.agents.driven import PROGRAM, DrivenTranslator
+from carrel.agents.driven import DrivenTranslator, driven_by
 from carrel.agents.terminals.hooking import FOLDER
 from carrel.agents.terminals.tmux import SESSION, SOCKET
 from carrel.domain.agents import (
@@ -71,20 +70,15 @@ class InTerminal:
                 hint="Put it into a file, and name that.",
             )
         own = self._interactive.prepare_terminal(request, seat)
-        start = wire.Start(
-            DRIVER,
-            replace(request, env={}, prompt=""),
-            replace(seat, credentials={}, mcp_env={}),
-            {
-                "first": own.argv,
-                "again": own.again,
-                "silent": own.silent,
-                "unit_s": self._unit_s,
-            },
-        )
-        return replace(
-            own, argv=interpreting.python(PROGRAM), first=wire.line_of(start), duplex=True, again=()
-        )
+        options = {
+            "first": own.argv,
+            "again": own.again,
+            "silent": own.silent,
+            "unit_s": self._unit_s,
+        }
+        # What it is told first is in its command.
+        driven = driven_by(DRIVER, options, replace(request, prompt=""), seat)
+        return replace(driven, env=own.env, files=own.files)
 
     def translator(self, request: TurnRequest) -> DrivenTranslator:
         return DrivenTranslator()
