@@ -48,5 +48,5 @@ soak: setup
 	$(BIN)/python -m tests.faults.hub_kills
 
 clean:
-	rm -rf .venv tools/*/node_modules build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv tools/*/node_modules tools/servers/serena build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests bench examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

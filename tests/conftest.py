@@ -12,6 +12,11 @@ from tests.accounts import Account, ordinary_account
 from tests.folders import remove_folder
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Known without xdist too.
+    config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment() -> Iterator[None]:
     """Keeps a person's git configuration and Carrel settings, and the variables of a git

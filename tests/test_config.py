@@ -64,6 +64,16 @@ def test_a_user_without_a_home_is_told_what_to_set(ordinary_user: Account) -> No
         {"data": "/d", "agents": {"mine": {"command": ["x"], "binds": ["relative"]}}},
         {"data": "/d", "agents": {"mine": {"command": ["x"], "key": "sk"}}},
         {"data": "/d", "agents": {"mine": {"command": ["x"], "provider": "me"}}},
+        {"data": "/d", "servers": {"Mine": {"command": ["x"]}}},
+        {"data": "/d", "servers": {"mine": {"command": ["x"], "binds": ["relative"]}}},
+        {"data": "/d", "servers": {"mine": {"command": "x"}}},
+        {"data": "/d", "servers": {"mine": {"command": ["x"], "port": 1}}},
+        {"data": "/d", "servers": {"mine": {"command": ["x"], "wrap": "other"}}},
+        {"data": "/d", "servers": {"mine": {"tool_ready": {"arguments": {}}}}},
+        {"data": "/d", "instances_max": 0},
+        {"data": "/d", "instances_per_caller": 0},
+        {"data": "/d", "instance_memory_bytes": -1},
+        {"data": "/d", "instances_starting": -1},
     ],
 )
 def test_what_cannot_be_used_is_refused(values: dict[str, object]) -> None:
@@ -71,6 +81,11 @@ def test_what_cannot_be_used_is_refused(values: dict[str, object]) -> None:
         parse_settings(values)
     assert caught.value.code == "settings_invalid"
     assert caught.value.hint
+
+
+def test_a_server_says_only_what_is_written() -> None:
+    values = {"data": "/d", "servers": {"serena": {"warm": 2, "binds": ["/srv"]}}}
+    assert parse_settings(values).servers["serena"].said() == {"warm": 2, "binds": ("/srv",)}
 
 
 def test_settings_do_not_change() -> None:

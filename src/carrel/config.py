@@ -8,16 +8,20 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from carrel.domain.errors import CarrelError
 
 _NOT_NEGATIVE = (
     *("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "output_bytes"),
     *("hub_messages", "hub_bytes", "hub_seconds", "restart_s"),
+    *("instance_memory_bytes", "instances_starting"),
 )
+_AT_LEAST_ONE = ("hub_clients", "hub_rate", "instances_max", "instances_per_caller")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SYSTEM_DATA = Path("/var/lib/carrel")
 SYSTEM_CONFIG = Path("/etc/carrel/config.toml")
 
@@ -41,6 +45,65 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """It must reach a model's API."""
     env: dict[str, str] = {}
     """Variables that it always has; no keys, for this file is not theirs."""
+
+
+class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call that a server answers only when it is ready for work."""
+
+    name: str
+    """Of the tool."""
+    arguments: dict[str, Any] = {}
+    """What it is given."""
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of MCP server: `[servers.NAME]`. Of one that is built in, what is not said stays as
+    it is. Commands, values and texts have places: `{project}`, `{state}`, `{host}`, `{port}`,
+    `{port_file}`, `{fd}`."""
+
+    command: tuple[str, ...] | UnsetType = UNSET
+    """How it is started: a program, by its path or on the daemon's PATH, and its words."""
+    transport: Literal["streamable-http", "sse", "stdio"] | UnsetType = UNSET
+    """What it speaks; `stdio`: on its standard streams only."""
+    port_by: Literal["socket", "file", "process", "log", "reserved"] | UnsetType = UNSET
+    """How its port is learned: it is given a socket (`{fd}`), it writes it (`{port_file}`), by
+    what its processes listen on, by a line of its output, or it is told one (`{port}`)."""
+    port_line: str | UnsetType = UNSET
+    """For `log`: a regular expression whose first group is the port."""
+    path: str | UnsetType = UNSET
+    """Of its address."""
+    wrap: Literal["", "uvicorn", "stdio"] | UnsetType = UNSET
+    """A small program of ours before it, so that its clients need a token: `uvicorn` for a
+    Python program that serves with that, `stdio` for one on its standard streams."""
+    stdio: tuple[str, ...] | UnsetType = UNSET
+    """The command with which it speaks on its standard streams; empty: it cannot."""
+    env: dict[str, str] | UnsetType = UNSET
+    """Variables that it always has, beside those that are built in."""
+    ready_s: float | UnsetType = UNSET
+    """So long it may take to answer."""
+    tool_ready: ToolSettings | UnsetType = UNSET
+    """It counts as ready when it has answered this."""
+    takes_token: str | UnsetType = UNSET
+    """The variable by which it takes a token that its clients must show; empty: it cannot."""
+    network: Literal["none", "open"] | UnsetType = UNSET
+    """What it may reach: nothing but itself, or what the host does."""
+    binds: tuple[Path, ...] | UnsetType = UNSET
+    """What its sandbox must show beside the program: absolute paths, read-only."""
+    files: dict[str, str] | UnsetType = UNSET
+    """Texts that are below `{state}` before it starts, beside those that are built in."""
+    copies: dict[str, str] | UnsetType = UNSET
+    """What of the project it works on a copy of: where it is, and where below `{state}` that
+    is put."""
+    preload: tuple[str, ...] | UnsetType = UNSET
+    """Modules that a warm process has imported when an instance is asked for."""
+    warm: int | UnsetType = UNSET
+    """How many ready ones are kept."""
+    install: str | UnsetType = UNSET
+    """The command that installs it, for who is told that it is missing."""
+
+    def said(self) -> dict[str, object]:
+        """What is written there, and nothing else."""
+        return dict(msgspec.to_builtins(self, enc_hook=str))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +151,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """They are shown on the desktop of the daemon's user too, where there is one."""
     agents: dict[str, AgentSettings] = {}
     """Agents beside those that are built in, by name."""
+    servers: dict[str, ServerSettings] = {}
+    """MCP servers beside those that are built in, or instead of them, by name."""
+    instances_max: int = 64
+    """So many MCP servers may run at the same time."""
+    instances_per_caller: int = 32
+    """… and so many of one caller."""
+    instance_memory_bytes: int = 0
+    """One that says nothing itself is stopped when it takes more memory; 0: no bound."""
+    instances_starting: int = 0
+    """So many are started at the same time, and others wait; 0: as many as there are cores."""
     project_roots: tuple[Path, ...] = ()
     """Folders below which callers with a token for a label may take projects."""
     listen: str = ""
@@ -121,14 +194,16 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
         )
     for name, agent in settings.agents.items():
         _check_agent(name, agent)
-    for name in ("hub_clients", "hub_rate"):
+    for name, server in settings.servers.items():
+        _check_server(name, server)
+    for name in _AT_LEAST_ONE:
         if getattr(settings, name) < 1:
             raise SettingsInvalid(f"{name} cannot be less than 1.", hint="Leave it out.")
     return settings
 
 
 def _check_agent(name: str, agent: AgentSettings) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9-]{0,62}", name):
+    if not _NAME.fullmatch(name):
         raise SettingsInvalid(
             f"{name[:80]!r} cannot be an agent's name.", hint="Lower-case letters, digits, dashes."
         )
@@ -137,6 +212,18 @@ def _check_agent(name: str, agent: AgentSettings) -> None:
     if not all(path.is_absolute() for path in agent.binds):
         raise SettingsInvalid(
             f"What the agent {name} must see is said by absolute paths.", hint="Write / first."
+        )
+
+
+def _check_server(name: str, server: ServerSettings) -> None:
+    """The rest is known to who knows those that are built in."""
+    if not _NAME.fullmatch(name):
+        raise SettingsInvalid(
+            f"{name[:80]!r} cannot be a server's name.", hint="Lower-case letters, digits, dashes."
+        )
+    if server.binds is not UNSET and not all(path.is_absolute() for path in server.binds):
+        raise SettingsInvalid(
+            f"What the server {name} must see is said by absolute paths.", hint="Write / first."
         )
 
 

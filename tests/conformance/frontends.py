@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
 
 from carrel.domain.agents import Provider
 from tests.agents.standins import UNKNOWN_MODEL
@@ -106,3 +110,15 @@ CASES = (SCRIPTED, CLAUDE, CODEX, SDK, PI, CLAUDE_ACP, CODEX_ACP)
 def able(what: str) -> list[Case]:
     """Those without a known gap of that name."""
     return [case for case in CASES if what not in case.gaps]
+
+
+def together(cases: Iterable[Case], *more: str) -> list[ParameterSet]:
+    """As parameters of tests; all of one frontend go to one worker, which has its turns."""
+    return [
+        pytest.param(
+            *(case, *more),
+            marks=pytest.mark.xdist_group(f"frontend {case}"),
+            id="-".join((str(case), *more)),
+        )
+        for case in cases
+    ]

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
 
 from tests.agents.standins import Standin, serving
-from tests.conformance.frontends import CLAUDE, CODEX, PI, SCRIPTED, Case, able
-from tests.conformance.test_frontends import TURN_S, Desk, Turn, equip
+from tests.conformance.desks import TURN_S, UNKNOWN_KEY, Desk, Turn, equipped
+from tests.conformance.frontends import CLAUDE, CODEX, PI, SCRIPTED, Case, able, together
 from tests.daemon.rig import Daemon, good
 
 POLL_S = 0.02
-CASES = able("ask")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def standin() -> Iterator[Standin]:
     with serving() as found:
         yield found
@@ -29,36 +28,48 @@ def standin() -> Iterator[Standin]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("permissions")
-    folder.chmod(0o711)
-    daemon = Daemon(folder / "data")
-    with contextlib.closing(daemon):
-        equip(daemon)
+    with equipped(tmp_path_factory.mktemp("permissions")) as daemon:
         yield daemon
 
 
-@pytest.fixture(params=CASES, ids=str)
+@pytest.fixture(params=together(able("ask")))
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
 
 
-class Asking(Desk):
-    """Its agent asks before it writes `made.txt`."""
+@dataclass(frozen=True)
+class Answered:
+    """A turn that asked twice, and was answered yes and no."""
 
-    def ask(self, **options: Any) -> str:
-        prompt = self.case.write("made.txt", "permitted")
+    turn: Turn
+    yes: dict[str, Any]
+    no: dict[str, Any]
+    activity: str
+    before: str
+    """What the file was before the first answer."""
+    codes: list[int]
+    """Of the answers: to what it did not ask, yes, no, and one that came too late."""
+    decisions: list[tuple[str, object]]
+
+
+class Asking(Desk):
+    """Its agent asks before it writes."""
+
+    def ask(self, name: str, **options: Any) -> str:
+        prompt = self.case.write(name, "permitted")
         return str(good(self.begin(prompt, permission="ask", **options))["id"])
 
     def show(self, turn: str) -> Turn:
         return dict(good(self.client.get(f"/v1/turns/{turn}")))
 
-    def waits(self, turn: str) -> list[dict[str, Any]]:
+    def waits(self, turn: str, name: str) -> dict[str, Any]:
         """What it asks for, when it does."""
-        found = self.until(turn, lambda now: bool(now["permissions"]))
-        return list(found["permissions"])
+        found = self.shows(turn, lambda now: name in str(now["permissions"]))
+        (asked,) = found["permissions"]
+        return dict(asked)
 
-    def until(self, turn: str, holds: Callable[[Turn], bool]) -> Turn:
+    def shows(self, turn: str, holds: Callable[[Turn], bool]) -> Turn:
         end = time.monotonic() + TURN_S
         while not holds(now := self.show(turn)):
             assert now["state"] == "running" and time.monotonic() < end, (now, self.events(turn))
@@ -78,55 +89,71 @@ class Asking(Desk):
         ]
         return [(one["id"], one.get("decision")) for one in found]
 
+    @cached_property
+    def answered(self) -> Answered:
+        prompt = "\n".join(self.case.write(name, "permitted") for name in ("yes.txt", "no.txt"))
+        turn = str(good(self.begin(prompt, permission="ask"))["id"])
+        yes = self.waits(turn, "yes.txt")
+        activity = good(self.client.get(f"/v1/spaces/{self.space}"))["activity"]
+        codes, before = [self.answer(turn, "another", allow=True)], self.read("yes.txt")
+        codes.append(self.answer(turn, yes["id"], allow=True))
+        no = self.waits(turn, "no.txt")
+        codes.append(self.answer(turn, no["id"], allow=False))
+        ended = self.end(turn)
+        codes.append(self.answer(turn, yes["id"], allow=True))
+        return Answered(ended, yes, no, activity, before, codes, self.decisions(turn))
+
+
+@pytest.fixture(scope="module")
+def desks() -> dict[str, Asking]:
+    return {}
+
 
 @pytest.fixture
-def desk(shared: Daemon, case: Case, standin: Standin) -> Asking:
-    return Asking(shared, case, standin)
+def desk(shared: Daemon, case: Case, standin: Standin, desks: dict[str, Asking]) -> Asking:
+    """Each has one for all tests."""
+    if case.name not in desks:
+        desks[case.name] = Asking(shared, case, standin)
+    return desks[case.name]
 
 
 def test_what_is_permitted_is_done(desk: Asking) -> None:
-    turn = desk.ask()
-    (asked,) = desk.waits(turn)
-    assert "made.txt" in str(asked["input"]) and asked["name"]
-    assert good(desk.client.get(f"/v1/spaces/{desk.space}"))["activity"] == "waiting for permission"
-    assert desk.answer(turn, "another", allow=True) == 409
-    assert desk.read("made.txt") == "404"
-    assert desk.answer(turn, asked["id"], allow=True) == 202
-    ended = desk.end(turn)
-    assert ended["result"]["success"] and ended["permissions"] == [], ended
-    assert desk.read("made.txt").strip() == "permitted"
-    assert desk.decisions(turn) == [(asked["id"], None), (asked["id"], "allow")]
-    assert desk.answer(turn, asked["id"], allow=True) == 409
+    found = desk.answered
+    assert found.activity == "waiting for permission" and found.before == "404"
+    assert found.yes["name"]
+    assert found.codes == [409, 202, 202, 409]
+    assert found.turn["result"]["success"] and found.turn["permissions"] == [], found.turn
+    assert desk.read("yes.txt").strip() == "permitted"
+    id = found.yes["id"]
+    assert found.decisions[:2] == [(id, None), (id, "allow")]
 
 
 def test_what_is_denied_is_not_done(desk: Asking) -> None:
-    turn = desk.ask()
-    (asked,) = desk.waits(turn)
-    assert desk.answer(turn, asked["id"], allow=False) == 202
-    desk.end(turn)
-    assert desk.read("made.txt") == "404"
-    assert desk.decisions(turn) == [(asked["id"], None), (asked["id"], "deny")]
+    found = desk.answered
+    assert desk.read("no.txt") == "404"
+    id = found.no["id"]
+    assert found.decisions[2:] == [(id, None), (id, "deny")]
 
 
 def test_what_nobody_answers_is_denied(desk: Asking) -> None:
-    turn = desk.ask(answer_s=0.5)
+    turn = desk.ask("unanswered.txt", answer_s=0.5)
     desk.end(turn)
-    assert desk.read("made.txt") == "404"
+    assert desk.read("unanswered.txt") == "404"
     assert [decision for _, decision in desk.decisions(turn)] == [None, "deny"]
 
 
 def test_an_interrupt_while_it_waits(desk: Asking) -> None:
-    turn = desk.ask()
-    desk.waits(turn)
+    turn = desk.ask("interrupted.txt")
+    desk.waits(turn, "interrupted.txt")
     good(desk.client.post(f"/v1/turns/{turn}/interrupt"))
     ended = desk.end(turn)
     assert ended["result"]["error"]["code"] == "interrupted", ended
-    assert desk.read("made.txt") == "404"
+    assert desk.read("interrupted.txt") == "404"
     assert [decision for _, decision in desk.decisions(turn)] == [None, "deny"]
 
 
 # Of the others a turn that asks is the same program.
-@pytest.mark.parametrize("case", [CLAUDE, CODEX], indirect=True, ids=str)
+@pytest.mark.parametrize("case", together([CLAUDE, CODEX]), indirect=True)
 def test_turns_that_ask_and_others_are_of_one_conversation(desk: Asking) -> None:
     """Whatever drives them."""
     first = desk.turn("hello", permission="ask")
@@ -142,30 +169,26 @@ def test_turns_that_ask_and_others_are_of_one_conversation(desk: Asking) -> None
 
 
 def test_a_conversation_that_is_not_there(desk: Asking) -> None:
-    asked = {"provider": desk.case.provider, "key": "0b5bd2f4-31ac-4c57-9f2b-1f0a4c1d9e77"}
+    asked = {"provider": desk.case.provider, "key": UNKNOWN_KEY}
     answer = desk.begin("hello", continuation=asked, permission="ask")
     found = answer.json() if answer.status_code >= 400 else desk.end(answer.json()["id"])
     code = found["code"] if "code" in found else found["result"]["error"]["code"]
     assert code == "continuation_not_found", found
 
 
-@pytest.mark.parametrize("case", [SCRIPTED, CLAUDE, CODEX, PI], indirect=True, ids=str)
-def test_the_daemon_is_killed_while_it_waits(case: Case, standin: Standin, data: Path) -> None:
-    with contextlib.closing(Daemon(data / "data")) as daemon:
-        equip(daemon)
-        desk = Asking(daemon, case, standin)
-        turn = desk.ask()
-        before = desk.waits(turn)
-        daemon.kill()
-        daemon.start()
-        desk.client = daemon.local()
-        assert desk.waits(turn) == before
-        assert desk.answer(turn, before[0]["id"], allow=True) == 202
-        ended = desk.end(turn)
-        assert ended["result"]["success"], ended
-        assert desk.read("made.txt").strip() == "permitted"
-        id = before[0]["id"]
-        assert desk.decisions(turn) == [(id, None), (id, "allow")]
+@pytest.mark.parametrize("case", together([SCRIPTED, CLAUDE, CODEX, PI]), indirect=True)
+def test_the_daemon_is_killed_while_it_waits(desk: Asking) -> None:
+    turn = desk.ask("late.txt")
+    before = desk.waits(turn, "late.txt")
+    with desk.daemon_killed():
+        pass
+    assert desk.waits(turn, "late.txt") == before
+    assert desk.answer(turn, before["id"], allow=True) == 202
+    ended = desk.end(turn)
+    assert ended["result"]["success"], ended
+    assert desk.read("late.txt").strip() == "permitted"
+    id = before["id"]
+    assert desk.decisions(turn) == [(id, None), (id, "allow")]
 
 
 def test_a_permitted_command_cannot_answer_for_the_user(shared: Daemon, standin: Standin) -> None:
@@ -180,12 +203,12 @@ def test_a_permitted_command_cannot_answer_for_the_user(shared: Daemon, standin:
     away = f"(setsid sh -c {shlex.quote(forge)} >/dev/null 2>&1 </dev/null &)"
     prompt = f"run {away}; until [ -e tried ]; do sleep 0.02; done\nrun touch never"
     turn = str(good(desk.begin(prompt, permission="ask"))["id"])
-    (first,) = desk.waits(turn)
+    first = desk.waits(turn, "setsid")
     assert desk.answer(turn, first["id"], allow=True) == 202
-    asked = desk.until(turn, lambda now: now["permissions"] not in ([], [first]))["permissions"]
+    asked = desk.shows(turn, lambda now: now["permissions"] not in ([], [first]))["permissions"]
     assert [one["id"] for one in asked] == ["call-1-2"]
     tries = desk.read("tried").count("tried")
-    desk.until(turn, lambda _: desk.read("tried").count("tried") >= tries + 3)
+    desk.shows(turn, lambda _: desk.read("tried").count("tried") >= tries + 3)
     assert desk.show(turn)["permissions"] == asked
     assert desk.answer(turn, "call-1-2", allow=False) == 202
     desk.end(turn)

@@ -1,140 +1,54 @@
-"""One suite for every frontend, in the real sandbox of a real daemon."""
+"""One suite for every frontend, in the real sandbox of a real daemon.
+
+What needs no turn of its own looks at one of the frontend's day.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from tests.agents.installed import require_programs
-from tests.agents.standins import Standin, serving
 from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
-from tests.conformance.frontends import CASES, CLAUDE, CODEX, PROGRAMS, SCRIPTED, Case, able
-from tests.daemon.rig import Daemon, good
-
-TURN_S = 60.0
-"""For one turn of a real agent on two busy cores."""
-Turn = dict[str, Any]
-UNKNOWN_KEY = "0b5bd2f4-31ac-4c57-9f2b-1f0a4c1d9e77"
-
-
-class Desk:
-    """A space, its agent, and a stand-in for the model."""
-
-    def __init__(self, daemon: Daemon, case: Case, standin: Standin) -> None:
-        if case.by_npm:
-            require_programs()
-        self.daemon = daemon
-        self.case = case
-        self.standin = standin
-        self.client = daemon.local()
-        self.space = good(self.client.post("/v1/spaces", json={"agent": case.name}))["id"]
-
-    def begin(self, prompt: str, **options: Any) -> httpx.Response:
-        own = {"env": self.case.env(self.standin.url), "model": self.case.model}
-        body = {"prompt": prompt, **own, **options}
-        return self.client.post(f"/v1/spaces/{self.space}/turns", json=body)
-
-    def turn(self, prompt: str, **options: Any) -> Turn:
-        return self.end(good(self.begin(prompt, **options))["id"])
-
-    def end(self, turn: str) -> Turn:
-        until = time.monotonic() + TURN_S
-        while True:
-            found = good(self.client.get(f"/v1/turns/{turn}", params={"wait_s": 20}))
-            if found["state"] != "running":
-                return dict(found)
-            assert time.monotonic() < until, self.events(turn)
-
-    def events(self, turn: str) -> list[dict[str, Any]]:
-        """All that is kept of it, as the log has them."""
-        with self.daemon.websocket("/v1/hub") as hub:
-            register = {"kind": "app", "subscriptions": {"types": ["*"], "spaces": [self.space]}}
-            hub.send(json.dumps({"type": "client_register", "id": "r", "payload": register}))
-            replay = {"space": self.space, "seq": 0}
-            hub.send(json.dumps({"type": "buffer_replay", "id": "p", "payload": replay}))
-            found, last = [], None
-            while last is None or (last > 0 and (not found or found[-1]["seq"] < last)):
-                envelope = json.loads(hub.recv(timeout=TURN_S))
-                if envelope.get("reply_to") == "p":
-                    last = envelope["payload"]["data"]["replay_to"][self.space]
-                elif "seq" in envelope and last is not None:
-                    found.append(envelope)
-        ours = [one for one in found if one["type"].startswith("agent.")]
-        return [one for one in ours if one["payload"]["run_id"] == turn]
-
-    def read(self, path: str) -> str:
-        answer = self.client.get(f"/v1/spaces/{self.space}/files", params={"path": path})
-        return answer.text if answer.status_code == 200 else f"{answer.status_code}"
-
-    def works(self, turn: str, text: str) -> None:
-        """Returns when the agent has begun with what it was told."""
-        if self.case.scripted:
-            self._until(lambda: len(self.events(turn)) > 1)
-        else:
-            self._until(lambda: any(text in one for one in self.standin.texts()))
-
-    @staticmethod
-    def _until(holds: Callable[[], bool]) -> None:
-        until = time.monotonic() + TURN_S
-        while not holds():
-            assert time.monotonic() < until
-            time.sleep(0.02)
-
-
-@pytest.fixture
-def standin() -> Iterator[Standin]:
-    with serving() as found:
-        yield found
+from tests.conformance.days import Day, Days, days_at
+from tests.conformance.desks import UNKNOWN_KEY, Desk, equipped, headers_of, written
+from tests.conformance.frontends import CASES, CLAUDE, CODEX, SCRIPTED, Case, able, together
+from tests.daemon.rig import good
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("frontends")
-    folder.chmod(0o711)
-    daemon = Daemon(folder / "data")
-    equip(daemon)
-    try:
-        yield daemon
-    finally:
-        daemon.close()
+def days(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Days]:
+    folder, outside = (tmp_path_factory.mktemp(name) for name in ("frontends", "outside"))
+    outside.chmod(0o755)
+    with equipped(folder) as daemon, days_at(daemon, outside) as found:
+        yield found
 
 
-def equip(daemon: Daemon) -> None:
-    """With the pinned programs, as if it had installed them."""
-    own = daemon.data / "agents"
-    own.mkdir(parents=True)
-    for case in CASES:
-        (own / case.name).symlink_to(PROGRAMS, target_is_directory=True)
-    daemon.start()
-    client = daemon.local()
-    for name in ("anthropic", "openai"):
-        good(client.put(f"/v1/credentials/{name}", json={"value": f"sk-{name}-planted"}))
-
-
-@pytest.fixture(params=CASES, ids=str)
+@pytest.fixture(params=together(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
 
 
 @pytest.fixture
-def desk(shared: Daemon, case: Case, standin: Standin) -> Desk:
-    return Desk(shared, case, standin)
+def day(days: Days, case: Case) -> Day:
+    return days.of(case)
 
 
-def test_one_turn_with_text(desk: Desk) -> None:
-    turn = desk.turn("hello there")
+@pytest.fixture
+def desk(day: Day) -> Desk:
+    return day.desk
+
+
+# Talking
+
+
+def test_one_turn_with_text(day: Day) -> None:
+    turn, events = day.talk.first, day.talk.events
     assert turn["result"]["success"], turn
     assert "1: hello there" in turn["result"]["final_output"]
-    events = desk.events(turn["id"])
     kinds = [one["type"].removeprefix("agent.") for one in events]
     assert kinds[0] == "state" and kinds[-2:] == ["state", "complete"] and "message" in kinds
     assert events[0]["payload"]["payload"] == {"state": "running"}
@@ -143,38 +57,62 @@ def test_one_turn_with_text(desk: Desk) -> None:
     known = [one["payload"].get("continuation") for one in events]
     first = next(n for n, one in enumerate(known) if one is not None)
     assert set(map(str, known[first:])) == {str(turn["continuation"])}
-    assert turn["continuation"]["provider"] == desk.case.provider
+    assert turn["continuation"]["provider"] == day.desk.case.provider
 
 
-def test_a_file_is_written_in_the_tree(desk: Desk) -> None:
-    turn = desk.turn(desk.case.write("made.txt", "by the agent"))
-    assert turn["result"]["success"], turn
-    assert desk.read("made.txt").strip() == "by the agent"
-    kinds = {one["type"] for one in desk.events(turn["id"])}
+def test_a_conversation_goes_on(day: Day) -> None:
+    talk, fresh = day.talk, day.work.turn
+    assert talk.second["result"]["success"], talk.second
+    assert "2: once more" in talk.second["result"]["final_output"]
+    assert talk.second["continuation"] == talk.first["continuation"]
+    assert "1: anew" in fresh["result"]["final_output"]
+    assert fresh["continuation"] != talk.first["continuation"]
+
+
+@pytest.mark.parametrize("case", together(able("usage")), indirect=True)
+def test_what_is_used_is_counted_once(day: Day) -> None:
+    """Some frontends tell what the whole conversation used, at every turn of it."""
+    talk = day.talk
+    for turn in (talk.first, talk.second):
+        assert turn["usage"]["output_tokens"] == OUTPUT_TOKENS
+        assert 0 < turn["usage"]["input_tokens"] <= INPUT_TOKENS
+    assert talk.spent == {"turns": 2, "output_tokens": 2 * OUTPUT_TOKENS}
+
+
+# Working
+
+
+def test_a_file_is_written_in_the_tree(day: Day) -> None:
+    work = day.work
+    assert work.turn["result"]["success"], work.turn
+    assert day.desk.read("made.txt").strip() == "by the agent"
+    kinds = {one["type"] for one in work.events}
     assert {"agent.tool_call", "agent.tool_result"} <= kinds
 
 
-def test_a_conversation_goes_on(desk: Desk) -> None:
-    first = desk.turn("hello")
-    second = desk.turn("once more", continuation=first["continuation"])
-    assert second["result"]["success"], second
-    assert "2: once more" in second["result"]["final_output"]
-    assert second["continuation"] == first["continuation"]
-    fresh = desk.turn("anew")
-    assert "1: anew" in fresh["result"]["final_output"]
-    assert fresh["continuation"] != first["continuation"]
+def test_a_write_outside_is_refused(day: Day) -> None:
+    tried = json.dumps([one for one in day.work.events if one["type"] == "agent.tool_call"])
+    for path in day.work.outside:
+        assert str(path) in tried and not path.exists()
 
 
-@pytest.mark.parametrize("case", able("usage"), indirect=True, ids=str)
-def test_what_is_used_is_counted_once(desk: Desk) -> None:
-    """Some frontends tell what the whole conversation used, at every turn of it."""
-    first = desk.turn("hello")
-    second = desk.turn("once more", continuation=first["continuation"])
-    for turn in (first, second):
-        assert turn["usage"]["output_tokens"] == OUTPUT_TOKENS
-        assert 0 < turn["usage"]["input_tokens"] <= INPUT_TOKENS
-    spent = good(desk.client.get(f"/v1/spaces/{desk.space}"))["spent"]
-    assert (spent["turns"], spent["output_tokens"]) == (2, 2 * OUTPUT_TOKENS)
+def test_documents_are_there_to_be_read(day: Day) -> None:
+    desk, work = day.desk, day.work
+    assert desk.read("copy") == "Be brief."
+    assert good(desk.client.get(f"/v1/spaces/{desk.space}/context")) == {
+        "files": [{"name": "the rules.md", "size": 9}]
+    }
+    if not desk.case.scripted:
+        assert "/agent/context" in work.heard.texts()[0]
+
+
+@pytest.mark.parametrize("case", together(able("attachments")), indirect=True)
+def test_files_go_with_a_prompt(day: Day) -> None:
+    said = json.dumps([one.body for one in day.work.heard.requests])
+    assert "/workspace/notes.txt" in said and "/agent/context/the rules.md" in said
+
+
+# Refused
 
 
 def code_of(answer: httpx.Response, desk: Desk) -> str:
@@ -200,66 +138,97 @@ def test_another_providers_conversation(desk: Desk) -> None:
     assert code_of(desk.begin("hello", continuation=asked), desk) == "provider_mismatch"
 
 
-@pytest.mark.parametrize("case", able("unknown_model"), indirect=True, ids=str)
+@pytest.mark.parametrize("case", together(able("unknown_model")), indirect=True)
 def test_an_unknown_model(desk: Desk) -> None:
     answer = desk.begin("hello", model=desk.case.unknown_model)
     assert code_of(answer, desk) == "model_not_supported"
 
 
-def test_interrupt(desk: Desk) -> None:
-    turn = good(desk.begin(desk.case.wait(300)))["id"]
-    desk.works(turn, "300")
-    good(desk.client.post(f"/v1/turns/{turn}/interrupt"))
-    ended = desk.end(turn)
+def test_one_at_a_time(day: Day) -> None:
+    refused = day.stopped.refused
+    assert (refused.status_code, refused.json()["code"]) == (409, "state_conflict")
+    assert day.stopped.turn["id"] in refused.json()["detail"]
+
+
+# Stopped and killed
+
+
+def test_interrupt(day: Day) -> None:
+    ended = day.stopped.turn
     assert ended["result"]["error"]["code"] == "interrupted", ended
-    assert desk.turn("and now")["result"]["success"]
+    assert day.talk.first["result"]["success"]
 
 
-def test_killed_in_the_middle_and_gone_on_with(desk: Desk) -> None:
-    first = desk.turn("hello")
-    turn = good(desk.begin(desk.case.wait(300), continuation=first["continuation"]))["id"]
-    desk.works(turn, "300")
+def test_killed_in_the_middle_and_gone_on_with(day: Day) -> None:
+    desk, known = day.desk, day.talk.second["continuation"]
+    turn = good(desk.begin(desk.case.wait(400), continuation=known))["id"]
+    desk.works(turn, "400")
     good(desk.client.post(f"/v1/runs/{turn}/signal", json={"signal": "KILL"}))
     ended = desk.end(turn)
     assert ended["result"]["error"]["code"] == "agent_crashed", ended
-    again = desk.turn("still there", continuation=first["continuation"])
-    assert again["result"]["success"] and again["continuation"] == first["continuation"], again
+    again = desk.turn("still there", continuation=known)
+    assert again["result"]["success"] and again["continuation"] == known, again
     assert "still there" in again["result"]["final_output"]
 
 
-def test_one_at_a_time(desk: Desk) -> None:
-    turn = good(desk.begin(desk.case.wait(300)))["id"]
-    refused = desk.begin("me too")
-    assert (refused.status_code, refused.json()["code"]) == (409, "state_conflict")
-    assert turn in refused.json()["detail"]
-    desk.works(turn, "300")
-    good(desk.client.post(f"/v1/turns/{turn}/interrupt"))
-    desk.end(turn)
+# What is left to read after the end is the same for all that Carrel's own driver speaks for.
+KILLED = [*together(CASES, "working"), *together((SCRIPTED, CLAUDE, CODEX), "after its end")]
 
 
-@pytest.mark.parametrize("case", able("keys"), indirect=True, ids=str)
-def test_two_at_once_with_their_own_keys(shared: Daemon, case: Case, standin: Standin) -> None:
-    with serving() as other:
-        desks = [Desk(shared, case, one) for one in (standin, other)]
-        variable = f"{case.key.upper()}_API_KEY"
-        turns = []
-        for number, desk in enumerate(desks):
-            env = {**case.env(desk.standin.url), variable: f"sk-key-{number}"}
-            turns.append(good(desk.begin(case.write("own.txt", f"desk {number}"), env=env)))
-        for number, (desk, turn) in enumerate(zip(desks, turns, strict=True)):
-            assert desk.end(turn["id"])["result"]["success"]
-            assert desk.read("own.txt").strip() == f"desk {number}"
-            seen = " ".join(str(dict(one.headers)) for one in desk.standin.requests)
-            assert f"sk-key-{number}" in seen and f"sk-key-{1 - number}" not in seen
+@pytest.mark.parametrize(("case", "moment"), KILLED, indirect=["case"])
+def test_the_daemon_is_killed(desk: Desk, moment: str) -> None:
+    name = f"late {moment}.txt".replace(" ", "-")
+    script = "\n".join([desk.case.wait(2), desk.case.write(name, "written")])
+    turn = good(desk.begin(script))["id"]
+    if moment == "working":
+        desk.works(turn, name)
+    with desk.daemon_killed():
+        if moment != "working":
+            run = desk.daemon.data / "spaces" / desk.space / "runs" / turn
+            desk.until((run / "exit.json").exists)
+    ended = desk.end(turn)
+    assert ended["result"]["success"], ended
+    assert desk.read(name).strip() == "written"
+    events = desk.events(turn)
+    seqs = [one["payload"]["seq"] for one in events]
+    assert seqs == sorted(set(seqs)) and seqs[0] == 1
+    kinds = [one["type"] for one in events]
+    assert kinds.count("agent.complete") == 1 and kinds[-1] == "agent.complete"
+    assert {"agent.tool_call", "agent.tool_result"} <= set(kinds)
 
 
-@pytest.mark.parametrize("case", able("keys"), indirect=True, ids=str)
-def test_the_key_is_given_and_shown_nowhere(desk: Desk) -> None:
+# Keys
+
+
+@pytest.mark.parametrize("case", together(able("keys")), indirect=True)
+def test_two_at_once_with_their_own_keys(day: Day) -> None:
+    for number, mine in enumerate(day.two):
+        other = day.two[1 - number]
+        assert mine.turn["result"]["success"], mine.turn
+        assert mine.desk.read("own.txt").strip() == f"desk {number}"
+        headers = headers_of(mine.desk.standin)
+        assert mine.key in headers and other.key not in headers
+
+
+@pytest.mark.parametrize("case", together(able("keys")), indirect=True)
+def test_a_key_of_the_turns_own_is_used_and_kept_nowhere(day: Day) -> None:
+    for keyed in day.two:
+        headers = headers_of(keyed.desk.standin)
+        assert keyed.key in headers and f"sk-{day.desk.case.key}-planted" not in headers
+        shown = json.dumps([keyed.turn, keyed.desk.events(keyed.turn["id"])])
+        assert keyed.key not in shown + keyed.desk.daemon.log()
+    keys = [keyed.key.encode() for keyed in day.two]
+    for path in written(day.desk.daemon.data):
+        content = path.read_bytes()
+        assert not any(key in content for key in keys), path
+
+
+@pytest.mark.parametrize("case", together(able("keys")), indirect=True)
+def test_the_key_is_given_and_shown_nowhere(day: Day) -> None:
+    desk, turn = day.desk, day.talk.first
     planted = f"sk-{desk.case.key}-planted"
-    turn = desk.turn("hello")
-    headers = " ".join(str(dict(one.headers)) for one in desk.standin.requests)
-    assert planted in headers
-    shown = json.dumps([turn, desk.events(turn["id"])])
+    assert planted in day.talk.headers
+    shown = json.dumps([turn, day.talk.events])
     shown += desk.client.get(f"/v1/spaces/{desk.space}").text
     shown += desk.client.get(f"/v1/runs/{turn['id']}").text
     shown += desk.client.get("/v1/credentials").text + desk.daemon.log()
@@ -267,91 +236,3 @@ def test_the_key_is_given_and_shown_nowhere(desk: Desk) -> None:
     for path in written(desk.daemon.data):
         if path.parent.name != "auth":
             assert planted.encode() not in path.read_bytes(), path
-
-
-@pytest.mark.parametrize("case", able("keys"), indirect=True, ids=str)
-def test_a_key_of_the_turns_own_is_used_and_kept_nowhere(desk: Desk) -> None:
-    planted = f"sk-{desk.case.key}-of-the-turn-alone"
-    env = {**desk.case.env(desk.standin.url), f"{desk.case.key.upper()}_API_KEY": planted}
-    turn = desk.turn("hello", env=env)
-    headers = " ".join(str(dict(one.headers)) for one in desk.standin.requests)
-    assert planted in headers and f"sk-{desk.case.key}-planted" not in headers
-    assert planted not in json.dumps([turn, desk.events(turn["id"])]) + desk.daemon.log()
-    for path in written(desk.daemon.data):
-        assert planted.encode() not in path.read_bytes(), path
-
-
-def written(data: Path) -> Iterator[Path]:
-    """Every file of the data folder; what agents are given to read is not followed."""
-    for above, _folders, files in os.walk(data):
-        for name in files:
-            path = Path(above, name)
-            if path.is_file() and not path.is_symlink():
-                yield path
-
-
-def test_documents_are_there_to_be_read(desk: Desk) -> None:
-    where = f"/v1/spaces/{desk.space}/context/the rules.md"
-    good(desk.client.put(where, content=b"Be brief."))
-    turn = desk.turn(desk.case.run("cp '/agent/context/the rules.md' copy"))
-    assert turn["result"]["success"], turn
-    assert desk.read("copy") == "Be brief."
-    desk.turn(desk.case.run("sh -c 'echo no > /agent/context/more; rm /agent/context/*'"))
-    assert good(desk.client.get(f"/v1/spaces/{desk.space}/context")) == {
-        "files": [{"name": "the rules.md", "size": 9}]
-    }
-    if not desk.case.scripted:
-        assert "/agent/context" in desk.standin.texts()[0]
-
-
-@pytest.mark.parametrize("case", able("attachments"), indirect=True, ids=str)
-def test_files_go_with_a_prompt(desk: Desk) -> None:
-    tree, context = f"/v1/spaces/{desk.space}/files", f"/v1/spaces/{desk.space}/context"
-    good(desk.client.put(tree, params={"path": "notes.txt"}, content=b"in the tree"))
-    good(desk.client.put(f"{context}/given.txt", content=b"given"))
-    attached = [{"path": "notes.txt"}, {"path": "given.txt", "folder": "context"}]
-    turn = desk.turn("look at these", attachments=attached)
-    assert turn["result"]["success"], turn
-    said = json.dumps([one.body for one in desk.standin.requests])
-    assert "/workspace/notes.txt" in said and "/agent/context/given.txt" in said
-
-
-def test_a_write_outside_is_refused(desk: Desk, tmp_path: Path) -> None:
-    outside = tmp_path / "outside.txt"
-    tmp_path.chmod(0o777)
-    desk.turn(desk.case.write(str(outside), "never"))
-    desk.turn(desk.case.run(f"sh -c 'echo never > {outside}'"))
-    assert not outside.exists()
-
-
-# What is left to read after the end is the same for all that Carrel's own driver speaks for.
-KILLED = [
-    *((case, "working") for case in CASES),
-    *((case, "after its end") for case in (SCRIPTED, CLAUDE, CODEX)),
-]
-
-
-@pytest.mark.parametrize(("case", "moment"), KILLED, indirect=["case"], ids=str)
-def test_the_daemon_is_killed(case: Case, standin: Standin, data: Path, moment: str) -> None:
-    daemon = Daemon(data / "data")
-    with contextlib.closing(daemon):
-        equip(daemon)
-        desk = Desk(daemon, case, standin)
-        script = "\n".join([case.wait(2), case.write("late.txt", "written")])
-        turn = good(desk.begin(script))["id"]
-        if moment == "working":
-            desk.works(turn, "late.txt")
-        daemon.kill()
-        if moment != "working":
-            run = data / "data" / "spaces" / desk.space / "runs" / turn
-            Desk._until((run / "exit.json").exists)
-        daemon.start()
-        desk.client = daemon.local()
-        ended = desk.end(turn)
-        assert ended["result"]["success"], ended
-        assert desk.read("late.txt").strip() == "written"
-        seqs = [one["payload"]["seq"] for one in desk.events(turn)]
-        assert seqs == sorted(set(seqs)) and seqs[0] == 1
-        kinds = [one["type"] for one in desk.events(turn)]
-        assert kinds.count("agent.complete") == 1 and kinds[-1] == "agent.complete"
-        assert {"agent.tool_call", "agent.tool_result"} <= set(kinds)

@@ -93,6 +93,7 @@ async def test_the_environment_is_built_from_nothing(
             "BOTH",
             "CARREL_SPACE",
             "CARREL_HUB",
+            "CARREL_RUN",
             "PATH",
             "HOME",
             "USER",

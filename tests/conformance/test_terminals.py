@@ -18,8 +18,8 @@ from psutil import process_iter
 
 from tests.agents.standins import Standin, serving
 from tests.cli.program import Program, Terminal, in_terminal
+from tests.conformance.desks import UNKNOWN_KEY, Desk, equipped, written
 from tests.conformance.frontends import CLAUDE, CODEX, SCRIPTED, Case
-from tests.conformance.test_frontends import UNKNOWN_KEY, Desk, equip, written
 from tests.daemon.rig import Daemon, good
 
 WAIT_S = 90.0
@@ -112,16 +112,12 @@ def standin() -> Iterator[Standin]:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("terminals")
     folder.chmod(0o711)
-    found = Daemon(folder / "data")
     config = folder / "config.toml"
     config.write_text("restart_s = 0.1\ndesktop = false\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CARREL_CONFIG", str(config))
-        equip(found)
-        try:
+        with equipped(folder) as found:
             yield found
-        finally:
-            found.close()
 
 
 @pytest.fixture(params=CASES, ids=str)

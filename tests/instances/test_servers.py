@@ -7,15 +7,25 @@ from dataclasses import replace
 import pytest
 
 from carrel.domain.errors import MessageInvalid
-from carrel.domain.instances import PortBy, Server
-from carrel.instances.servers import BUILT_IN, UVICORN_LINE, check, fill, port_in
+from carrel.domain.instances import PortBy, Server, Transport, Wrap
+from carrel.instances.built_in import BUILT_IN
+from carrel.instances.servers import (
+    UVICORN_LINE,
+    check,
+    completed,
+    fill,
+    fill_files,
+    port_in,
+)
 
 SERVER = Server("mine", ("serve", "--root={project}", "{}", '{"a": {project}}'))
+WRAPPED = replace(SERVER, wrap=Wrap.UVICORN, port_by=PortBy.SOCKET)
 
 
 @pytest.mark.parametrize("server", BUILT_IN, ids=lambda server: str(server.name))
 def test_those_that_are_built_in_can_be_started(server: Server) -> None:
     check(server)
+    assert completed(server) == server
 
 
 def test_only_places_are_filled() -> None:
@@ -23,6 +33,30 @@ def test_only_places_are_filled() -> None:
     filled = fill(server, {"project": "/p", "state": "/s"})
     assert filled.argv == ("serve", "--root=/p", "{}", '{"a": /p}')
     assert filled.env == {"HOME": "/s/home", "X": "{other}"}
+
+
+def test_texts_are_filled_too() -> None:
+    server = replace(SERVER, files={"a/b.yml": "where: {state}/x {}", "c/": ""})
+    check(server)
+    assert fill_files(server, {"state": "/s"}) == {"a/b.yml": "where: /s/x {}", "c/": ""}
+
+
+def test_what_follows_need_not_be_said() -> None:
+    streams = completed(replace(SERVER, transport=Transport.STDIO))
+    assert (streams.wrap, streams.port_by) == (Wrap.STDIO, PortBy.SOCKET)
+    check(streams)
+    wrapped = completed(replace(SERVER, wrap=Wrap.UVICORN))
+    assert wrapped.port_by is PortBy.SOCKET
+    check(wrapped)
+    assert completed(SERVER) == SERVER
+    for place, by in (
+        ("{fd}", PortBy.SOCKET),
+        ("{port_file}", PortBy.FILE),
+        ("{port}", PortBy.RESERVED),
+    ):
+        assert completed(replace(SERVER, env={"WHERE": place})).port_by is by
+    said = replace(SERVER, command=("x", "{port}"), port_by=PortBy.LOG, port_line="(.)")
+    assert completed(said) == said
 
 
 @pytest.mark.parametrize(
@@ -36,6 +70,23 @@ def test_only_places_are_filled() -> None:
         (replace(SERVER, port_by=PortBy.RESERVED), "{port}"),
         (replace(SERVER, port_by=PortBy.LOG, port_line="("), "none"),
         (replace(SERVER, port_by=PortBy.LOG, port_line="port"), "no group"),
+        (replace(SERVER, name="Mine"), "name"),
+        (replace(SERVER, stdio=("",)), "no command"),
+        (replace(SERVER, stdio=("x", "{home}")), "home"),
+        (replace(SERVER, wrap=Wrap.UVICORN), "socket"),
+        (replace(WRAPPED, wrap=Wrap.STDIO), "stdio"),
+        (replace(WRAPPED, transport=Transport.STDIO), "uvicorn"),
+        (replace(WRAPPED, takes_token="TOKEN"), "token"),
+        (replace(WRAPPED, command=("/x/python3", "-c", "serve")), "script"),
+        (replace(WRAPPED, preload=("not a module",)), "not a module"),
+        (replace(SERVER, preload=("json",)), "before"),
+        (replace(SERVER, binds=("relative",)), "absolute"),
+        (replace(SERVER, files={"/etc/x": ""}), "/etc/x"),
+        (replace(SERVER, files={"a/../../x": ""}), "below"),
+        (replace(SERVER, copies={"a": ""}), "below"),
+        (replace(SERVER, path="mcp"), "slash"),
+        (replace(SERVER, ready_s=0), "time"),
+        (replace(SERVER, warm=-1), "number"),
     ],
 )
 def test_what_could_never_start(server: Server, why: str) -> None:

@@ -18,6 +18,7 @@ from carrel.agents.installing import install
 from carrel.app.agents import HubTurnLog, open_agents
 from carrel.app.contents import TreeContents
 from carrel.app.hub import open_hub, open_messages
+from carrel.app.instances import Around, open_instances
 from carrel.app.machine import LocalMachine
 from carrel.app.notifying import notifying
 from carrel.app.rooms import App, open_app
@@ -43,6 +44,7 @@ from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
 from carrel.service.hangups import Hangups
 from carrel.service.inbox import Inbox
+from carrel.service.instances import Instances
 from carrel.service.journal import Journal
 from carrel.service.keyring import Keyring
 from carrel.service.reconciling import Reconciler
@@ -84,6 +86,7 @@ class Services:
     collector: Collector
     doctor: Doctor
     reconciler: Reconciler
+    instances: Instances
 
 
 @asynccontextmanager
@@ -91,9 +94,11 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
     """The caller holds the data folder's lock. What runs in spaces goes on afterwards."""
     watches: list[Watch] = []
 
+    holders: list[Instances] = []
+
     def limit_hit(hit: LimitHit) -> None:
-        for watch in watches:
-            watch.limit_hit(hit)
+        for listener in holders if hit.sandbox_id.startswith("in_") else watches:
+            listener.limit_hit(hit)
 
     async with (
         open_app(settings, limit_hit) as app,
@@ -106,7 +111,10 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         services = _assemble(settings, app, Records(store, journal, hub), recordings)
         watch = Watch(services.journal, services.collector, services.reconciler)
         watches.append(watch)
-        await services.reconciler.at_start(rebooted=await asyncio.to_thread(_rebooted, settings))
+        holders.append(services.instances)
+        rebooted = await asyncio.to_thread(_rebooted, settings)
+        await services.reconciler.at_start(rebooted=rebooted)
+        await services.instances.take_up(rebooted=rebooted)
         await services.turns.take_up()
         services.hangups.begin()
         task = asyncio.create_task(watch.run())
@@ -116,6 +124,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await services.instances.close()
             await services.shared.tasks.close()
             await services.turns.close()
             await services.hangups.close()
@@ -202,6 +211,9 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         collector=collector,
         doctor=Doctor(settings.data, machine, app.limits),
         reconciler=reconciler,
+        instances=open_instances(
+            settings, app, Around(store, journal, hub, desks, machine, spaces, shared, recordings)
+        ),
     )
 
 

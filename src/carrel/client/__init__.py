@@ -8,11 +8,13 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from carrel.client.aio import AsyncClient as AsyncClient
+    from carrel.client.aio_instances import AsyncInstance as AsyncInstance
     from carrel.client.aio_spaces import AsyncRunHandle as AsyncRunHandle
     from carrel.client.aio_spaces import AsyncSpace as AsyncSpace
     from carrel.client.hub_aio import AsyncHub as AsyncHub
     from carrel.client.hub_messages import HubMessage as HubMessage
     from carrel.client.hub_sync import Hub as Hub
+    from carrel.client.instances import Instance as Instance
     from carrel.client.results import CommandFailed as CommandFailed
     from carrel.client.results import RunResult as RunResult
     from carrel.client.spaces import RunHandle as RunHandle
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 _PLACES = {
     "AsyncClient": "carrel.client.aio",
     "AsyncHub": "carrel.client.hub_aio",
+    "AsyncInstance": "carrel.client.aio_instances",
     "AsyncRunHandle": "carrel.client.aio_spaces",
     "AsyncSpace": "carrel.client.aio_spaces",
     "Client": "carrel.client.sync",
     "CommandFailed": "carrel.client.results",
     "Hub": "carrel.client.hub_sync",
     "HubMessage": "carrel.client.hub_messages",
+    "Instance": "carrel.client.instances",
     "RunHandle": "carrel.client.spaces",
     "RunResult": "carrel.client.results",
     "Space": "carrel.client.spaces",

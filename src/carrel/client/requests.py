@@ -90,6 +90,10 @@ def run_path(run: str, *rest: str) -> str:
     return "/".join(("/v1/runs", segment(run), *rest))
 
 
+def instance_path(instance: str, *rest: str) -> str:
+    return "/".join(("/v1/instances", segment(instance), *rest))
+
+
 class Answer:
     """A whole answer."""
 

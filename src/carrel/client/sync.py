@@ -19,6 +19,7 @@ from typing import Any, TypeVar, Unpack
 from carrel.client import calls, models
 from carrel.client.calls import Call, Project, SpaceOptions
 from carrel.client.creating import create
+from carrel.client.instances import Instances
 from carrel.client.link import Link
 from carrel.client.places import find_place
 from carrel.client.requests import TIMEOUT_S
@@ -54,6 +55,7 @@ class Client:
         )
         self.link = Link(place, timeout_s=timeout_s, start=starter(place, autostart))
         self.tokens = Tokens(self.link)
+        self.instances = Instances(self.link)
 
     def close(self) -> None:
         self.link.close()

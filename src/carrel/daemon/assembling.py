@@ -38,6 +38,7 @@ async def open_api(
             feed=found.feed,
             hub=found.hub,
             inbox=found.inbox,
+            instances=found.instances,
             collector=found.collector,
             doctor=found.doctor,
             bases=found.app.bases,

@@ -31,6 +31,7 @@
     │   ├── IsolationUnproven        isolation_unproven
     │   ├── LimitsUnavailable        limits_unavailable
     │   ├── LauncherUnavailable      launcher_unavailable
+    │   ├── WarmUnavailable          warm_unavailable: it can only be started cold
     │   └── SandboxNotFound          sandbox_not_found
     ├── CommandError                 the command is at fault, the sandbox is fine
     │   ├── CommandInvalid           command_invalid
@@ -70,6 +71,12 @@
     │   ├── AgentCrashed             agent_crashed
     │   ├── TurnNotFound             turn_not_found
     │   └── CredentialNotFound       credential_not_found
+    ├── InstanceError                a dedicated MCP server cannot be had
+    │   ├── InstanceNotFound         instance_not_found
+    │   ├── ServerNotFound           server_not_found: no kind of server has that name
+    │   ├── ServerNotInstalled       server_not_installed
+    │   ├── InstanceFailed           instance_failed: it ended, or never answered
+    │   └── TooManyInstances         too_many_instances
     ├── StoreError                   the records cannot be read or written
     │   ├── StoreDamaged             store_damaged
     │   ├── StoreBusy                store_busy
@@ -220,6 +227,10 @@ class LimitsUnavailable(SandboxUnavailable):
 
 class LauncherUnavailable(SandboxUnavailable):
     code = "launcher_unavailable"
+
+
+class WarmUnavailable(SandboxUnavailable):
+    code = "warm_unavailable"
 
 
 class SandboxNotFound(SandboxUnavailable):
@@ -376,6 +387,30 @@ class TurnNotFound(AgentError):
 
 class CredentialNotFound(AgentError):
     code = "credential_not_found"
+
+
+class InstanceError(CarrelError):
+    code = "instance_error"
+
+
+class InstanceNotFound(InstanceError):
+    code = "instance_not_found"
+
+
+class ServerNotFound(InstanceError):
+    code = "server_not_found"
+
+
+class ServerNotInstalled(InstanceError):
+    code = "server_not_installed"
+
+
+class InstanceFailed(InstanceError):
+    code = "instance_failed"
+
+
+class TooManyInstances(InstanceError):
+    code = "too_many_instances"
 
 
 class StoreError(CarrelError):

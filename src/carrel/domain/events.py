@@ -24,6 +24,8 @@ class EventType(StrEnum):
     """`run_id`, and its exit."""
     LIMIT_HIT = "limit.hit"
     """`kind`, `figure`, `message`, `run_id` if it was one command's."""
+    INSTANCE_STATE = "instance.state"
+    """`instance_id`, `server`, `to`; with `problem` when something was wrong with it."""
     RECONCILED = "reconciled"
     """`actions`: what was made to fit the record."""
 

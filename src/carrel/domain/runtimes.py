@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from carrel.domain.availability import Availability
 from carrel.domain.limits import NO_LIMITS, LimitKind, Limits, LimitSupport, Usage
@@ -55,6 +55,8 @@ class SandboxSpec:
     limits: Limits = NO_LIMITS
     binds: tuple[Bind, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    also_at: str = ""
+    """Where the tree is shown too, by a runtime that shows it at /workspace."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Sandbox:
 
 
 KEEP_BYTES = 16 << 20
+MOST_GIVEN = 16
+"""Descriptors beside the standard ones that a command can be given."""
 
 
 class Output(StrEnum):
@@ -77,6 +81,17 @@ class Output(StrEnum):
     """Raw, for whoever started the command, and gone with that one."""
     PTY = "pty"
     """One terminal; what it shows is recorded as stdout."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of a Python file, which gets one argument that JSON can say. What it returns
+    is the exit code; None is 0."""
+
+    file: str
+    """As the sandbox sees it, or one of `Zygote.load`."""
+    function: str
+    argument: Any = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,33 @@ class Command:
     """From who keeps the records; empty: a fresh one is made."""
     display: str = ""
     """What people are shown instead of `argv`; empty: that."""
+    descriptors: tuple[int, ...] = ()
+    """Open ones of the caller, who keeps them: the command has them as 3, 4, 5, … in this
+    order, be it in another network than they were made in."""
+    call: Call | None = None
+    """Instead of executing `argv`, which then is what the function finds as `sys.argv`. The
+    launcher's own interpreter calls it, in a process that nobody in the sandbox can trace."""
+    warm: str = ""
+    """The name of the `Zygote` that is forked for the call; see `WarmRuntime`."""
+
+
+@dataclass(frozen=True)
+class Zygote:
+    """A process that has loaded a Python program's modules, for commands to be forked from.
+    It is not confined; its forks are, before they do anything."""
+
+    name: str
+    python: str
+    """The program's own interpreter, 3.11 or later."""
+    owner: Owner
+    """Whom it runs as where the daemon is root: the owner of every sandbox that its forks are
+    to enter, who must be able to read what it loads."""
+    preload: tuple[str, ...] = ()
+    """Modules. None may leave a thread running."""
+    load: tuple[str, ...] = ()
+    """Files with functions for `Call`, which the sandboxes need not show."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """All that it has; a command's own replaces it."""
 
 
 class ExitReason(StrEnum):
@@ -253,10 +295,32 @@ class Runtime(Protocol):
         """To the run's process group. A run that has ended is no error."""
         ...
 
+    async def kill(self, sandbox: Sandbox, run_id: str) -> None:
+        """Ends all that came of a run, detached or not, and returns when that is gone; the
+        sandbox's other runs go on. Idempotent, also for one that has ended and left something
+        running. Without control groups what cleared its environment and detached itself too
+        is not known as the run's; `stop` ends it."""
+        ...
+
     async def usage(self, sandbox: Sandbox) -> Usage: ...
 
     async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof: ...
 
     async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
         """Ask, bounded wait, kill all, reap, remove the cgroup; idempotent."""
+        ...
+
+
+@runtime_checkable
+class WarmRuntime(Protocol):
+    """A runtime that can fork commands from a process that has loaded what they need."""
+
+    async def warm_up(self, zygote: Zygote) -> None:
+        """Returns when it is ready; idempotent. One of the same name that is not the same is
+        replaced. It ends with the launcher, and what was forked from it goes on.
+        Raises `WarmUnavailable`, and so does `run` once it is gone."""
+        ...
+
+    async def cool_down(self, name: str) -> None:
+        """Ends it; idempotent."""
         ...

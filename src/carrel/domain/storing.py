@@ -9,6 +9,7 @@ from typing import Protocol
 from carrel.domain.access import Token
 from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery, NewEvent
+from carrel.domain.instances import Instance
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 
@@ -39,8 +40,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Forget:
-    """Removes records: of a space (its steps, claims, runs with turns), one run, or a piece
-    of trash.
+    """Removes records: of a space (its steps, claims, runs with turns), one run, a piece of
+    trash, or of the instances that have ended all but the newest so many.
     The record of a removed space itself stays."""
 
     steps_of: str = ""
@@ -48,9 +49,10 @@ class Forget:
     runs_of: str = ""
     trash_of: str = ""
     run_id: str = ""
+    ended_instances_but: int | None = None
 
 
-Record = Space | RunRecord | Turn | NewEvent | Step | Claim | Token | Trashed | Forget
+Record = Space | RunRecord | Turn | Instance | NewEvent | Step | Claim | Token | Trashed | Forget
 
 
 class Store(Protocol):
@@ -87,6 +89,12 @@ class Store(Protocol):
 
     async def live_turns(self) -> Sequence[Turn]:
         """Those that have not ended, of all spaces; oldest first."""
+        ...
+
+    async def instance(self, instance_id: str) -> Instance | None: ...
+
+    async def instances(self, *, live: bool, limit: int = 100) -> Sequence[Instance]:
+        """Newest first; those that have not ended, or those that have."""
         ...
 
     async def events(self, query: EventQuery) -> Sequence[Event]: ...

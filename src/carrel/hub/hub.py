@@ -87,6 +87,8 @@ class Hub:
         self._live = 0
         self.system: System | None = None
         """Answers requests that are put to Carrel itself."""
+        self.on_gone: list[Callable[[str], None]] = []
+        """Called with the id of a client that has gone."""
         self.on_kept: list[Callable[[], None]] = []
         """Called when there is something new in the log."""
 
@@ -151,6 +153,17 @@ class Hub:
         if client.kind is not None:
             told = {"client_id": client.client_id, "kind": str(client.kind), "reason": reason}
             self.spread(client.identity.space_id, "client_disconnected", raw(told))
+        for heard in self.on_gone:
+            heard(client.client_id)
+
+    def is_connected(self, client_id: str) -> bool:
+        return client_id in self._clients
+
+    def tell_client(self, client_id: str, type: str, payload: object) -> None:
+        """To that one alone, and not kept; nothing when it has gone."""
+        client = self._clients.get(client_id)
+        if client is not None:
+            self._send(client, type, payload)
 
     # Hearing
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_LISTEN = "0A"
-"""A state of a TCP socket, as `/proc/net/tcp` writes it."""
+_LISTEN, _ESTABLISHED = "0A", "01"
+"""States of a TCP socket, as `/proc/net/tcp` writes them."""
 PROC = Path("/proc")
 
 
@@ -43,6 +44,42 @@ def endpoints(pids: Iterable[int]) -> frozenset[Endpoint]:
     return frozenset(found)
 
 
+def in_network(pid: int) -> frozenset[Endpoint]:
+    """All that listens in the network of this process, whosever it is."""
+    return frozenset(_table(pid).values())
+
+
+def connections(ports: frozenset[int]) -> dict[int, int]:
+    """How many are open to each of these ports of the network that we are in."""
+    found = dict.fromkeys(ports, 0)
+    for name in ("tcp", "tcp6"):
+        for words in _rows(PROC / "self" / "net" / name, _ESTABLISHED):
+            port = int(words[1].rpartition(":")[2], 16)
+            if port in found:
+                found[port] += 1
+    return found
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all below it. Any thread may have made a child."""
+    found, pending = [], [pid]
+    while pending:
+        current = pending.pop()
+        found.append(current)
+        for task in glob.iglob(f"{PROC}/{current}/task/*/children"):
+            with contextlib.suppress(OSError), open(task) as file:
+                pending += [int(word) for word in file.read().split()]
+    return found
+
+
+def _rows(path: Path, state: str) -> Iterator[list[str]]:
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines()[1:]:
+            words = line.split()
+            if len(words) > 9 and words[3] == state:
+                yield words
+
+
 def _sockets(pid: int) -> set[str]:
     """By inode."""
     found: set[str] = set()
@@ -66,12 +103,8 @@ def _table(pid: int) -> dict[str, Endpoint]:
     """What listens in its network, by inode."""
     found: dict[str, Endpoint] = {}
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        with contextlib.suppress(OSError):
-            text = (PROC / str(pid) / "net" / name).read_text()
-            for line in text.splitlines()[1:]:
-                words = line.split()
-                if len(words) > 9 and words[3] == _LISTEN:
-                    found[words[9]] = _endpoint(words[1], family)
+        for words in _rows(PROC / str(pid) / "net" / name, _LISTEN):
+            found[words[9]] = _endpoint(words[1], family)
     return found
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urljoin
 
 from carrel import __version__
 from carrel.domain.instances import ToolCall
+from carrel.domain.reception import NotReady
 from carrel.domain.sse import EventParser
 from carrel.instances.http import Answer, HttpError, Request, asked
 
@@ -29,10 +30,6 @@ _BOTH = "application/json, text/event-stream"
 _JSON = {"Content-Type": "application/json", "Accept": _BOTH}
 
 Message = Mapping[str, Any]
-
-
-class NotReady(Exception):
-    """It does not answer as an MCP server that is ready does; the text says what it did."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,9 @@ async def _events(answer: Answer) -> AsyncIterator[str]:
     parser = EventParser()
     async for piece in answer.parts():
         for event in parser.receive(piece):
-            yield event.data
+            # A server that lets streams be resumed begins with an empty one.
+            if event.data:
+                yield event.data
 
 
 class _SseTalk:

@@ -13,11 +13,13 @@ import os
 import signal
 import socket
 import stat
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from carrel.launcher import confine, wire
+from carrel.launcher import calls, confine, wire
 from carrel.launcher.probes import run_probe
 from carrel.linux import landlock, mounts, namespaces
+from carrel.linux.sealing import sealed_copy
 
 STAGE = "/tmp"
 """Where a holder's private mount namespace shows what bubblewrap is to bind. As root it runs
@@ -31,6 +33,7 @@ EXECUTING = b"x"
 """The last word of a child before it executes; a terminal goes along."""
 
 Plan = dict[str, Any]
+Fork = Callable[[], int]
 
 
 def report(status: int, message: dict[str, Any]) -> None:
@@ -60,10 +63,15 @@ class _Guard:
         os._exit(127)
 
 
-def become_forker(channel: int) -> NoReturn:
+def become_forker(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoReturn:
     """Makes children for the launcher, one for each channel that it is sent, and answers with
-    their numbers; 0 when the kernel has no room for one. Ends with the launcher."""
+    their numbers; 0 when the kernel has no room for one. Ends with the launcher.
+
+    Where a program's modules are loaded, `fork` is the system's own, which they have handlers
+    for. Such a child is ours, and goes unheard; what it forks is the launcher's once it ends.
+    """
     confine.reset_signals()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     confine.close_others(channel)
     source = socket.socket(fileno=channel)
     while True:
@@ -71,16 +79,16 @@ def become_forker(channel: int) -> NoReturn:
         if order != FORK or len(descriptors) != 1:
             os._exit(0)
         try:
-            pid = namespaces.fork_to_parent()
+            pid = fork()
         except OSError:
             pid = -1
         if pid == 0:
-            become_recruit(descriptors[0])
+            become_recruit(descriptors[0], fork)
         source.send(str(max(pid, 0)).encode())
         os.close(descriptors[0])
 
 
-def become_recruit(channel: int) -> NoReturn:
+def become_recruit(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoReturn:
     """Waits for orders, which say what to become; without any it ends."""
     confine.reset_signals()
     confine.raise_oom_score()
@@ -93,18 +101,23 @@ def become_recruit(channel: int) -> NoReturn:
     if orders["become"] == "holder":
         named = dict(zip(orders["descriptors"], descriptors, strict=True))
         become_holder(orders["plan"], named)
+    if orders["become"] == "zygote":
+        become_zygote(orders["plan"], *descriptors)
     if orders["become"] == "command":
-        become_command(orders["plan"], descriptors[:3], descriptors[3:])
-    become_spare(orders["base"], source, descriptors)
+        count = 3 + orders["plan"]["given"]
+        become_command(orders["plan"], descriptors[:count], descriptors[count:])
+    become_spare(orders["base"], source, descriptors, fork)
 
 
-def become_spare(base: Plan, source: socket.socket, descriptors: list[int]) -> NoReturn:
+def become_spare(
+    base: Plan, source: socket.socket, descriptors: list[int], fork: Fork
+) -> NoReturn:
     """Enters a sandbox, gives everything up, waits for orders and becomes their command.
 
     `descriptors`: the status pipe and the socket for the orders. The namespaces to enter
     come from `source` when they exist.
     """
-    status, channel = descriptors
+    status, channel = map(confine.above_given, descriptors)
     with guard(status, "cgroup"):
         confine.join_groups(base["join"])
     received = wire.receive(source)
@@ -116,7 +129,7 @@ def become_spare(base: Plan, source: socket.socket, descriptors: list[int]) -> N
     with guard(status, "namespace"):
         namespaces.set_dumpable(False)
         confine.enter(held, placed)
-        child = namespaces.fork_to_parent()
+        child = fork()
     if child:
         report(status, {"pid": child})
         os._exit(0)
@@ -137,9 +150,9 @@ def become_spare(base: Plan, source: socket.socket, descriptors: list[int]) -> N
         os._exit(0)
     plan, streams = orders
     with guard(status, "streams"):
-        confine.set_standard_streams(streams)
+        confine.set_streams(streams)
         terminal = _terminal(plan)
-        confine.close_others(status, channel, *terminal)
+        confine.close_others(status, channel, *terminal, *range(3, len(streams)))
         confine.set_limits(plan["rlimits"])
     _execute(plan, status, sender, terminal)
 
@@ -150,7 +163,7 @@ def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoRetu
     `writers`: the status pipe, the socket for a terminal, and with a keeper the pipe on
     which it tells the end.
     """
-    status, channel = writers[:2]
+    status, channel = map(confine.above_given, writers[:2])
     with guard(status, "cgroup"):
         confine.join_groups(plan["join"])
     if plan["keeper"]:
@@ -160,10 +173,10 @@ def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoRetu
     with guard(status, "streams"):
         os.setsid()
         os.umask(0o022)
-        confine.set_standard_streams(streams)
+        confine.set_streams(streams)
         # Before Landlock takes the devices away.
         terminal = _terminal(plan)
-        confine.close_others(status, channel, *terminal)
+        confine.close_others(status, channel, *terminal, *range(3, len(streams)))
         confine.set_limits(plan["rlimits"])
     if plan["landlock"] is not None:
         with guard(status, "landlock"):
@@ -184,12 +197,27 @@ def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoRetu
 def _execute(plan: Plan, status: int, sender: socket.socket, terminal: list[int]) -> NoReturn:
     with guard(status, "cwd"):
         os.chdir(plan["cwd"])
+    if plan["call"] is not None:
+        _call(plan, status, sender, terminal)
     with guard(status, "exec"):
         socket.send_fds(sender, [EXECUTING], terminal)
         if plan["probe"] is not None:
             _probe(plan["probe"], status)
         os.execvpe(plan["argv"][0], plan["argv"], plan["env"])
     os._exit(127)
+
+
+def _call(plan: Plan, status: int, sender: socket.socket, terminal: list[int]) -> NoReturn:
+    """Goes on as a function instead of a program; to the launcher it looks the same."""
+    with guard(status, "call"):
+        function = calls.find(plan["call"])
+        socket.send_fds(sender, [EXECUTING], terminal)
+    # One that was forked from the launcher has the launcher's memory, which is nobody's.
+    namespaces.set_dumpable(plan["warm"])
+    sender.close()
+    for descriptor in (status, *terminal):
+        os.close(descriptor)
+    calls.become(function, plan["call"]["argument"], plan["argv"], plan["env"])
 
 
 def _terminal(plan: Plan) -> list[int]:
@@ -200,7 +228,7 @@ def _terminal(plan: Plan) -> list[int]:
     if os.geteuid() == 0 and plan["uid"] is not None:
         os.fchown(theirs, plan["uid"], plan["gid"])
     confine.take_terminal(theirs)
-    confine.set_standard_streams([theirs, theirs, theirs])
+    confine.set_streams([theirs, theirs, theirs])
     os.close(theirs)
     return [ours]
 
@@ -239,6 +267,37 @@ def _keep(status: int, end: int) -> None:
             message["rss"] = usage.ru_maxrss * 1024
             with contextlib.suppress(BrokenPipeError):
                 report(end, message)
+
+
+def become_zygote(plan: Plan, channel: int, log: int) -> NoReturn:
+    """Executes the interpreter of a program whose modules it is to load, without any rights
+    but its user's. What is wrong is told on the channel, as the program tells it there."""
+    status = confine.above_given(channel)
+    with guard(status, "identity"):
+        os.setsid()
+        os.umask(0o077)
+        if plan["uid"] is not None:
+            namespaces.drop_bounding_set()
+            confine.become(plan["uid"], plan["gid"])
+        confine.give_up_privileges()
+    with guard(status, "exec"):
+        os.chdir("/")
+        confine.set_streams([os.open("/dev/null", os.O_RDWR), log, log, channel])
+        confine.close_others(3, status)
+        folder = os.path.dirname(os.path.abspath(__file__))
+        argv = [plan["python"], "-I", f"{folder}/zygote.py", "--channel", "3"]
+        argv += ["--package", os.path.dirname(os.path.dirname(folder))]
+        argv += ["--preload", ",".join(plan["preload"])]
+        for path in plan["load"]:
+            argv += ["--load", path]
+        os.execve(_program(plan["python"]), argv, plan["env"])
+
+
+def _program(python: str) -> str | int:
+    """A fork of it is in a sandbox, and /proc/self/exe leads there to the host's file: where
+    that is its user's own, it must be one that cannot be written."""
+    owned = os.stat(python).st_uid == os.geteuid()
+    return sealed_copy(python, "carrel-zygote") if owned or os.access(python, os.W_OK) else python
 
 
 def become_holder(plan: Plan, descriptors: dict[str, int]) -> NoReturn:

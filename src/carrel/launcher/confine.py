@@ -16,6 +16,8 @@ from carrel.linux import landlock, mounts, namespaces, seccomp
 ENTERED = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 _TIOCSPTLCK = 0x40045431
 _TIOCGPTPEER = 0x5441
+MOST_GIVEN = 16
+"""Beside the standard streams; see `carrel.domain.runtimes.Command`."""
 OOM_SCORE = 200
 """When the host itself runs out of memory, what runs in sandboxes goes before the host's own."""
 
@@ -38,7 +40,10 @@ def join_groups(procs_files: list[str]) -> None:
 
 def raise_oom_score() -> None:
     """Before the process stops being dumpable: then the file is no longer its own."""
-    descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # It is that of the zygote it was forked from, who raised it before.
     try:
         os.write(descriptor, str(OOM_SCORE).encode())
     except PermissionError:
@@ -120,8 +125,16 @@ def install_filter(program: bytes) -> None:
     seccomp.install(program)
 
 
-def set_standard_streams(streams: list[int]) -> None:
-    """The launcher's own 0, 1, 2 are always open, so these have higher numbers."""
+def above_given(descriptor: int) -> int:
+    """A copy out of the way of what the command is given."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3 + MOST_GIVEN)
+
+
+def set_streams(streams: list[int]) -> None:
+    """As 0, 1, 2 and on. The launcher's own 0, 1, 2 are always open, so all have higher
+    numbers; beyond the standard ones some may still be in the way of another."""
+    if len(streams) > 3:
+        streams = [above_given(descriptor) for descriptor in streams]
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number, inheritable=True)
 

@@ -50,6 +50,20 @@ class Earlier:
             os.close(on_exit)
         answer(*run.gives())
 
+    def find(self, folder: str) -> Run | None:
+        """One that lives is taken up; of one that has ended something may be left running."""
+        run = self._take_up(folder, "", [])
+        if run is not None:
+            return run
+        record = read_record(os.path.join(folder, RUN_FILE))
+        if record is None or not record.keys() >= _NEEDED:
+            return None
+        run = _load(record)
+        if not self._keep(run, record):
+            run.keeper = 0
+        run.exit = read_record(os.path.join(folder, EXIT_FILE)) or {}
+        return run
+
     def take_up_all(self, runs: str) -> None:
         """Every live run below the folder: their sandbox is to be stopped."""
         try:

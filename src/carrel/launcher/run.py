@@ -18,6 +18,8 @@ from carrel.launcher.spares import Problem
 from carrel.launcher.wire import Answer, close_all
 from carrel.linux import processes
 
+MARK = "CARREL_RUN"
+"""The variable that all of a command has: where no control group tells what came of it."""
 RUN_FILE = "run.json"
 EXIT_FILE = "exit.json"
 
@@ -31,6 +33,8 @@ class Run:
         self.folder: str = request["folder"]
         self.group: str | None = request.get("group")
         self.linger: float = request["linger"]
+        self.zygote: str = request.get("zygote", "")
+        """From which it is forked; empty: it is a program."""
         self.timeout: float | None = request.get("timeout")
         self.out_of_memory: list[str] | None = request.get("oom")
         record = request["record"]
@@ -66,13 +70,19 @@ class Run:
         self.ended: tuple[int, dict[str, Any]] | None = None
         self.exit: dict[str, Any] | None = None
 
-    def members(self) -> list[int]:
-        """All processes of the command, as far as they can be told from the sandbox's others."""
+    def members(self, others: list[int] | None = None) -> list[int]:
+        """All processes of the command, as far as they can be told from the sandbox's others:
+        `others` are those that may have detached themselves from any command."""
         if self.group is not None:
             return group_members(self.group)
         if self.keeper:
             return processes.descendants(self.keeper)
-        return [self.pid, *processes.descendants(self.pid)]
+        alive = self.pid and self.ended is None and self.exit is None
+        found = [self.pid, *processes.descendants(self.pid)] if alive else []
+        for pid in others or ():
+            if processes.has_variable(pid, MARK, self.run_id):
+                found += [pid, *processes.descendants(pid)]
+        return found
 
     def gives(self) -> tuple[dict[str, Any], list[int]]:
         """The answer to who takes it up, with the terminal or the input."""

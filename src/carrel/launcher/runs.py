@@ -32,11 +32,15 @@ from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop
 from carrel.launcher.recorder import Recorder
 from carrel.launcher.records import remove_record, write_record
-from carrel.launcher.run import EXIT_FILE, RUN_FILE, Run
-from carrel.launcher.spares import Problem
+from carrel.launcher.run import EXIT_FILE, MARK, RUN_FILE, Run
+from carrel.launcher.recruits import Recruit
+from carrel.launcher.spares import Problem, Spare
 from carrel.launcher.wire import Answer
+from carrel.launcher.zygotes import WarmSource, Zygotes
 from carrel.linux import processes
 
+ROUNDS = 3
+"""Of killing what the one before has missed: some fork while the others are looked for."""
 CALM_S = 0.02
 """Between two looks whether there is nothing more urgent to start."""
 TERMINATE_S = 1.0
@@ -46,9 +50,12 @@ TERMINATE_S = 1.0
 class Runs:
     """Those that live, of this launcher and, once they were taken up, of earlier ones."""
 
-    def __init__(self, loop: Loop, holders: Holders, recorder: Recorder) -> None:
+    def __init__(
+        self, loop: Loop, holders: Holders, recorder: Recorder, zygotes: Zygotes
+    ) -> None:
         self._loop = loop
         self._holders = holders
+        self._zygotes = zygotes
         self._recorder = recorder
         self._runs: dict[str, Run] = {}
         self._keepers: dict[int, str] = {}
@@ -66,10 +73,13 @@ class Runs:
     # Starting
 
     def start(self, request: dict[str, Any], descriptors: list[int], answer: Answer) -> None:
-        """Descriptors: stdin, stdout, stderr, the exit pipe, with `input` the other end of
-        stdin, the other ends of what is recorded, and staged mounts."""
+        """Descriptors: stdin, stdout, stderr, what else the command is given, the exit pipe,
+        with `input` the other end of stdin, the other ends of what is recorded, and staged
+        mounts."""
         run = Run(request)
-        streams, rest = descriptors[:3], descriptors[3:]
+        request["plan"]["env"][MARK] = run.run_id
+        count = 3 + request["plan"]["given"]
+        streams, rest = descriptors[:count], descriptors[count:]
         run.watchers = [rest.pop(0)]
         if request["input"]:
             run.input = rest.pop(0)
@@ -122,7 +132,9 @@ class Runs:
 
     def _launch(self, run: Run, plan: dict[str, Any], streams: list[int]) -> None:
         try:
-            if run.holder is not None:
+            if run.holder is not None and run.zygote:
+                self._fork(run, run.holder, plan, streams)
+            elif run.holder is not None:
                 self._order(run, run.holder, plan, streams)
             else:
                 self._recruit(run, plan, streams)
@@ -146,6 +158,35 @@ class Runs:
         spare, holder.spare = holder.spare, None
         if spare is None or not spare.usable:
             spare = self._holders.make_spare(holder)
+        self._give(run, holder, spare, plan, streams)
+
+    def _fork(self, run: Run, holder: Holder, plan: dict[str, Any], streams: list[int]) -> None:
+        """In a sandbox with namespaces: a fork of a warm process enters and becomes it."""
+
+        def made(recruit: Recruit | None) -> None:
+            problem: Problem = {"step": "zygote", "errno": 0, "text": f"{run.zygote} is not there"}
+            if recruit is not None and not holder.live:
+                recruit.forget()
+                problem = {"step": "ending", "errno": 0, "text": "the sandbox ended"}
+            elif recruit is not None:
+                try:
+                    spare = Spare(self._loop, WarmSource(recruit), holder.base)
+                    spare.enter(holder.namespaces, {})
+                    self._give(run, holder, spare, plan, streams)
+                    return
+                except OSError as error:
+                    recruit.forget()
+                    problem = {**problem, "errno": error.errno or 0, "text": str(error)}
+            wire.close_all(streams)
+            run.problem = problem
+            self._settle(run)
+
+        self._zygotes.fork(run.zygote, made)
+
+    def _give(
+        self, run: Run, holder: Holder, spare: Spare, plan: dict[str, Any], streams: list[int]
+    ) -> None:
+        """When it has entered, it gets its orders."""
         run.group = spare.group
 
         def launched(problem: Problem | None) -> None:
@@ -155,11 +196,13 @@ class Runs:
                 problem = {**problem, "step": "ending"}
             if problem is not None:
                 run.doomed = False
+                problem = _of_zygote(run, holder, problem)
             run.problem = run.problem or problem
             self._take_terminal(run, spare.terminal)
             self._settle(run)
-            # A short command has ended already: that is told first.
-            self._loop.after(0.0, lambda: self._stand_by(holder))
+            if not run.zygote:
+                # A short command has ended already: that is told first.
+                self._loop.after(0.0, lambda: self._stand_by(holder))
 
         def ready() -> None:
             spare.order(
@@ -338,9 +381,34 @@ class Runs:
         if run.run_id not in self._runs:
             return
         run.reason = run.reason or reason
-        if run.group is None or not kill_group(run.group):
-            processes.kill_all(run.members())
+        self.kill_family(run)
+
+    def kill_family(self, run: Run) -> None:
+        """Also of one that has ended itself."""
+        if run.group is not None and kill_group(run.group):
+            return
+        for _ in range(ROUNDS):
+            members = self.family(run)
+            if not members:
+                break
+            processes.kill_all(members)
+        if run.pid and run.ended is None and self._runs.get(run.run_id) is run:
             processes.send_group_signal(run.pid, signal.SIGKILL)
+        if run.keeper in self._keepers:
+            # It ends by itself when nothing is left below it, unless somebody stopped it.
+            processes.send_signal(run.keeper, signal.SIGCONT)
+
+    def family(self, run: Run) -> list[int]:
+        """The living processes that came of the command, whether or not it lives itself."""
+        if run.keeper and run.run_id not in self._runs and run.keeper not in self._keepers:
+            return []
+        members = run.members(self._holders.others(run.sandbox_id))
+        return [pid for pid in members if processes.start_time(pid) is not None]
+
+    def is_gone(self, run: Run) -> bool:
+        """All of it, and how it ended is told."""
+        known = run.run_id in self._runs or run.keeper in self._keepers
+        return not known and not self.family(run)
 
     def signal(self, run_id: str, number: int) -> bool:
         run = self._runs.get(run_id)
@@ -368,6 +436,14 @@ class Runs:
 
     def lose(self, run: Run) -> None:
         self._conclude(run, lost_record(run.started_at))
+
+
+def _of_zygote(run: Run, holder: Holder, problem: Problem) -> Problem:
+    """What kept a fork from getting in, and would not keep a program."""
+    if not run.zygote or not holder.live or problem["step"] in ("cwd", "call", "streams"):
+        return problem
+    text = f"{problem['step']}: {problem.get('text', '')}"
+    return {"step": "zygote", "errno": problem.get("errno", 0), "text": text}
 
 
 def _received(channel: socket.socket) -> list[int]:

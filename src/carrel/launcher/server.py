@@ -14,6 +14,7 @@ from typing import Any
 from carrel.launcher import wire
 from carrel.launcher.earlier import Earlier
 from carrel.launcher.holders import Holders
+from carrel.launcher.kills import Kill
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.mounts import HeldMounts
 from carrel.launcher.recorder import Recorder
@@ -21,10 +22,12 @@ from carrel.launcher.recruits import Recruits
 from carrel.launcher.runs import Runs
 from carrel.launcher.stops import Stop
 from carrel.launcher.wire import Answer, Message
+from carrel.launcher.zygotes import Zygotes
 
 IDLE_EXIT_S = 60.0
 """With no client, nothing running and nothing held there is nothing to be here for."""
 
+_ZYGOTE = {"name", "python", "preload", "load", "env", "uid", "gid"}
 _REQUIRED = {"sandbox_id", "run_id", "folder", "linger", "record", "input", "plan"}
 
 Handler = Callable[[Message, list[int], Answer], None]
@@ -42,7 +45,8 @@ class Server:
         recruits = Recruits(self._loop)
         self._holders = Holders(self._loop, recruits, os.path.join(folder, "holders"))
         self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"))
-        self._runs = Runs(self._loop, self._holders, self._recorder)
+        self._zygotes = Zygotes(self._loop, recruits, os.path.join(folder, "zygotes"))
+        self._runs = Runs(self._loop, self._holders, self._recorder, self._zygotes)
         self._earlier = Earlier(self._runs, self._holders, self._recorder)
         self._earlier.take_up_noted()
         self._mounts = HeldMounts(self._loop)
@@ -62,6 +66,9 @@ class Server:
             "open": lambda message, _fds, answer: self._mounts.open(message, answer),
             "release": lambda message, _fds, answer: self._mounts.release(message, answer),
             "held": lambda _message, _fds, answer: answer({"keys": self._mounts.keys()}, []),
+            "zygote": self._zygote,
+            "zygotes": lambda _message, _fds, answer: answer({"zygotes": self._zygotes.list()}, []),
+            "unzygote": lambda message, _fds, answer: self._zygotes.end(message["name"], answer),
             "shutdown": self._shutdown,
         }
 
@@ -184,6 +191,7 @@ class Server:
             raise BadRequest("a run that nobody waits for any more")
         holder = message.get("holder")
         expected = 4 + bool(message["input"]) + (len(holder["stage"]) if holder else 0)
+        expected += message["plan"]["given"]
         if message["plan"]["pty"] is None:
             expected += len(message["record"]["names"])
         if len(fds) != expected:
@@ -210,14 +218,18 @@ class Server:
         answer({"sent": self._runs.signal(message["run_id"], message["signal"])}, [])
 
     def _kill(self, message: Message, _fds: list[int], answer: Answer) -> None:
-        """Answered when it is known whether it ran at all: then its record is there, or not."""
-        run = self._runs.get(message["run_id"])
-        if run is not None:
-            self._runs.kill(run, message["reason"])
-        if run is not None and run.answer is not None:
-            run.settled.append(lambda: answer({}, []))
-        else:
+        """Answered when all of it is gone; of one that is just starting not before it is known
+        whether it ran at all: then its record is there, or not."""
+        run = self._runs.get(message["run_id"]) or self._earlier.find(message["folder"])
+        if run is None:
             answer({}, [])
+            return
+        self._runs.kill(run, message["reason"])
+        kill = Kill(self._loop, self._runs, run, answer)
+        if run.answer is not None:
+            run.settled.append(kill.begin)
+        else:
+            kill.begin()
 
     def _close_input(self, message: Message, _fds: list[int], answer: Answer) -> None:
         run = self._runs.get(message["run_id"])
@@ -228,6 +240,13 @@ class Server:
     def _stop(self, message: Message, _fds: list[int], answer: Answer) -> None:
         self._earlier.take_up_all(message["runs"])
         Stop(self._loop, self._holders, self._runs, self._recorder, answer).begin(message)
+
+    def _zygote(self, message: Message, _fds: list[int], answer: Answer) -> None:
+        if not message.keys() >= _ZYGOTE:
+            raise BadRequest("a zygote without its program")
+        if os.geteuid() == 0 and not message["uid"]:
+            raise BadRequest("a zygote loads what others wrote, and never as root")
+        self._zygotes.start(message, answer)
 
     def _shutdown(self, message: Message, _fds: list[int], answer: Answer) -> None:
         """Refused while anything runs, unless it is to run on without us."""

@@ -8,19 +8,18 @@ killed or stopped from inside, and then the next command takes a fresh one.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from carrel.launcher import child, wire
 from carrel.launcher.groups import remove_group
 from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop, OnExit
-from carrel.launcher.recruits import Recruits
+from carrel.launcher.recruits import Recruit
 from carrel.linux import processes
 
 EXECUTE_S = 2.0
@@ -30,10 +29,16 @@ Problem = dict[str, Any]
 OnLaunched = Callable[[Problem | None], None]
 
 
+class Source(Protocol):
+    """Of children that wait for their orders."""
+
+    def take(self, orders: dict[str, Any], descriptors: list[int]) -> Recruit: ...
+
+
 class Spare:
     """From its fork to its execution. After that its exit is the command's."""
 
-    def __init__(self, loop: Loop, recruits: Recruits, base: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, recruits: Source, base: dict[str, Any]) -> None:
         self._loop = loop
         self.pid = 0
         self.group = _make_group(base["tracking"])
@@ -159,13 +164,11 @@ class Spare:
         return said == child.EXECUTING
 
 
-_made = itertools.count(1)
-
-
 def _make_group(tracking: str | None) -> str | None:
     if tracking is None:
         return None
-    group = f"{tracking}/command-{os.getpid()}-{next(_made)}"
+    # A record of a command names it, and must never mean another's.
+    group = f"{tracking}/command-{os.urandom(8).hex()}"
     os.mkdir(group)
     return group
 

@@ -10,6 +10,7 @@ import sys
 
 from carrel.launcher.server import Server
 from carrel.linux import mounts, namespaces
+from carrel.linux.sealing import sealed_copy
 
 
 def main(folder: str, ready: int, version: str) -> None:
@@ -50,13 +51,7 @@ def _execute_a_sealed_copy() -> None:
     user's."""
     if os.geteuid() == 0 or os.readlink("/proc/self/exe").startswith("/memfd:"):
         return
-    copy = os.memfd_create("carrel-launcher", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open("/proc/self/exe", "rb") as program:
-        while os.sendfile(copy, program.fileno(), None, 1 << 30):
-            pass
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
-    os.execve(copy, sys.orig_argv, os.environ)
+    os.execve(sealed_copy("/proc/self/exe", "carrel-launcher"), sys.orig_argv, os.environ)
 
 
 def _redirect() -> None:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-PROTOCOL = 3
+PROTOCOL = 4
 PACKET_BYTES = 64 * 1024
 """Well below the smallest default of net.core.wmem_default, which bounds a packet."""
 MOST_DESCRIPTORS = 64

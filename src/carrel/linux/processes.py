@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+MOST_ENVIRONMENT_BYTES = 1 << 20
+"""So much of one is looked at."""
+
 
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which the process started; with the pid it names a process
@@ -64,6 +67,21 @@ def descendants(pid: int) -> list[int]:
         found.append(current)
         pending.extend(children(current))
     return found
+
+
+def has_variable(pid: int, name: str, value: str) -> bool:
+    """Whether the process was executed with it. No, when nobody may look."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.read(descriptor, MOST_ENVIRONMENT_BYTES)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return f"\0{name}={value}\0".encode() in b"\0" + found + b"\0"
 
 
 def send_signal(pid: int, number: int) -> bool:

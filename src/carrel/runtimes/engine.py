@@ -12,7 +12,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,22 @@ from carrel.domain.errors import (
     LauncherUnavailable,
     RunNotFound,
     SandboxUnavailable,
+    WarmUnavailable,
 )
 from carrel.domain.ids import is_id, new_id
 from carrel.domain.launching import LauncherPort
 from carrel.domain.limits import Usage
-from carrel.domain.runtimes import Command, LimitHit, Output, Sandbox, SandboxSpec
+from carrel.domain.runtimes import Command, LimitHit, Output, Sandbox, SandboxSpec, Zygote
 from carrel.runtimes.layout import SandboxFolders
 from carrel.runtimes.limits.cgroups import CgroupHandle
 from carrel.runtimes.limits.enforcing import Enforcement
 from carrel.runtimes.limits.watching import LimitWatch
 from carrel.runtimes.live import Links, LiveRun
-from carrel.runtimes.problems import as_error, check_command
+from carrel.runtimes.problems import as_error, check_command, check_zygote
 from carrel.runtimes.streams import RECORDED, Streams, found_streams, open_streams
 
+ZYGOTE_S = 80.0
+"""The launcher has its own bound for a warm process to load its modules, which is less."""
 STOP_MARGIN_S = 20.0
 """Over the grace: killing and reaping have their own bounds in the launcher."""
 ENDING_TRIES = 5
@@ -103,6 +106,8 @@ class Engine:
 
     async def run(self, sandbox: Sandbox, command: Command, confinement: Confinement) -> LiveRun:
         check_command(command)
+        if command.warm and confinement.hold is None:
+            raise WarmUnavailable(f"{self._runtime} forks no commands.", hint="Start it cold.")
         run_id = _checked_id(command)
         folder = SandboxFolders(sandbox.spec.folder).run(run_id)
         streams = _make_folder(folder, sandbox, command)
@@ -125,7 +130,7 @@ class Engine:
 
         async def end() -> None:
             with contextlib.suppress(LauncherUnavailable):
-                await self._kill(run_id, "stopped")
+                await self._kill(run_id, folder, "stopped")
             if not (folder / "run.json").exists():
                 _remove_folder(folder)
 
@@ -150,7 +155,8 @@ class Engine:
             done, told = os.pipe2(os.O_CLOEXEC)
             live = self._live(sandbox, run_id, streams, done)
             try:
-                reply, received = await self._ask_run(sandbox, request, confinement, streams, told)
+                given = [*streams.given, *command.descriptors, told]
+                reply, received = await self._ask_run(sandbox, request, confinement, streams, given)
             except BaseException:
                 os.close(done)
                 raise
@@ -191,7 +197,7 @@ class Engine:
         request: dict[str, Any],
         confinement: Confinement,
         streams: Streams,
-        told: int,
+        given: list[int],
     ) -> tuple[dict[str, Any], list[int]]:
         """A sandbox that is believed to be warm, or will be, needs nothing staged."""
         sandbox_id = sandbox.spec.sandbox_id
@@ -202,7 +208,7 @@ class Engine:
                 request["holder"], staged = self._holder(sandbox, confinement)
         try:
             kept = [streams.stdin] if streams.held and streams.stdin is not None else []
-            sent = [*streams.given, told, *kept, *streams.sources, *staged.values()]
+            sent = [*given, *kept, *streams.sources, *staged.values()]
             return await self._launcher.ask("run", request, sent)
         finally:
             for descriptor in staged.values():
@@ -291,6 +297,7 @@ class Engine:
             "join": [*group.procs, f"{own}/cgroup.procs"] if own is not None else [],
             "rlimits": self._enforcement.rlimits(spec),
             "keeper": confinement.hold is None and own is None,
+            "given": len(command.descriptors),
             "pty": list(command.pty_size) if command.output is Output.PTY else None,
             "landlock": confinement.landlock,
             "uid": confinement.uid,
@@ -301,6 +308,8 @@ class Engine:
             "probe": confinement.probe,
             "argv": list(command.argv),
             "env": confinement.env,
+            "call": None if command.call is None else asdict(command.call),
+            "warm": bool(command.warm),
         }
         return {
             "sandbox_id": spec.sandbox_id,
@@ -312,6 +321,7 @@ class Engine:
             "oom": _oom_source(group) if spec.limits.memory_bytes is not None else None,
             "timeout": _least(command.timeout_s, spec.limits.wall_seconds),
             "linger": self._linger_s,
+            "zygote": command.warm,
             "plan": plan,
         }
 
@@ -319,12 +329,18 @@ class Engine:
         sandbox_id = sandbox.spec.sandbox_id
         watch = self._watches.get(sandbox_id)
         if watch is None:
-            watch = LimitWatch(sandbox, self._enforcement, self._on_event, self._kill)
+            runs = SandboxFolders(sandbox.spec.folder)
+
+            async def kill(run_id: str, reason: str) -> None:
+                await self._kill(run_id, runs.run(run_id), reason)
+
+            watch = LimitWatch(sandbox, self._enforcement, self._on_event, kill)
             self._watches[sandbox_id] = watch
         return watch
 
-    async def _kill(self, run_id: str, reason: str) -> None:
-        await self._launcher.ask("kill", {"run_id": run_id, "reason": reason}, [])
+    async def _kill(self, run_id: str, folder: Path, reason: str) -> dict[str, Any]:
+        fields = {"run_id": run_id, "folder": str(folder), "reason": reason}
+        return (await self._launcher.ask("kill", fields, []))[0]
 
     # Taking up
 
@@ -377,10 +393,39 @@ class Engine:
         live.resume(done)
         return None
 
+    # Warm processes
+
+    async def warm_up(self, zygote: Zygote) -> None:
+        check_zygote(zygote)
+        root = os.geteuid() == 0
+        fields = {
+            "name": zygote.name,
+            "python": zygote.python,
+            "preload": list(zygote.preload),
+            "load": list(zygote.load),
+            "env": {"LANG": "C.UTF-8", **zygote.env},
+            "uid": zygote.owner.uid if root else None,
+            "gid": zygote.owner.gid if root else None,
+        }
+        reply, _ = await self._launcher.ask("zygote", fields, [], timeout_s=ZYGOTE_S)
+        if reply.get("problem") is not None:
+            raise as_error(reply["problem"])
+
+    async def cool_down(self, name: str) -> None:
+        await self._launcher.ask("unzygote", {"name": name}, [])
+
     # Ending
 
     async def signal(self, run_id: str, number: int) -> None:
         await self._launcher.ask("signal", {"run_id": run_id, "signal": number}, [])
+
+    async def kill(self, sandbox: Sandbox, run_id: str) -> None:
+        if not is_id(run_id):
+            raise RunNotFound(f"{run_id!r} is no id of a run.", hint="`carrel runs` lists them.")
+        folder = SandboxFolders(sandbox.spec.folder).run(run_id)
+        reply = await self._kill(run_id, folder, "")
+        if reply.get("problem") is not None:
+            raise _does_not_end(f"the run {run_id}", reply["problem"])
 
     def usage(self, sandbox: Sandbox) -> Usage:
         return self._enforcement.cgroups.usage(self._enforcement.group(sandbox))
@@ -401,15 +446,19 @@ class Engine:
         }
         reply, _ = await self._launcher.ask("stop", fields, [], timeout_s=grace_s + STOP_MARGIN_S)
         if reply.get("problem") is not None:
-            raise SandboxUnavailable(
-                f"Processes {reply['problem']['text']} of the sandbox do not end.",
-                hint="They wait in the kernel, mostly for a disk or a network mount.",
-            )
+            raise _does_not_end("the sandbox", reply["problem"])
         self._warm.discard(sandbox.spec.sandbox_id)
         watch = self._watches.pop(sandbox.spec.sandbox_id, None)
         if watch is not None:
             watch.close()
         await asyncio.to_thread(self._enforcement.lift, sandbox)
+
+
+def _does_not_end(what: str, problem: dict[str, Any]) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"Processes {problem['text']} of {what} do not end.",
+        hint="They wait in the kernel, mostly for a disk or a network mount.",
+    )
 
 
 def _with_descriptors(work: Coroutine[Any, Any, None], used: list[int]) -> asyncio.Task[None]:

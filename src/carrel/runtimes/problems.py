@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from typing import Any
 
 from carrel.domain.errors import (
@@ -13,9 +14,11 @@ from carrel.domain.errors import (
     CommandNotFound,
     RunNotFound,
     SandboxUnavailable,
+    WarmUnavailable,
 )
-from carrel.domain.runtimes import Command
+from carrel.domain.runtimes import MOST_GIVEN, Command, Zygote
 
+ZYGOTE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -27,6 +30,15 @@ def as_error(problem: dict[str, Any], command: Command | None = None) -> CarrelE
         return CommandInvalid(
             f"The working folder {command.cwd!r} cannot be entered: {os.strerror(number)}.",
             hint="Give a folder that is in the tree, relative to it.",
+        )
+    if step == "call":
+        return CommandNotExecutable(
+            f"The function cannot be called: {text}.", hint="Look at the file that it is in."
+        )
+    if step == "zygote":
+        return WarmUnavailable(
+            f"Nothing can be forked from the warm process: {text}.",
+            hint="Start the command cold; the launcher's folder `zygotes` has its output.",
         )
     if step == "attach":
         return RunNotFound("There is no such run.", hint="`carrel runs` lists them.")
@@ -73,3 +85,33 @@ def check_command(command: Command) -> None:
         )
     if command.timeout_s is not None and command.timeout_s <= 0:
         raise CommandInvalid("The time limit is not positive.", hint="Give seconds above 0.")
+    _check_descriptors(command)
+
+
+def check_zygote(zygote: Zygote) -> None:
+    if not ZYGOTE_NAME.fullmatch(zygote.name):
+        raise CommandInvalid(
+            f"{zygote.name!r} is no name of a warm process.",
+            hint="Use lower-case letters, digits and hyphens.",
+        )
+    if os.geteuid() == 0 and zygote.owner.uid == 0:
+        raise CommandInvalid(
+            "A warm process loads what others wrote, and never as root.",
+            hint="Give it the user of the sandboxes that its forks enter.",
+        )
+
+
+def _check_descriptors(command: Command) -> None:
+    """One that is not open would cost others the connection on which it is sent."""
+    if len(command.descriptors) > MOST_GIVEN:
+        raise CommandInvalid(
+            f"A command cannot be given {len(command.descriptors)} descriptors.",
+            hint=f"Give {MOST_GIVEN} at most.",
+        )
+    for descriptor in command.descriptors:
+        try:
+            os.fstat(descriptor)
+        except (OSError, OverflowError):
+            raise CommandInvalid(
+                f"Descriptor {descriptor} is not open.", hint="Close it after the start."
+            ) from None

@@ -80,6 +80,9 @@ class ProcessRuntime:
     async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:
         await self._engine.signal(run_id, signal)
 
+    async def kill(self, sandbox: Sandbox, run_id: str) -> None:
+        await self._engine.kill(sandbox, run_id)
+
     async def usage(self, sandbox: Sandbox) -> Usage:
         return await asyncio.to_thread(self._engine.usage, sandbox)
 

@@ -66,7 +66,7 @@ def admit(caller: Caller, request: SpaceRequest, roots: tuple[Path, ...]) -> Spa
         raise Forbidden("Bases are chosen by administrators.", hint="Name the project.")
     if request.runtime == "process":
         raise Forbidden("Only an administrator may run unconfined.", hint="Use `auto`.")
-    _check_reach(request.project, roots)
+    check_reach(request.project, roots)
     key, _, value = caller.scope.value.partition("=")
     if request.labels.get(key, value) != value:
         raise Forbidden(f"This token makes spaces with {key}={value} only.", hint="Leave it out.")
@@ -81,7 +81,7 @@ def check_relabel(caller: Caller, space: Space) -> None:
         )
 
 
-def _check_reach(project: Project, roots: tuple[Path, ...]) -> None:
+def check_reach(project: Project, roots: tuple[Path, ...]) -> None:
     """The daemon reads what its own user may; a token reads only what it was opened for."""
     if project.kind is ProjectKind.EMPTY or _is_remote(project):
         return

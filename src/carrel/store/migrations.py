@@ -151,7 +151,17 @@ CREATE INDEX turns_of ON turns (space_id, created_at, run_id);
 CREATE INDEX turns_live ON turns (created_at, run_id) WHERE live = 1;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND)
+_THIRD = """
+CREATE TABLE instances (
+    instance_id TEXT NOT NULL PRIMARY KEY,
+    created_at REAL NOT NULL,
+    live INTEGER NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX instances_all ON instances (live, created_at, instance_id);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from carrel.domain.access import Token
 from carrel.domain.agents import Turn
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
+from carrel.domain.instances import Instance
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.storing import Claim, Step
@@ -118,6 +119,19 @@ def turns(connection: sqlite3.Connection, space_id: str, limit: int) -> Sequence
 def live_turns(connection: sqlite3.Connection) -> Sequence[Turn]:
     sql = "SELECT document FROM turns INDEXED BY turns_live WHERE live = 1 ORDER BY created_at"
     return _all(connection, Turn, sql)
+
+
+def instance(connection: sqlite3.Connection, instance_id: str) -> Instance | None:
+    sql = "SELECT document FROM instances WHERE instance_id = ?"
+    return _one(connection, Instance, sql, column(instance_id))
+
+
+def instances(connection: sqlite3.Connection, live: bool, limit: int) -> Sequence[Instance]:
+    sql = (
+        "SELECT document FROM instances INDEXED BY instances_all WHERE live = ?"
+        " ORDER BY created_at DESC, instance_id DESC LIMIT ?"
+    )
+    return _all(connection, Instance, sql, live, _checked(limit))
 
 
 def events(connection: sqlite3.Connection, query: EventQuery) -> list[Event]:

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 from carrel.domain.access import Token
 from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery
+from carrel.domain.instances import Instance
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.storing import Claim, Record, Step
@@ -119,6 +120,12 @@ class SqliteStore:
 
     async def live_turns(self) -> Sequence[Turn]:
         return await self._read(reading.live_turns)
+
+    async def instance(self, instance_id: str) -> Instance | None:
+        return await self._read(partial(reading.instance, instance_id=instance_id))
+
+    async def instances(self, *, live: bool, limit: int = 100) -> Sequence[Instance]:
+        return await self._read(partial(reading.instances, live=live, limit=limit))
 
     async def events(self, query: EventQuery) -> Sequence[Event]:
         """In order. Older ones may have been dropped: see `event_span`."""

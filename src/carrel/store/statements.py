@@ -9,6 +9,8 @@ from typing import NamedTuple
 from carrel.domain.access import Token
 from carrel.domain.agents import Turn, TurnState
 from carrel.domain.events import NewEvent
+from carrel.domain.instances import LIVE as LIVE_INSTANCES
+from carrel.domain.instances import Instance
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.storing import Claim, Forget, Record, Step
@@ -31,6 +33,15 @@ ON CONFLICT (run_id) DO UPDATE SET space_id = excluded.space_id,
 PUT_TURN = """
 INSERT INTO turns (run_id, space_id, created_at, live, document) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (run_id) DO UPDATE SET live = excluded.live, document = excluded.document
+"""
+PUT_INSTANCE = """
+INSERT INTO instances (instance_id, created_at, live, document) VALUES (?, ?, ?, ?)
+ON CONFLICT (instance_id) DO UPDATE SET live = excluded.live, document = excluded.document
+"""
+PRUNE_INSTANCES = """
+DELETE FROM instances WHERE live = 0 AND instance_id NOT IN (
+    SELECT instance_id FROM instances INDEXED BY instances_all WHERE live = 0
+    ORDER BY created_at DESC, instance_id DESC LIMIT ?)
 """
 ADD_EVENT = "INSERT INTO events (space_id, type, document) VALUES (?, ?, ?)"
 PUT_STEP = """
@@ -61,7 +72,7 @@ DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
 """
 
-Kept = Space | RunRecord | Turn | Step | Claim | Token | Trashed
+Kept = Space | RunRecord | Turn | Instance | Step | Claim | Token | Trashed
 Value = str | bytes | float | None
 
 
@@ -110,6 +121,9 @@ def _put(record: Kept, document: str) -> Statement:
         case Turn(run_id=run_id, space_id=space_id, created_at=at):
             live = record.state is TurnState.RUNNING
             return Statement(PUT_TURN, (column(run_id), column(space_id), at, live, document))
+        case Instance(instance_id=instance_id, created_at=at):
+            live = record.state in LIVE_INSTANCES
+            return Statement(PUT_INSTANCE, (column(instance_id), at, live, document))
         case Step(space_id=space_id, operation=operation, name=name, begun_at=at):
             keys = (column(space_id), column(operation), column(name))
             return Statement(PUT_STEP, (*keys, at, document))
@@ -153,4 +167,6 @@ def _forget(what: Forget) -> list[Statement]:
         for table in ("runs", "turns"):
             one = Statement(f"DELETE FROM {table} WHERE run_id = ?", (column(what.run_id),))
             statements.append(one)
+    if what.ended_instances_but is not None:
+        statements.append(Statement(PRUNE_INSTANCES, (what.ended_instances_but,)))
     return statements

@@ -34,6 +34,7 @@ COSTLY = {
     "POST /v1/bases": 8,
     "POST /v1/gc": 5,
     "GET /v1/doctor": 1,
+    "POST /v1/instances": 12,
 }
 """Examples of what takes its time."""
 LACKING = {"tree_unavailable", "sandbox_unavailable"}
@@ -62,6 +63,11 @@ PLAIN = {
     "POST /v1/turns/{turn}/stop",
     "GET /v1/agents",
     "POST /v1/agents/{name}/install",
+    "GET /v1/instances/{instance}",
+    "DELETE /v1/instances/{instance}",
+    "POST /v1/instances/{instance}/heartbeat",
+    "GET /v1/servers",
+    "DELETE /v1/servers/{name}",
     "GET /v1/credentials",
     "DELETE /v1/credentials/{name}",
     "GET /v1/bases",
@@ -125,6 +131,9 @@ def fuzzed(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def _tamed(case: Case[Any], world: World) -> None:
     """A project is a small folder: not whatever of this machine a random path may name."""
     body: Any = case.body
+    if isinstance(body, dict) and isinstance(body.get("project_path"), str):
+        # Nor is a random command run on one that is there.
+        body["project_path"] = f"{world.project}/none"
     if isinstance(body, dict) and isinstance(body.get("project"), dict):
         project = body["project"]
         if isinstance(project.get("location"), str) and project.get("kind") != "empty":

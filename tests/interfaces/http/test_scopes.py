@@ -14,9 +14,11 @@ import pytest
 from tests.daemon.hub_rig import line_to
 from tests.daemon.rig import Daemon, bad, good
 from tests.daemon.sessions import Session
+from tests.instances.small import FILE, SCRIPT, small
 
 ABSENT_SPACE = "sp_aaaaaaaaaaaa"
 ABSENT_RUN = "ru_aaaaaaaaaaaa"
+ABSENT_INSTANCE = "in_aaaaaaaaaaaa"
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,17 @@ ROUTES = [
     Route("GET", "/v1/credentials", "admin"),
     Route("PUT", "/v1/credentials/{name}", "admin", body={"value": "key"}),
     Route("DELETE", "/v1/credentials/{name}", "admin"),
+    Route("POST", "/v1/instances", "hidden", body={"server": "carrel", "space_id": "{space}"}),
+    Route("GET", "/v1/instances", "own"),
+    Route("GET", "/v1/instances/{instance}", "hidden"),
+    Route("DELETE", "/v1/instances/{instance}", "hidden"),
+    Route("POST", "/v1/instances/{instance}/heartbeat", "hidden"),
+    Route("GET", "/v1/instances/{instance}/logs", "hidden"),
+    Route("GET", "/v1/servers", "own"),
+    Route("PUT", "/v1/servers/{name}", "admin", body={"command": ["true"]}),
+    Route("DELETE", "/v1/servers/{name}", "admin"),
+    Route("POST", "/request-session", "admin", body={"project_path": "/", "server": "carrel"}),
+    Route("POST", "/release-session", "hidden", body={"session_id": "{instance}"}),
     Route("GET", "/v1/bases", "admin"),
     Route("POST", "/v1/bases", "admin", body={"project": {"kind": "empty"}}),
     Route("GET", "/v1/events", "own", {"after": "0"}),
@@ -107,6 +120,7 @@ class World:
     own: dict[str, Any]
     foreign: dict[str, Any]
     foreign_run: str
+    foreign_instance: str
     foreign_token: str
     trashed: str
     clients: dict[str, httpx.Client]
@@ -124,6 +138,7 @@ def world(daemon: Daemon) -> Iterator[World]:
         # Of an agent: then it is a run and a turn.
         wanted = {"frontend": "scripted", "prompt": "sleep 600"}
         run = good(client.post(f"/v1/spaces/{foreign['id']}/turns", json=wanted))
+        instance = _instance(client, foreign["id"])
         gone = good(client.post("/v1/spaces", json={"labels": {"team": "other"}}))
         good(client.put(f"/v1/spaces/{gone['id']}/files?path=secret", content=b"dear"))
         good(client.delete(f"/v1/spaces/{gone['id']}", params={"force": "true"}))
@@ -134,11 +149,18 @@ def world(daemon: Daemon) -> Iterator[World]:
         }
         clients = {kind: daemon.tcp(secret) for kind, secret in secrets.items()}
         try:
-            yield World(own, foreign, run["id"], token, gone["id"], clients)
+            yield World(own, foreign, run["id"], instance, token, gone["id"], clients)
         finally:
             for space in (own, foreign):
                 client.delete(f"/v1/spaces/{space['id']}", params={"force": "true"})
             client.delete(f"/v1/tokens/{token}")
+
+
+def _instance(client: httpx.Client, space: str) -> str:
+    """A server of its own, in this space."""
+    good(client.put(f"/v1/spaces/{space}/files?path={FILE}", content=SCRIPT))
+    wanted = {"server": small(), "space_id": space}
+    return str(good(client.post("/v1/instances", json=wanted))["instance_id"])
 
 
 def _ask(daemon: Daemon, space: str) -> None:
@@ -151,16 +173,26 @@ def _ask(daemon: Daemon, space: str) -> None:
 
 
 def _send(
-    client: httpx.Client, route: Route, space: str, run: str, token: str = ""
+    client: httpx.Client, route: Route, space: str, run: str, token: str = "", instance: str = ""
 ) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"token": token, "item": space, "turn": run, "permission": "p", "name": "openai"}
-    path = route.path.format(space=space, run=run, **words)
-    more: dict[str, Any] = {} if route.body is None else {"json": route.body}
+    words |= {"space": space, "run": run, "instance": instance}
+    path = route.path.format(**words)
+    more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}
     if route.content is not None:
         more["content"] = route.content
     headers = {"Accept": "application/json"}
     return client.request(route.method, path, params=route.query, headers=headers, **more)
+
+
+def _filled(body: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
+    """Ids in a body are places in it, as in a path."""
+    places = {f"{{{name}}}": word for name, word in words.items()}
+    return {
+        name: places.get(value, value) if isinstance(value, str) else value
+        for name, value in body.items()
+    }
 
 
 def _name(route: Route) -> str:
@@ -184,10 +216,11 @@ def test_the_table_has_every_route(client: httpx.Client) -> None:
 def test_what_is_foreign_is_as_if_it_were_not(world: World, scope: str, route: Route) -> None:
     client = world.clients[scope]
     foreign = world.trashed if "/trash/" in route.path else world.foreign["id"]
-    met = _send(client, route, foreign, world.foreign_run)
-    absent = _send(client, route, ABSENT_SPACE, ABSENT_RUN)
+    met = _send(client, route, foreign, world.foreign_run, instance=world.foreign_instance)
+    absent = _send(client, route, ABSENT_SPACE, ABSENT_RUN, instance=ABSENT_INSTANCE)
     assert met.status_code == absent.status_code == 404, met.text
     blind = met.text.replace(foreign, ABSENT_SPACE).replace(world.foreign_run, ABSENT_RUN)
+    blind = blind.replace(world.foreign_instance, ABSENT_INSTANCE)
     assert blind == absent.text
     assert set(met.headers) == set(absent.headers)
 
@@ -263,5 +296,7 @@ def test_nothing_foreign_was_touched(world: World, client: httpx.Client) -> None
     now = good(client.get(path))
     assert now["state"] == "running" and now["labels"] == {"team": "other"}
     assert client.get(f"{path}/files?path=secret").content == b"dear"
-    assert len(good(client.get(f"{path}/changes"))["changes"]) == 1
+    assert len(good(client.get(f"{path}/changes"))["changes"]) == 2
+    instance = good(client.get(f"/v1/instances/{world.foreign_instance}"))
+    assert instance["state"] == "ready" and instance["clients"] == 1
     assert good(client.get(f"/v1/runs/{world.foreign_run}"))["state"] == "running"

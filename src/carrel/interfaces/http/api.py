@@ -28,8 +28,11 @@ from carrel.interfaces.http import (
     gc,
     hub_socket,
     inbox,
+    instances,
     looking,
     runs,
+    servers,
+    sessions,
     spaces,
     tokens,
     trash,
@@ -64,6 +67,9 @@ _ROUTERS = (
     agents,
     turns,
     context,
+    instances,
+    servers,
+    sessions,
 )
 _SILENT: Any = {
     "tracing": False,

@@ -9,8 +9,9 @@ from carrel.domain.errors import TooLarge
 from carrel.interfaces.http.problems import problem_response
 
 MAX_JSON = 1 << 20
-STREAMED = "PUT"
-"""The method of every request whose body is a file or an archive, and of no other."""
+STREAMED, BELOW = "PUT", "/v1/spaces/"
+"""The method and the place of every request whose body is a file or an archive, and of no
+other."""
 
 
 class BodyLimits:
@@ -18,7 +19,7 @@ class BodyLimits:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == STREAMED:
+        if scope["type"] != "http" or _is_streamed(scope):
             await self._app(scope, receive, send)
             return
         if _announced(scope) > MAX_JSON:
@@ -36,6 +37,10 @@ class BodyLimits:
             return message
 
         await self._app(scope, counted, send)
+
+
+def _is_streamed(scope: Scope) -> bool:
+    return bool(scope["method"] == STREAMED and scope["path"].startswith(BELOW))
 
 
 def too_large() -> TooLarge:

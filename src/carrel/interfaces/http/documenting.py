@@ -56,6 +56,27 @@ PROJECT = (
     "base_not_found",
 )
 
+INSTANCE = ("instance_not_found", "launcher_unavailable")
+STARTING = (
+    *SPACE,
+    *CHANGING,
+    "project_not_found",
+    "project_not_a_folder",
+    "project_unreadable",
+    "project_invalid",
+    "server_not_found",
+    "server_not_installed",
+    "instance_failed",
+    "too_many_instances",
+    "command_invalid",
+    "command_not_found",
+    "command_not_executable",
+    "launcher_unavailable",
+    "isolation_unproven",
+    "limits_unavailable",
+)
+"""Of an instance."""
+
 Responses = dict[int | str, dict[str, Any]]
 _SCHEMA = {"$ref": "#/components/schemas/Problem"}
 
@@ -68,12 +89,14 @@ def errors(*codes: str) -> Responses:
         if code not in known:
             known.append(code)
     return {
-        status: {
-            "description": "A problem: " + ", ".join(f"`{code}`" for code in names),
-            "content": {PROBLEM: {"schema": _SCHEMA}},
-        }
+        status: problem_as("A problem: " + ", ".join(f"`{code}`" for code in names))
         for status, names in sorted(by_status.items())
     }
+
+
+def problem_as(description: str) -> dict[str, Any]:
+    """What the document says of one status."""
+    return {"description": description, "content": {PROBLEM: {"schema": _SCHEMA}}}
 
 
 BINARY = {"schema": {"type": "string", "format": "binary"}}

@@ -17,6 +17,7 @@ from carrel.service.files import SpaceFiles
 from carrel.service.gc import Collector
 from carrel.service.hangups import Hangups
 from carrel.service.inbox import Inbox
+from carrel.service.instances import Instances
 from carrel.service.keyring import Keyring
 from carrel.service.runs import Runs
 from carrel.service.spaces import Spaces
@@ -38,6 +39,7 @@ class Services:
     feed: Feed
     hub: Hub
     inbox: Inbox
+    instances: Instances
     collector: Collector
     doctor: Doctor
     bases: Bases

@@ -32,6 +32,8 @@ class View:
     etc: str
     binds: tuple[tuple[str, str, bool], ...] = ()
     """Source, target in the sandbox, writable."""
+    also_at: str = ""
+    """A second place for the tree."""
 
 
 def arguments(program: str, view: View, network: Network, *, survive: bool) -> list[str]:
@@ -53,6 +55,8 @@ def arguments(program: str, view: View, network: Network, *, survive: bool) -> l
     argv += ["--dir", WORKSPACE] if view.tree is None else ["--bind", view.tree, WORKSPACE]
     for source, target, writable in view.binds:
         argv += ["--bind" if writable else "--ro-bind", source, target]
+    if view.tree is not None and view.also_at:
+        argv += ["--bind", view.tree, view.also_at]
     argv += ["--ro-bind", holder, f"/run/{name}", "--remount-ro", "/"]
     argv += ["--seccomp", str(SECCOMP_FD), "--info-fd", str(INFO_FD), "--chdir", "/"]
     return [*argv, "--", f"/run/{name}"]

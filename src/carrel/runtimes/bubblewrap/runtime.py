@@ -24,6 +24,7 @@ from carrel.domain.runtimes import (
     Run,
     Sandbox,
     SandboxSpec,
+    Zygote,
 )
 from carrel.domain.trees import TreeMount
 from carrel.linux import landlock, mounts
@@ -39,7 +40,7 @@ NAME = "bubblewrap"
 
 
 class BubblewrapRuntime:
-    """Implements `Runtime`."""
+    """Implements `Runtime` and `WarmRuntime`."""
 
     def __init__(self, data: Path, engine: Engine, prover: Prover, program: str = "bwrap") -> None:
         self._engine = engine
@@ -188,15 +189,30 @@ class BubblewrapRuntime:
             for number, (_, target, writable) in enumerate(extra)
         )
         view = View(
-            names.get("tree"), names["home"], names["tmp"], names["hub"], names["etc"], binds
+            names.get("tree"),
+            names["home"],
+            names["tmp"],
+            names["hub"],
+            names["etc"],
+            binds,
+            spec.also_at,
         )
         return staged, view
+
+    async def warm_up(self, zygote: Zygote) -> None:
+        await self._engine.warm_up(zygote)
+
+    async def cool_down(self, name: str) -> None:
+        await self._engine.cool_down(name)
 
     async def attach(self, sandbox: Sandbox, run_id: str) -> Run:
         return await self._engine.attach(sandbox, run_id)
 
     async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:
         await self._engine.signal(run_id, signal)
+
+    async def kill(self, sandbox: Sandbox, run_id: str) -> None:
+        await self._engine.kill(sandbox, run_id)
 
     async def usage(self, sandbox: Sandbox) -> Usage:
         return await asyncio.to_thread(self._engine.usage, sandbox)

@@ -1,0 +1,180 @@
+"""What the service asks of the room `instances`: how a server is started, where clients come in,
+and whether it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from carrel.domain.instances import Found, Server, ToolCall
+from carrel.domain.runtimes import Call, Zygote
+from carrel.domain.trees import Owner
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a server runs, in its own words and in the host's."""
+
+    project: str
+    """The project as the server sees it."""
+    state: str
+    """Its own folder, as it sees it."""
+    state_path: Path
+    """… and as the host does."""
+    private_network: bool
+    """It has a network of its own, in which the host cannot reach it."""
+    alone: bool
+    """Nothing else runs in its sandbox."""
+    streams: bool = False
+    """Its client speaks on streams."""
+    preloaded: bool = False
+    """It is a fork of a process that has loaded it."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How one server is started. Of its descriptors, 3 is `Doors.given`, if there is one."""
+
+    server: Server
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    direct: bool
+    """It accepts on the socket that it is given; else a gate does that before it, or it is
+    found where it listens itself."""
+    gated: bool
+    port_file: str = ""
+    """Relative to its own folder: where it, or a helper, writes what it listens on inside."""
+    port: int = 0
+    """The one that it was told."""
+    call: Call | None = None
+    """In a fork of a warm process, instead of the command."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What its own folder has before it starts."""
+
+
+class Doors(Protocol):
+    """The sockets by which clients come in, open in this process."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """For the server."""
+        ...
+
+    @property
+    def gate(self) -> tuple[int, ...]:
+        """For the gate: the socket to accept on, and one to ask the kernel who comes."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent. What was passed on stays open there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Looking:
+    """Where a server that binds a port itself is looked for."""
+
+    pid: int
+    state_path: Path
+    output: str = ""
+    """What it has written so far, the last of it."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A way to a server, and what is to be tried on it."""
+
+    server: Server
+    url: str
+    token: str = ""
+    tool: ToolCall | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reception(Protocol):
+    def checks_token(self, server: Server, *, private_network: bool) -> bool:
+        """Whether its clients can be made to show one here."""
+        ...
+
+    def prepare(
+        self, server: Server, found: Found, around: Surroundings, env: Mapping[str, str]
+    ) -> Prepared:
+        """Raises `MessageInvalid` when it cannot be started like this."""
+        ...
+
+    def furnish(self, prepared: Prepared, around: Surroundings, owner: Owner) -> None:
+        """Fills the folder of a server before anything runs in its sandbox. Blocking. Raises
+        `InstanceFailed`."""
+        ...
+
+    def furnisher(self, prepared: Prepared, around: Surroundings) -> tuple[tuple[str, ...], bytes]:
+        """The same as a command for the sandbox, and what it reads: where others run too."""
+        ...
+
+    def gate(self, uids: frozenset[int]) -> Call:
+        """Of a gate that lets these users in; see `Doors.gate`. What it is to lead to is said
+        on its standard input by `target`."""
+        ...
+
+    def target(self, port: int) -> bytes: ...
+
+    def shown(self) -> tuple[str, ...]:
+        """What a sandbox must show for our own programs: host paths, read-only."""
+        ...
+
+    def zygote(
+        self, server: Server, found: Found, around: Surroundings, owner: Owner
+    ) -> Zygote | None:
+        """A warm process for this server in such surroundings; None when it cannot have one."""
+        ...
+
+    def open(self, prepared: Prepared, socket: Path | None, port: int = 0) -> Doors:
+        """A TCP socket of the loopback, on that port or one that the kernel chooses, or a Unix
+        socket at that path. OSError."""
+        ...
+
+    def look(self, prepared: Prepared, looking: Looking) -> tuple[int, ...]:
+        """The ports on which it may be, the likeliest first. Blocking, quick."""
+        ...
+
+    async def greet(self, visit: Visit) -> None:
+        """A real handshake. Raises `NotReady`."""
+        ...
+
+    def connections(self, ports: frozenset[int]) -> Mapping[int, int]:
+        """How many are open to each of these ports of the loopback. Blocking, quick."""
+        ...
+
+
+class NotReady(Exception):
+    """Says in a sentence what came instead of an answer."""
+
+
+class Owners(Protocol):
+    """Processes of this machine with which instances end."""
+
+    def started(self, pid: int) -> int | None:
+        """When it was, in the kernel's ticks; None when there is no such process."""
+        ...
+
+    def uid(self, pid: int) -> int | None: ...
+
+    def on_end(self, pid: int, started: int, then: Callable[[], None]) -> Callable[[], None]:
+        """Calls `then` on the event loop when it has ended, at once if it has already. What is
+        given back takes that back."""
+        ...
+
+
+class HubClients(Protocol):
+    """Connections to the hub with which instances end, and which are told of them."""
+
+    def is_there(self, client_id: str) -> bool: ...
+
+    def on_gone(self, then: Callable[[str], None]) -> None: ...
+
+    def tell(self, client_id: str, type: str, payload: Mapping[str, object]) -> None: ...

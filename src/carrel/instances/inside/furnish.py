@@ -1,0 +1,111 @@
+"""Fills a server's own folder before it starts: its settings, and copies of what of the project
+it would write in.
+
+As a program it reads what to do as JSON from standard input, and runs where links lead nowhere
+else. Its functions follow no link either: the project is somebody's, and whoever calls them may
+be allowed to read more than that one.
+"""
+
+from __future__ import annotations
+
+import os
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+MOST_BYTES = 64 << 20
+"""That are copied of a project: settings and notes."""
+MOST_ENTRIES = 10_000
+
+
+class TooMuch(Exception):
+    pass
+
+
+class Furnisher:
+    def __init__(self, state: str) -> None:
+        self._state = state
+        self._bytes = 0
+        self._entries = 0
+
+    def put(self, files: dict[str, str]) -> None:
+        """A path that ends with a slash is a folder."""
+        for path, text in files.items():
+            target = f"{self._state}/{path}"
+            os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
+            if not path.endswith("/"):
+                with open(os.open(target, _NEW, 0o600), "w", encoding="utf-8") as file:
+                    file.write(text)
+
+    def copy(self, project: str, copies: dict[str, str]) -> None:
+        """What is not there, or is a link, is left out."""
+        for source, target in copies.items():
+            above = _walk(project, os.path.dirname(source))
+            if above is None:
+                continue
+            whole = f"{self._state}/{target}"
+            os.makedirs(os.path.dirname(whole.rstrip("/")), 0o700, exist_ok=True)
+            try:
+                self._entry(above, os.path.basename(source), whole)
+            finally:
+                os.close(above)
+
+    def _entry(self, above: int, name: str, target: str) -> None:
+        self._entries += 1
+        if self._entries > MOST_ENTRIES:
+            raise TooMuch
+        try:
+            below = os.open(name, _FOLDER, dir_fd=above)
+        except OSError:
+            self._file(above, name, target)
+            return
+        try:
+            os.makedirs(target, 0o700, exist_ok=True)
+            for entry in os.listdir(below):
+                self._entry(below, entry, f"{target}/{entry}")
+        finally:
+            os.close(below)
+
+    def _file(self, above: int, name: str, target: str) -> None:
+        try:
+            source = os.open(name, _FILE, dir_fd=above)
+        except OSError:
+            return
+        with open(source, "rb") as file, open(os.open(target, _NEW, 0o600), "wb") as copy:
+            while piece := file.read(1 << 16):
+                self._bytes += len(piece)
+                if self._bytes > MOST_BYTES:
+                    raise TooMuch
+                copy.write(piece)
+
+
+def _walk(folder: str, path: str) -> int | None:
+    """A descriptor of a folder below another."""
+    try:
+        here = os.open(folder, _FOLDER)
+    except OSError:
+        return None
+    for part in filter(None, path.split("/")):
+        try:
+            below = os.open(part, _FOLDER, dir_fd=here)
+        except OSError:
+            return None
+        finally:
+            os.close(here)
+        here = below
+    return here
+
+
+def main() -> None:
+    import json
+    import sys
+
+    order = json.load(sys.stdin)
+    os.makedirs(order["state"], 0o700, exist_ok=True)
+    furnisher = Furnisher(order["state"])
+    furnisher.put(order["files"])
+    furnisher.copy(order["project"], order["copies"])
+
+
+if __name__ == "__main__":
+    main()

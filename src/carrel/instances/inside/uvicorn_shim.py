@@ -1,0 +1,220 @@
+"""Has a Python server that serves with uvicorn listen on what it is given, and ask for a token.
+
+What it would bind is replaced, whatever way it takes to uvicorn. It is run by the server's own
+interpreter, 3.10 or newer, as
+
+    python [-I] uvicorn_shim.py --fd N [--inside PORT_FILE] -- SCRIPT ARGUMENTS…
+    python [-I] uvicorn_shim.py --fd N [--inside PORT_FILE] -- -m MODULE ARGUMENTS…
+
+with the token in CARREL_TOKEN, which the server does not see. `--inside` adds a port for those
+who share its sandbox; they need no token. The file has that port, and is whole as soon as it is
+there. A process that has loaded the server's modules already calls `serve`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+TOKEN = "CARREL_TOKEN"
+BACKLOG = 512
+_UNAUTHORIZED = b'{"code":"authentication_failed","message":"This needs the token."}'
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Address = tuple[str, int]
+
+
+class Wrong(Exception):
+    """What it was given cannot be used."""
+
+
+class Guard:
+    """Lets in who shows the token, and who comes by the door that is `open`.
+
+    `names` are Host and Origin as clients say them, and as the server expects them: it may allow
+    only the address that it bound itself.
+    """
+
+    def __init__(
+        self, app: App, token: str, open: Address | None, names: Mapping[bytes, bytes] | None = None
+    ) -> None:
+        self._app = app
+        self._wanted = b"bearer " + token.encode()
+        self._open = open
+        self._names = names or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            if not self._admits(scope):
+                await refuse(scope["type"], send)
+                return
+            if self._names:
+                scope = {**scope, "headers": [self._renamed(*one) for one in scope["headers"]]}
+        await self._app(scope, receive, send)
+
+    def _admits(self, scope: Scope) -> bool:
+        if self._open is not None and tuple(scope.get("server") or ()) == self._open:
+            return True
+        given = (value for name, value in scope["headers"] if name == b"authorization")
+        scheme, _, token = next(given, b"").partition(b" ")
+        return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._wanted)
+
+    def _renamed(self, name: bytes, value: bytes) -> tuple[bytes, bytes]:
+        return name, self._names.get(value, value) if name in (b"host", b"origin") else value
+
+
+async def refuse(kind: str, send: Send) -> None:
+    if kind == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(_UNAUTHORIZED)).encode()),
+        (b"www-authenticate", b"Bearer"),
+    ]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": _UNAUTHORIZED})
+
+
+class Doors:
+    """Where a server is to be found: `fds` with the token, and one inside without."""
+
+    def __init__(self, fds: Sequence[int], token: str, inside: str = "") -> None:
+        if not token:
+            raise Wrong(f"{TOKEN} is not set")
+        self.token = token
+        self._fds = [*fds]
+        for number in fds:
+            os.set_inheritable(number, False)
+        self.guarded = [address(number) for number in fds]
+        self.open: Address | None = None
+        if inside:
+            self._fds.append(bound(avoid=[port for _, port in self.guarded]))
+            self.open = address(self._fds[-1])
+            write_port(inside, self.open[1])
+
+    def sockets(self) -> list[socket.socket]:
+        """Copies: a server closes its own when it ends."""
+        return [socket.socket(fileno=os.dup(number)) for number in self._fds]
+
+    def guard(self, app: App, expected: Address | None = None) -> Guard:
+        """`expected`: what the server bound itself, if that is known."""
+        names: dict[bytes, bytes] = {}
+        if expected is not None:
+            for _, port in [*self.guarded, *filter(None, [self.open])]:
+                for host in ("127.0.0.1", "localhost"):
+                    said, meant = f"{host}:{port}".encode(), f"{host}:{expected[1]}".encode()
+                    names |= {said: meant, b"http://" + said: b"http://" + meant}
+        return Guard(app, self.token, self.open, names)
+
+
+def address(number: int) -> Address:
+    with socket.socket(fileno=os.dup(number)) as copy:
+        found = copy.getsockname()
+    return (found[0], found[1]) if isinstance(found, tuple) else (found, 0)
+
+
+def bound(avoid: Sequence[int]) -> int:
+    """Ports of two networks may be the same, and by their ports the doors are told apart."""
+    while True:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        if listener.getsockname()[1] not in avoid:
+            return listener.detach()
+        listener.close()
+
+
+def write_port(path: str, port: int) -> None:
+    new = f"{path}.new"
+    with open(new, "w") as file:
+        file.write(f"{port}\n")
+    os.rename(new, path)
+
+
+def take_over(doors: Doors) -> None:
+    """Of the servers that a process has at once, the first gets the doors: it is not to be known
+    which of two would answer. Others bind as they like, in their sandbox."""
+    try:
+        from uvicorn.config import Config
+        from uvicorn.server import Server
+    except ImportError as error:
+        raise Wrong(f"{sys.executable} has no uvicorn: {error}") from None
+    startup, shutdown = Server.startup, Server.shutdown
+    holder: list[Server] = []
+
+    async def start(self: Server, sockets: list[socket.socket] | None = None) -> None:
+        if holder:
+            return await startup(self, sockets)
+        holder.append(self)
+        expected = None
+        for own in sockets or ():
+            expected = own.getsockname()[:2] if own.family != socket.AF_UNIX else None
+            own.close()
+        self.config.loaded_app = doors.guard(self.config.loaded_app, expected)
+        return await startup(self, doors.sockets())
+
+    async def stop(self: Server, sockets: list[socket.socket] | None = None) -> None:
+        await shutdown(self, sockets)
+        if self in holder:
+            holder.remove(self)
+
+    def bind(self: Config) -> socket.socket:
+        if self.workers > 1 or self.should_reload:
+            raise SystemExit("carrel: uvicorn's workers and reload cannot be used here")
+        return doors.sockets()[0]
+
+    Server.startup = start  # type: ignore[method-assign]
+    Server.shutdown = stop  # type: ignore[method-assign]
+    Config.bind_socket = bind  # type: ignore[method-assign]
+
+
+def serve(
+    script: str, args: Sequence[str], fds: Sequence[int], token: str, inside: str = ""
+) -> NoReturn:
+    """Runs the script as the main program, and ends with it. Raises `Wrong`."""
+    take_over(Doors(fds, token, inside))
+    here = os.path.dirname(os.path.abspath(__file__))
+    if sys.path and sys.path[0] == here:
+        del sys.path[0]
+    if script == "-m":
+        module, *args = args
+        sys.path.insert(0, os.getcwd())
+        sys.argv = [module, *args]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+        sys.argv = [script, *args]
+        runpy.run_path(script, run_name="__main__")
+    sys.exit()
+
+
+def options(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """What stands before `--`, and what after."""
+    try:
+        split = words.index("--")
+        given = dict(zip(words[:split:2], words[1:split:2], strict=True))
+        if not {"--fd"} <= given.keys() <= {"--fd", "--inside"} or not words[split + 1 :]:
+            raise ValueError
+    except ValueError:
+        raise Wrong("usage: --fd N [--inside PORT_FILE] -- COMMAND…") from None
+    return given, words[split + 1 :]
+
+
+def main(words: list[str]) -> NoReturn:
+    token = os.environ.pop(TOKEN, "")
+    given, (script, *args) = options(words)
+    serve(script, args, [int(given["--fd"])], token, given.get("--inside", ""))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except Wrong as error:
+        sys.exit(f"carrel: the server cannot be started: {error}")

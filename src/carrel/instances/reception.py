@@ -1,0 +1,172 @@
+"""Servers are prepared, found and greeted here; the service knows when."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from carrel.domain.errors import InstanceFailed
+from carrel.domain.instances import Found, PortBy, Server, Transport, Wrap
+from carrel.domain.reception import Doors, Looking, Prepared, Surroundings, Visit
+from carrel.domain.runtimes import Call, Zygote
+from carrel.domain.trees import Owner
+from carrel.instances import speaking
+from carrel.instances.doors import NoDoors, ReservedDoors, StreamDoors, TcpDoors, can_pass
+from carrel.instances.inside.furnish import Furnisher, TooMuch
+from carrel.instances.listening import connections, endpoints, in_network, tree
+from carrel.instances.preparing import INSIDE, Preparing, Python
+from carrel.instances.reserving import Reserved
+from carrel.instances.servers import HOST, port_in
+from carrel.linux.openat2 import open_beneath
+
+PORT_BYTES = 16
+
+
+class LocalReception:
+    """Implements `carrel.domain.reception.Reception`."""
+
+    def __init__(self, python: Python, folders: Callable[[], tuple[str, ...]]) -> None:
+        """`python` is how a module of ours is run in a sandbox, and `folders` what that needs."""
+        self._python = python
+        self._folders = folders
+        self._reserved: dict[int, Reserved] = {}
+
+    def checks_token(self, server: Server, *, private_network: bool) -> bool:
+        if server.wrap:
+            return not private_network or can_pass()
+        return bool(server.takes_token)
+
+    def prepare(
+        self, server: Server, found: Found, around: Surroundings, env: Mapping[str, str]
+    ) -> Prepared:
+        port = 0
+        if server.port_by is PortBy.RESERVED and not around.private_network:
+            reserved = Reserved()
+            port = reserved.port
+            self._reserved[port] = reserved
+        return Preparing(server, found, around, env, self._python, port, can_pass()).prepare()
+
+    def furnish(self, prepared: Prepared, around: Surroundings, owner: Owner) -> None:
+        state = str(around.state_path)
+        try:
+            furnisher = Furnisher(state)
+            furnisher.put(dict(prepared.files))
+            furnisher.copy(around.project, dict(prepared.server.copies))
+            if os.geteuid() == 0:
+                _give(state, owner)
+        except (OSError, TooMuch) as error:
+            raise InstanceFailed(
+                f"The folder of {prepared.server.name} cannot be filled: {error!r}.",
+                hint="Look at the data folder.",
+            ) from error
+
+    def furnisher(self, prepared: Prepared, around: Surroundings) -> tuple[tuple[str, ...], bytes]:
+        order = {
+            "state": around.state,
+            "project": around.project,
+            "files": dict(prepared.files),
+            "copies": dict(prepared.server.copies),
+        }
+        argv = (sys.executable, "-I", "-S", str(INSIDE / "furnish.py"))
+        return argv, json.dumps(order).encode()
+
+    def gate(self, uids: frozenset[int]) -> Call:
+        allowed = ",".join(str(uid) for uid in sorted(uids))
+        words = ["--listen", "3", "--diag", "4", "--uids", allowed]
+        return Call(str(INSIDE / "gate.py"), "main", words)
+
+    def target(self, port: int) -> bytes:
+        return f"target {HOST} {port}\n".encode()
+
+    def shown(self) -> tuple[str, ...]:
+        return self._folders()
+
+    def zygote(
+        self, server: Server, found: Found, around: Surroundings, owner: Owner
+    ) -> Zygote | None:
+        if server.wrap is not Wrap.UVICORN or not server.preload or not found.python:
+            return None
+        env = self.prepare(server, found, around, {}).env
+        shim = str(INSIDE / "uvicorn_shim.py")
+        return Zygote(server.name, found.python, owner, server.preload, (shim,), env)
+
+    def open(self, prepared: Prepared, socket: Path | None, port: int = 0) -> Doors:
+        if socket is not None:
+            return StreamDoors(socket)
+        if prepared.direct or prepared.gated:
+            return TcpDoors(port, gated=prepared.gated)
+        reserved = self._reserved.pop(prepared.port, None)
+        return NoDoors() if reserved is None else ReservedDoors(reserved)
+
+    def look(self, prepared: Prepared, looking: Looking) -> tuple[int, ...]:
+        if prepared.port:
+            return (prepared.port,) if _listens(prepared.port, looking.pid) else ()
+        if prepared.port_file:
+            port = _written(looking.state_path, prepared.port_file)
+            return () if port is None else (port,)
+        if prepared.server.port_by is PortBy.LOG:
+            told = port_in(prepared.server, looking.output)
+            return () if told is None else (told,)
+        return _ports(prepared, looking.pid)
+
+    async def greet(self, visit: Visit) -> None:
+        headers = dict(visit.headers)
+        if visit.token:
+            headers["Authorization"] = f"Bearer {visit.token}"
+        older = visit.server.transport is Transport.SSE
+        await (speaking.greet_sse if older else speaking.greet)(visit.url, headers, visit.tool)
+
+    def connections(self, ports: frozenset[int]) -> Mapping[int, int]:
+        return connections(ports)
+
+
+def _give(folder: str, owner: Owner) -> None:
+    os.lchown(folder, owner.uid, owner.gid)
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            os.lchown(os.path.join(above, name), owner.uid, owner.gid)
+
+
+def _listens(port: int, pid: int) -> bool:
+    return any(one.port == port for one in in_network(pid))
+
+
+def _ports(prepared: Prepared, pid: int) -> tuple[int, ...]:
+    """Where it has a network for itself, all that listens there is its own."""
+    found = in_network(pid) if prepared.gated else endpoints(tree(pid))
+    return tuple(dict.fromkeys(one.port for one in sorted(found)))
+
+
+def _written(state: Path, path: str) -> int | None:
+    """The sandbox may make anything of its folders, links to elsewhere too."""
+    try:
+        root = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = open_beneath(root, os.fsencode(path), follow=False)
+    except OSError:
+        return None
+    finally:
+        os.close(root)
+    return _number(found)
+
+
+def _number(place: int) -> int | None:
+    """Closes it. Only a file is read: a pipe would keep us waiting."""
+    try:
+        descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    finally:
+        os.close(place)
+    try:
+        text = os.read(descriptor, PORT_BYTES).strip()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return int(text) if text.isdigit() and 0 < int(text) < 65536 else None

@@ -1,0 +1,206 @@
+"""Warm processes: each has loaded the modules of one program, and commands are forked from it.
+
+They are children of ours that run as the user of the sandboxes which their forks enter, never
+as root, and end with us. What is forked from one outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from carrel.launcher import child
+from carrel.launcher.loop import Loop, Timer
+from carrel.launcher.recruits import Recruit, Recruits
+from carrel.launcher.wire import Answer, close_all
+from carrel.linux import processes
+
+READY_S = 60.0
+"""To load its modules: large ones take seconds, on a busy machine many."""
+
+_COMPARED = ("python", "preload", "load", "env", "uid", "gid")
+
+OnMade = Callable[[Recruit | None], None]
+
+
+class Zygote:
+    def __init__(self, request: dict[str, Any], channel: socket.socket, pid: int) -> None:
+        self.request = request
+        self.name: str = request["name"]
+        self.channel = channel
+        self.pid = pid
+        self.ready = False
+        self.problem: dict[str, Any] = {}
+        self.deadline: Timer | None = None
+        self.waiting: list[Answer] = []
+        """Who wants to know when it is ready."""
+        self.awaited: deque[tuple[socket.socket, OnMade]] = deque()
+        """Those that it is making, in order."""
+        self.on_gone: list[Callable[[], None]] = []
+
+    def is_as(self, request: dict[str, Any]) -> bool:
+        return all(self.request[key] == request[key] for key in _COMPARED)
+
+
+class Zygotes:
+    def __init__(self, loop: Loop, recruits: Recruits, folder: str) -> None:
+        self._loop = loop
+        self._recruits = recruits
+        self._folder = folder
+        self._zygotes: dict[str, Zygote] = {}
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+
+    def start(self, request: dict[str, Any], answer: Answer) -> None:
+        """Answers when it is ready, or why it is not. Another of that name is replaced."""
+        known = self._zygotes.get(request["name"])
+        if known is not None and not known.is_as(request):
+            self._end(known, lambda: self.start(request, answer))
+        elif known is not None and known.ready:
+            answer({"pid": known.pid}, [])
+        else:
+            try:
+                zygote = known or self._begin(request)
+            except OSError as error:
+                answer({"problem": _problem(str(error), error.errno or 0)}, [])
+                return
+            zygote.waiting.append(answer)
+
+    def fork(self, name: str, made: OnMade) -> None:
+        """Calls `made` with a child that waits for its orders, or with None."""
+        zygote = self._zygotes.get(name)
+        if zygote is None or not zygote.ready:
+            made(None)
+            return
+        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(zygote.channel, [child.FORK], [theirs.fileno()])
+            except OSError:
+                channel.close()
+                made(None)
+                return
+        zygote.awaited.append((channel, made))
+
+    def list(self) -> list[dict[str, Any]]:
+        return [
+            {"name": one.name, "pid": one.pid, "state": "ready" if one.ready else "starting"}
+            for one in self._zygotes.values()
+        ]
+
+    def end(self, name: str, answer: Answer) -> None:
+        """Answers when it is gone; idempotent."""
+        zygote = self._zygotes.get(name)
+        if zygote is None:
+            answer({}, [])
+        else:
+            self._end(zygote, lambda: answer({}, []))
+
+    def _begin(self, request: dict[str, Any]) -> Zygote:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        descriptors = [theirs.detach()]
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            log = os.path.join(self._folder, f"{request['name']}.log")
+            descriptors.append(os.open(log, flags, 0o600))
+            orders = {"become": "zygote", "plan": request}
+            recruit = self._recruits.take(orders, descriptors)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            close_all(descriptors)
+        recruit.forget()
+        zygote = self._zygotes[request["name"]] = Zygote(request, ours, recruit.pid)
+        self._loop.watch(ours.fileno(), lambda: self._readable(zygote))
+        self._loop.on_exit(zygote.pid, lambda _status, _usage: self._gone(zygote))
+        zygote.deadline = self._loop.after(READY_S, lambda: self._too_late(zygote))
+        return zygote
+
+    def _too_late(self, zygote: Zygote) -> None:
+        zygote.problem = zygote.problem or _problem(f"not ready after {READY_S:.0f} s")
+        self._end(zygote, lambda: None)
+
+    def _end(self, zygote: Zygote, gone: Callable[[], None]) -> None:
+        zygote.on_gone.append(gone)
+        processes.send_signal(zygote.pid, signal.SIGKILL)
+
+    def _readable(self, zygote: Zygote) -> None:
+        try:
+            said = zygote.channel.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if not said:
+            # Its exit is told soon.
+            self._loop.unwatch(zygote.channel.fileno())
+            zygote.channel.close()
+            self._end(zygote, lambda: None)
+        elif said.startswith(b"{"):
+            self._on_state(zygote, json.loads(said))
+        elif zygote.awaited:
+            channel, made = zygote.awaited.popleft()
+            _made(channel, int(said), made)
+
+    def _on_state(self, zygote: Zygote, message: dict[str, Any]) -> None:
+        if "ready" not in message:
+            zygote.problem = {**message, "step": "zygote"}
+            return
+        zygote.ready = True
+        self._rest(zygote)
+        waiting, zygote.waiting = zygote.waiting, []
+        for answer in waiting:
+            answer({"pid": zygote.pid}, [])
+
+    def _rest(self, zygote: Zygote) -> None:
+        if zygote.deadline is not None:
+            zygote.deadline.cancel()
+            zygote.deadline = None
+
+    def _gone(self, zygote: Zygote) -> None:
+        self._rest(zygote)
+        if zygote.channel.fileno() >= 0:
+            # Its last words may not have been read yet.
+            self._readable(zygote)
+        if zygote.channel.fileno() >= 0:
+            self._loop.unwatch(zygote.channel.fileno())
+            zygote.channel.close()
+        if self._zygotes.get(zygote.name) is zygote:
+            del self._zygotes[zygote.name]
+        for channel, made in zygote.awaited:
+            _made(channel, 0, made)
+        for answer in zygote.waiting:
+            answer({"problem": zygote.problem or _problem("it died")}, [])
+        for action in zygote.on_gone:
+            action()
+
+
+def _problem(text: str, number: int = 0) -> dict[str, Any]:
+    return {"step": "zygote", "errno": number, "text": text}
+
+
+def _made(channel: socket.socket, pid: int, made: OnMade) -> None:
+    if not pid:
+        channel.close()
+    made(Recruit(channel, pid) if pid else None)
+
+
+class WarmSource:
+    """The child of a zygote in the place of `Recruits`. What it may not do it is spared."""
+
+    def __init__(self, recruit: Recruit) -> None:
+        self._recruit = recruit
+
+    def take(self, orders: dict[str, Any], descriptors: list[int]) -> Recruit:
+        base = orders["base"]
+        for path in base["join"]:
+            with open(path, "w") as file:
+                file.write(str(self._recruit.pid))
+        self._recruit.tell({**orders, "base": {**base, "join": []}}, descriptors)
+        return self._recruit

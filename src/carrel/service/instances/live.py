@@ -1,0 +1,154 @@
+"""Instances that live, as this daemon knows them, and how they are written down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from carrel.domain.errors import CarrelError, InstanceNotFound
+from carrel.domain.events import EventType, NewEvent
+from carrel.domain.instances import LIVE, Instance, InstanceState
+from carrel.domain.pauses import pauses
+from carrel.domain.reception import Doors
+from carrel.domain.runtimes import Run
+from carrel.domain.storing import Forget, Store
+from carrel.service.journal import Journal
+
+KEEP_ENDED = 1000
+"""So many records of instances that have ended are kept: a second release finds them there."""
+
+
+@dataclasses.dataclass
+class Live:
+    """The handles of one. What is None is not there yet, or not needed."""
+
+    instance: Instance
+    token: str = ""
+    run: Run | None = None
+    gate: Run | None = None
+    doors: Doors | None = None
+    work: asyncio.Task[Any] | None = None
+    """Starts it, or starts it again."""
+    watch: asyncio.Task[None] | None = None
+    """Waits for its end."""
+    ends: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    """Take back what was to end it: timers, and looks at its owners."""
+    over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    spare: bool = False
+    """It stands ready, and nobody has it."""
+    leaving: bool = False
+    """Somebody ends it already."""
+    active_at: float = 0.0
+    cpu_seconds: float = 0.0
+    failures: int = 0
+    """In a row."""
+    said: str = ""
+    """What came instead of an answer."""
+
+    @property
+    def instance_id(self) -> str:
+        return self.instance.instance_id
+
+    def drop(self) -> None:
+        """Lets go of what this process has of it."""
+        for take_back in self.ends:
+            take_back()
+        self.ends.clear()
+        for run in (self.run, self.gate):
+            if run is not None:
+                run.close()
+        if self.doors is not None:
+            self.doors.close()
+        self.run = self.gate = self.doors = None
+
+
+class Book:
+    def __init__(self, store: Store, journal: Journal) -> None:
+        self._store = store
+        self._journal = journal
+        self._live: dict[str, Live] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def all(self) -> list[Live]:
+        return list(self._live.values())
+
+    def get(self, instance_id: str) -> Live | None:
+        return self._live.get(instance_id)
+
+    def know(self, live: Live) -> None:
+        self._live[live.instance_id] = live
+
+    async def record(self, instance_id: str) -> Instance:
+        """Raises `InstanceNotFound`."""
+        live = self._live.get(instance_id)
+        if live is not None:
+            return live.instance
+        found = await self._store.instance(instance_id)
+        if found is None:
+            raise InstanceNotFound(
+                f"There is no instance {instance_id[:40]!r}.",
+                hint="`carrel instance ls` lists them.",
+            )
+        return found
+
+    async def ended(self, limit: int) -> list[Instance]:
+        return [*await self._store.instances(live=False, limit=limit)]
+
+    async def stored(self) -> list[Instance]:
+        """What an earlier daemon left as living."""
+        return [*await self._store.instances(live=True, limit=1 << 30)]
+
+    def clock(self) -> float:
+        return self._journal.clock()
+
+    async def change(self, live: Live, **changes: Any) -> Instance:
+        """As it is from now on; told when it comes into another state."""
+        before = live.instance
+        live.instance = dataclasses.replace(before, updated_at=self.clock(), **changes)
+        told = () if before.state is live.instance.state else (self._told(live.instance),)
+        await self._journal.write(live.instance, *told)
+        return live.instance
+
+    async def add(self, live: Live) -> None:
+        self._live[live.instance_id] = live
+        try:
+            await self._journal.write(live.instance, self._told(live.instance))
+        except BaseException:
+            del self._live[live.instance_id]
+            raise
+
+    async def close(self, live: Live, **changes: Any) -> None:
+        """It is over. Written down however long the disk refuses; nobody waits for that."""
+        now = self.clock()
+        live.instance = dataclasses.replace(
+            live.instance, updated_at=now, ended_at=now, pid=0, holds=(), **changes
+        )
+        assert live.instance.state not in LIVE
+        self._live.pop(live.instance_id, None)
+        forget = Forget(ended_instances_but=KEEP_ENDED)
+        try:
+            for pause_s in pauses():
+                with contextlib.suppress(CarrelError):
+                    await self._journal.write(live.instance, self._told(live.instance), forget)
+                    return
+                live.over.set()
+                await asyncio.sleep(pause_s)
+        finally:
+            live.over.set()
+
+    def _told(self, instance: Instance) -> NewEvent:
+        data: dict[str, object] = {
+            "instance_id": instance.instance_id,
+            "server": instance.server.name,
+            "to": str(instance.state),
+        }
+        if instance.state is InstanceState.READY and instance.port:
+            data["url"] = instance.url
+        if instance.problem is not None and instance.state is not InstanceState.READY:
+            data["problem"] = dataclasses.asdict(instance.problem)
+        return self._journal.event(EventType.INSTANCE_STATE, instance.space_id, **data)

@@ -1,0 +1,212 @@
+"""Instances that end when nobody asked for it, and those that an earlier daemon left."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+
+from carrel.domain.errors import CarrelError, RunNotFound
+from carrel.domain.instances import Instance, InstanceState, Restart
+from carrel.domain.limits import LimitKind
+from carrel.domain.reception import HubClients
+from carrel.domain.runtimes import Exit, ExitReason, LimitHit, Run
+from carrel.domain.spaces import Problem
+from carrel.service.instances.ending import Ender
+from carrel.service.instances.lifetimes import Lifetimes
+from carrel.service.instances.live import Book, Live
+from carrel.service.instances.places import Place, Places
+from carrel.service.instances.starting import how
+from carrel.service.instances.tokens import TokenFiles
+from carrel.service.journal import problem_of
+
+FIRST_S, MOST_S = 0.5, 30.0
+"""Before it is started again; each pause twice as long as the one before."""
+STEADY_S = 60.0
+"""One that lived so long did not fail in a row."""
+MOST_FAILURES = 5
+AT_ONCE = 8
+"""Taken up at the same time."""
+LOST = Exit(ExitReason.LOST, None, None, 0.0, 0.0, 0.0, 0)
+_log = logging.getLogger("carrel")
+
+Again = Callable[[Live], Awaitable[None]]
+
+
+class Restarter:
+    def __init__(
+        self, book: Book, places: Places, ender: Ender, hub: HubClients, again: Again
+    ) -> None:
+        self._book = book
+        self._places = places
+        self._ender = ender
+        self._hub = hub
+        self._again = again
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Watching
+
+    def watch(self, live: Live) -> None:
+        live.watch = asyncio.create_task(self._watch(live))
+
+    async def _watch(self, live: Live) -> None:
+        ended = await _first_end(live)
+        if not live.leaving:
+            self._spawn(self._ended(live, ended))
+
+    def limit_hit(self, live: Live, hit: LimitHit) -> None:
+        """A server may go on without the process that the kernel killed, but not as it was."""
+        if hit.kind is not LimitKind.MEMORY or live.leaving:
+            return
+        text = f"It reached its memory limit of {hit.figure / (1 << 20):g} MiB."
+        problem = Problem("run", "memory_limit", text, "Give it more, or a smaller project.")
+        self._spawn(self._failed(live, problem))
+
+    async def _ended(self, live: Live, ended: Exit) -> None:
+        if ended.reason is ExitReason.STOPPED and live.instance.space_id:
+            why = Problem("run", "space_stopped", "Its space was stopped.")
+            await self._ender.end(live, why)
+            return
+        if ended.reason is ExitReason.MEMORY:
+            problem = Problem("run", "memory_limit", "It was killed at its memory limit.")
+        else:
+            problem = Problem("run", "instance_failed", f"It ended {how(ended)}.")
+        if ended.code == 0:
+            await self._ender.end(live, problem)
+        else:
+            await self._failed(live, problem)
+
+    async def _failed(self, live: Live, problem: Problem) -> None:
+        if live.leaving or live.instance.state is InstanceState.RESTARTING:
+            return
+        if live.instance.restart is Restart.NEVER or live.instance.socket:
+            await self._ender.end(live, problem, InstanceState.FAILED)
+            self._tell(live)
+            return
+        live.work = asyncio.current_task()
+        await self._restart(live, problem)
+
+    async def _restart(self, live: Live, problem: Problem) -> None:
+        """Until it is ready, or has failed too often."""
+        if self._book.clock() - live.instance.updated_at > STEADY_S:
+            live.failures = 0
+        while True:
+            live.failures += 1
+            if live.failures > MOST_FAILURES:
+                await self._ender.end(live, problem, InstanceState.FAILED)
+                self._tell(live)
+                return
+            await self._ender.stop(live)
+            await self._book.change(
+                live,
+                state=InstanceState.RESTARTING,
+                problem=problem,
+                restarts=live.instance.restarts + 1,
+            )
+            self._tell(live)
+            await asyncio.sleep(min(FIRST_S * 2 ** (live.failures - 1), MOST_S))
+            try:
+                await self._again(live)
+            except CarrelError as error:
+                problem = problem_of("restart", error)
+                continue
+            self._tell(live)
+            return
+
+    def _tell(self, live: Live) -> None:
+        instance = live.instance
+        payload: dict[str, object] = {
+            "instance_id": instance.instance_id,
+            "server": instance.server.name,
+            "to": str(instance.state),
+            "url": instance.url,
+        }
+        if instance.problem is not None:
+            payload["problem"] = dataclasses.asdict(instance.problem)
+        for hold in instance.holds:
+            if hold.hub_client:
+                self._hub.tell(hold.hub_client, "instance_state", payload)
+
+    # Taking up
+
+    async def take_up(self, tokens: TokenFiles, lifetimes: Lifetimes, *, rebooted: bool) -> None:
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(instance: Instance) -> None:
+            async with gate:
+                try:
+                    await self._take_up(instance, tokens, lifetimes, rebooted)
+                except (CarrelError, OSError):
+                    _log.exception("the instance %s cannot be taken up", instance.instance_id)
+
+        await asyncio.gather(*(one(instance) for instance in await self._book.stored()))
+        for instance_id in self._places.left():
+            if self._book.get(instance_id) is None:
+                await self._places.sweep(instance_id)
+
+    async def _take_up(
+        self, instance: Instance, tokens: TokenFiles, lifetimes: Lifetimes, rebooted: bool
+    ) -> None:
+        live = Live(instance, await asyncio.to_thread(tokens.read, instance.instance_id))
+        self._book.know(live)
+        if rebooted or instance.state is InstanceState.STARTING:
+            text = "The machine was restarted." if rebooted else "The daemon ended meanwhile."
+            why = Problem("start", "interrupted", text)
+            await self._ender.end(live, why, InstanceState.FAILED)
+            return
+        ended = await self._attach(live)
+        lifetimes.begin(live)
+        if ended is None:
+            self.watch(live)
+        else:
+            self._spawn(self._ended(live, ended))
+
+    async def _attach(self, live: Live) -> Exit | None:
+        """How it ended meanwhile, if it has."""
+        instance = live.instance
+        try:
+            place = await self._places.of(instance)
+            live.run = await place.runtime.attach(place.sandbox, instance.run_id)
+            live.gate = await self._attach_gate(place, instance)
+        except (RunNotFound, CarrelError):
+            return LOST
+        return None
+
+    @staticmethod
+    async def _attach_gate(place: Place, instance: Instance) -> Run | None:
+        if not instance.gate_run_id:
+            return None
+        return await place.runtime.attach(place.sandbox, instance.gate_run_id)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except (CarrelError, OSError):
+                _log.exception("an instance could not be seen to")
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10.0)
+
+
+async def _first_end(live: Live) -> Exit:
+    """Of the server, or of what leads to it."""
+    runs = [run for run in (live.run, live.gate) if run is not None]
+    waiting = [asyncio.ensure_future(run.wait()) for run in runs]
+    try:
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            return next(iter(done)).result()
+        except CarrelError:
+            return LOST
+    finally:
+        for one in waiting:
+            one.cancel()

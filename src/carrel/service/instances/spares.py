@@ -1,0 +1,94 @@
+"""Instances that stand ready for projects that were asked for lately."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+
+from carrel.domain.errors import CarrelError
+from carrel.domain.instances import Instance, InstanceState
+from carrel.domain.spaces import Problem
+from carrel.service.instances.ending import Ender
+from carrel.service.instances.live import Book, Live
+
+UNUSED_S = 900.0
+"""One that nobody asked for in that time goes."""
+NOBODY = ""
+"""Whose they are until somebody takes one."""
+_SAME = ("server", "project_path", "confined", "network", "limits", "env")
+_log = logging.getLogger("carrel")
+
+Start = Callable[[Instance], Awaitable[Live]]
+
+
+class Spares:
+    """Of each kind of server as many as its definition says, one for each of the projects that
+    were asked for last."""
+
+    def __init__(self, book: Book, ender: Ender, start: Start) -> None:
+        self._book = book
+        self._ender = ender
+        self._start = start
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, wanted: Instance) -> Live | None:
+        """One that is just what is wanted; it is the caller's from now on."""
+        for live in self._book.all():
+            ready = live.spare and live.instance.state is InstanceState.READY
+            if ready and not live.leaving and _alike(live.instance, wanted):
+                live.spare = False
+                return live
+        return None
+
+    def refill(self, last: Instance) -> None:
+        """For the project that was just asked for, unless one is there already."""
+        server = last.server
+        if server.warm <= 0 or last.space_id or last.socket:
+            return
+        mine = [live for live in self._book.all() if live.spare and not live.leaving]
+        same = [live for live in mine if live.instance.server.name == server.name]
+        if any(_alike(live.instance, last) for live in same):
+            return
+        oldest = sorted(same, key=lambda live: live.instance.created_at)
+        for live in oldest[: max(0, len(same) + 1 - server.warm)]:
+            why = Problem("spare", "not_needed", "Other projects were asked for since.")
+            self._spawn(self._ender.end(live, why))
+        self._spawn(self._make(last))
+
+    async def _make(self, last: Instance) -> None:
+        live = await self._start(dataclasses.replace(last, caller=NOBODY, holds=()))
+        loop = asyncio.get_running_loop()
+        live.ends.append(loop.call_later(UNUSED_S, self._unused, live).cancel)
+
+    def _unused(self, live: Live) -> None:
+        if live.spare:
+            why = Problem("spare", "not_needed", "Nobody asked for it.")
+            self._spawn(self._ender.end(live, why))
+
+    def _spawn(self, work: Awaitable[object]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except CarrelError as error:
+                _log.warning("no instance can be kept ready: %s", error)
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> None:
+        """When all that is to stand ready does."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10.0)
+
+
+def _alike(one: Instance, other: Instance) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in _SAME)

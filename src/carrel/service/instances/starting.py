@@ -1,0 +1,297 @@
+"""One server from its place to its first answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.domain.errors import CarrelError, InstanceFailed
+from carrel.domain.ids import new_id
+from carrel.domain.instances import Found, Instance, Server, ToolCall
+from carrel.domain.reception import Looking, NotReady, Prepared, Reception, Visit
+from carrel.domain.runs import Recordings, Stream
+from carrel.domain.runtimes import Command, Exit, ExitReason, Run
+from carrel.service.instances.live import Book, Live
+from carrel.service.instances.places import Place, Places
+
+LOOK_S, MOST_LOOK_S = 0.005, 0.05
+"""Between two looks for a port: a look takes a fifth of a millisecond."""
+TRY_S = 5.0
+"""For one of several ports to answer: the wrong one may never."""
+KEEP_BYTES = 1 << 20
+"""Of a server's output."""
+TAIL_BYTES = 4000
+"""Of what it wrote last are told when it fails."""
+OUTPUT_BYTES = 64 << 10
+"""Of its output are looked through for its port."""
+GATE_S = 2.0
+"""A gate that cannot take a line in that time is stopped, or dead."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be started, beside the record."""
+
+    server: Server
+    found: Found
+    ready_s: float
+    tool: ToolCall | None
+    uids: frozenset[int]
+    """Who may come in where no token is checked."""
+    streams: bool = False
+    warm: str = ""
+    """The warm process that it is a fork of."""
+
+
+class Starter:
+    def __init__(
+        self, book: Book, places: Places, reception: Reception, recordings: Recordings
+    ) -> None:
+        self._book = book
+        self._places = places
+        self._reception = reception
+        self._recordings = recordings
+
+    async def start(self, live: Live, wanted: Wanted, *, again: bool = False) -> None:
+        """Until it answers. Raises `InstanceFailed` and what runtimes raise; what was begun is
+        the caller's to end."""
+        place = await self._places.make(live.instance, streams=wanted.streams)
+        around = dataclasses.replace(place.around, preloaded=bool(wanted.warm))
+        place = dataclasses.replace(place, around=around)
+        env = {**live.instance.env}
+        if live.token:
+            env["CARREL_TOKEN"] = live.token
+        prepared = self._reception.prepare(wanted.server, wanted.found, around, env)
+        if not again:
+            await self._furnish(place, prepared)
+        await self._open(live, prepared, wanted)
+        await self._run(live, place, prepared, wanted)
+        if wanted.streams:
+            return
+        await self._ready(live, place, prepared, wanted)
+        if live.doors is not None and not self._keeps_doors(live):
+            live.doors.close()
+            live.doors = None
+
+    @staticmethod
+    def _keeps_doors(live: Live) -> bool:
+        """So that one that is started again is at the same port, and nobody else meanwhile."""
+        return live.instance.restart != "never"
+
+    async def _furnish(self, place: Place, prepared: Prepared) -> None:
+        if place.around.alone:
+            owner = place.sandbox.spec.owner
+            await asyncio.to_thread(self._reception.furnish, prepared, place.around, owner)
+            return
+        argv, order = self._reception.furnisher(prepared, place.around)
+        async with place.mounted() as mount:
+            command = Command(argv, cwd="/", stdin=True, timeout_s=30.0)
+            run = await place.runtime.run(place.sandbox, mount, command)
+        try:
+            await _give(run, order)
+            await run.close_input()
+            ended = await run.wait()
+        finally:
+            run.close()
+        if ended.code != 0:
+            raise InstanceFailed(
+                f"The folder of {prepared.server.name} cannot be made in the space.",
+                hint="Look at its home.",
+            )
+
+    async def _open(self, live: Live, prepared: Prepared, wanted: Wanted) -> None:
+        if live.doors is not None:
+            return
+        path = self._places.folder(live.instance_id) / "socket" if wanted.streams else None
+        try:
+            live.doors = self._reception.open(prepared, path, live.instance.port)
+        except OSError as error:
+            raise InstanceFailed(
+                f"No socket can be opened for {prepared.server.name}: {error.strerror}.",
+                hint="Release some instances, or try again.",
+            ) from error
+        await self._book.change(
+            live,
+            host="" if wanted.streams else "127.0.0.1",
+            port=live.doors.port,
+            socket=str(path) if path is not None else "",
+        )
+
+    async def _run(self, live: Live, place: Place, prepared: Prepared, wanted: Wanted) -> None:
+        """Both at the same time: the gate is up before the server is."""
+        assert live.doors is not None
+        run_id, gate_id = new_id("ru"), new_id("ru") if prepared.gated else ""
+        await self._book.change(live, run_id=run_id, gate_run_id=gate_id)
+        command = Command(
+            prepared.argv,
+            env=prepared.env,
+            cwd=place.around.project,
+            keep_bytes=KEEP_BYTES,
+            run_id=run_id,
+            descriptors=live.doors.given,
+            display=f"{prepared.server.name} (instance)",
+            call=prepared.call,
+            warm=wanted.warm,
+        )
+        async with place.mounted() as mount:
+            live.run = await place.runtime.run(place.sandbox, mount, command)
+            await self._book.change(live, pid=live.run.pid)
+            if gate_id:
+                live.gate = await place.runtime.run(
+                    place.sandbox,
+                    mount,
+                    Command(
+                        ("gate",),
+                        cwd="/",
+                        call=self._reception.gate(wanted.uids),
+                        stdin=True,
+                        run_id=gate_id,
+                        keep_bytes=KEEP_BYTES,
+                        descriptors=live.doors.gate,
+                        display=f"{prepared.server.name} (gate)",
+                    ),
+                )
+
+    # Ready
+
+    async def _ready(self, live: Live, place: Place, prepared: Prepared, wanted: Wanted) -> None:
+        assert live.run is not None
+        ended = asyncio.ensure_future(live.run.wait())
+        answered = asyncio.ensure_future(self._answer(live, place, prepared, wanted))
+        try:
+            await asyncio.wait(
+                {ended, answered}, timeout=wanted.ready_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if answered.done():
+                await answered
+            elif ended.done():
+                raise await self._failed(live, place, await ended)
+            else:
+                raise await self._late(live, place, wanted)
+        finally:
+            for task in (ended, answered):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, CarrelError, NotReady):
+                    await task
+
+    async def _answer(self, live: Live, place: Place, prepared: Prepared, wanted: Wanted) -> None:
+        pause_s = LOOK_S
+        while True:
+            for port in await self._ports(live, place, prepared):
+                if await self._try(live, prepared, wanted, port):
+                    await self._inside(live, place, prepared, port)
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_LOOK_S)
+
+    async def _ports(self, live: Live, place: Place, prepared: Prepared) -> tuple[int, ...]:
+        if prepared.direct:
+            return (live.instance.port,)
+        assert live.run is not None
+        output = ""
+        if prepared.server.port_by == "log":
+            output = (await self.tail(place.folder, live.instance.run_id, OUTPUT_BYTES)).decode(
+                "utf-8", "replace"
+            )
+        looking = Looking(live.run.pid, place.around.state_path, output)
+        return await asyncio.to_thread(self._reception.look, prepared, looking)
+
+    async def _try(self, live: Live, prepared: Prepared, wanted: Wanted, port: int) -> bool:
+        if live.gate is not None:
+            await _give(live.gate, self._reception.target(port))
+            port = live.instance.port
+        url = f"http://127.0.0.1:{port}{prepared.server.path}"
+        visit = Visit(prepared.server, url, live.token, wanted.tool)
+        patience = (
+            wanted.ready_s if prepared.direct else TRY_S + (wanted.ready_s if wanted.tool else 0)
+        )
+        try:
+            async with asyncio.timeout(patience):
+                await self._reception.greet(visit)
+        except (NotReady, TimeoutError) as error:
+            live.said = str(error)
+            return False
+        if not live.instance.port:
+            await self._book.change(live, host="127.0.0.1", port=port)
+        return True
+
+    async def _inside(self, live: Live, place: Place, prepared: Prepared, port: int) -> None:
+        """Where others in its sandbox find it."""
+        if not prepared.direct:
+            await self._book.change(live, inside_port=port)
+        elif prepared.port_file:
+            assert live.run is not None
+            looking = Looking(live.run.pid, place.around.state_path)
+            found = await asyncio.to_thread(self._reception.look, prepared, looking)
+            if found:
+                await self._book.change(live, inside_port=found[0])
+
+    # Failing
+
+    async def _late(self, live: Live, place: Place, wanted: Wanted) -> InstanceFailed:
+        said = f" It was tried, and {live.said}." if live.said else ""
+        return await self._told(
+            live.instance,
+            place.folder,
+            f"{wanted.server.name} did not answer within {wanted.ready_s:g} s.{said}",
+        )
+
+    async def _failed(self, live: Live, place: Place, ended: Exit) -> InstanceFailed:
+        text = f"{live.instance.server.name} ended {how(ended)} before it answered."
+        return await self._told(live.instance, place.folder, text, ended)
+
+    async def _told(
+        self, instance: Instance, folder: Path, text: str, ended: Exit | None = None
+    ) -> InstanceFailed:
+        output = (await self.tail(folder, instance.run_id, TAIL_BYTES)).decode("utf-8", "replace")
+        lines = [line for line in output.splitlines() if line.strip()]
+        last = f" It wrote last: {lines[-1][:300]}" if lines else ""
+        return InstanceFailed(
+            text + last,
+            hint="Its output is in the details.",
+            output=output,
+            exit_code=ended.code if ended is not None else None,
+            signal=ended.signal if ended is not None else None,
+            reason=str(ended.reason) if ended is not None else "timeout",
+        )
+
+    async def tail(self, folder: Path, run_id: str, limit: int) -> bytes:
+        """The last that it wrote: of its errors, or where it wrote none, of its output."""
+        if not run_id:
+            return b""
+        found = b""
+        for stream in (Stream.STDOUT, Stream.STDERR):
+            with contextlib.suppress(CarrelError, OSError):
+                size = await asyncio.to_thread(self._recordings.size, folder, run_id, stream)
+                piece = await asyncio.to_thread(
+                    self._recordings.read, folder, run_id, stream, max(0, size - limit), limit
+                )
+                found += piece.data
+        return found[-limit:]
+
+
+async def _give(run: Run, data: bytes) -> None:
+    """All of it, or `InstanceFailed`."""
+    view = memoryview(data)
+    deadline = asyncio.get_running_loop().time() + GATE_S
+    while view:
+        try:
+            view = view[run.give(view) :]
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() > deadline:
+                raise InstanceFailed("A helper takes no input.", hint="Try again.") from None
+            await asyncio.sleep(LOOK_S)
+
+
+def how(ended: Exit) -> str:
+    """In words, after `ended`."""
+    if ended.reason is ExitReason.MEMORY:
+        return "at its memory limit"
+    if ended.signal is not None:
+        return f"by signal {ended.signal}"
+    if ended.code is not None:
+        return f"with code {ended.code}"
+    return "and nobody knows how"

@@ -1,0 +1,65 @@
+"""A server behind one of the programs that ask for a token, started for a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx2
+
+from mcp.client.streamable_http import streamable_http_client
+
+WAIT_S = 60.0
+TOKEN = "t0ken-of-this-test"
+STOP_S = 20.0
+
+
+class Served(NamedTuple):
+    url: str
+    inside_url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+
+@contextlib.contextmanager
+def served(
+    folder: Path,
+    program: Sequence[str],
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
+    """`program` is the interpreter and our file. What it says is in `Served.log`."""
+    port_file, log = folder / "inside-port", folder / "log"
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, log.open("w") as said:
+        number = listener.fileno()
+        process = subprocess.Popen(
+            [*program, "--fd", str(number), "--inside", str(port_file), "--", *command],
+            pass_fds=(number,),
+            env={**os.environ, "CARREL_TOKEN": TOKEN, **(env or {})},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            text=True,
+        )
+        port = listener.getsockname()[1]
+    try:
+        while not port_file.exists():
+            assert process.poll() is None, log.read_text()
+        inside = int(port_file.read_text())
+        url = "http://127.0.0.1:{}/mcp"
+        yield Served(url.format(port), url.format(inside), process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(WAIT_S)
+
+

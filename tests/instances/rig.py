@@ -1,0 +1,111 @@
+"""A whole service with servers of the tests, and what a client asks of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from carrel.app.service import Services, open_service
+from carrel.config import parse_settings
+from carrel.domain.access import LOCAL
+from carrel.domain.instances import (
+    Handed,
+    Instance,
+    InstanceRequest,
+    InstanceState,
+    PortBy,
+    Server,
+    ToolCall,
+)
+from carrel.domain.reception import Visit
+from carrel.instances.http import Request, asked
+from carrel.instances.reception import LocalReception
+from tests.instances import misbehaving
+from tests.instances.installed import search_path
+
+WAIT_S = 60.0
+SCRIPT = misbehaving.__file__
+PYTHON = "/usr/bin/python3"
+
+
+def server(mode: str, *words: str, **more: Any) -> Server:
+    """One that is wrong in that way, or right."""
+    command = (PYTHON, "-I", "-S", SCRIPT, mode, *words)
+    return Server(f"test-{mode}", command, binds=(SCRIPT,), **more)
+
+
+@contextlib.asynccontextmanager
+async def serving(data: Path, **settings: Any) -> AsyncIterator[Services]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", search_path())
+        async with open_service(parse_settings({"data": data, **settings})) as services:
+            yield services
+
+
+async def start(services: Services, server: str | Server, project: Path, **more: Any) -> Handed:
+    request = InstanceRequest(server=server, project_path=str(project), **more)
+    async with asyncio.timeout(WAIT_S):
+        return await services.instances.start(LOCAL, request)
+
+
+async def call(handed: Handed, tool: str, **arguments: object) -> None:
+    """A whole handshake and one tool, as a client has it. Raises `NotReady`."""
+    reception = LocalReception(lambda *_: (), lambda: ())
+    instance = handed.instance
+    wanted = ToolCall(tool, arguments)
+    async with asyncio.timeout(WAIT_S):
+        await reception.greet(Visit(instance.server, instance.url, handed.token, wanted))
+
+
+async def until(services: Services, instance_id: str, *states: InstanceState) -> Instance:
+    """In one of these states."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            instance = await services.instances.get(LOCAL, instance_id)
+            if instance.state in states:
+                return instance
+            await asyncio.sleep(0.01)
+
+
+async def post(url: str, body: Mapping[str, object], headers: Mapping[str, str]) -> int:
+    """The status of an answer to one message."""
+    sent = {"Content-Type": "application/json", **headers}
+    async with asked(Request("POST", url, sent, json.dumps(body).encode())) as answer:
+        return answer.status
+
+
+def processes(instance_id: str) -> list[psutil.Process]:
+    """All that runs of it, wherever it went."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if one.environ().get("CARREL_SPACE") == instance_id:
+                found.append(one)
+    return found
+
+
+def leftovers(data: Path, *instance_ids: str) -> list[str]:
+    """What is on the machine of these, beside their records."""
+    found = [str(path) for path in (data / "instances").glob("*")]
+    found += [f"user {path}" for path in _entries(data / "uids")]
+    found += [f"holder {path}" for path in _entries(data / "launcher" / "holders")]
+    for instance_id in instance_ids:
+        found += [f"process {one}" for one in processes(instance_id)]
+    return found
+
+
+def _entries(folder: Path) -> list[str]:
+    return os.listdir(folder) if folder.is_dir() else []
+
+
+def by_port_file() -> Server:
+    words = ("--port-file", "{port_file}")
+    return server("writes-port-file", *words, port_by=PortBy.FILE)
