@@ -153,9 +153,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Agents beside those that are built in, by name."""
     servers: dict[str, ServerSettings] = {}
     """MCP servers beside those that are built in, or instead of them, by name."""
-    instances_max: int = 64
+    instances_max: int = 128
     """So many MCP servers may run at the same time."""
-    instances_per_caller: int = 32
+    instances_per_caller: int = 64
     """… and so many of one caller."""
     instance_memory_bytes: int = 0
     """One that says nothing itself is stopped when it takes more memory; 0: no bound."""

@@ -9,6 +9,7 @@ import pytest
 
 from carrel import AsyncClient, Client
 from carrel.client import AsyncSpace, Space
+from tests.daemon.forking import forking
 from tests.daemon.rig import Daemon, fresh_daemon
 
 
@@ -28,8 +29,8 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def own_daemon() -> Iterator[Daemon]:
-    """One that a test may kill."""
-    with fresh_daemon(listen=None) as found:
+    """One that a test may kill; who starts it again forks it."""
+    with forking(), fresh_daemon(listen=None) as found:
         yield found
 
 

@@ -13,7 +13,7 @@ from tests.daemon.rig import Daemon
 @pytest.fixture
 def stopped(data: Path) -> Iterator[Daemon]:
     """A daemon that was not started yet."""
-    daemon = Daemon(data / "data")
+    daemon = Daemon(data / "data", forked=False)
     try:
         yield daemon
     finally:
@@ -26,6 +26,7 @@ def started(stopped: Daemon) -> Daemon:
 
 
 @pytest.fixture
-def daemon(started: Daemon) -> Daemon:
+def daemon(stopped: Daemon) -> Daemon:
     """For tests that speak with it more than of it."""
-    return started
+    stopped.forked = True
+    return stopped.start()

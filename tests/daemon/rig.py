@@ -16,6 +16,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from carrel.daemon import control, places
+from tests.daemon.forking import forking
 from tests.folders import remove_folder
 from tests.load.clearing import end_everything
 
@@ -25,16 +26,19 @@ ANY_PORT = "127.0.0.1:0"
 
 
 class Daemon:
-    """Started by the first who needs it."""
+    """Started by the first who needs it. `forked` is for tests of what it does, not of how it
+    is started."""
 
-    def __init__(self, data: Path, listen: str | None = ANY_PORT) -> None:
+    def __init__(self, data: Path, listen: str | None = ANY_PORT, *, forked: bool = True) -> None:
         self.data = data
         self.listen = listen
+        self.forked = forked
         self.pid = 0
         self._clients: list[httpx.Client] = []
 
     def start(self) -> Daemon:
-        self.pid = control.start(self.data, self.listen)
+        with forking() if self.forked else contextlib.nullcontext():
+            self.pid = control.start(self.data, self.listen)
         return self
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,19 @@ from carrel.domain.runtimes import ExitReason
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.lifecycle.table import SETTLED
 from tests.faults.child import SCENARIOS, play
+from tests.forking import forked
 from tests.load.clearing import end_everything
 from tests.service.rig import RUN_S, leftovers, output, run
 
 CHILD_S = 90.0
 """A scenario takes about a second; its own bound is shorter than this one."""
-_forked = multiprocessing.get_context("forkserver")
-_forked.set_forkserver_preload(["tests.faults.child"])
-"""Hundreds of processes that would all load the same for most of a second."""
 MOST_WRITES = 40
 """No operation has so many; a scenario that needs more shows that here."""
 
 
 def act(told: Path, data: Path, scenario: str, moment: str, number: int) -> list[dict[str, Any]]:
     """What the killed one had acknowledged, which is in the file `told`."""
-    process = _forked.Process(target=play, args=(str(told), str(data), scenario, moment, number))
+    process = forked.Process(target=play, args=(str(told), str(data), scenario, moment, number))
     process.start()
     process.join(CHILD_S)
     assert process.exitcode in (0, -9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -118,6 +119,22 @@ async def test_forking_has_broken_nothing(warm: Warm) -> None:
     assert len(numbers) == 2
 
 
+async def test_processes_that_it_spawns(warm: Warm) -> None:
+    await warm.runtime.warm_up(warm.zygote)
+    done = await warm.run(await warm.start(), "spawn")
+    assert done.out == "spawned\n0\n", done
+
+
+async def test_its_program_cannot_be_written(warm: Warm, data: Path) -> None:
+    """By /proc/self/exe, which leads out of the sandbox, where the file is the user's own."""
+    own = data / "python"
+    shutil.copy(PYTHON, own)
+    os.chown(own, warm.owner.uid, warm.owner.gid)
+    await warm.runtime.warm_up(replace(warm.zygote, python=str(own)))
+    done = await warm.run(await warm.start(), "program")
+    assert done.out == "OSError /memfd\n" * 2, done  # busy now, and sealed for good
+
+
 async def test_it_ends_as_a_program_does(warm: Warm) -> None:
     await warm.runtime.warm_up(warm.zygote)
     sandbox = await warm.start()
@@ -146,9 +163,7 @@ async def test_signals_and_interrupts(warm: Warm) -> None:
     await warm.runtime.warm_up(warm.zygote)
     sandbox = await warm.start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        run = await warm.runtime.run(
-            sandbox, TreeMount(sandbox.spec.tree), warm.command("rest")
-        )
+        run = await warm.runtime.run(sandbox, TreeMount(sandbox.spec.tree), warm.command("rest"))
         await warm.rig.recorded(sandbox, run.run_id, "resting")
         await warm.runtime.signal(sandbox, run.run_id, number)
         assert (await finish(run)).exit.signal == number
@@ -204,7 +219,9 @@ async def test_a_function_without_a_zygote(warm: Warm, data: Path) -> None:
     command = Command(("called",), call=call)
     run = await warm.runtime.run(sandbox, TreeMount(sandbox.spec.tree), command)
     await warm.rig.recorded(sandbox, run.run_id, "resting")
-    inside = Path(f"/proc/{run.pid}/status").read_text().split("NSpid:")[1].splitlines()[0].split()[-1]
+    inside = (
+        Path(f"/proc/{run.pid}/status").read_text().split("NSpid:")[1].splitlines()[0].split()[-1]
+    )
     seen = await warm.rig.sh(sandbox, f"cat /proc/{inside}/comm; cat /proc/{inside}/environ")
     assert seen.out.strip() and seen.exit.code != 0
     await warm.runtime.kill(sandbox, run.run_id)
@@ -217,7 +234,9 @@ async def test_a_function_without_a_zygote(warm: Warm, data: Path) -> None:
 async def test_it_has_no_rights_and_nothing_of_ours(warm: Warm) -> None:
     await warm.runtime.warm_up(replace(warm.zygote, env={"ONLY": "this"}))
     pid = await warm.pid()
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     assert status["CapPrm"] == status["CapEff"] == status["CapInh"] == "0" * 16
     assert status["NoNewPrivs"] == "1" and status["Threads"] == "1"
     assert set(status["Uid"].split()) == {str(warm.owner.uid)}
@@ -286,7 +305,9 @@ async def test_what_is_wrong_with_it_is_told(warm: Warm, change: dict[str, Any],
 
 async def test_one_with_threads_is_not_used(warm: Warm, data: Path) -> None:
     threads = data / "threads.py"
-    threads.write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
+    threads.write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    )
     threads.chmod(0o644)
     with pytest.raises(WarmUnavailable, match="1 threads"):
         await warm.runtime.warm_up(replace(warm.zygote, load=(str(threads),)))

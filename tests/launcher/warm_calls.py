@@ -53,8 +53,12 @@ def leave(_argument: Any) -> None:
     import atexit
     import time
 
+    def wait() -> None:
+        time.sleep(0.05)
+        print("thread")
+
     atexit.register(print, "at exit")
-    threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+    threading.Thread(target=wait).start()
     sys.exit(3)
 
 
@@ -74,6 +78,27 @@ def accept(_argument: Any) -> None:
     connection, _ = listener.accept()
     connection.sendall(repr(sorted(map(int, os.listdir("/proc/self/fd")))).encode())
     connection.close()
+
+
+def spawn(_argument: Any) -> None:
+    """Processes that load the program anew."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=print, args=("spawned",))
+    child.start()
+    child.join(30)
+    print(child.exitcode)
+
+
+def program(_argument: Any) -> None:
+    """Whether it leads to a file that can be written."""
+    for flags in (os.O_WRONLY, os.O_RDWR):
+        try:
+            os.close(os.open("/proc/self/exe", flags))
+            print("written")
+        except OSError as error:
+            print(type(error).__name__, os.readlink("/proc/self/exe").split(":")[0])
 
 
 def private(_argument: Any) -> None:

@@ -17,10 +17,12 @@ from carrel.instances.reception import LocalReception
 from carrel.runtimes.recordings import Recordings
 from carrel.service.desk import Desks
 from carrel.service.instances import InstanceParts, InstanceRules, Instances
+from carrel.service.instances.equipping import Equipping
 from carrel.service.instances.live import Book
 from carrel.service.instances.places import Places
 from carrel.service.instances.warming import Warming
 from carrel.service.journal import Journal
+from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 from carrel.store.sqlite import SqliteStore
@@ -38,6 +40,7 @@ class Around:
     desks: Desks
     machine: LocalMachine
     spaces: Spaces
+    runs: Runs
     shared: Shared
     recordings: Recordings
 
@@ -80,10 +83,11 @@ def open_instances(settings: Settings, app: App, around: Around) -> Instances:
     servers = Library(data / "servers", Locator(), said)
     reception = LocalReception(interpreting.python, interpreting.folders)
     warming = Warming(data / "warm", servers, reception, around.machine, app.identities)
+    book = Book(around.store, around.journal)
     return Instances(
         InstanceParts(
             data=data,
-            book=Book(around.store, around.journal),
+            book=book,
             places=places,
             reception=reception,
             recordings=around.recordings,
@@ -93,6 +97,7 @@ def open_instances(settings: Settings, app: App, around: Around) -> Instances:
             hub=LocalHubClients(around.hub),
             journal=around.journal,
             spaces=around.spaces,
+            equipping=Equipping(book, around.journal, around.desks, around.runs, around.shared),
             shared=around.shared,
             rules=rules,
         )

@@ -190,6 +190,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
 
     collector = Collector(spaces, journal, store, app.bases, trash, reconciler, due_now)
     collector.base_budget_bytes = settings.bases_bytes
+    around = Around(store, journal, hub, desks, machine, spaces, runs, shared, recordings)
     return Services(
         settings=settings,
         app=app,
@@ -212,7 +213,9 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         doctor=Doctor(settings.data, machine, app.limits),
         reconciler=reconciler,
         instances=open_instances(
-            settings, app, Around(store, journal, hub, desks, machine, spaces, shared, recordings)
+            settings,
+            app,
+            Around(store, journal, hub, desks, machine, spaces, runs, shared, recordings),
         ),
     )
 

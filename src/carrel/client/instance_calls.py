@@ -32,6 +32,8 @@ class ServerOptions(TypedDict, total=False):
     takes_token: str
     network: str
     binds: Sequence[str]
+    files: Mapping[str, str]
+    copies: Mapping[str, str]
     preload: Sequence[str]
     warm: int
     install: str

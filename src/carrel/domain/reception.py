@@ -112,8 +112,8 @@ class Reception(Protocol):
         `InstanceFailed`."""
         ...
 
-    def furnisher(self, prepared: Prepared, around: Surroundings) -> tuple[tuple[str, ...], bytes]:
-        """The same as a command for the sandbox, and what it reads: where others run too."""
+    def furnisher(self, prepared: Prepared, around: Surroundings) -> Call:
+        """The same, for the sandbox: where others run too."""
         ...
 
     def gate(self, uids: frozenset[int]) -> Call:

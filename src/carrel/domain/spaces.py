@@ -125,6 +125,8 @@ class Space:
     """The space whose agent asked for this one."""
     agent: str = ""
     """The frontend whose programs its sandbox shows."""
+    shows: tuple[str, ...] = ()
+    """What its sandbox shows for servers that run in it: paths of the host, read-only."""
     network_asked: bool = False
     agent_exited: bool = False
     """The agent was in a terminal, which has ended."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -63,15 +61,14 @@ class LocalReception:
                 hint="Look at the data folder.",
             ) from error
 
-    def furnisher(self, prepared: Prepared, around: Surroundings) -> tuple[tuple[str, ...], bytes]:
+    def furnisher(self, prepared: Prepared, around: Surroundings) -> Call:
         order = {
             "state": around.state,
             "project": around.project,
             "files": dict(prepared.files),
             "copies": dict(prepared.server.copies),
         }
-        argv = (sys.executable, "-I", "-S", str(INSIDE / "furnish.py"))
-        return argv, json.dumps(order).encode()
+        return Call(str(INSIDE / "furnish.py"), "fill", order)
 
     def gate(self, uids: frozenset[int]) -> Call:
         allowed = ",".join(str(uid) for uid in sorted(uids))

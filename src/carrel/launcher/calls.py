@@ -46,6 +46,8 @@ def become(function: Function, argument: Any, words: list[str], env: dict[str, s
     os.environ.clear()
     os.environ.update(env)
     sys.argv = words
+    # Whoever starts an interpreter for the same program looks here for what to load.
+    sys.modules["__main__"] = ModuleType("__main__")
     _renew_streams()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -59,8 +61,9 @@ def become(function: Function, argument: Any, words: list[str], env: dict[str, s
 def _renew_streams() -> None:
     """The ones there are belong to the process that was forked."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
+        raw = io.FileIO(number, "w" if number else "r", closefd=False)
         stream = io.TextIOWrapper(
-            io.open(number, "wb" if number else "rb", closefd=False),
+            io.BufferedWriter(raw) if number else io.BufferedReader(raw),
             encoding="utf-8",
             errors="backslashreplace" if number == 2 else "surrogateescape",
             line_buffering=number == 2 or os.isatty(number),
@@ -94,7 +97,7 @@ def _tidy_up() -> None:
     threading = sys.modules.get("threading")
     try:
         if threading is not None:
-            threading._shutdown()  # type: ignore[attr-defined]
+            threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -109,9 +109,7 @@ def become_recruit(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoRe
     become_spare(orders["base"], source, descriptors, fork)
 
 
-def become_spare(
-    base: Plan, source: socket.socket, descriptors: list[int], fork: Fork
-) -> NoReturn:
+def become_spare(base: Plan, source: socket.socket, descriptors: list[int], fork: Fork) -> NoReturn:
     """Enters a sandbox, gives everything up, waits for orders and becomes their command.
 
     `descriptors`: the status pipe and the socket for the orders. The namespaces to enter

@@ -32,8 +32,8 @@ from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop
 from carrel.launcher.recorder import Recorder
 from carrel.launcher.records import remove_record, write_record
-from carrel.launcher.run import EXIT_FILE, MARK, RUN_FILE, Run
 from carrel.launcher.recruits import Recruit
+from carrel.launcher.run import EXIT_FILE, MARK, RUN_FILE, Run
 from carrel.launcher.spares import Problem, Spare
 from carrel.launcher.wire import Answer
 from carrel.launcher.zygotes import WarmSource, Zygotes
@@ -50,9 +50,7 @@ TERMINATE_S = 1.0
 class Runs:
     """Those that live, of this launcher and, once they were taken up, of earlier ones."""
 
-    def __init__(
-        self, loop: Loop, holders: Holders, recorder: Recorder, zygotes: Zygotes
-    ) -> None:
+    def __init__(self, loop: Loop, holders: Holders, recorder: Recorder, zygotes: Zygotes) -> None:
         self._loop = loop
         self._holders = holders
         self._zygotes = zygotes

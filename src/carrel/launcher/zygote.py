@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> None:
     except BaseException as error:
         text = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
         channel.send(json.dumps({"step": "zygote", "errno": 0, "text": text[:2000]}).encode())
-        raise
+        sys.excepthook(type(error), error, error.__traceback__)
+        # Not by the usual way, which waits for threads.
+        os._exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
     channel.send(b'{"ready":true}')

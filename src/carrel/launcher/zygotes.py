@@ -12,6 +12,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from carrel.launcher import child
@@ -22,10 +23,25 @@ from carrel.linux import processes
 
 READY_S = 60.0
 """To load its modules: large ones take seconds, on a busy machine many."""
+FORK_S = 10.0
+"""A fork takes milliseconds; one that does not come in this time never will."""
 
 _COMPARED = ("python", "preload", "load", "env", "uid", "gid")
 
 OnMade = Callable[[Recruit | None], None]
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    channel: socket.socket
+    made: OnMade
+    timer: Timer
+
+    def tell(self, pid: int) -> None:
+        self.timer.cancel()
+        if not pid:
+            self.channel.close()
+        self.made(Recruit(self.channel, pid) if pid else None)
 
 
 class Zygote:
@@ -39,7 +55,7 @@ class Zygote:
         self.deadline: Timer | None = None
         self.waiting: list[Answer] = []
         """Who wants to know when it is ready."""
-        self.awaited: deque[tuple[socket.socket, OnMade]] = deque()
+        self.awaited: deque[_Awaited] = deque()
         """Those that it is making, in order."""
         self.on_gone: list[Callable[[], None]] = []
 
@@ -84,7 +100,8 @@ class Zygotes:
                 channel.close()
                 made(None)
                 return
-        zygote.awaited.append((channel, made))
+        timer = self._loop.after(FORK_S, lambda: self._end(zygote, lambda: None))
+        zygote.awaited.append(_Awaited(channel, made, timer))
 
     def list(self) -> list[dict[str, Any]]:
         return [
@@ -145,8 +162,7 @@ class Zygotes:
         elif said.startswith(b"{"):
             self._on_state(zygote, json.loads(said))
         elif zygote.awaited:
-            channel, made = zygote.awaited.popleft()
-            _made(channel, int(said), made)
+            zygote.awaited.popleft().tell(int(said))
 
     def _on_state(self, zygote: Zygote, message: dict[str, Any]) -> None:
         if "ready" not in message:
@@ -173,8 +189,8 @@ class Zygotes:
             zygote.channel.close()
         if self._zygotes.get(zygote.name) is zygote:
             del self._zygotes[zygote.name]
-        for channel, made in zygote.awaited:
-            _made(channel, 0, made)
+        for awaited in zygote.awaited:
+            awaited.tell(0)
         for answer in zygote.waiting:
             answer({"problem": zygote.problem or _problem("it died")}, [])
         for action in zygote.on_gone:
@@ -183,12 +199,6 @@ class Zygotes:
 
 def _problem(text: str, number: int = 0) -> dict[str, Any]:
     return {"step": "zygote", "errno": number, "text": text}
-
-
-def _made(channel: socket.socket, pid: int, made: OnMade) -> None:
-    if not pid:
-        channel.close()
-    made(Recruit(channel, pid) if pid else None)
 
 
 class WarmSource:

@@ -60,14 +60,18 @@ class Desks:
             owner=space.owner,
             network=space.network,
             limits=space.limits,
-            binds=self._binds(space),
+            binds=self.binds(space),
             env=space.env,
         )
 
-    def _binds(self, space: Space) -> tuple[Bind, ...]:
+    def binds(self, space: Space) -> tuple[Bind, ...]:
+        """What its sandbox shows: its agent's, and its servers'."""
+        shows = tuple(Bind(Path(path), path) for path in space.shows)
         if not space.agent or self._seats is None:
-            return ()
-        return self._seats.binds(self.folder(space.space_id), space.agent)
+            return shows
+        seen = self._seats.binds(self.folder(space.space_id), space.agent)
+        targets = {bind.target for bind in seen}
+        return (*seen, *(bind for bind in shows if bind.target not in targets))
 
     def seat(self, space_id: str, owner: Owner) -> None:
         """Makes the folders that a sandbox with an agent shows."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
-
+from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 WAIT_S = 60.0
@@ -63,3 +64,13 @@ def served(
             process.wait(WAIT_S)
 
 
+@contextlib.asynccontextmanager
+async def connected(url: str, token: str = TOKEN, **options: Any) -> AsyncIterator[Client]:
+    """The official SDK's client, with the token."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with (
+        asyncio.timeout(WAIT_S),
+        httpx2.AsyncClient(headers=headers, timeout=WAIT_S) as http,
+        Client(streamable_http_client(url, http_client=http), **options) as client,
+    ):
+        yield client

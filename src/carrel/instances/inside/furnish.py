@@ -1,14 +1,14 @@
 """Fills a server's own folder before it starts: its settings, and copies of what of the project
 it would write in.
 
-As a program it reads what to do as JSON from standard input, and runs where links lead nowhere
-else. Its functions follow no link either: the project is somebody's, and whoever calls them may
-be allowed to read more than that one.
+Called in a sandbox where others run too, else before anything runs. It follows no link: the
+project is somebody's, and whoever calls this may be allowed to read more than that one.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -96,16 +96,8 @@ def _walk(folder: str, path: str) -> int | None:
     return here
 
 
-def main() -> None:
-    import json
-    import sys
-
-    order = json.load(sys.stdin)
+def fill(order: Any) -> None:
     os.makedirs(order["state"], 0o700, exist_ok=True)
     furnisher = Furnisher(order["state"])
     furnisher.put(order["files"])
     furnisher.copy(order["project"], order["copies"])
-
-
-if __name__ == "__main__":
-    main()

@@ -18,16 +18,16 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 TOKEN = "CARREL_TOKEN"
 BACKLOG = 512
 _UNAUTHORIZED = b'{"code":"authentication_failed","message":"This needs the token."}'
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = tuple[str, int]
 

@@ -83,6 +83,8 @@ def server_of(name: str, body: ServerBody) -> Server:
         takes_token=body.takes_token or "",
         network=Network(body.network),
         binds=tuple(body.binds),
+        files=body.files,
+        copies=body.copies,
         preload=tuple(body.preload),
         warm=body.warm,
         install=body.install,

@@ -11,7 +11,8 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from carrel.domain.runtimes import LimitHit, Network
 from carrel.domain.spaces import AUTO, Problem, Space
 from carrel.service.instances import asking
 from carrel.service.instances.ending import Ender
+from carrel.service.instances.equipping import Equipping
 from carrel.service.instances.lifetimes import Lifetimes
 from carrel.service.instances.live import Book, Live
 from carrel.service.instances.noting import notes
@@ -81,6 +83,7 @@ class InstanceParts:
     hub: HubClients
     journal: Journal
     spaces: Spaces
+    equipping: Equipping
     shared: Shared
     rules: InstanceRules
 
@@ -172,6 +175,8 @@ class Instances:
     ) -> Instance:
         """The record of it, before anything is made."""
         server = self._server(request)
+        # One that is not installed is told before anything is made.
+        await asyncio.to_thread(self.servers.locate, server)
         path, owner = "", None
         if space is None:
             path, owner = await self._places.look(request.project_path)
@@ -297,13 +302,23 @@ class Instances:
         try:
             async with self._turns:
                 await self._prepare(live, streams)
-                await self._first(live, streams)
+                async with self._staying(live.instance.space_id):
+                    await self._first(live, streams)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             await self._ender.undo(live, error)
             raise
         await self._is_ready(live, begun)
+
+    @asynccontextmanager
+    async def _staying(self, space_id: str) -> AsyncIterator[None]:
+        """While it starts in a space, that is not stopped or removed."""
+        if not space_id:
+            yield
+            return
+        async with self._parts.shared.locks.shared(space_id):
+            yield
 
     async def _first(self, live: Live, streams: bool) -> None:
         """Warm, if it can be; when that process has gone meanwhile, cold."""
@@ -328,9 +343,11 @@ class Instances:
         await asyncio.to_thread(self._places.make_folder, live.instance_id)
         runtime = await self._places.runtime(live.instance)
         changes: dict[str, object] = {"runtime": runtime.name}
-        if not live.instance.space_id:
-            found = await asyncio.to_thread(self.servers.locate, live.instance.server)
-            paths = (*found.binds, *live.instance.server.binds, *self._parts.reception.shown())
+        found = await asyncio.to_thread(self.servers.locate, live.instance.server)
+        paths = (*found.binds, *live.instance.server.binds, *self._parts.reception.shown())
+        if live.instance.space_id:
+            await self._parts.equipping.equip(live.instance.space_id, paths)
+        else:
             changes["binds"] = tuple(dict.fromkeys(paths)) if runtime.capabilities.confines else ()
             changes["confined"] = runtime.capabilities.confines
             changes["network"] = _network(live.instance, runtime.capabilities.private_network)

@@ -27,6 +27,8 @@ TAIL_BYTES = 4000
 """Of what it wrote last are told when it fails."""
 OUTPUT_BYTES = 64 << 10
 """Of its output are looked through for its port."""
+FURNISH_S = 30.0
+"""For a few small files; a starved machine may need more."""
 GATE_S = 2.0
 """A gate that cannot take a line in that time is stopped, or dead."""
 
@@ -86,13 +88,11 @@ class Starter:
             owner = place.sandbox.spec.owner
             await asyncio.to_thread(self._reception.furnish, prepared, place.around, owner)
             return
-        argv, order = self._reception.furnisher(prepared, place.around)
+        call = self._reception.furnisher(prepared, place.around)
         async with place.mounted() as mount:
-            command = Command(argv, cwd="/", stdin=True, timeout_s=30.0)
+            command = Command(("furnish",), cwd="/", call=call, timeout_s=FURNISH_S)
             run = await place.runtime.run(place.sandbox, mount, command)
         try:
-            await _give(run, order)
-            await run.close_input()
             ended = await run.wait()
         finally:
             run.close()

@@ -30,6 +30,7 @@ RestartName = Literal["never", "on-failure"]
 ShareName = Literal["none", "project"]
 InstanceStateName = Literal["starting", "ready", "restarting", "ended", "failed"]
 Span = Annotated[Seconds, Field(gt=0)]
+Texts = Annotated[dict[str, str], Field(max_length=1000)]
 Words = Annotated[list[WordText], Field(max_length=4096)]
 OWN_SERVER = "custom"
 """The name of a server that is described where it is asked for, unless it is given one."""
@@ -74,6 +75,10 @@ class ServerBody(Body):
     """The variable by which it takes a token that its clients must show."""
     network: NetworkName = "none"
     binds: Annotated[list[PathText], Field(max_length=1000)] = Field(default_factory=list)
+    files: Texts = Field(default_factory=dict)
+    """Texts that are below `{state}` before it starts."""
+    copies: Texts = Field(default_factory=dict)
+    """What of the project it works on a copy of, and where below `{state}` that is put."""
     preload: Annotated[list[Word], Field(max_length=1000)] = Field(default_factory=list)
     warm: Annotated[int, Field(ge=0, le=64)] = 0
     install: Annotated[str, Field(max_length=1000)] = ""
