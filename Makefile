@@ -3,6 +3,8 @@
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test check bench soak clean
+# Tests start thousands of interpreters, and each would compile all that it loads anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 # The folders that hold Python today; benchmarks and examples may be left out of an archive.

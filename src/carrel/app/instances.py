@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from carrel.service.spaces import Spaces
 from carrel.store.sqlite import SqliteStore
 from carrel.trees.projects import PlainProjects
 from carrel.trees.removal import remove_tree
+
+_log = logging.getLogger("carrel")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def open_instances(settings: Settings, app: App, around: Around) -> Instances:
         project_roots=settings.project_roots,
     )
     servers = Library(data / "servers", Locator(), said)
+    for name, wrong in servers.broken().items():
+        _log.warning("the server %s cannot be used: %s", name, wrong)
     reception = LocalReception(interpreting.python, interpreting.folders)
     warming = Warming(data / "warm", servers, reception, around.machine, app.identities)
     book = Book(around.store, around.journal)

@@ -212,11 +212,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         collector=collector,
         doctor=Doctor(settings.data, machine, app.limits),
         reconciler=reconciler,
-        instances=open_instances(
-            settings,
-            app,
-            Around(store, journal, hub, desks, machine, spaces, runs, shared, recordings),
-        ),
+        instances=open_instances(settings, app, around),
     )
 
 

@@ -93,6 +93,9 @@ class Server:
     copies: Mapping[str, str] = field(default_factory=dict)
     """What of the project it works on a copy of: where it is there, and where below `{state}`
     it is put. What is not there is left out."""
+    daemon: bool = False
+    """It is a client of this daemon: beside a space it has its user's rights, and nothing
+    confines it."""
     preload: tuple[str, ...] = ()
     """Modules that a warm process has imported when an instance is asked for."""
     warm: int = 0

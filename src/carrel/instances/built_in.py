@@ -84,6 +84,7 @@ CARREL = Server(
     port_by=PortBy.SOCKET,
     wrap=Wrap.UVICORN,
     stdio=("carrel", "--no-start", "mcp"),
+    daemon=True,
     preload=(
         *("carrel.cli.main", "carrel.cli.verbs.mcp", "carrel.mcp.serving", "carrel.mcp.web"),
         *("anyio._backends._asyncio", "uvicorn.lifespan.on", "uvicorn.loops.auto"),

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,15 @@ from mcp.client.streamable_http import streamable_http_client
 WAIT_S = 60.0
 TOKEN = "t0ken-of-this-test"
 STOP_S = 20.0
+
+
+def port_in(path: Path, process: subprocess.Popen[Any]) -> int:
+    """As soon as it is there."""
+    until = time.monotonic() + WAIT_S
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    return int(path.read_text())
 
 
 class Served(NamedTuple):
@@ -50,9 +60,7 @@ def served(
         )
         port = listener.getsockname()[1]
     try:
-        while not port_file.exists():
-            assert process.poll() is None, log.read_text()
-        inside = int(port_file.read_text())
+        inside = port_in(port_file, process)
         url = "http://127.0.0.1:{}/mcp"
         yield Served(url.format(port), url.format(inside), process, log)
     finally:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from carrel.instances import inside
+from tests.instances.inside.doors import port_in
 
 WAIT_S = 60.0
 PYTHON = [sys.executable, "-I", "-S"]
@@ -39,9 +40,7 @@ def test_a_server_gets_a_port_of_its_sandbox(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     serve = [*PYTHON, "-c", SERVE, "--fd={fd}"]
     with subprocess.Popen([*PYTHON, str(inside.LISTEN), str(port_file), "--", *serve]) as process:
-        while not port_file.exists():
-            assert process.poll() is None
-        address = ("127.0.0.1", int(port_file.read_text()))
+        address = ("127.0.0.1", port_in(port_file, process))
         with socket.create_connection(address, WAIT_S) as client:
             assert client.recv(10) == b"here"
         assert process.wait(WAIT_S) == 0

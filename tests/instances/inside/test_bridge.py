@@ -15,8 +15,9 @@ from mcp import MCPError
 from mcp.types import CreateMessageRequestParams, CreateMessageResult, ElicitResult, TextContent
 
 from carrel.domain.instances import ToolCall
+from carrel.domain.reception import NotReady
 from carrel.instances import inside
-from carrel.instances.speaking import NotReady, greet
+from carrel.instances.speaking import greet
 from tests.instances.inside.doors import TOKEN, WAIT_S, Served, connected, served
 from tests.instances.installed import MODULES, require
 

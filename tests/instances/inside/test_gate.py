@@ -353,6 +353,39 @@ def test_an_address_of_the_newer_kind(gates: Callable[..., Gate]) -> None:
                 assert everything(client) == b"six"
 
 
+APART = """
+import fcntl, socket, struct, subprocess, sys
+with socket.socket() as lo:  # SIOCSIFFLAGS: up
+    fcntl.ioctl(lo, 0x8914, struct.pack("16sh14x", b"lo", 1))
+with socket.create_server(("127.0.0.1", 0)) as server:
+    words, fds = sys.argv[1:], (int(sys.argv[-5]), int(sys.argv[-3]))
+    gate = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=fds)
+    gate.stdin.write(b"target 127.0.0.1 %d\\n" % server.getsockname()[1])
+    gate.stdin.close()
+    client, _ = server.accept()
+    client.sendall(b"apart")
+    client.close()
+gate.kill()
+gate.wait()
+"""
+
+
+def test_a_server_in_a_network_of_its_own() -> None:
+    """As instances are: the client and who asks about it are in another one."""
+    if os.getuid() != 0:
+        pytest.skip("needs root: to make a network")
+    diag = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG)
+    with diag, socket.create_server(("127.0.0.1", 0)) as listener:
+        fds = (listener.fileno(), diag.fileno())
+        words = ["--listen", str(fds[0]), "--diag", str(fds[1]), "--uids", "0"]
+        gate = [sys.executable, "-I", "-S", str(inside.GATE), *words]
+        apart = ["unshare", "--net", sys.executable, "-I", "-S", "-c", APART, *gate]
+        with subprocess.Popen(apart, pass_fds=fds, stdin=subprocess.DEVNULL) as process:
+            with socket.create_connection(listener.getsockname(), WAIT_S) as client:
+                assert everything(client) == b"apart"
+            assert process.wait(WAIT_S) == 0
+
+
 @pytest.mark.parametrize(
     ("told", "why"), [(b"target localhost 80\n", b"localhost"), (b"x" * 5000, b"too long")]
 )

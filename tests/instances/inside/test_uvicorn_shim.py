@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,10 +110,55 @@ async def test_the_real_serena(tmp_path: Path) -> None:
             assert "Basket" in answer.content[0].text  # type: ignore[union-attr]
 
 
+WARM = """\
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("shim", {shim!r})
+shim = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shim)
+import mcp.server.mcpserver, uvicorn
+given, (script, *args) = shim.options(sys.argv[1:])
+token = os.environ.pop("CARREL_TOKEN")
+if (child := os.fork()) == 0:
+    shim.serve(script, args, [int(given["--fd"])], token, given["--inside"])
+import signal
+signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+os.waitpid(child, 0)
+"""
+
+
+async def test_a_process_that_had_loaded_it_already(tmp_path: Path) -> None:
+    script = written(tmp_path, WAYS["the SDK"])
+    warm = WARM.format(shim=str(inside.UVICORN_SHIM))
+    with served(tmp_path, [sys.executable, "-I", "-c", warm], [str(script), "word"]) as server:
+        async with connected(server.url) as client:
+            answer = await client.call_tool("about", {})
+            said = json.loads(answer.content[0].text)  # type: ignore[union-attr]
+            wanted = [[str(script), "word"], str(tmp_path / "program"), False]
+            assert said == [*wanted, "__main__", "found"]
+
+
+def test_workers_would_not_ask_for_the_token(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import uvicorn; uvicorn.run('server:app', workers=2)")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number = listener.fileno()
+        ran = subprocess.run(
+            [*SHIM, "--fd", str(number), "--", str(tmp_path / "server.py")],
+            pass_fds=(number,),
+            env={"CARREL_TOKEN": TOKEN},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert "carrel: uvicorn's workers and reload cannot be used here" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "token", "why"),
     [
         (["--fd", "0", "--", "x.py"], "", "CARREL_TOKEN is not set"),
+        (["--fd", "0", "--", "x.py"], "t", "--fd is no socket"),
         (["--fd", "0"], "t", "usage"),
         (["--port", "0", "--", "x.py"], "t", "usage"),
     ],

@@ -111,7 +111,7 @@ def test_in_a_space(client: httpx.Client, project: Path) -> None:
         {"project_path": "/tmp", "server": {"command": ["x"], "path": "mcp"}},
         {"project_path": "/tmp", "server": {"command": ["x", "{nowhere}"]}},
         {"project_path": "/tmp", "server": {"command": ["x"], "port": {"by": "log"}}},
-        {"project_path": "{tmp}", "owner_pid": 2**31 - 1},
+        {"project_path": "{tmp}", "server": small(), "owner_pid": 2**31 - 1},
     ],
 )
 def test_what_cannot_be_asked(client: httpx.Client, tmp_path: Path, wrong: dict[str, Any]) -> None:
@@ -250,8 +250,8 @@ def test_the_older_spelling_without_a_path(client: httpx.Client, body: bytes) ->
     assert problem["error"] == "Invalid or missing 'project_path'"
 
 
-def test_the_older_spelling_fails(client: httpx.Client, project: Path) -> None:
-    nowhere = {"project_path": "/nonexistent/project", "server": "everything"}
+def test_the_older_spelling_fails(client: httpx.Client, added: str, project: Path) -> None:
+    nowhere = {"project_path": "/nonexistent/project", "server": added}
     problem = bad(client.post("/request-session", json=nowhere), 400, "project_not_found")
     assert problem["error"] == "Invalid or missing 'project_path'"
     name = f"fails-{uuid4().hex[:8]}"

@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator
@@ -57,6 +58,8 @@ MAX_BODY = 64 * 1024 * 1024
 MAX_SESSIONS = 64
 ANSWERS_S = 2.0
 """For the last answers of a session to be read."""
+GOODBYE_S = 1
+"""For connections to end when the bridge does."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 SERVER_ENDED = -32000
 INVALID = -32600
@@ -184,6 +187,10 @@ class Bridge:
             yield
             self._tasks.cancel_scope.cancel()
 
+    async def close(self) -> None:
+        for place in list(self._sessions.values()):
+            await place.transport.terminate()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Request(scope).headers
         version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
@@ -261,7 +268,19 @@ class Bridge:
                 both.cancel_scope.cancel()
         except OSError as error:
             session.note(first)
-            await session.end(f"The server cannot be started: {error}")
+            await session.end(f"The server cannot be started: {word}: {error.strerror}")
+
+
+class Server(uvicorn.Server):
+    """Ends the sessions first: clients listen for as long as these last."""
+
+    def __init__(self, config: uvicorn.Config, bridge: Bridge) -> None:
+        super().__init__(config)
+        self._bridge = bridge
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._bridge.close()
+        await super().shutdown(sockets)
 
 
 def refusal(status: int, message: str) -> JSONResponse:
@@ -294,15 +313,15 @@ def has(pid: int, wanted: bytes) -> bool:
 def main(words: list[str]) -> None:
     token = os.environ.pop(shim.TOKEN, "")
     given, command = shim.options(words)
-    doors = shim.Doors([int(given["--fd"])], token, given.get("--inside", ""))
+    doors = shim.Doors(shim.given_fds(given), token, given.get("--inside", ""))
     bridge = Bridge(command)
     app = Starlette(
         routes=[Route(PATH, RequestBodyLimitMiddleware(bridge, MAX_BODY))], lifespan=bridge.run
     )
     config = uvicorn.Config(
-        doors.guard(app), log_config=None, access_log=False, timeout_graceful_shutdown=0
+        doors.guard(app), log_config=None, access_log=False, timeout_graceful_shutdown=GOODBYE_S
     )
-    uvicorn.Server(config).run(doors.sockets())
+    Server(config, bridge).run(doors.sockets())
 
 
 if __name__ == "__main__":

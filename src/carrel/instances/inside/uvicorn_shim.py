@@ -3,12 +3,13 @@
 What it would bind is replaced, whatever way it takes to uvicorn. It is run by the server's own
 interpreter, 3.10 or newer, as
 
-    python [-I] uvicorn_shim.py --fd N [--inside PORT_FILE] -- SCRIPT ARGUMENTS…
-    python [-I] uvicorn_shim.py --fd N [--inside PORT_FILE] -- -m MODULE ARGUMENTS…
+    python [-I] uvicorn_shim.py [--fd N] [--inside PORT_FILE] -- SCRIPT ARGUMENTS…
+    python [-I] uvicorn_shim.py [--fd N] [--inside PORT_FILE] -- -m MODULE ARGUMENTS…
 
 with the token in CARREL_TOKEN, which the server does not see. `--inside` adds a port for those
-who share its sandbox; they need no token. The file has that port, and is whole as soon as it is
-there. A process that has loaded the server's modules already calls `serve`.
+who share its sandbox, and for a gate that is before it; they need no token. The file has that
+port, and is whole as soon as it is there. A process that has loaded the server's modules already
+calls `warm`.
 """
 
 from __future__ import annotations
@@ -88,13 +89,16 @@ class Doors:
     """Where a server is to be found: `fds` with the token, and one inside without."""
 
     def __init__(self, fds: Sequence[int], token: str, inside: str = "") -> None:
-        if not token:
+        if fds and not token:
             raise Wrong(f"{TOKEN} is not set")
         self.token = token
         self._fds = [*fds]
+        try:
+            self.guarded = [address(number) for number in fds]
+        except OSError as error:
+            raise Wrong(f"--fd is no socket: {error.strerror}") from None
         for number in fds:
             os.set_inheritable(number, False)
-        self.guarded = [address(number) for number in fds]
         self.open: Address | None = None
         if inside:
             self._fds.append(bound(avoid=[port for _, port in self.guarded]))
@@ -200,17 +204,29 @@ def options(words: list[str]) -> tuple[dict[str, str], list[str]]:
     try:
         split = words.index("--")
         given = dict(zip(words[:split:2], words[1:split:2], strict=True))
-        if not {"--fd"} <= given.keys() <= {"--fd", "--inside"} or not words[split + 1 :]:
+        if not given or not given.keys() <= {"--fd", "--inside"} or not words[split + 1 :]:
             raise ValueError
     except ValueError:
-        raise Wrong("usage: --fd N [--inside PORT_FILE] -- COMMAND…") from None
+        raise Wrong("usage: [--fd N] [--inside PORT_FILE] -- COMMAND…") from None
     return given, words[split + 1 :]
+
+
+def given_fds(given: Mapping[str, str]) -> list[int]:
+    """Without one, clients come by what listens inside alone."""
+    return [int(given["--fd"])] if "--fd" in given else []
+
+
+def warm(order: Mapping[str, Any]) -> NoReturn:
+    """In a fork of a process that has loaded the server's modules."""
+    token = os.environ.pop(TOKEN, "")
+    fds = [] if order["fd"] is None else [order["fd"]]
+    serve(order["script"], order["arguments"], fds, token, order["inside"])
 
 
 def main(words: list[str]) -> NoReturn:
     token = os.environ.pop(TOKEN, "")
     given, (script, *args) = options(words)
-    serve(script, args, [int(given["--fd"])], token, given.get("--inside", ""))
+    serve(script, args, given_fds(given), token, given.get("--inside", ""))
 
 
 if __name__ == "__main__":

@@ -111,8 +111,19 @@ def _read_door(targets: Targets, door: str) -> str:
     raise refusal
 
 
-def _write(_targets: Targets, path: str) -> str:
+def _check_own(targets: Targets, path: str) -> None:
+    """What leads to something shown may lie in the sandbox's own scratch folder: there it may
+    write, and what is below the same path of the host is looked for by other attempts."""
+    own = scratch(targets)
+    if not path.startswith(f"{own}/") or not _on_the_way(targets, path):
+        return
+    if os.stat(path).st_dev == os.stat(own).st_dev and not os.path.ismount(path):
+        raise Refused("only the sandbox's own folder, on the way to what is shown")
+
+
+def _write(targets: Targets, path: str) -> str:
     """Opens a file for writing without writing; makes an entry in a folder and removes it."""
+    _check_own(targets, path)
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
     except IsADirectoryError:
@@ -148,6 +159,7 @@ def _link_in(targets: Targets, path: str) -> str:
 
 def _move_out(targets: Targets, folder: str) -> str:
     """The sandbox's own file, renamed into what is forbidden."""
+    _check_own(targets, folder)
     here = _own_file(targets, "move")
     there = f"{folder}/{os.path.basename(here)}"
     try:

@@ -38,6 +38,15 @@ def check(request: InstanceRequest) -> None:
         raise MessageInvalid("Streams are one client's.", hint="Do not share it.")
 
 
+def check_server(caller: Caller, server: Server, space: Space | None) -> None:
+    """Raises `Forbidden`."""
+    if server.daemon and space is None and caller.scope.kind is not ScopeKind.ADMIN:
+        raise Forbidden(
+            f"{server.name} speaks for the daemon's user: only an administrator may have it.",
+            hint="Ask for it in a space.",
+        )
+
+
 def check_caller(caller: Caller, request: InstanceRequest, space: Space | None) -> None:
     """Raises `Forbidden`."""
     kind = caller.scope.kind

@@ -38,6 +38,7 @@ from carrel.domain.reception import HubClients, Owners, Reception
 from carrel.domain.runs import Recordings
 from carrel.domain.runtimes import LimitHit, Network
 from carrel.domain.spaces import AUTO, Problem, Space
+from carrel.domain.trees import Owner
 from carrel.service.instances import asking
 from carrel.service.instances.ending import Ender
 from carrel.service.instances.equipping import Equipping
@@ -175,12 +176,17 @@ class Instances:
     ) -> Instance:
         """The record of it, before anything is made."""
         server = self._server(request)
+        asking.check_server(caller, server, space)
         # One that is not installed is told before anything is made.
         await asyncio.to_thread(self.servers.locate, server)
         path, owner = "", None
         if space is None:
             path, owner = await self._places.look(request.project_path)
             asking.check_path(caller, path, self._parts.rules.project_roots, self._parts.data)
+        confined, env = request.confined, dict(request.env)
+        if server.daemon and space is None:
+            confined, owner = False, Owner(os.geteuid(), os.getegid())
+            env["CARREL_DATA"] = str(self._parts.data)
         now = self._book.clock()
         return Instance(
             instance_id=new_id("in"),
@@ -192,8 +198,8 @@ class Instances:
             project_path=path,
             space_id="" if space is None else space.space_id,
             project_owner=owner,
-            confined=request.confined,
-            runtime=AUTO if request.confined else UNCONFINED,
+            confined=confined,
+            runtime=AUTO if confined else UNCONFINED,
             network=request.network or server.network,
             limits=self._limits(request.limits),
             ttl_s=request.ttl_s,
@@ -204,7 +210,7 @@ class Instances:
             restart=request.restart,
             share=request.share,
             heard_at=now,
-            env=dict(request.env),
+            env=env,
         )
 
     def _server(self, request: InstanceRequest) -> Server:

@@ -220,8 +220,8 @@ class Places:
         for run_id in runs:
             await place.runtime.kill(place.sandbox, run_id)
 
-    async def sweep(self, instance_id: str) -> None:
-        """What is left of one that has no record, or an old one."""
+    async def forget(self, instance_id: str) -> None:
+        """The folder of one that has no record."""
         await asyncio.to_thread(self._remove, self.folder(instance_id))
 
     async def _end_in_space(self, instance: Instance, runs: tuple[str, ...]) -> None:

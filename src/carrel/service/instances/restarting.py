@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 
-from carrel.domain.errors import CarrelError, RunNotFound
+from carrel.domain.errors import CarrelError, InstanceNotFound, RunNotFound
 from carrel.domain.instances import Instance, InstanceState, Restart
 from carrel.domain.limits import LimitKind
 from carrel.domain.reception import HubClients
@@ -143,7 +143,20 @@ class Restarter:
         await asyncio.gather(*(one(instance) for instance in await self._book.stored()))
         for instance_id in self._places.left():
             if self._book.get(instance_id) is None:
-                await self._places.sweep(instance_id)
+                await self._sweep(instance_id)
+
+    async def _sweep(self, instance_id: str) -> None:
+        """What is left of one that is over, or was never written down."""
+        try:
+            instance = await self._book.record(instance_id)
+        except InstanceNotFound:
+            await self._places.forget(instance_id)
+            return
+        try:
+            runs = (instance.gate_run_id, instance.run_id)
+            await self._places.end(instance, tuple(filter(None, runs)))
+        except (CarrelError, OSError):
+            _log.exception("what is left of the instance %s stays", instance_id)
 
     async def _take_up(
         self, instance: Instance, tokens: TokenFiles, lifetimes: Lifetimes, rebooted: bool

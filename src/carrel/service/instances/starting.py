@@ -71,9 +71,8 @@ class Starter:
             await self._furnish(place, prepared)
         await self._open(live, prepared, wanted)
         await self._run(live, place, prepared, wanted)
-        if wanted.streams:
-            return
-        await self._ready(live, place, prepared, wanted)
+        if not wanted.streams:
+            await self._ready(live, place, prepared, wanted)
         if live.doors is not None and not self._keeps_doors(live):
             live.doors.close()
             live.doors = None
@@ -81,7 +80,7 @@ class Starter:
     @staticmethod
     def _keeps_doors(live: Live) -> bool:
         """So that one that is started again is at the same port, and nobody else meanwhile."""
-        return live.instance.restart != "never"
+        return live.instance.restart != "never" and not live.instance.socket
 
     async def _furnish(self, place: Place, prepared: Prepared) -> None:
         if place.around.alone:

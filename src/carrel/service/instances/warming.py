@@ -22,6 +22,10 @@ from carrel.domain.runtimes import Network, WarmRuntime
 from carrel.domain.spaces import AUTO
 from carrel.domain.trees import Owner
 
+HOME = "/home/user"
+"""As sandboxes have it."""
+RETRY_S = 60.0
+"""After a failure: what is wrong with an installation is not mended by asking again."""
 _log = logging.getLogger("carrel")
 
 
@@ -46,6 +50,7 @@ class Warming:
         self._users = users
         self._ready: dict[str, tuple[Server, Warm]] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
+        self._not_before: dict[str, float] = {}
 
     def begin(self) -> None:
         """Loads all that the definitions want to be warm."""
@@ -73,6 +78,9 @@ class Warming:
 
     def _load(self, server: Server) -> None:
         task = self._coming.get(server.name)
+        now = asyncio.get_running_loop().time()
+        if now < self._not_before.get(server.name, 0.0):
+            return
         if task is None or task.done():
             self._coming[server.name] = asyncio.create_task(self._warm_up(server))
 
@@ -85,6 +93,8 @@ class Warming:
             await self._make(server, found, runtime)
         except (CarrelError, OSError) as error:
             _log.warning("%s is not kept warm: %s", server.name, error)
+            now = asyncio.get_running_loop().time()
+            self._not_before[server.name] = now + RETRY_S
 
     async def _make(self, server: Server, found: Found, runtime: WarmRuntime) -> None:
         name = f"warm-{server.name}"
@@ -102,7 +112,8 @@ class Warming:
         zygote = self._reception.zygote(server, found, around, owner)
         if zygote is None:
             return
-        await runtime.warm_up(dataclasses.replace(zygote, name=name))
+        env = {"HOME": HOME, **zygote.env}
+        await runtime.warm_up(dataclasses.replace(zygote, name=name, env=env))
         self._ready[server.name] = (server, Warm(name, owner, str(state)))
 
     async def settled(self) -> None:

@@ -1,0 +1,15 @@
+"""Daemons that are killed again and again are forked, not loaded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.daemon.forking import forking
+
+
+@pytest.fixture(autouse=True)
+def _forked_daemons() -> Iterator[None]:
+    with forking():
+        yield
