@@ -4,6 +4,7 @@ them. They get the settings and the arguments that Carrel gives them."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -91,7 +92,7 @@ class RawServer:
     def _streams(self) -> bool:
         return self._recipe.server.transport is Transport.STDIO
 
-    async def ready(self) -> None:
+    async def ready(self, look_s: float = LOOK_S) -> None:
         """When it has answered a handshake."""
         if self._streams:
             await asyncio.to_thread(self._greet_on_streams)
@@ -99,7 +100,7 @@ class RawServer:
         async with asyncio.timeout(READY_S):
             while not await self._greeted():
                 self._check()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(look_s)
 
     async def _greeted(self) -> bool:
         for endpoint in sorted(endpoints(tree(self.pid))):
@@ -126,33 +127,36 @@ class RawServer:
             raise RuntimeError(f"{self._recipe.server.name} ended: {output[-500:]}")
 
     def end(self) -> None:
-        """With all that it started; what it started is in sessions of its own."""
-        pids = tree(self.pid)
+        """With all that it started, which may be in sessions of its own."""
+        below = [found for pid in tree(self.pid)[1:] if (found := _held(pid)) is not None]
         self.process.terminate()
         try:
             self.process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for pid in pids[1:]:
-            _end(pid)
+        for descriptor in below:
+            _end(descriptor)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
 
 
-def _end(pid: int) -> None:
+def _held(pid: int) -> int | None:
     try:
-        descriptor = os.pidfd_open(pid)
+        return os.pidfd_open(pid)
     except ProcessLookupError:
-        return
+        return None
+
+
+def _end(process: int) -> None:
+    """Closes the descriptor."""
     try:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        select.select([descriptor], [], [], END_S)
-    except ProcessLookupError:
-        pass
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        select.select([process], [], [], END_S)
     finally:
-        os.close(descriptor)
+        os.close(process)
 
 
 def raw_start(server: Server, project: Path, place: Path) -> float:
@@ -179,7 +183,8 @@ async def _raw_starts(server: Server, project: Path, place: Path, count: int) ->
         with recipe(server, project, place) as made:
             running = RawServer(made)
             try:
-                await running.ready()
+                # All looks together take no more of a core than those for a single one.
+                await running.ready(LOOK_S * count)
                 took_s = time.perf_counter() - begun
                 await all_up.wait()
                 return took_s

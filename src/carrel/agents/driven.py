@@ -62,15 +62,16 @@ def driven_by(
 ) -> Prepared:
     """A turn by a driver that has a process to itself. Values of the environment go by the
     environment only: the first line may be written down."""
-    start = wire.Start(
-        driver,
-        replace(request, env={}),
-        replace(seat, credentials={}, mcp_env=dict.fromkeys(seat.mcp_env, "")),
-        options,
+    named = replace(
+        seat,
+        credentials={},
+        mcp_env=dict.fromkeys(seat.mcp_env, ""),
+        server_env=dict.fromkeys(seat.server_env, ""),
     )
+    start = wire.Start(driver, replace(request, env={}), named, options)
     return Prepared(
         argv=interpreting.python(PROGRAM),
-        env={**seat.mcp_env, **credentials_of(seat), **request.env},
+        env={**seat.mcp_env, **seat.server_env, **credentials_of(seat), **request.env},
         first=wire.line_of(start),
         duplex=True,
     )

@@ -14,11 +14,11 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
 
 from carrel.agents import wire
 from carrel.agents.conducting import conduct
 from carrel.agents.hiding import hide
+from carrel.agents.environing import with_values
 from carrel.agents.loading import load
 from carrel.agents.results import failed, payload_of
 from carrel.domain.agents import (
@@ -96,9 +96,7 @@ async def run(start: wire.Start, lines: Lines, output: Output) -> TurnResult:
     # What was loaded stays; what comes now may go.
     gc.freeze()
     gc.enable()
-    # Only names are in the first line.
-    mcp_env = {name: os.environ.get(name, "") for name in start.seat.mcp_env}
-    seat = replace(start.seat, mcp_env=mcp_env)
+    seat = with_values(start.seat)
     work = asyncio.ensure_future(conduct(driver, start.request, seat, output))
     loop.add_signal_handler(signal.SIGINT, output.interrupt)
     loop.add_signal_handler(signal.SIGTERM, work.cancel)

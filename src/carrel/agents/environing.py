@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
-from carrel.domain.agents import Seat, TurnRequest
+from carrel.domain.agents import Seat, SeatServer, TurnRequest
 
 KEYS = {
     "anthropic": "ANTHROPIC_API_KEY",
@@ -23,6 +24,22 @@ OAUTH_PREFIX = "sk-ant-oat"
 def credentials_of(seat: Seat) -> dict[str, str]:
     """By variable. A name without an entry above is itself the variable's."""
     return {_variable(name, value): value for name, value in seat.credentials.items()}
+
+
+def with_values(seat: Seat) -> Seat:
+    """A seat that came in a file or a line has names of variables only; this process has what
+    they are."""
+    return replace(seat, mcp_env=_values(seat.mcp_env), server_env=_values(seat.server_env))
+
+
+def _values(named: Mapping[str, str]) -> dict[str, str]:
+    return {name: os.environ.get(name, "") for name in named}
+
+
+def headers_for(server: SeatServer, seat: Seat) -> dict[str, str]:
+    """What is sent to it with every request."""
+    token = seat.server_env.get(server.token, "") if server.token else ""
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _variable(name: str, value: str) -> str:

@@ -21,6 +21,7 @@ from carrel.domain.agents import (
     InteractionMode,
     Permission,
     Seat,
+    SeatServer,
     Told,
     TurnRequest,
 )
@@ -74,10 +75,16 @@ def read_start(line: bytes) -> Start:
     found = _object(line)
     try:
         given = {name: _made(name, value) for name, value in found["request"].items()}
-        seat = {**found["seat"], "mcp": tuple(found["seat"]["mcp"])}
-        return Start(found["driver"], TurnRequest(**given), Seat(**seat), found["options"])
+        return Start(
+            found["driver"], TurnRequest(**given), _seat(found["seat"]), found["options"]
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not whole ({error!r})") from None
+
+
+def _seat(found: dict[str, Any]) -> Seat:
+    servers = tuple(SeatServer(**one) for one in found.get("servers", ()))
+    return Seat(**{**found, "mcp": tuple(found["mcp"]), "servers": servers})
 
 
 def _made(name: str, value: Any) -> Any:

@@ -254,6 +254,8 @@ class Turn:
     """What the agent hears first, for who takes the turn up; empty when it has ended. Its
     environment may hold keys, and is written down nowhere."""
     duplex: bool = False
+    notes: tuple[str, ...] = ()
+    """Told right after its beginning: what it goes without."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,18 @@ class FoundFrontend:
 
 
 @dataclass(frozen=True)
+class SeatServer:
+    """An MCP server that stands ready for an agent at its seat. `token` is the variable that
+    holds what must be shown to it, as a bearer's; empty: nothing."""
+
+    name: str
+    url: str
+    sse: bool = False
+    """It speaks the older transport."""
+    token: str = ""
+
+
+@dataclass(frozen=True)
 class Seat:
     """Where an agent sits: paths as it sees them. `state` is its own, and outlives the turn;
     `context` it may only read, and is empty when nothing is there. `mcp` is the command of the
@@ -294,6 +308,10 @@ class Seat:
     mcp_env: Mapping[str, str] = field(default_factory=dict)
     credentials: Mapping[str, str] = field(default_factory=dict)
     """By name; only those that the frontend names."""
+    servers: tuple[SeatServer, ...] = ()
+    """Beside the space's own."""
+    server_env: Mapping[str, str] = field(default_factory=dict)
+    """Their tokens, by variable."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +331,8 @@ class Prepared:
     it."""
     silent: bool = False
     """Of a terminal: it does not tell when it is up, but asks nothing then either."""
+    notes: tuple[str, ...] = ()
+    """What the turn goes without, in sentences."""
 
 
 class Translator(Protocol):

@@ -208,6 +208,8 @@ class Instance:
     ended_at: float | None = None
     problem: Problem | None = None
     """Why it failed, or why it ended when nobody asked for that."""
+    output: str = ""
+    """Of one that failed: what it wrote last."""
     warmth: Warmth = Warmth.COLD
     runtime: str = ""
     confined: bool = True

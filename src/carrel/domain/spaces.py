@@ -75,6 +75,8 @@ class SpaceRequest:
     """The frontend that is to work in it."""
     network_asked: bool = False
     """The network was said; else it is what the agent needs."""
+    mcp: tuple[str, ...] = ()
+    """The MCP servers that its agent is to have, by name."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ class Space:
     """The agent was in a terminal, which has ended."""
     spent: AgentUsage = NOTHING_SPENT
     """By its agents, all turns together."""
+    mcp: tuple[str, ...] = ()
+    """The MCP servers that live in it as long as it does, by name."""
 
 
 @dataclass(frozen=True)

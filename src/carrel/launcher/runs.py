@@ -400,7 +400,8 @@ class Runs:
         """The living processes that came of the command, whether or not it lives itself."""
         if run.keeper and run.run_id not in self._runs and run.keeper not in self._keepers:
             return []
-        members = run.members(self._holders.others(run.sandbox_id))
+        grouped = run.group is not None
+        members = run.members([] if grouped else self._holders.others(run.sandbox_id))
         return [pid for pid in members if processes.start_time(pid) is not None]
 
     def is_gone(self, run: Run) -> bool:

@@ -364,7 +364,8 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     gate.stdin.close()
     client, _ = server.accept()
     client.sendall(b"apart")
-    client.close()
+    client.shutdown(socket.SHUT_WR)
+    client.recv(1)
 gate.kill()
 gate.wait()
 """

@@ -140,6 +140,12 @@ def test_a_server_that_fails(client: httpx.Client, project: Path) -> None:
     problem = bad(client.post("/v1/instances", json=body), 502, "instance_failed")
     assert LAST_WORDS in problem["detail"] and LAST_WORDS in problem["output"]
     assert problem["exit_code"] == 1
+    listed = good(client.get("/v1/instances", params={"ended": "true"}))["instances"]
+    [failed] = [one for one in listed if one["project_path"] == str(project)]
+    assert failed["state"] == "failed" and LAST_WORDS in failed["problem"]["message"]
+    path = f"/v1/instances/{failed['instance_id']}"
+    assert LAST_WORDS in client.get(f"{path}/logs").text
+    assert good(client.delete(path)) == {"status": "already_gone"}
 
 
 def test_one_that_is_never_ready(client: httpx.Client, project: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ import msgspec
 
 from carrel.agents import wire
 from carrel.agents.conducting import conduct
+from carrel.agents.environing import with_values
 from carrel.agents.frontends.scripted import AGAIN
 from carrel.agents.frontends.scripted_driver import ScriptedDriver
 from carrel.agents.terminals import hook, hooking
@@ -127,9 +127,7 @@ def main(file: str, key: str = "", how: str = "") -> None:
     start = wire.read_start(Path(file).read_bytes())
     if how == AGAIN:
         start = replace(start, request=replace(start.request, prompt=""))
-    # Only names are in the file.
-    mcp_env = {name: os.environ.get(name, "") for name in start.seat.mcp_env}
-    asyncio.run(talk(replace(start, seat=replace(start.seat, mcp_env=mcp_env)), key))
+    asyncio.run(talk(replace(start, seat=with_values(start.seat)), key))
 
 
 if __name__ == "__main__":

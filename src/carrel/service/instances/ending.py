@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 from carrel.domain.errors import CarrelError
-from carrel.domain.instances import InstanceState
+from carrel.domain.instances import Instance, InstanceState
 from carrel.domain.spaces import Problem
 from carrel.service.instances.live import Book, Live
 from carrel.service.instances.places import Places
 from carrel.service.journal import problem_of
 
+Tail = Callable[[Instance], Awaitable[bytes]]
+
 
 class Ender:
-    def __init__(self, book: Book, places: Places) -> None:
+    def __init__(self, book: Book, places: Places, tail: Tail) -> None:
+        """`tail`: what one wrote last, which goes with its folder."""
         self._book = book
         self._places = places
+        self._tail = tail
 
     async def end(
         self, live: Live, why: Problem | None, state: InstanceState = InstanceState.ENDED
@@ -29,21 +34,31 @@ class Ender:
         live.leaving = True
         try:
             await self._stop_work(live)
+            output = await self._output(live, state)
             await self._clear(live)
         except BaseException:
             live.leaving = False
             raise
-        await self._book.close(live, state=state, problem=why)
+        await self._book.close(live, state=state, problem=why, output=output)
         return True
 
     async def undo(self, live: Live, error: BaseException) -> None:
         """Of a start that failed. Called by its own work."""
         live.leaving = True
+        output = await self._output(live, InstanceState.FAILED)
         try:
             await self._clear(live)
         finally:
             why = problem_of("start", error)
-            await self._book.close(live, state=InstanceState.FAILED, problem=why)
+            await self._book.close(live, state=InstanceState.FAILED, problem=why, output=output)
+
+    async def _output(self, live: Live, state: InstanceState) -> str:
+        """Of one that fails: whoever asks later is told."""
+        if state is not InstanceState.FAILED:
+            return ""
+        with contextlib.suppress(CarrelError, OSError):
+            return (await self._tail(live.instance)).decode("utf-8", "replace")
+        return ""
 
     async def stop(self, live: Live) -> None:
         """Its processes, and no more: it is to be started again."""

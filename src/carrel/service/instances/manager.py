@@ -48,7 +48,7 @@ from carrel.service.instances.noting import notes
 from carrel.service.instances.places import Places
 from carrel.service.instances.restarting import Restarter
 from carrel.service.instances.spares import Spares
-from carrel.service.instances.starting import Starter, Wanted
+from carrel.service.instances.starting import TAIL_BYTES, Starter, Wanted
 from carrel.service.instances.tokens import TokenFiles
 from carrel.service.instances.warming import Warming
 from carrel.service.journal import Journal
@@ -97,7 +97,7 @@ class Instances:
         self._clock = clock
         self._tokens = TokenFiles(parts.places)
         self._starter = Starter(parts.book, parts.places, parts.reception, parts.recordings)
-        self._ender = Ender(parts.book, parts.places)
+        self._ender = Ender(parts.book, parts.places, self._tail)
         self._lifetimes = Lifetimes(
             parts.book,
             parts.places,
@@ -451,12 +451,15 @@ class Instances:
         return self._parts.journal.get(instance.space_id) if instance.space_id else None
 
     async def logs(self, caller: Caller, instance_id: str, limit: int) -> bytes:
-        """What it wrote last; nothing of one that has ended."""
+        """What it wrote last; little of one that failed, nothing of one that has ended."""
         instance = await self.get(caller, instance_id)
         if instance.state not in LIVE:
-            return b""
+            return instance.output.encode("utf-8", "replace")[-limit:]
+        return await self._tail(instance, min(limit, MOST_LOG))
+
+    async def _tail(self, instance: Instance, limit: int = TAIL_BYTES) -> bytes:
         place = await self._places.of(instance)
-        return await self._starter.tail(place.folder, instance.run_id, min(limit, MOST_LOG))
+        return await self._starter.tail(place.folder, instance.run_id, limit)
 
     async def heartbeat(self, caller: Caller, instance_id: str) -> Instance:
         """It is still wanted."""

@@ -1,0 +1,156 @@
+"""Carrel's instances, through a daemon and its API, for the benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.footprints import Footprint, footprint, in_sandbox_of, together
+from bench.own_spaces import Daemon, open_daemon
+from bench.standing_by import StandingBy
+from carrel.client import AsyncClient, AsyncInstance, Instance
+from carrel.client.instances import Instances
+from carrel.domain.instances import ToolCall
+from carrel.instances.speaking import greet
+from carrel.linux.processes import start_time
+
+GONE_S = 30.0
+LOOK_S = 0.001
+SETTLE_S = 60.0
+"""For the launcher to let go of what it had got ready for a next command."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of the manager's two processes, of a sandbox's own and of its gate."""
+
+    manager: Footprint
+    processes: int
+
+
+class OwnInstances:
+    def __init__(self, daemon: Daemon, ready: StandingBy) -> None:
+        self._daemon = daemon
+        self.standing_by = ready
+
+    @property
+    def _instances(self) -> Instances:
+        return self._daemon.client.instances
+
+    def start(self, server: str | dict[str, object], project: Path) -> tuple[Instance, float]:
+        """And the seconds from the request to the answer."""
+        begun = time.perf_counter()
+        instance = self._instances.start(server, project=project)
+        return instance, time.perf_counter() - begun
+
+    def release(self, instance: Instance) -> float:
+        """Seconds until its processes, its port and its folder are gone."""
+        info = instance.info
+        folder = self._daemon.data / "instances" / instance.id
+        pids = {pid: start_time(pid) for pid in in_sandbox_of(info.pid)}
+        begun = time.perf_counter()
+        instance.release()
+        until = begun + GONE_S
+        while folder.exists() or _any_alive(pids) or _answers(info.port):
+            if time.perf_counter() > until:
+                raise RuntimeError(f"{info.server} does not go")
+            time.sleep(LOOK_S)
+        return time.perf_counter() - begun
+
+    # Many at once
+
+    def starts(self, server: str, project: Path, count: int) -> AtOnce:
+        """All asked for at the same time, and released afterwards."""
+        return asyncio.run(self._starts(server, project, count))
+
+    async def _starts(self, server: str, project: Path, count: int) -> AtOnce:
+        async with AsyncClient(data=self._daemon.data) as client:
+            done: list[tuple[AsyncInstance, float]] = []
+
+            async def one() -> None:
+                found = await client.instances.start(server, project=project)
+                done.append((found, time.perf_counter() - begun))
+
+            begun = time.perf_counter()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(count):
+                        group.create_task(one())
+                return AtOnce([took_s for _, took_s in done], _overtaken(done))
+            finally:
+                await asyncio.gather(*(found.release() for found, _ in done))
+
+    def keep(self, server: dict[str, object], project: Path, count: int) -> list[Instance]:
+        return [self.start(server, project)[0] for _ in range(count)]
+
+    # The processes
+
+    def manager(self) -> Footprint:
+        """The daemon's and the launcher's own."""
+        return together((self._daemon.pid, self._daemon.launcher_pid()))
+
+    def helpers(self) -> int:
+        return self._daemon.helpers()
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """`overtaken` is by how many others, that were asked for later, one was passed at most."""
+
+    took_s: Sequence[float]
+    overtaken: int
+
+
+def _overtaken(done: Sequence[tuple[AsyncInstance, float]]) -> int:
+    asked = [found.info.created_at for found, _ in done]
+    return max(sum(1 for before in asked[:at] if before > own) for at, own in enumerate(asked))
+
+
+def _any_alive(pids: dict[int, int | None]) -> bool:
+    return any(
+        started is not None and start_time(pid) == started for pid, started in pids.items()
+    )
+
+
+def _answers(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
+
+
+def use(instance: Instance, tool: ToolCall) -> None:
+    """A client that comes, calls one tool and goes."""
+    asyncio.run(greet(instance.url, instance.headers, tool))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """By the server's own process, and by all of its sandbox."""
+
+    server: Footprint
+    whole: Footprint
+
+
+def taken(instance: Instance) -> Taken:
+    pid = instance.info.pid
+    return Taken(footprint(pid), together(in_sandbox_of(pid)))
+
+
+@contextmanager
+def open_instances(data: Path, settings: str = "") -> Iterator[OwnInstances]:
+    config = data.with_suffix(".toml")
+    config.write_text(settings)
+    before = os.environ.get("CARREL_CONFIG")
+    os.environ["CARREL_CONFIG"] = str(config)
+    try:
+        with open_daemon(data) as daemon, StandingBy(data) as ready:
+            yield OwnInstances(daemon, ready)
+    finally:
+        os.environ.pop("CARREL_CONFIG")
+        if before is not None:
+            os.environ["CARREL_CONFIG"] = before
