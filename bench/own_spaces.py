@@ -142,8 +142,11 @@ class Daemon:
 
     def helpers(self) -> int:
         """All processes below the daemon and the launcher."""
-        launcher = int(self._launcher()["pid"])
+        launcher = self.launcher_pid()
         return len(processes.descendants(self.pid)) + len(processes.descendants(launcher))
+
+    def launcher_pid(self) -> int:
+        return int(self._launcher()["pid"])
 
     def await_idle(self) -> None:
         """Until no space has a sandbox that is set up."""

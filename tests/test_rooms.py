@@ -31,7 +31,7 @@ OWN_ROOMS = {
     "interfaces": {"interfaces", "service", "hub", "lifecycle", "domain"},
     "mcp": {"mcp", "client", "domain"},
     "agents": {"agents", "domain"},
-    "instances": {"domain", "instances"},
+    "instances": {"domain", "instances", "linux"},
 }
 LIBRARIES: dict[str, set[str]] = {
     "trees": {"msgspec", "pathspec", "zstandard"},
@@ -40,7 +40,7 @@ LIBRARIES: dict[str, set[str]] = {
     "store": {"msgspec"},
     "hub": {"msgspec"},
     "agents": {"acp", "anyio", "claude_agent_sdk", "mcp", "msgspec"},
-    "instances": {"httptools"},
+    "instances": {"httptools", "msgspec"},
     "mcp": {"anyio", "mcp", "mcp_types", "psutil", "pydantic", "starlette", "uvicorn"},
     "interfaces": {
         "annotated_types",
@@ -55,6 +55,10 @@ LIBRARIES: dict[str, set[str]] = {
         "websockets",
     },
 }
+
+INSIDE = "carrel.instances.inside."
+SERVING = {"anyio", "mcp", "mcp_types", "starlette", "uvicorn"}
+"""What the programs there use, which run beside servers in their sandboxes."""
 
 CLIENT = "carrel.launcher.client"
 """The daemon's side of the launcher, which speaks the domain's language."""
@@ -138,6 +142,9 @@ def test_the_mcp_server_is_imported_by_its_verb_alone(graph: grimp.ImportGraph) 
     assert importers - room == {"carrel.cli.verbs.mcp"}
     # The scripted agent asks it as a client, in its own process.
     asking = {"carrel.agents.frontends.space_tools"}
+    # A program of its own, in the sandbox of a server.
+    asking.add(bridge := f"{INSIDE}bridge")
+    assert graph.find_modules_that_directly_import(bridge) == set()
     for library in ("mcp", "mcp_types"):
         assert graph.find_modules_that_directly_import(library) <= room | asking
 
@@ -152,6 +159,7 @@ def test_each_room_imports_only_what_it_may(graph: grimp.ImportGraph) -> None:
             for target in graph.find_modules_directly_imported_by(module):
                 depth = 2 if target.startswith("carrel.") else 1
                 spoken = module == CLIENT and target.startswith("carrel.domain.")
+                spoken |= module.startswith(INSIDE) and target in SERVING
                 if ".".join(target.split(".")[:depth]) not in allowed and not spoken:
                     stray.append(f"{module} -> {target}")
     assert stray == []

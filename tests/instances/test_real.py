@@ -246,16 +246,21 @@ def daemon(data: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         daemon.close()
 
 
-@pytest.mark.parametrize("mode", ["legacy", STATELESS])
-async def test_carrel_in_a_space(daemon: Daemon, tmp_path: Path, mode: str) -> None:
-    """What it can see from there is what the space may see."""
+async def test_carrel_in_a_space(daemon: Daemon, tmp_path: Path) -> None:
+    """What it may do there is what the space may, in both ways of speaking."""
     client = daemon.local()
     origin = {"project": {"kind": "folder", "location": str(tmp_path)}}
-    space = good(await asyncio.to_thread(client.post, "/v1/spaces", json=origin))
+    space, other = [
+        good(await asyncio.to_thread(client.post, "/v1/spaces", json=origin)) for _ in range(2)
+    ]
     wanted = {"server": "carrel", "space_id": space["id"]}
     made = good(await asyncio.to_thread(client.post, "/v1/instances", json=wanted))
-    async with connected(made["url"], made["token"], mode=mode) as tools:
-        names = {one.name for one in (await tools.list_tools()).tools}
-        assert "send_message" in names or names
+    for mode in ("legacy", STATELESS):
+        async with connected(made["url"], made["token"], mode=mode) as tools:
+            assert (tools.protocol_version == STATELESS) is (mode == STATELESS)
+            listed = json.loads(await tool(tools, "list_spaces"))["spaces"]
+            assert [one["id"] for one in listed] == [space["id"]]
+            refused = await tools.call_tool("delete_space", {"space": other["id"]})
+            assert refused.is_error, refused
     path = f"/v1/instances/{made['instance_id']}"
     assert good(await asyncio.to_thread(client.delete, path)) == {"status": "terminated"}

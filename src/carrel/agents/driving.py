@@ -17,8 +17,8 @@ import threading
 
 from carrel.agents import wire
 from carrel.agents.conducting import conduct
-from carrel.agents.hiding import hide
 from carrel.agents.environing import with_values
+from carrel.agents.hiding import hide
 from carrel.agents.loading import load
 from carrel.agents.results import failed, payload_of
 from carrel.domain.agents import (

@@ -75,9 +75,7 @@ def read_start(line: bytes) -> Start:
     found = _object(line)
     try:
         given = {name: _made(name, value) for name, value in found["request"].items()}
-        return Start(
-            found["driver"], TurnRequest(**given), _seat(found["seat"]), found["options"]
-        )
+        return Start(found["driver"], TurnRequest(**given), _seat(found["seat"]), found["options"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not whole ({error!r})") from None
 

@@ -212,6 +212,7 @@ def _call(plan: Plan, status: int, sender: socket.socket, terminal: list[int]) -
         socket.send_fds(sender, [EXECUTING], terminal)
     # One that was forked from the launcher has the launcher's memory, which is nobody's.
     namespaces.set_dumpable(plan["warm"])
+    namespaces.set_name(os.path.basename(plan["argv"][0]))
     sender.close()
     for descriptor in (status, *terminal):
         os.close(descriptor)

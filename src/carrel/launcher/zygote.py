@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import sys
+from types import ModuleType
 
 OLDEST = (3, 11)
 """Of what the children run before they call anything of the program's."""
@@ -51,7 +52,7 @@ def _read(arguments: list[str]) -> dict[str, list[str]]:
     return options
 
 
-def _prepare(options: dict[str, list[str]]):  # type: ignore[no-untyped-def]
+def _prepare(options: dict[str, list[str]]) -> ModuleType:
     if sys.version_info < OLDEST:
         found = ".".join(map(str, sys.version_info[:2]))
         raise Unfit(f"its interpreter is Python {found}, and 3.11 is needed")

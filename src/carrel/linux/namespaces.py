@@ -27,6 +27,7 @@ MS_SLAVE = 1 << 19
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -83,6 +84,11 @@ def set_dumpable(dumpable: bool) -> None:
 
 def set_parent_death_signal(signal: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal)
+
+
+def set_name(name: str) -> None:
+    """As process lists show it; the kernel keeps 15 bytes."""
+    libc.call("prctl", _PR_SET_NAME, ctypes.c_char_p(name.encode(errors="replace")))
 
 
 def become_subreaper() -> None:

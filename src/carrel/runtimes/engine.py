@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from carrel.domain.errors import (
-    CarrelError,
-    CommandInvalid,
-    InsufficientDisk,
     LauncherUnavailable,
     RunNotFound,
     SandboxUnavailable,
     WarmUnavailable,
 )
-from carrel.domain.ids import is_id, new_id
+from carrel.domain.ids import is_id
 from carrel.domain.launching import LauncherPort
 from carrel.domain.limits import Usage
 from carrel.domain.runtimes import Command, LimitHit, Output, Sandbox, SandboxSpec, Zygote
@@ -35,7 +31,8 @@ from carrel.runtimes.limits.enforcing import Enforcement
 from carrel.runtimes.limits.watching import LimitWatch
 from carrel.runtimes.live import Links, LiveRun
 from carrel.runtimes.problems import as_error, check_command, check_zygote
-from carrel.runtimes.streams import RECORDED, Streams, found_streams, open_streams
+from carrel.runtimes.run_folders import cannot_write, checked_id, make_folder, remove_folder
+from carrel.runtimes.streams import RECORDED, Streams, found_streams
 
 ZYGOTE_S = 80.0
 """The launcher has its own bound for a warm process to load its modules, which is less."""
@@ -108,9 +105,9 @@ class Engine:
         check_command(command)
         if command.warm and confinement.hold is None:
             raise WarmUnavailable(f"{self._runtime} forks no commands.", hint="Start it cold.")
-        run_id = _checked_id(command)
+        run_id = checked_id(command)
         folder = SandboxFolders(sandbox.spec.folder).run(run_id)
-        streams = _make_folder(folder, sandbox, command)
+        streams = make_folder(folder, sandbox, command)
         try:
             return await self._launch(sandbox, command, run_id, streams, confinement)
         except (asyncio.CancelledError, LauncherUnavailable):
@@ -119,7 +116,7 @@ class Engine:
             raise
         except BaseException:
             streams.close_ours()
-            _remove_folder(folder)
+            remove_folder(folder)
             raise
         finally:
             streams.close_given()
@@ -132,7 +129,7 @@ class Engine:
             with contextlib.suppress(LauncherUnavailable):
                 await self._kill(run_id, folder, "stopped")
             if not (folder / "run.json").exists():
-                _remove_folder(folder)
+                remove_folder(folder)
 
         task = asyncio.get_running_loop().create_task(end())
         self._ending.add(task)
@@ -174,7 +171,7 @@ class Engine:
             await self._settled(sandbox.spec.sandbox_id)
             self._warm.discard(sandbox.spec.sandbox_id)
             if problem["step"] == "record":
-                raise _cannot_write(OSError(problem["errno"], problem["text"]))
+                raise cannot_write(OSError(problem["errno"], problem["text"]))
             if problem["step"] not in ("ending", "cold"):
                 raise as_error(problem, command)
         raise SandboxUnavailable("The sandbox keeps ending.", hint="Look at the launcher's log.")
@@ -499,51 +496,3 @@ def _oom_source(group: CgroupHandle) -> list[str] | None:
 def _least(*values: float | None) -> float | None:
     given = [value for value in values if value is not None]
     return min(given) if given else None
-
-
-def _checked_id(command: Command) -> str:
-    if command.keep_bytes < 1:
-        raise CommandInvalid("No output is to be kept.", hint="Give keep_bytes above 0.")
-    if not command.run_id:
-        return new_id("ru")
-    if not is_id(command.run_id) or not command.run_id.startswith("ru_"):
-        raise CommandInvalid(
-            f"{command.run_id!r} is no id of a run.", hint="Leave it out, and one is made."
-        )
-    return command.run_id
-
-
-def _make_folder(folder: Path, sandbox: Sandbox, command: Command) -> Streams:
-    """The run's folder with its files in it, or nothing."""
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        raise CommandInvalid(
-            f"There is a run {folder.name} already.", hint="Ids are used once."
-        ) from None
-    except OSError as error:
-        raise _cannot_write(error) from None
-    try:
-        return open_streams(command, folder, sandbox.spec.owner)
-    except OSError as error:
-        _remove_folder(folder)
-        raise _cannot_write(error) from None
-
-
-def _cannot_write(error: OSError) -> CarrelError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return InsufficientDisk(
-            "There is no room on the disk for the record of a command.",
-            hint="Make some: `carrel gc` removes what is not used.",
-        )
-    return SandboxUnavailable(
-        f"A command's record cannot be written: {error}.", hint="Look at the data folder."
-    )
-
-
-def _remove_folder(folder: Path) -> None:
-    """The sandbox may have been removed meanwhile, with all its runs."""
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
-            os.unlink(entry.path)
-        os.rmdir(folder)

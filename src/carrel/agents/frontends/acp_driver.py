@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from carrel.agents.children import Child, child
 from carrel.agents.environing import environment
-from carrel.agents.frontends import lines, requests
+from carrel.agents.frontends import acp_servers, lines, requests
 from carrel.agents.frontends.acp_client import Choices, Client
 from carrel.agents.frontends.acp_presets import PRESETS, Preset, environment_of, write_settings
 from carrel.agents.frontends.acp_stream import problem_of
@@ -116,21 +116,26 @@ class _Turn:
             client_info=Implementation(name="carrel", version="1"),
         )
         can_load = bool(met.agent_capabilities and met.agent_capabilities.load_session)
-        session = await self._open(request, seat, can_load)
+        servers, left_out = acp_servers.known(seat, met.agent_capabilities)
+        session = await self._open(request, seat.workspace, can_load, servers)
         who = f"{met.agent_info.name} {met.agent_info.version}" if met.agent_info else "An agent"
         self._client.stage.tell(lines.log(f"{who} by ACP", self._session))
+        for name in left_out:
+            text = f"The MCP server {name} is left out: this agent does not speak its transport."
+            self._client.stage.tell(lines.log(text))
         await self._set_up(session, request.model)
 
-    async def _open(self, request: TurnRequest, seat: Seat, can_load: bool) -> Any:
-        servers = _servers(seat)
+    async def _open(
+        self, request: TurnRequest, cwd: str, can_load: bool, servers: list[Any]
+    ) -> Any:
         if request.continuation is None:
-            new = await self._agent.new_session(cwd=seat.workspace, mcp_servers=servers)
+            new = await self._agent.new_session(cwd=cwd, mcp_servers=servers)
             self._session = self._client.session = new.session_id
             return new
         key = request.continuation.key
         if not can_load:
             raise ContinuationNotFound("This agent cannot go on with a conversation.", asked=key)
-        return await self._load(key, seat.workspace, servers)
+        return await self._load(key, cwd, servers)
 
     async def _load(self, key: str, cwd: str, servers: list[Any]) -> Any:
         from acp import RequestError
@@ -172,13 +177,3 @@ class _Turn:
         answer = await self._agent.prompt(session_id=self._session, prompt=blocks)
         usage = answer.usage.model_dump(by_alias=True) if answer.usage else {}
         return self._client.ended(answer.stop_reason, usage)
-
-
-def _servers(seat: Seat) -> list[Any]:
-    from acp.schema import EnvVariable, McpServerStdio
-
-    if not seat.mcp:
-        return []
-    command, *args = seat.mcp
-    env = [EnvVariable(name=name, value=value) for name, value in seat.mcp_env.items()]
-    return [McpServerStdio(name="carrel", command=command, args=args, env=env)]

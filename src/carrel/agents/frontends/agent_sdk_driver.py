@@ -16,7 +16,7 @@ from carrel.agents.environing import credentials_of
 from carrel.agents.family import Family
 from carrel.agents.frontends import requests
 from carrel.agents.frontends.agent_sdk_messages import plain
-from carrel.agents.frontends.claude_config import FOLDER, KEEP_DAYS, QUIET
+from carrel.agents.frontends.claude_config import FOLDER, KEEP_DAYS, QUIET, servers
 from carrel.agents.frontends.claude_stream import ClaudeTranslator
 from carrel.agents.frontends.lines import encode
 from carrel.agents.listening import Inbox, listening
@@ -126,7 +126,7 @@ def _options(
         model=request.model or None,
         permission_mode=_MODES[mode],
         allowed_tools=own,
-        mcp_servers=_servers(seat),
+        mcp_servers=servers(seat),
         strict_mcp_config=True,
         system_prompt={"type": "preset", "preset": "claude_code", "snapshot": False},
         extra_args=_system_prompt(request, seat),
@@ -143,18 +143,11 @@ def _environment(request: TurnRequest, seat: Seat, mode: Permission) -> dict[str
         **QUIET,
         **credentials_of(seat),
         **seat.mcp_env,
+        **seat.server_env,
         **request.env,
         "CLAUDE_CONFIG_DIR": f"{seat.state}/{FOLDER}",
         "IS_SANDBOX": "1" if mode is Permission.SANDBOXED else "",
     }
-
-
-def _servers(seat: Seat) -> dict[str, Any]:
-    if not seat.mcp:
-        return {}
-    command, *args = seat.mcp
-    env = {name: f"${{{name}}}" for name in seat.mcp_env}
-    return {"carrel": {"type": "stdio", "command": command, "args": args, "env": env}}
 
 
 def _system_prompt(request: TurnRequest, seat: Seat) -> dict[str, str | None]:

@@ -140,9 +140,10 @@ def _terminal(seat: Seat) -> list[str]:
 def _options(request: TurnRequest, seat: Seat) -> list[str]:
     """Texts go by files: what is in argv is in process lists."""
     options = ["--strict-mcp-config"]
+    if seat.mcp or seat.servers:
+        options += ["--mcp-config", f"{seat.state}/{claude_config.FOLDER}/mcp.json"]
     if seat.mcp:
         # The space's own tools need no permission.
-        options += ["--mcp-config", f"{seat.state}/{claude_config.FOLDER}/mcp.json"]
         options += ["--allowedTools=mcp__carrel"]
     if requests.has_context(seat):
         options += ["--add-dir", seat.context]

@@ -1,13 +1,14 @@
-"""Claude Code's settings and environment: quiet, unattended, with the space's MCP server."""
+"""Claude Code's settings and environment: quiet, unattended, with the space's MCP servers."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from carrel.agents.terminals import hooking
-from carrel.domain.agents import Permission, Seat, TurnRequest
+from carrel.domain.agents import Permission, Seat, SeatServer, TurnRequest
 
 FOLDER = "claude"
 """In the agent's state: its settings and conversations."""
@@ -45,6 +46,7 @@ def environment(request: TurnRequest, seat: Seat, permission: Permission) -> dic
         **QUIET,
         **_credential(request, seat),
         **seat.mcp_env,
+        **seat.server_env,
         **request.env,
         "CLAUDE_CONFIG_DIR": f"{seat.state}/{FOLDER}",
         **({"IS_SANDBOX": "1"} if permission is Permission.SANDBOXED else {}),
@@ -64,13 +66,24 @@ def files(request: TurnRequest, seat: Seat) -> dict[str, bytes]:
     files = {f"{FOLDER}/settings.json": json.dumps(settings).encode()}
     if request.system_prompt:
         files[f"{FOLDER}/system-prompt.md"] = request.system_prompt.encode("utf-8", "replace")
+    if found := servers(seat):
+        files[f"{FOLDER}/mcp.json"] = json.dumps({"mcpServers": found}).encode()
+    return files
+
+
+def servers(seat: Seat) -> dict[str, Any]:
+    """By name. Values stay in the environment: files are kept."""
+    found: dict[str, Any] = {server.name: _over_http(server) for server in seat.servers}
     if seat.mcp:
         command, *args = seat.mcp
-        # The values stay in the environment: files are kept.
         env = {name: f"${{{name}}}" for name in seat.mcp_env}
-        server = {"command": command, "args": args, "env": env}
-        files[f"{FOLDER}/mcp.json"] = json.dumps({"mcpServers": {"carrel": server}}).encode()
-    return files
+        found["carrel"] = {"type": "stdio", "command": command, "args": args, "env": env}
+    return found
+
+
+def _over_http(server: SeatServer) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer ${{{server.token}}}"} if server.token else {}
+    return {"type": "sse" if server.sse else "http", "url": server.url, "headers": headers}
 
 
 def unattended_files(permission: Permission, seat: Seat) -> dict[str, bytes]:

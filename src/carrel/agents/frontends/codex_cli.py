@@ -64,7 +64,7 @@ class CodexCli:
         if request.permission is Permission.ASK:
             plain = _prepared(request, seat, (*program.argv, "app-server"), b"")
             driven = driven_by(DRIVER, {"argv": plain.argv}, request, seat)
-            return replace(driven, env=plain.env, files=plain.files)
+            return replace(driven, env=plain.env, files=plain.files, notes=plain.notes)
         before, options = _permission(permission)
         argv = [*before, "exec", "--json", "--skip-git-repo-check", *options]
         argv += [*_options(request), *(("resume", asked) if asked else ()), "-"]
@@ -101,6 +101,7 @@ def _prepared(request: TurnRequest, seat: Seat, argv: tuple[str, ...], first: by
         env=env,
         files={f"{FOLDER}/config.toml": codex_config.text(request, seat, env)},
         first=first,
+        notes=codex_config.left_out(seat),
     )
 
 
@@ -126,7 +127,7 @@ def _options(request: TurnRequest) -> list[str]:
 
 def _environment(request: TurnRequest, seat: Seat) -> dict[str, str]:
     """Its own provider takes the key by another name than everybody's."""
-    env = {**seat.mcp_env}
+    env = {**seat.mcp_env, **seat.server_env}
     key = request.env.get(codex_config.KEY) or seat.credentials.get("openai", "")
     if key:
         env |= {codex_config.KEY: key, "CODEX_API_KEY": key}

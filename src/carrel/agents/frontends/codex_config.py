@@ -1,4 +1,4 @@
-"""Codex's `config.toml`: quiet, with the space's MCP server, and another endpoint if one is
+"""Codex's `config.toml`: quiet, with the space's MCP servers, and another endpoint if one is
 given."""
 
 from __future__ import annotations
@@ -7,8 +7,9 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 
+from carrel.agents.permitting import permission_of
 from carrel.agents.terminals import hooking
-from carrel.domain.agents import InteractionMode, Permission, Seat, TurnRequest
+from carrel.domain.agents import InteractionMode, Permission, Seat, SeatServer, TurnRequest
 
 KEY = "OPENAI_API_KEY"
 ENDPOINTS = ("CODEX_BASE_URL", "OPENAI_BASE_URL")
@@ -34,6 +35,8 @@ def text(request: TurnRequest, seat: Seat, env: Mapping[str, str]) -> bytes:
         parts.append(_provider(endpoint, KEY in env))
     if seat.mcp:
         parts.append(_server(seat))
+    free = permission_of(request, seat) is Permission.SANDBOXED
+    parts.extend(_over_http(server, free) for server in seat.servers if not server.sse)
     if request.mode is InteractionMode.INTERACTIVE:
         parts.extend(_hook(event, seat) for event in hooking.EVENTS)
     return "\n".join(line for part in parts for line in [*part, ""]).encode("utf-8", "replace")
@@ -68,6 +71,22 @@ def _server(seat: Seat) -> list[str]:
         # The space's own tools need no permission.
         'default_tools_approval_mode = "approve"',
     ]
+
+
+def _over_http(server: SeatServer, free: bool) -> list[str]:
+    lines = [f"[mcp_servers.{quoted(server.name)}]", f"url = {quoted(server.url)}"]
+    if server.token:
+        lines.append(f"bearer_token_env_var = {quoted(server.token)}")
+    return [*lines, 'default_tools_approval_mode = "approve"'] if free else lines
+
+
+def left_out(seat: Seat) -> tuple[str, ...]:
+    """In sentences."""
+    return tuple(
+        f"The MCP server {server.name} is left out: Codex does not speak SSE."
+        for server in seat.servers
+        if server.sse
+    )
 
 
 def _hook(event: str, seat: Seat) -> list[str]:

@@ -36,6 +36,8 @@ class PiDriver:
     async def __call__(self, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult:
         permissions = Permissions(permission_of(request, seat), stage, request.answer_s)
         folder = open_folder(request, seat)
+        for server in seat.servers:
+            stage.tell(lines.log(f"The MCP server {server.name} is left out: Pi takes none."))
         env = environment(request, seat, QUIET) | {"PI_CODING_AGENT_DIR": str(folder.agent)}
         # The project's own settings and extensions are not loaded: nobody is there to be asked.
         argv = [*self._argv, "--mode", "rpc", "--no-approve", *configure(folder, request, env)]

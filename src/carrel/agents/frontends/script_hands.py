@@ -7,13 +7,12 @@ from typing import Any
 
 from carrel.agents.environing import environment
 from carrel.agents.frontends.script import Step
-from carrel.agents.frontends.space_tools import SpaceTools
+from carrel.agents.frontends.space_tools import SpaceTools, is_other
 from carrel.agents.permitting import Permissions
 from carrel.domain.agents import Seat, TurnRequest
 
 DOES = ("write", "append", "run", "ask", "tool")
-_FREE = ("ask", "tool")
-"""The space's own tools need no permission."""
+_BY_TOOL = ("ask", "tool")
 
 
 class Hands:
@@ -28,10 +27,12 @@ class Hands:
     async def do(self, id: str, step: Step) -> tuple[str, bool]:
         """What came of it, and whether that is an error."""
         name, given = call_of(step)
-        free = step.verb in _FREE
+        by_tool = step.verb in _BY_TOOL
+        # The space's own tools need no permission.
+        free = by_tool and not is_other(name)
         if not free and not await self._permissions.allowed(id, name, given):
             return "Permission was denied.", True
-        if free:
+        if by_tool:
             return await self._tools.call(name, given)
         try:
             if step.verb == "run":

@@ -2,7 +2,8 @@
 
     write PATH TEXT     the file holds that line        say TEXT         it says that
     append PATH TEXT    a line more in the file         ask QUESTION     asks the user of the space
-    run COMMAND         by `sh -c`                      tool NAME JSON   a tool of the space
+    run COMMAND         by `sh -c`                      tool NAME JSON   a tool of the space, or
+                                                        mcp__SERVER__TOOL of another server
     sleep SECONDS       waits                           repeat N STEP    that step, N times
     fail MESSAGE        the turn fails                  crash            the process is gone
 
