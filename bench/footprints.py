@@ -11,6 +11,9 @@ from pathlib import Path
 from carrel.instances.listening import tree
 
 _PRIVATE = ("Private_Clean", "Private_Dirty")
+_LISTENS = "0A"
+"""As `/proc/net/tcp` writes the state of such a socket."""
+_KEEPING = ("bwrap", "hold", "launcher")
 
 
 @dataclass(frozen=True)
@@ -43,27 +46,27 @@ def together(pids: Iterable[int]) -> Footprint:
 
 @dataclass(frozen=True)
 class Inhabitants:
-    """Of one sandbox: the server's own process, all that came of it, its gate, and what keeps
-    the sandbox."""
+    """Of one sandbox: the server and all that came of it, its gate, and what keeps the sandbox
+    or is ready for a next command in it."""
 
-    server: int
-    tree: list[int]
-    gates: list[int]
+    server: list[int]
+    gate: list[int]
     keepers: list[int]
 
     @property
     def all(self) -> list[int]:
-        return [*self.tree, *self.gates, *self.keepers]
+        return [*self.server, *self.gate, *self.keepers]
 
 
-def inhabitants(server: int) -> Inhabitants:
+def inhabitants(server: int, port: int) -> Inhabitants:
     """By their namespace: a language server may have gone away from its parent."""
     below = tree(server)
     others = [pid for pid in _beside(server) if pid not in below]
-    keepers = [pid for pid in others if _program(pid) in ("bwrap", "hold", "")]
-    gates = [pid for pid in others if pid not in keepers and _is_launchers(pid)]
-    rest = [pid for pid in others if pid not in (*keepers, *gates)]
-    return Inhabitants(server, [*below, *rest], gates, keepers)
+    listening = _socket_at(port)
+    gate = [pid for pid in others if listening in _sockets(pid)]
+    keepers = [pid for pid in others if pid not in gate and _program(pid) in _KEEPING]
+    rest = [pid for pid in others if pid not in (*gate, *keepers)]
+    return Inhabitants([*below, *rest], gate, keepers)
 
 
 def _beside(server: int) -> list[int]:
@@ -76,15 +79,29 @@ def _beside(server: int) -> list[int]:
     return found
 
 
+def _socket_at(port: int) -> str:
+    """That listens at this port of the machine."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
+            return f"socket:[{words[9]}]"
+    return ""
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
 def _program(pid: int) -> str:
+    """Of the launcher's forks the interpreter's: they have executed nothing."""
     try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-
-
-def _is_launchers(pid: int) -> bool:
-    """Forked from the launcher, and nothing was executed since."""
-    with contextlib.suppress(OSError):
-        return b"carrel.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
+    forked = any(b"carrel.launcher" in word for word in words)
+    return "launcher" if forked else os.path.basename(words[0]).decode(errors="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Set
 from contextlib import aclosing
 from pathlib import Path
 
@@ -28,7 +28,9 @@ class Happenings:
         launcher = Launcher(self._data)
         until = time.monotonic() + WAIT_S
         try:
-            while not any(server in str(one) for one in launcher.call("zygotes", {}, [])[0]["zygotes"]):
+            while not any(
+                server in str(one) for one in launcher.call("zygotes", {}, [])[0]["zygotes"]
+            ):
                 if time.monotonic() > until:
                     raise RuntimeError(f"no process has loaded {server}")
                 time.sleep(LOOK_S)
@@ -47,27 +49,25 @@ class Happenings:
                 if state == "ready" and instance_id != handed:
                     return
 
-    def most_starting(self, count: int) -> int:
-        """How many were between their start and their first answer at the same time, until so
-        many were ready."""
-        return asyncio.run(self._most_starting(count))
+    def most_starting(self, of: Set[str]) -> int:
+        """How many of these were between their start and their first answer at the same
+        time."""
+        return asyncio.run(self._most_starting(of))
 
-    async def _most_starting(self, count: int) -> int:
+    async def _most_starting(self, of: Set[str]) -> int:
         starting: set[str] = set()
-        most = ready = 0
+        ready: set[str] = set()
+        most = 0
         async with asyncio.timeout(WAIT_S), aclosing(self._told()) as told:
             async for instance_id, state in told:
-                if state == "starting":
-                    starting.add(instance_id)
-                    most = max(most, len(starting))
-                elif instance_id in starting:
-                    starting.discard(instance_id)
-                    ready += 1
-                    if ready == count:
-                        break
+                if instance_id in of:
+                    (starting if state == "starting" else ready).add(instance_id)
+                    most = max(most, len(starting - ready))
+                if ready == of:
+                    break
         return most
 
-    async def _told(self) -> AsyncIterator[tuple[str, str]]:
+    async def _told(self) -> AsyncGenerator[tuple[str, str], None]:
         async with AsyncClient(data=self._data) as client:
             events = client.events(after=self._seq, types=(EventType.INSTANCE_STATE,))
             async with aclosing(events):

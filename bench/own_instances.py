@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import time
@@ -11,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.footprints import Footprint, footprint, in_sandbox_of, together
+from bench.footprints import footprint, inhabitants, together
+from bench.happenings import Happenings
 from bench.own_spaces import Daemon, open_daemon
-from bench.standing_by import StandingBy
+from bench.raw_servers import GREETING
 from carrel.client import AsyncClient, AsyncInstance, Instance
 from carrel.client.instances import Instances
 from carrel.domain.instances import ToolCall
@@ -22,22 +24,12 @@ from carrel.linux.processes import start_time
 
 GONE_S = 30.0
 LOOK_S = 0.001
-SETTLE_S = 60.0
-"""For the launcher to let go of what it had got ready for a next command."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Of the manager's two processes, of a sandbox's own and of its gate."""
-
-    manager: Footprint
-    processes: int
 
 
 class OwnInstances:
-    def __init__(self, daemon: Daemon, ready: StandingBy) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self.standing_by = ready
+        self.happenings = Happenings(daemon.data)
 
     @property
     def _instances(self) -> Instances:
@@ -53,7 +45,7 @@ class OwnInstances:
         """Seconds until its processes, its port and its folder are gone."""
         info = instance.info
         folder = self._daemon.data / "instances" / instance.id
-        pids = {pid: start_time(pid) for pid in in_sandbox_of(info.pid)}
+        pids = {pid: start_time(pid) for pid in inhabitants(info.pid, info.port).all}
         begun = time.perf_counter()
         instance.release()
         until = begun + GONE_S
@@ -62,6 +54,24 @@ class OwnInstances:
                 raise RuntimeError(f"{info.server} does not go")
             time.sleep(LOOK_S)
         return time.perf_counter() - begun
+
+    def on_streams(self, server: str, project: Path) -> float:
+        """Seconds until it has answered a handshake on the socket that is its streams."""
+        begun = time.perf_counter()
+        instance = self._instances.start(server, project=project, streams=True)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as streams:
+                streams.settimeout(GONE_S)
+                streams.connect(instance.info.socket)
+                streams.sendall(json.dumps(GREETING).encode() + b"\n")
+                with streams.makefile("rb") as lines:
+                    answer = json.loads(lines.readline() or b"{}")
+            took_s = time.perf_counter() - begun
+        finally:
+            instance.release()
+        if "result" not in answer:
+            raise RuntimeError(f"{server} answered {answer}")
+        return took_s
 
     # Many at once
 
@@ -82,27 +92,23 @@ class OwnInstances:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(count):
                         group.create_task(one())
-                return AtOnce([took_s for _, took_s in done], _overtaken(done))
+                ids = frozenset(found.id for found, _ in done)
+                return AtOnce(ids, [took_s for _, took_s in done], _overtaken(done))
             finally:
                 await asyncio.gather(*(found.release() for found, _ in done))
 
-    def keep(self, server: dict[str, object], project: Path, count: int) -> list[Instance]:
-        return [self.start(server, project)[0] for _ in range(count)]
+    # The manager
 
-    # The processes
-
-    def manager(self) -> Footprint:
-        """The daemon's and the launcher's own."""
-        return together((self._daemon.pid, self._daemon.launcher_pid()))
-
-    def helpers(self) -> int:
-        return self._daemon.helpers()
+    def manager_mb(self) -> float:
+        """What the daemon and the launcher have taken."""
+        return together((self._daemon.pid, self._daemon.launcher_pid())).made
 
 
 @dataclass(frozen=True)
 class AtOnce:
     """`overtaken` is by how many others, that were asked for later, one was passed at most."""
 
+    ids: frozenset[str]
     took_s: Sequence[float]
     overtaken: int
 
@@ -113,9 +119,7 @@ def _overtaken(done: Sequence[tuple[AsyncInstance, float]]) -> int:
 
 
 def _any_alive(pids: dict[int, int | None]) -> bool:
-    return any(
-        started is not None and start_time(pid) == started for pid, started in pids.items()
-    )
+    return any(started is not None and start_time(pid) == started for pid, started in pids.items())
 
 
 def _answers(port: int) -> bool:
@@ -130,15 +134,24 @@ def use(instance: Instance, tool: ToolCall) -> None:
 
 @dataclass(frozen=True)
 class Taken:
-    """By the server's own process, and by all of its sandbox."""
+    """Of the memory, for themselves alone: by the server's own process, by all that came of it,
+    by its gate, and by what keeps its sandbox. Millions of bytes."""
 
-    server: Footprint
-    whole: Footprint
+    server: float
+    tree: float
+    gate: float
+    keepers: float
 
 
 def taken(instance: Instance) -> Taken:
-    pid = instance.info.pid
-    return Taken(footprint(pid), together(in_sandbox_of(pid)))
+    info = instance.info
+    found = inhabitants(info.pid, info.port)
+    return Taken(
+        footprint(info.pid).own,
+        together(found.server).own,
+        together(found.gate).own,
+        together(found.keepers).own,
+    )
 
 
 @contextmanager
@@ -148,8 +161,8 @@ def open_instances(data: Path, settings: str = "") -> Iterator[OwnInstances]:
     before = os.environ.get("CARREL_CONFIG")
     os.environ["CARREL_CONFIG"] = str(config)
     try:
-        with open_daemon(data) as daemon, StandingBy(data) as ready:
-            yield OwnInstances(daemon, ready)
+        with open_daemon(data) as daemon:
+            yield OwnInstances(daemon)
     finally:
         os.environ.pop("CARREL_CONFIG")
         if before is not None:

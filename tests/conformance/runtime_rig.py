@@ -7,8 +7,9 @@ import os
 import select
 import shutil
 import signal
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from carrel.runtimes.limits.enforcing import Enforcement
 from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover
 from carrel.runtimes.recordings import Recordings
+from tests.folders import remove_folder
 
 RUNTIMES = ("process", "landlock", "bubblewrap")
 WAIT_S = 30.0
@@ -63,6 +65,8 @@ class Rig:
     name: str
     launcher: Launcher
     linger_s: float = LINGER_S
+    prover: Prover | None = None
+    """One that knows what others have proven."""
     events: list[LimitHit] = field(default_factory=list)
     sandboxes: list[Sandbox] = field(default_factory=list)
 
@@ -75,7 +79,7 @@ class Rig:
         """Another one on the same data folder is what a restarted daemon has."""
         enforcement = Enforcement(self.cgroups, ProjectQuotas())
         engine = Engine(self.name, self.launcher, enforcement, self.events.append, self.linger_s)
-        prover = Prover(self.data, self.identities)
+        prover = self.prover or Prover(self.data, self.identities)
         if self.name == "bubblewrap":
             return BubblewrapRuntime(self.data, engine, prover)
         if self.name == "landlock":
@@ -192,6 +196,53 @@ async def open_rig(data: Path, name: str, linger_s: float = LINGER_S) -> AsyncIt
         if busy:
             rig.launcher.shutdown(force=True)
         assert busy == 0, f"{busy} things were left running"
+
+
+class Grounds:
+    """Data folders in which the rigs of many tests find the launcher running and the isolation
+    proven. What is about either takes one of its own (`open_rig`)."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._provers: dict[str, tuple[Path, Prover]] = {}
+
+    @asynccontextmanager
+    async def rig(self, name: str) -> AsyncIterator[Rig]:
+        """Afterwards the launcher has nothing left to do."""
+        if name not in self._provers:
+            data = self._stack.enter_context(_folder())
+            self._provers[name] = (data, Prover(data, Identities(data)))
+        data, prover = self._provers[name]
+        rig = Rig(data, name, Launcher(data), prover=prover)
+        try:
+            yield rig
+        finally:
+            await rig.close()
+            found = (await rig.launcher.ask("hello", {}, []))[0]
+            left = {one: found[one] for one in ("runs", "recordings", "sandboxes", "held")}
+            if any(left.values()):
+                rig.launcher.shutdown(force=True)
+            rig.launcher.close()
+            assert not any(left.values()), left
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    data = Path(tempfile.mkdtemp(prefix="carrel-"))
+    try:
+        data.chmod(0o711)
+        yield data
+        busy = Launcher(data).shutdown(force=False)
+        assert busy == 0, f"{busy} things were left running"
+    finally:
+        Launcher(data).shutdown(force=True)
+        remove_folder(data)
+
+
+@contextmanager
+def open_grounds() -> Iterator[Grounds]:
+    with ExitStack() as stack:
+        yield Grounds(stack)
 
 
 def have(program: str) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -14,12 +13,18 @@ from carrel.domain.errors import CommandInvalid, CommandNotFound, RunNotFound
 from carrel.domain.ids import new_id
 from carrel.domain.runtimes import Output
 from carrel.linux import processes
-from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Rig, finish, open_rig
+from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Grounds, Rig, finish, open_grounds
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[Grounds]:
+    with open_grounds() as found:
+        yield found
 
 
 @pytest.fixture(params=RUNTIMES)
-async def rig(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
-    async with open_rig(data, request.param) as opened:
+async def rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
+    async with grounds.rig(request.param) as opened:
         yield opened
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,18 +27,39 @@ from carrel.domain.runtimes import Bind, Command, ExitReason, Network, Output
 from carrel.domain.trees import TreeMount
 from carrel.linux import processes
 from carrel.runtimes.handles import dump, load
-from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Rig, finish, open_rig
+from tests.conformance.runtime_rig import (
+    RUNTIMES,
+    WAIT_S,
+    Grounds,
+    Rig,
+    finish,
+    open_grounds,
+    open_rig,
+)
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[Grounds]:
+    with open_grounds() as found:
+        yield found
 
 
 @pytest.fixture(params=RUNTIMES)
-async def rig(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
-    async with open_rig(data, request.param) as opened:
+async def rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
+    async with grounds.rig(request.param) as opened:
         yield opened
 
 
 @pytest.fixture(params=[name for name in RUNTIMES if name != "process"])
-async def confining(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
+async def confining(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
     """Runtimes that promise walls."""
+    async with grounds.rig(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(params=RUNTIMES)
+async def fresh(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
+    """Whose launcher is started by the test."""
     async with open_rig(data, request.param) as opened:
         yield opened
 
@@ -77,8 +98,10 @@ async def test_standard_input_is_empty_unless_asked_for(rig: Rig) -> None:
 
 
 async def test_the_environment_is_built_from_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    fresh: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does the launcher hand on what it was started with."""
+    rig = fresh
     monkeypatch.setenv("HOST_SECRET", "leaked")
     sandbox = await rig.start(env={"OF_SPACE": "1", "BOTH": "space"})
     done = await rig.run(sandbox, "env", env={"OF_COMMAND": "2", "BOTH": "command"})
@@ -325,7 +348,8 @@ async def test_two_sandboxes_do_not_meet(confining: Rig) -> None:
     await finish(sleeper)
 
 
-async def test_the_proof_holds_where_something_is_confined(rig: Rig) -> None:
+async def test_the_proof_holds_where_something_is_confined(fresh: Rig) -> None:
+    rig = fresh
     sandbox = await rig.start()
     proof = await rig.runtime.verify(sandbox, TreeMount(sandbox.spec.tree))
     assert proof.holds is rig.runtime.capabilities.confines, proof
@@ -436,7 +460,7 @@ async def test_stop_leaves_no_group_and_is_idempotent(rig: Rig) -> None:
     await rig.runtime.stop(sandbox)
 
 
-async def test_an_idle_sandbox_holds_no_process(rig: Rig, data: Path) -> None:
+async def test_an_idle_sandbox_holds_no_process(rig: Rig) -> None:
     rig.linger_s = 0.0
     rig.runtime = rig.make_runtime()
     sandbox = await rig.start()
@@ -487,8 +511,9 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_killing_the_daemon_loses_nothing(rig: Rig) -> None:
-    """A process that started a sandbox and a command dies at once; both go on."""
+async def test_killing_the_daemon_loses_nothing(fresh: Rig) -> None:
+    """A process that started launcher, sandbox and command dies at once; all go on."""
+    rig = fresh
     root = Path(__file__).resolve().parent.parent.parent
     daemon = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -22,6 +22,7 @@ from mcp_types import (
     Root,
     TextContent,
 )
+from pydantic import FileUrl
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
@@ -178,12 +179,12 @@ async def test_both_directions(data: Path, services: Services, tmp_path: Path) -
         return ElicitResult(action="accept", content={"name": "Ada", "check": True})
 
     async def roots(context: ClientRequestContext) -> ListRootsResult:
-        return ListRootsResult(roots=[Root(uri="file:///a/root", name="the root")])
+        return ListRootsResult(roots=[Root(uri=FileUrl("file:///a/root"), name="the root")])
 
     steps: list[float] = []
 
-    async def progress(done: float, total: float | None, message: str | None) -> None:
-        steps.append(done)
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(progress)
 
     callbacks = {
         "sampling_callback": sample,
@@ -193,7 +194,7 @@ async def test_both_directions(data: Path, services: Services, tmp_path: Path) -
     async with to(handed, **callbacks) as client:
         assert await tool(client, "echo", message="hello") == "Echo: hello"
         words = {"duration": 0.2, "steps": 4}
-        await client.call_tool("trigger-long-running-operation", words, progress_callback=progress)
+        await client.call_tool("trigger-long-running-operation", words, progress_callback=note)
         assert steps == [1, 2, 3, 4]
         assert "a model's words" in await tool(client, "trigger-sampling-request", prompt="say")
         elicited = await client.call_tool("trigger-elicitation-request", {})

@@ -159,6 +159,26 @@ async def test_it_is_killed_with_all_that_came_of_it(warm: Warm) -> None:
     assert (await warm.rig.sh(sandbox, "pgrep -x sleep | wc -l")).out.strip() == "0"
 
 
+async def test_it_is_in_the_control_groups_of_its_sandbox(warm: Warm) -> None:
+    """Where any other command is, though it cannot join them itself."""
+    await warm.runtime.warm_up(warm.zygote)
+    sandbox = await warm.start()
+    tree = TreeMount(sandbox.spec.tree)
+    forked = await warm.runtime.run(sandbox, tree, warm.command("rest"))
+    other = await warm.runtime.run(sandbox, tree, Command(("sleep", "60")))
+    one, two = _groups(forked.pid, sandbox), _groups(other.pid, sandbox)
+    assert one == two and (one or os.geteuid() != 0)
+    for run in (forked, other):
+        await warm.runtime.kill(sandbox, run.run_id)
+        await finish(run)
+
+
+def _groups(pid: int, sandbox: Sandbox) -> set[str]:
+    """The kinds of those that are its sandbox's."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return {line.split(":")[1] for line in lines if sandbox.spec.sandbox_id in line}
+
+
 async def test_signals_and_interrupts(warm: Warm) -> None:
     await warm.runtime.warm_up(warm.zygote)
     sandbox = await warm.start()

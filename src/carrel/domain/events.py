@@ -26,6 +26,8 @@ class EventType(StrEnum):
     """`kind`, `figure`, `message`, `run_id` if it was one command's."""
     INSTANCE_STATE = "instance.state"
     """`instance_id`, `server`, `to`; with `problem` when something was wrong with it."""
+    SERVER_FAILED = "server.failed"
+    """`server`, `problem`: one that the space was made with could not be started."""
     RECONCILED = "reconciled"
     """`actions`: what was made to fit the record."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from carrel.domain.agents import Frontend, Frontends
 from carrel.domain.errors import StateConflict
@@ -14,10 +15,16 @@ from carrel.service.journal import Journal
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 
+if TYPE_CHECKING:
+    from carrel.service.space_servers import SpaceServers
+
 
 class AgentSpaces:
-    def __init__(self, journal: Journal, desks: Desks, runs: Runs, shared: Shared) -> None:
+    def __init__(
+        self, journal: Journal, desks: Desks, runs: Runs, servers: SpaceServers, shared: Shared
+    ) -> None:
         self._journal = journal
+        self._servers = servers
         self._desks = desks
         self._runs = runs
         self._locks = shared.locks
@@ -30,10 +37,12 @@ class AgentSpaces:
         sandbox set up anew, for which nothing may run in it: `StateConflict`."""
         if self._journal.current(space_id).agent == frontend.name:
             return await self.desk(space_id)
+        await self._servers.give_up(space_id)
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             self._check(space)
             before = await self._desks.of(space)
+            await self._servers.leave(space_id)
             await before.runtime.stop(before.sandbox)
             self._desks.seat(space_id, before.sandbox.spec.owner)
             network = network_for(frontend, space.network, space.network_asked)

@@ -65,6 +65,7 @@ class Creator:
             parent=request.parent,
             agent=request.agent,
             network_asked=request.network_asked,
+            mcp=request.mcp,
         )
 
     async def create(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -66,7 +67,9 @@ class Desks:
 
     def binds(self, space: Space) -> tuple[Bind, ...]:
         """What its sandbox shows: its agent's, and its servers'."""
-        shows = tuple(Bind(Path(path), path) for path in space.shows)
+        # A server that was taken off the machine must not keep a space from starting.
+        there = [path for path in space.shows if os.path.exists(path)]
+        shows = tuple(Bind(Path(path), path) for path in there)
         if not space.agent or self._seats is None:
             return shows
         seen = self._seats.binds(self.folder(space.space_id), space.agent)

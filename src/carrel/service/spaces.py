@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from carrel.domain.access import Caller
 from carrel.domain.agents import Frontends
@@ -17,6 +18,7 @@ from carrel.domain.errors import (
     SpaceAmbiguous,
     SpaceNotFound,
     StateConflict,
+    UnexportedChanges,
 )
 from carrel.domain.events import EventType
 from carrel.domain.limits import Limits, Usage
@@ -50,6 +52,9 @@ from carrel.service.journal import Journal
 from carrel.service.removing import Remover
 from carrel.service.runs import Runs
 from carrel.service.shared import Policy, Shared
+
+if TYPE_CHECKING:
+    from carrel.service.space_servers import Resident, SpaceServers
 
 GRACE_S = 2.0
 """From the request to end to the kill, for callers who do not say."""
@@ -90,6 +95,7 @@ class Parts:
     shared: Shared
     policy: Policy
     frontends: Frontends
+    servers: SpaceServers
 
 
 class Spaces:
@@ -105,6 +111,7 @@ class Spaces:
         self._tasks = parts.shared.tasks
         self._policy = parts.policy
         self._frontends = parts.frontends
+        self._servers = parts.servers
 
     # Finding
 
@@ -158,9 +165,19 @@ class Spaces:
     async def _create(
         self, request: SpaceRequest, limits: Limits, on_progress: OnProgress
     ) -> Space:
-        space = self._creator.draft(request, limits)
+        space = await self._draft(request, limits)
         async with self._locks.alone(space.space_id):
-            return await self._creator.create(space, request, on_progress)
+            space = await self._creator.create(space, request, on_progress)
+        self._servers.begin(space)
+        return space
+
+    async def _draft(self, request: SpaceRequest, limits: Limits) -> Space:
+        """Its sandbox shows from the start what its servers need."""
+        if not request.mcp:
+            return self._creator.draft(request, limits)
+        request = dataclasses.replace(request, mcp=tuple(dict.fromkeys(request.mcp)))
+        shows = await asyncio.to_thread(self._servers.needs, request.mcp)
+        return dataclasses.replace(self._creator.draft(request, limits), shows=shows)
 
     async def _create_once(
         self,
@@ -174,10 +191,12 @@ class Spaces:
         async with self._locks.alone(f"{caller.name}\0{key}"):
             claim = await self._store.claim(caller.name, key)
             if claim is None:
-                space = self._creator.draft(request, limits)
+                space = await self._draft(request, limits)
                 claim = Claim(caller.name, key, digest, space.space_id, space.created_at)
                 async with self._locks.alone(space.space_id):
-                    return await self._creator.create(space, request, on_progress, claim)
+                    space = await self._creator.create(space, request, on_progress, claim)
+                self._servers.begin(space)
+                return space
         if claim.digest != digest:
             raise KeyReused(
                 "This idempotency key came with another request before.", hint="Use a new one."
@@ -227,6 +246,7 @@ class Spaces:
         return await self._tasks.see_through(self._stop(space.space_id, grace_s))
 
     async def _stop(self, space_id: str, grace_s: float) -> Space:
+        await self._servers.give_up(space_id)
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             if space.state is SpaceState.STOPPED:
@@ -234,6 +254,7 @@ class Spaces:
             return await self._stop_now(space_id, grace_s)
 
     async def _stop_now(self, space_id: str, grace_s: float) -> Space:
+        await self._servers.leave(space_id)
         operation = self._journal.operation(space_id, "stop")
         stopped = await self._remover.stop(space_id, grace_s, operation)
         await self._runs.settled(space_id)
@@ -247,6 +268,7 @@ class Spaces:
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             if space.state in LIVE:
+                self._servers.begin(space)
                 return space
             if space.state not in (SpaceState.STOPPED, SpaceState.FAILED):
                 raise StateConflict(
@@ -255,10 +277,12 @@ class Spaces:
             desk = await self._desks.of(space)
             operation = self._journal.operation(space_id, "start")
             try:
-                return await self._creator.start_again(desk, operation)
+                space = await self._creator.start_again(desk, operation)
             except BaseException as error:
                 await operation.fail(error)
                 raise
+        self._servers.begin(space)
+        return space
 
     # Removing
 
@@ -272,6 +296,14 @@ class Spaces:
         return await self._tasks.see_through(self._remove(space.space_id, force, grace_s))
 
     async def _remove(self, space_id: str, force: bool, grace_s: float) -> Removal:
+        await self._servers.give_up(space_id)
+        try:
+            return await self._remove_alone(space_id, force, grace_s)
+        except UnexportedChanges:
+            self._servers.begin(self._journal.current(space_id))
+            raise
+
+    async def _remove_alone(self, space_id: str, force: bool, grace_s: float) -> Removal:
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             if not force:
@@ -281,8 +313,13 @@ class Spaces:
                 if not force:
                     # What ran may have written on its way out.
                     await self._remover.check_unexported(self._journal.current(space_id))
+            await self._servers.leave(space_id)
             operation = self._journal.operation(space_id, "remove")
             return await self._remover.remove(space_id, operation)
+
+    def residents(self, space: Space) -> Sequence[Resident]:
+        """The MCP servers that it was made with, as they are."""
+        return self._servers.residents(space)
 
     async def unexported(self, space: Space) -> int:
         """How many changes of it would be lost."""
@@ -320,9 +357,10 @@ class Spaces:
             retention=old.retention,
             description=old.description,
             parent=old.parent,
+            mcp=old.mcp,
         )
         draft = self._creator.draft(request, old.limits)
-        draft = dataclasses.replace(draft, restored_from=old.space_id)
+        draft = dataclasses.replace(draft, restored_from=old.space_id, shows=old.shows)
         restored = self._journal.event(
             EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}
         )
@@ -333,6 +371,7 @@ class Spaces:
         async with self._locks.alone(draft.space_id), self._locks.alone(f"trash\0{old.space_id}"):
             space = await self._creator.create(draft, request, ignore_progress, restored, fill=fill)
             await self._forget_trash(trashed)
+        self._servers.begin(space)
         return space
 
     async def _free_name(self, name: str) -> str:

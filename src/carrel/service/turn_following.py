@@ -122,6 +122,8 @@ class Following:
         self, events: Events, followed: Followed, interrupted: Callable[[], bool]
     ) -> TurnResult:
         events.start()
+        for note in self._turn.notes:
+            events.tell(Told(AgentEventType.LOG, {"text": note}))
         record = await self._runs.get(self._turn.run_id)
         lines = Lines()
         async with contextlib.aclosing(self._runs.follow(record, Stream.STDOUT, 0)) as pieces:

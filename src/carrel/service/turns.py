@@ -61,6 +61,7 @@ from carrel.service.inputs import Inputs
 from carrel.service.journal import Journal
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
+from carrel.service.space_servers import Given, SpaceServers
 from carrel.service.spaces import Spaces
 from carrel.service.turn_following import Followed, Following, encode_control, plus
 
@@ -84,6 +85,7 @@ class TurnParts:
     shared: Shared
     frontends: Frontends
     seats: Seats
+    servers: SpaceServers
     log: TurnLog
     make_events: MakeEvents
 
@@ -142,7 +144,8 @@ class Turns:
             desk = await self._parts.agents.equip(space_id, frontend)
             await self._parts.attachments.check(desk, request.attachments)
             request = self._resolved(desk, request, run_id)
-            prepared = await asyncio.to_thread(self._prepare, desk, frontend, request)
+            given = await self._parts.servers.given(space_id)
+            prepared = await asyncio.to_thread(self._prepare, desk, frontend, request, given)
             turn = self._drafted(desk.space, frontend, request, prepared)
             await self._parts.journal.write(turn, *self._entered(space_id))
             await self._run(turn, prepared)
@@ -184,12 +187,15 @@ class Turns:
             request, permission=permission, run_id=run_id, session_id=session_id
         )
 
-    def _prepare(self, desk: Desk, frontend: Frontend, request: TurnRequest) -> Prepared:
+    def _prepare(
+        self, desk: Desk, frontend: Frontend, request: TurnRequest, given: Given
+    ) -> Prepared:
         place = self._place(desk, frontend)
         seat = self._parts.seats.take(place)
+        seat = dataclasses.replace(seat, servers=given.servers, server_env=given.env)
         prepared = frontend.prepare(seen(request, seat), seat)
         self._parts.seats.put(place, prepared.files)
-        return prepared
+        return dataclasses.replace(prepared, notes=(*given.notes, *prepared.notes))
 
     @staticmethod
     def _place(desk: Desk, frontend: Frontend) -> SeatRequest:
@@ -220,6 +226,7 @@ class Turns:
             mode=request.mode,
             first=prepared.first,
             duplex=prepared.duplex,
+            notes=prepared.notes,
         )
 
     async def _run(self, turn: Turn, prepared: Prepared) -> None:

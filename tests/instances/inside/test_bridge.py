@@ -193,9 +193,11 @@ async def test_the_end_of_the_bridge_ends_all(tmp_path: Path) -> None:
     with served(tmp_path, BRIDGE, [sys.executable, str(tmp_path / "server.py")]) as server:
         async with connected(server.url) as client:
             pid = int((await client.call_tool("about", {})).content[0].text)  # type: ignore[union-attr]
+            leaked = int(text_of(await client.call_tool("leak", {})))
             server.process.terminate()
             await asyncio.to_thread(server.process.wait, WAIT_S)
             await gone(pid)
+            await gone(leaked)
     assert "Traceback" not in server.log.read_text()
 
 

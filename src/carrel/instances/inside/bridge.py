@@ -17,10 +17,11 @@ import os
 import signal
 import socket
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import uvicorn
@@ -31,7 +32,7 @@ from mcp.server.streamable_http_manager import DEFAULT_SESSION_IDLE_TIMEOUT
 from mcp.server.transport_security import RequestBodyLimitMiddleware, TransportSecuritySettings
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
-from mcp.shared.message import MessageMetadata, ServerMessageMetadata, SessionMessage
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types import ErrorData, JSONRPCError, JSONRPCNotification, JSONRPCRequest, RequestId
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.applications import Starlette
@@ -60,6 +61,8 @@ ANSWERS_S = 2.0
 """For the last answers of a session to be read."""
 GOODBYE_S = 1
 """For connections to end when the bridge does."""
+KILL_S = 5.0
+"""For killed processes to be gone; only what hangs in the kernel takes longer."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 SERVER_ENDED = -32000
 INVALID = -32600
@@ -76,8 +79,7 @@ class Session:
 
     def __init__(self, to_client: ToClient) -> None:
         self._to_client = to_client
-        self._open: dict[RequestId, MessageMetadata] = {}
-        self._tokens: dict[str | int, RequestId] = {}
+        self._open: dict[RequestId, SessionMessage] = {}
 
     async def to_server(self, source: FromEither, first: SessionMessage, to: ToServer) -> None:
         """Until the client goes."""
@@ -96,16 +98,13 @@ class Session:
             await self._unanswered((message.params or {}).get("requestId"))
 
     def note(self, passed: SessionMessage) -> None:
-        message = passed.message
-        if isinstance(message, JSONRPCRequest):
-            self._open[message.id] = passed.metadata
-            token = ((message.params or {}).get("_meta") or {}).get("progressToken")
-            if token is not None:
-                self._tokens[token] = message.id
+        if isinstance(passed.message, JSONRPCRequest):
+            self._open[passed.message.id] = passed
 
-    async def _unanswered(self, number: Any) -> None:
+    async def _unanswered(self, number: object) -> None:
         """What was cancelled is not answered, and its response ends all the same."""
-        metadata = self._open.pop(number, None)
+        passed = self._open.pop(number, None) if isinstance(number, str | int) else None
+        metadata = passed.metadata if passed is not None else None
         if isinstance(metadata, ServerMessageMetadata) and metadata.on_request_unanswered:
             await metadata.on_request_unanswered()
 
@@ -124,8 +123,11 @@ class Session:
         """On whose response it goes. On streams it is not said, but for progress; and clients
         need not listen elsewhere while they wait for an answer."""
         token = (message.params or {}).get("progressToken")
-        number = self._tokens.get(token) if token is not None else None
-        return number if number in self._open else next(reversed(self._open), None)
+        if token is not None:
+            for number, passed in self._open.items():
+                if progress_token(passed) == token:
+                    return number
+        return next(reversed(self._open), None)
 
     async def until_it_ends(self, source: FromEither, rest: anyio.CancelScope) -> None:
         with contextlib.suppress(*OVER):
@@ -139,6 +141,13 @@ class Session:
             error = ErrorData(code=SERVER_ENDED, message=why)
             answer = JSONRPCError(jsonrpc="2.0", id=number, error=error)
             await self._to_client.send(SessionMessage(answer))
+
+
+def progress_token(passed: SessionMessage) -> object:
+    message = passed.message
+    params = message.params if isinstance(message, JSONRPCRequest) else None
+    meta = (params or {}).get("_meta")
+    return meta.get("progressToken") if isinstance(meta, dict) else None
 
 
 class Place:
@@ -249,7 +258,8 @@ class Bridge:
             print(f"carrel: a session of the bridge ended: {error!r}", file=sys.stderr, flush=True)
         finally:
             del self._sessions[name]
-            await anyio.to_thread.run_sync(end_marked, name)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(end_marked, name)
 
     async def _serve(self, name: str, source: FromEither, to_client: ToClient) -> None:
         """The process is started for the first message, which is a handshake."""
@@ -292,10 +302,14 @@ def refusal(status: int, message: str) -> JSONResponse:
 def end_marked(name: str) -> None:
     """Until there is none: one may have begun another while it was looked for."""
     wanted = f"{MARK}={name}".encode()
+    until = time.monotonic() + KILL_S
     while found := [pid for pid in processes() if has(pid, wanted)]:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > until:
+            return
+        time.sleep(0.001)
 
 
 def processes() -> list[int]:

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ from carrel.service.instances.ending import Ender
 from carrel.service.instances.equipping import Equipping
 from carrel.service.instances.lifetimes import Lifetimes
 from carrel.service.instances.live import Book, Live
+from carrel.service.instances.needing import Needs
 from carrel.service.instances.noting import notes
 from carrel.service.instances.places import Places
 from carrel.service.instances.restarting import Restarter
@@ -85,6 +86,7 @@ class InstanceParts:
     journal: Journal
     spaces: Spaces
     equipping: Equipping
+    needs: Needs
     shared: Shared
     rules: InstanceRules
 
@@ -349,12 +351,11 @@ class Instances:
         await asyncio.to_thread(self._places.make_folder, live.instance_id)
         runtime = await self._places.runtime(live.instance)
         changes: dict[str, object] = {"runtime": runtime.name}
-        found = await asyncio.to_thread(self.servers.locate, live.instance.server)
-        paths = (*found.binds, *live.instance.server.binds, *self._parts.reception.shown())
+        paths = await asyncio.to_thread(self._parts.needs.of, live.instance.server)
         if live.instance.space_id:
             await self._parts.equipping.equip(live.instance.space_id, paths)
         else:
-            changes["binds"] = tuple(dict.fromkeys(paths)) if runtime.capabilities.confines else ()
+            changes["binds"] = paths if runtime.capabilities.confines else ()
             changes["confined"] = runtime.capabilities.confines
             changes["network"] = _network(live.instance, runtime.capabilities.private_network)
             warm = None if streams else self._warming.of(live.instance)
@@ -439,6 +440,22 @@ class Instances:
         seen = [one for one in found if self._sees(caller, one)]
         wanted = [one for one in seen if not space_id or one.space_id == space_id]
         return sorted(wanted, key=lambda one: one.created_at, reverse=True)
+
+    def of_caller(self, name: str) -> list[Handed]:
+        """Those that live, and that it asked for."""
+        living = [live for live in self._book.all() if not live.spare and not live.leaving]
+        return [Handed(live.instance, live.token) for live in living if live.instance.caller == name]
+
+    async def settled_down(self, instance_id: str) -> None:
+        """When nobody starts it any more, or starts it again."""
+        live = self._book.get(instance_id)
+        if live is not None and live.work is not None and not live.work.done():
+            await asyncio.wait({live.work})
+
+    async def equip(self, space_id: str, names: Sequence[str]) -> None:
+        """The space's sandbox shows what all of these need. Raises what `start` does."""
+        paths = await asyncio.to_thread(self._parts.needs.named, names)
+        await self._parts.equipping.equip(space_id, paths)
 
     def _sees(self, caller: Caller, instance: Instance) -> bool:
         try:

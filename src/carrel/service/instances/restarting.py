@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from carrel.domain.errors import CarrelError, InstanceNotFound, RunNotFound
-from carrel.domain.instances import Instance, InstanceState, Restart
+from carrel.domain.instances import Hold, Instance, InstanceState, Restart
 from carrel.domain.limits import LimitKind
 from carrel.domain.reception import HubClients
 from carrel.domain.runtimes import Exit, ExitReason, LimitHit, Run
@@ -81,8 +81,7 @@ class Restarter:
         if live.leaving or live.instance.state is InstanceState.RESTARTING:
             return
         if live.instance.restart is Restart.NEVER or live.instance.socket:
-            await self._ender.end(live, problem, InstanceState.FAILED)
-            self._tell(live)
+            await self._give_up(live, problem)
             return
         live.work = asyncio.current_task()
         await self._restart(live, problem)
@@ -94,8 +93,7 @@ class Restarter:
         while True:
             live.failures += 1
             if live.failures > MOST_FAILURES:
-                await self._ender.end(live, problem, InstanceState.FAILED)
-                self._tell(live)
+                await self._give_up(live, problem)
                 return
             await self._ender.stop(live)
             await self._book.change(
@@ -114,7 +112,13 @@ class Restarter:
             self._tell(live)
             return
 
-    def _tell(self, live: Live) -> None:
+    async def _give_up(self, live: Live, problem: Problem) -> None:
+        holds = live.instance.holds
+        await self._ender.end(live, problem, InstanceState.FAILED)
+        self._tell(live, holds)
+
+    def _tell(self, live: Live, holds: tuple[Hold, ...] = ()) -> None:
+        """Who has it; one that is over has nobody any more."""
         instance = live.instance
         payload: dict[str, object] = {
             "instance_id": instance.instance_id,
@@ -124,7 +128,7 @@ class Restarter:
         }
         if instance.problem is not None:
             payload["problem"] = dataclasses.asdict(instance.problem)
-        for hold in instance.holds:
+        for hold in holds or instance.holds:
             if hold.hub_client:
                 self._hub.tell(hold.hub_client, "instance_state", payload)
 
