@@ -43,6 +43,7 @@ bench: setup
 	$(BIN)/python bench/spaces.py
 	$(BIN)/python bench/hub.py
 	$(BIN)/python bench/agents.py
+	$(BIN)/python bench/instances.py
 
 soak: setup
 	$(BIN)/python -m tests.soak

@@ -22,6 +22,7 @@ from bench.hub_rivals import Unavailable, find_redis, open_redis
 from bench.measuring import Board, quantile
 from bench.places import mounts_below
 from tests.agents.installed import require_programs
+from tests.instances.installed import require
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 RUN_S = 100.0
@@ -38,6 +39,8 @@ HUB = (
 )
 
 AGENTS = ("agents.py", "--files=40", "--bytes=300", "--agents=3", "--events=20", "--wide=2")
+
+INSTANCES = ("instances.py", "--at-once=3", "--live=2")
 
 
 def arguments(place: Path, script: str, *options: str) -> list[str]:
@@ -201,6 +204,34 @@ def test_agents(data: Path) -> None:
     }
     (wrong,) = [one for one in report["targets"] if one["name"].startswith("events lost")]
     assert wrong["met"]
+
+
+def test_instances(data: Path) -> None:
+    for name in ("everything", "filesystem", "serena"):
+        require(name)
+    report = report_of(data, *INSTANCES)
+    check_shape(report)
+    assert report["benchmark"] == "instances" and names(report, "skipped") == set()
+    assert names(report, "rows") >= {
+        "raw: serena",
+        "carrel: serena, cold",
+        "carrel: serena, forked, a project that is new",
+        "carrel: serena, pre-started, a project of lately",
+        "carrel: serena, release to all gone",
+        "own memory of serena, forked, after a tool call",
+        "carrel: 3 of everything at once: the last",
+        "raw: 3 of everything at once: the last",
+        "a gate's own memory",
+    }
+    assert names(report, "targets") >= {
+        *(f"{name}: cold / raw" for name in ("serena", "everything", "filesystem on streams")),
+        "serena, forked",
+        "serena, pre-started",
+        "serena's own memory after a tool call: forked / cold",
+        "starting at the same time",
+        "the manager's memory for each",
+        "everything: release to all gone, p95",
+    }
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from carrel.domain.agents import (
     InteractionMode,
     Permission,
     Seat,
+    SeatServer,
     Told,
     TurnRequest,
 )
@@ -33,6 +34,8 @@ SEAT = Seat(
     mcp=("carrel", "mcp"),
     mcp_env={"CARREL_HUB": "/run/hub"},
     credentials={"openai": "key"},
+    servers=(SeatServer("serena", "http://127.0.0.1:1/mcp", True, "TOKEN"), SeatServer("b", "")),
+    server_env={"TOKEN": "shown"},
 )
 REQUEST = TurnRequest(
     "scripted",

@@ -20,6 +20,7 @@ from carrel.service.desk import Desks
 from carrel.service.instances import InstanceParts, InstanceRules, Instances
 from carrel.service.instances.equipping import Equipping
 from carrel.service.instances.live import Book
+from carrel.service.instances.needing import Needs
 from carrel.service.instances.places import Places
 from carrel.service.instances.warming import Warming
 from carrel.service.journal import Journal
@@ -31,6 +32,24 @@ from carrel.trees.projects import PlainProjects
 from carrel.trees.removal import remove_tree
 
 _log = logging.getLogger("carrel")
+
+
+@dataclass(frozen=True)
+class ServerParts:
+    """What is known of servers before there is any instance."""
+
+    servers: Library
+    reception: LocalReception
+    needs: Needs
+
+
+def open_servers(settings: Settings) -> ServerParts:
+    said = {name: server.said() for name, server in settings.servers.items()}
+    servers = Library(settings.data / "servers", Locator(), said)
+    for name, wrong in servers.broken().items():
+        _log.warning("the server %s cannot be used: %s", name, wrong)
+    reception = LocalReception(interpreting.python, interpreting.folders)
+    return ServerParts(servers, reception, Needs(servers, reception))
 
 
 @dataclass(frozen=True)
@@ -64,9 +83,8 @@ class LocalHubClients:
         self._hub.tell_client(client_id, type, payload)
 
 
-def open_instances(settings: Settings, app: App, around: Around) -> Instances:
+def open_instances(settings: Settings, app: App, around: Around, known: ServerParts) -> Instances:
     data = settings.data
-    said = {name: server.said() for name, server in settings.servers.items()}
     places = Places(
         data / "instances",
         around.machine,
@@ -83,10 +101,7 @@ def open_instances(settings: Settings, app: App, around: Around) -> Instances:
         starting=settings.instances_starting,
         project_roots=settings.project_roots,
     )
-    servers = Library(data / "servers", Locator(), said)
-    for name, wrong in servers.broken().items():
-        _log.warning("the server %s cannot be used: %s", name, wrong)
-    reception = LocalReception(interpreting.python, interpreting.folders)
+    servers, reception = known.servers, known.reception
     warming = Warming(data / "warm", servers, reception, around.machine, app.identities)
     book = Book(around.store, around.journal)
     return Instances(
@@ -103,6 +118,7 @@ def open_instances(settings: Settings, app: App, around: Around) -> Instances:
             journal=around.journal,
             spaces=around.spaces,
             equipping=Equipping(book, around.journal, around.desks, around.runs, around.shared),
+            needs=known.needs,
             shared=around.shared,
             rules=rules,
         )

@@ -18,7 +18,7 @@ from carrel.agents.installing import install
 from carrel.app.agents import HubTurnLog, open_agents
 from carrel.app.contents import TreeContents
 from carrel.app.hub import open_hub, open_messages
-from carrel.app.instances import Around, open_instances
+from carrel.app.instances import Around, open_instances, open_servers
 from carrel.app.machine import LocalMachine
 from carrel.app.notifying import notifying
 from carrel.app.rooms import App, open_app
@@ -51,6 +51,7 @@ from carrel.service.reconciling import Reconciler
 from carrel.service.removing import Remover
 from carrel.service.runs import Keeping, Runs
 from carrel.service.shared import Policy, Shared
+from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
 from carrel.service.tokens import Tokens
 from carrel.service.turns import TurnParts, Turns
@@ -87,6 +88,7 @@ class Services:
     doctor: Doctor
     reconciler: Reconciler
     instances: Instances
+    space_servers: SpaceServers
 
 
 @asynccontextmanager
@@ -115,6 +117,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         rebooted = await asyncio.to_thread(_rebooted, settings)
         await services.reconciler.at_start(rebooted=rebooted)
         await services.instances.take_up(rebooted=rebooted)
+        services.space_servers.begin_all(journal.all())
         await services.turns.take_up()
         services.hangups.begin()
         task = asyncio.create_task(watch.run())
@@ -124,6 +127,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await services.space_servers.close()
             await services.instances.close()
             await services.shared.tasks.close()
             await services.turns.close()
@@ -157,20 +161,26 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     runs = Runs(store, journal, desks, shared, recordings, keeping)
     policy = Policy(settings.project_roots)
     frontends = agents.registry
+    known = open_servers(settings)
+    servers = SpaceServers(known.needs, journal)
     spaces = Spaces(
-        Parts(store, journal, desks, creator, remover, runs, trash, shared, policy, frontends)
+        Parts(
+            *(store, journal, desks, creator, remover, runs, trash, shared, policy, frontends),
+            servers=servers,
+        )
     )
     turns = Turns(
         TurnParts(
             store=store,
             journal=journal,
             spaces=spaces,
-            agents=AgentSpaces(journal, desks, runs, shared),
+            agents=AgentSpaces(journal, desks, runs, servers, shared),
             attachments=Attachments(desks, TreeContents(), Context()),
             runs=runs,
             shared=shared,
             frontends=frontends,
             seats=agents.seats,
+            servers=servers,
             log=HubTurnLog(hub),
             make_events=Emitter,
         )
@@ -191,6 +201,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     collector = Collector(spaces, journal, store, app.bases, trash, reconciler, due_now)
     collector.base_budget_bytes = settings.bases_bytes
     around = Around(store, journal, hub, desks, machine, spaces, runs, shared, recordings)
+    servers.instances = open_instances(settings, app, around, known)
     return Services(
         settings=settings,
         app=app,
@@ -212,7 +223,8 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         collector=collector,
         doctor=Doctor(settings.data, machine, app.limits),
         reconciler=reconciler,
-        instances=open_instances(settings, app, around),
+        instances=servers.instances,
+        space_servers=servers,
     )
 
 

@@ -67,6 +67,7 @@ def describe_space(space: dict[str, Any]) -> str:
         ("restored", space["restored_from"]),
         ("is for", clean(space["description"])),
         ("agent", agent_text(space)),
+        ("servers", clean("; ".join(map(server_text, space.get("mcp", ()))))),
         ("made by", space["parent"]),
         ("created", f"{space['created_at']} ({age_of(space['created_at'])} ago)"),
         ("last used", f"{age_of(space['active_at'])} ago"),
@@ -90,6 +91,12 @@ def agent_text(space: dict[str, Any]) -> str:
     if spent["cost_usd"]:
         words.append(f"${spent['cost_usd']:.2f}")
     return "; ".join(words)
+
+
+def server_text(one: dict[str, Any]) -> str:
+    """An MCP server of a space, and what is wrong with it."""
+    words = f"{one['name']}, {one['state'] or 'not there'}"
+    return f"{words} ({one['problem']['message']})" if one["problem"] else words
 
 
 def limits_text(space: dict[str, Any]) -> str:

@@ -51,6 +51,7 @@ class SpaceOptions(TypedDict, total=False):
     retention: Retention
     description: str
     agent: str
+    mcp: Sequence[str]
 
 
 class TurnOptions(TypedDict, total=False):
@@ -95,8 +96,9 @@ def space_content(project: Project, options: SpaceOptions) -> dict[str, Any]:
     for name in ("labels", "env"):
         if name in content:
             content[name] = dict(content[name])
-    if "exclude" in content:
-        content["exclude"] = list(content["exclude"])
+    for name in ("exclude", "mcp"):
+        if name in content:
+            content[name] = list(content[name])
     return content
 
 
@@ -283,7 +285,9 @@ def signal(run_id: str, name: str) -> Call[None]:
 
 
 def start_turn(word: str, content: Mapping[str, object]) -> Call[models.Turn]:
-    return _one(telling("POST", space_path(word, "turns"), content), models.Turn)
+    # It may wait for the servers of its space.
+    request = telling("POST", space_path(word, "turns"), content, timeout_s=LONG_S)
+    return _one(request, models.Turn)
 
 
 def turns(word: str) -> Call[list[models.Turn]]:

@@ -27,6 +27,7 @@ from carrel.domain.agents import (
     TurnState,
 )
 from carrel.domain.agents import Usage as AgentUsage
+from carrel.domain.instances import InstanceState
 from carrel.domain.limits import Limits, LimitSupport
 from carrel.domain.projects import Progress, Project
 from carrel.domain.runs import RunState
@@ -55,6 +56,7 @@ __all__ = [
     "Proof",
     "Removal",
     "Report",
+    "Resident",
     "Retention",
     "RunInfo",
     "SpaceInfo",
@@ -70,6 +72,16 @@ T = TypeVar("T")
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The base of all."""
+
+
+class Resident(Record, frozen=True, kw_only=True):
+    """An MCP server that a space was made with."""
+
+    name: str
+    state: InstanceState | None = None
+    """None while it is not there."""
+    instance: str = ""
+    problem: Problem | None = None
 
 
 class SpaceInfo(Record, frozen=True, kw_only=True):
@@ -106,6 +118,8 @@ class SpaceInfo(Record, frozen=True, kw_only=True):
     working: str = ""
     """The turn that runs in it now."""
     activity: Activity = Activity.NONE
+    mcp: tuple[Resident, ...] = ()
+    """The MCP servers that it was made with."""
     live_runs: int = 0
 
 

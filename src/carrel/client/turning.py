@@ -29,7 +29,9 @@ WAIT_S = 30.0
 
 
 def begin(link: Link, space: str, content: Mapping[str, object]) -> dict[str, Any]:
-    found: dict[str, Any] = link.json(telling("POST", space_path(space, "turns"), content))
+    # It may wait for the servers of its space.
+    request = telling("POST", space_path(space, "turns"), content, timeout_s=LONG_S)
+    found: dict[str, Any] = link.json(request)
     return found
 
 

@@ -18,6 +18,7 @@ from carrel.instances.servers import HOST, fill, fill_files
 FD = 3
 """What a server is given comes right after its standard streams."""
 INSIDE = Path(__file__).parent / "inside"
+SHIM, BRIDGE = str(INSIDE / "uvicorn_shim.py"), str(INSIDE / "bridge.py")
 PORT_FILE = "port"
 CONNECT_S = 60
 """For the one client of a server that speaks on streams to come."""
@@ -74,7 +75,7 @@ class Preparing:
         interpreter, script, *arguments = self._filled()
         if self.around.preloaded:
             return self._warm(script, arguments)
-        words = (str(INSIDE / "uvicorn_shim.py"), *self._ways(), "--")
+        words = (SHIM, *self._ways(), "--")
         return self._wrapped((interpreter, "-I", *words, script, *arguments))
 
     def _warm(self, script: str, arguments: list[str]) -> Prepared:
@@ -85,18 +86,27 @@ class Preparing:
             "fd": FD if made.direct else None,
             "inside": self._port_file() if made.port_file else "",
         }
-        call = Call(str(INSIDE / "uvicorn_shim.py"), "warm", argument)
+        call = Call(SHIM, "warm", argument)
         return replace(made, call=call)
 
     def _bridge(self) -> Prepared:
-        module = "carrel.instances.inside.bridge"
-        return self._wrapped(self.python(module, *self._ways(), "--", *self._filled()))
+        words = (*self._ways(), "--", *self._filled())
+        if self.around.preloaded:
+            made = self._wrapped((self.server.name,))
+            return replace(made, call=Call(BRIDGE, "main", [*words]))
+        return self._wrapped(self.python("carrel.instances.inside.bridge", *words))
 
     def _wrapped(self, argv: tuple[str, ...]) -> Prepared:
         """What listens inside is for others in the sandbox, or for the gate."""
         direct = self._direct
-        inside = "" if direct and self.around.alone else PORT_FILE
+        inside = PORT_FILE if not direct or self._has_inside else ""
         return self._made(argv, direct=direct, gated=not direct, port_file=inside)
+
+    @property
+    def _has_inside(self) -> bool:
+        """What is in the same sandbox comes in without a token. Where the network is the
+        machine's, that would be everybody."""
+        return self.around.private_network and not self.around.alone
 
     @property
     def _direct(self) -> bool:
@@ -181,7 +191,7 @@ class Preparing:
     def _ways(self) -> tuple[str, ...]:
         """By which clients come to a server that is wrapped."""
         given = ("--fd", str(FD)) if self._direct else ()
-        if self._direct and self.around.alone:
+        if self._direct and not self._has_inside:
             return given
         return (*given, "--inside", self._port_file())
 

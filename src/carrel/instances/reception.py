@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from carrel.instances import speaking
 from carrel.instances.doors import NoDoors, ReservedDoors, StreamDoors, TcpDoors, can_pass
 from carrel.instances.inside.furnish import Furnisher, TooMuch
 from carrel.instances.listening import connections, endpoints, in_network, tree
-from carrel.instances.preparing import INSIDE, Preparing, Python
+from carrel.instances.preparing import BRIDGE, INSIDE, SHIM, Preparing, Python
 from carrel.instances.reserving import Reserved
 from carrel.instances.servers import HOST, port_in
 from carrel.linux.openat2 import open_beneath
@@ -84,11 +85,13 @@ class LocalReception:
     def zygote(
         self, server: Server, found: Found, around: Surroundings, owner: Owner
     ) -> Zygote | None:
+        env = self.prepare(server, found, around, {}).env
+        if server.wrap is Wrap.STDIO:
+            # What takes the time is the bridge.
+            return Zygote(server.name, sys.executable, owner, (), (BRIDGE,), env)
         if server.wrap is not Wrap.UVICORN or not server.preload or not found.python:
             return None
-        env = self.prepare(server, found, around, {}).env
-        shim = str(INSIDE / "uvicorn_shim.py")
-        return Zygote(server.name, found.python, owner, server.preload, (shim,), env)
+        return Zygote(server.name, found.python, owner, server.preload, (SHIM,), env)
 
     def open(self, prepared: Prepared, socket: Path | None, port: int = 0) -> Doors:
         if socket is not None:

@@ -26,6 +26,7 @@ from carrel.domain.instances import (
     Transport,
 )
 from carrel.domain.spaces import Problem, Space
+from carrel.lifecycle.table import LIVE
 from carrel.service.instances.needing import Needs
 from carrel.service.journal import Journal, problem_of
 
@@ -93,7 +94,7 @@ class SpaceServers:
     def begin(self, space: Space) -> asyncio.Task[None] | None:
         """Those that are missing are started, once; the task is over when all are there, or
         failed. None: nothing is missing."""
-        if self.instances is None or not space.mcp:
+        if self.instances is None or not space.mcp or space.state not in LIVE:
             return None
         known = self._starts.get(space.space_id)
         if known is not None and not known.done():
@@ -120,9 +121,7 @@ class SpaceServers:
 
     async def _start_one(self, space_id: str, name: str) -> None:
         assert self.instances is not None
-        request = InstanceRequest(
-            name, space_id=space_id, survive=True, restart=Restart.ON_FAILURE
-        )
+        request = InstanceRequest(name, space_id=space_id, survive=True, restart=Restart.ON_FAILURE)
         problems = self._problems.setdefault(space_id, {})
         try:
             await self.instances.start(_caller(space_id), request)
@@ -185,7 +184,9 @@ class SpaceServers:
 
     def _gathered(self, space: Space) -> Given:
         there = self._living(space.space_id)
-        servers, env, notes = [], {}, []
+        servers: list[SeatServer] = []
+        env: dict[str, str] = {}
+        notes: list[str] = []
         for one in self.residents(space):
             if one.state is InstanceState.READY:
                 server, tokens = _seated(there[one.name])

@@ -46,7 +46,10 @@ _BACK_ENDS = (
     status_code=201,
     response_model=SpaceView,
     responses={
-        **errors("space_invalid", "name_taken", "idempotency_key_reused", *PROJECT, *_BACK_ENDS),
+        **errors(
+            *("space_invalid", "name_taken", "idempotency_key_reused"),
+            *("server_not_found", "server_not_installed", *PROJECT, *_BACK_ENDS),
+        ),
         200: {"description": "`progress`, then `space` or `problem`", "content": EVENT_STREAM},
     },
 )
@@ -166,6 +169,7 @@ def space_request(body: NewSpace) -> SpaceRequest:
         network=Network(body.network or Network.NONE),
         network_asked=body.network is not None,
         agent=body.agent or "",
+        mcp=tuple(body.mcp),
         tier=body.tier,
         limits=Limits(**dict(body.limits)),
         labels=body.labels,

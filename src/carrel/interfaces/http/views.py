@@ -22,6 +22,7 @@ from carrel.domain.trees import Base, Change
 from carrel.interfaces.http.encoding import moment, moment_or_none
 from carrel.service.doctor import Diagnosis
 from carrel.service.runs import Runs
+from carrel.service.space_servers import Resident
 from carrel.service.spaces import Spaces, SpaceUsage
 from carrel.service.turns import Turns
 
@@ -109,8 +110,18 @@ class SpaceViews:
             "spent": space.spent,
             "working": self._turns.working(space.space_id),
             "activity": self._turns.activity(space),
+            "mcp": [_resident(one) for one in self._spaces.residents(space)],
             "live_runs": self._runs.live_of(space.space_id),
         }
+
+
+def _resident(one: Resident) -> View:
+    return {
+        "name": one.name,
+        "state": one.state,
+        "instance": one.instance_id,
+        "problem": one.problem,
+    }
 
 
 def run_view(record: RunRecord) -> View:

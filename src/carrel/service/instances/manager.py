@@ -441,10 +441,12 @@ class Instances:
         wanted = [one for one in seen if not space_id or one.space_id == space_id]
         return sorted(wanted, key=lambda one: one.created_at, reverse=True)
 
-    def of_caller(self, name: str) -> list[Handed]:
+    def of_caller(self, name: str) -> Sequence[Handed]:
         """Those that live, and that it asked for."""
         living = [live for live in self._book.all() if not live.spare and not live.leaving]
-        return [Handed(live.instance, live.token) for live in living if live.instance.caller == name]
+        return [
+            Handed(live.instance, live.token) for live in living if live.instance.caller == name
+        ]
 
     async def settled_down(self, instance_id: str) -> None:
         """When nobody starts it any more, or starts it again."""

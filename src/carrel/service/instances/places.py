@@ -175,6 +175,13 @@ class Places:
         )
         return Place(runtime, sandbox, mounted, around)
 
+    def is_open(self, instance: Instance) -> bool:
+        """It can run there; not in a space that is stopped or gone."""
+        if not instance.space_id:
+            return True
+        space = self._journal.get(instance.space_id)
+        return space is not None and space.state in LIVE
+
     async def _in_space(self, instance: Instance, streams: bool) -> Place:
         space = self._journal.current(instance.space_id)
         if space.state not in LIVE:

@@ -64,7 +64,8 @@ class Restarter:
         self._spawn(self._failed(live, problem))
 
     async def _ended(self, live: Live, ended: Exit) -> None:
-        if ended.reason is ExitReason.STOPPED and live.instance.space_id:
+        stopped = ended.reason is ExitReason.STOPPED and live.instance.space_id
+        if stopped or not self._places.is_open(live.instance):
             why = Problem("run", "space_stopped", "Its space was stopped.")
             await self._ender.end(live, why)
             return
@@ -78,7 +79,9 @@ class Restarter:
             await self._failed(live, problem)
 
     async def _failed(self, live: Live, problem: Problem) -> None:
-        if live.leaving or live.instance.state is InstanceState.RESTARTING:
+        # One that an earlier daemon was starting again has nobody who does it now.
+        restarting = live.instance.state is InstanceState.RESTARTING and live.work is not None
+        if live.leaving or restarting:
             return
         if live.instance.restart is Restart.NEVER or live.instance.socket:
             await self._give_up(live, problem)

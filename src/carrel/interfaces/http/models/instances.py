@@ -18,17 +18,17 @@ from carrel.interfaces.http.models.common import (
 from carrel.interfaces.http.models.spaces import (
     EnforcedView,
     FailureView,
+    InstanceStateName,
     LimitsBody,
     LimitsView,
     NetworkName,
+    ServerName,
 )
 from carrel.interfaces.http.texts import PathText, WordText
 
-ServerName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 TransportName = Literal["streamable-http", "sse", "stdio"]
 RestartName = Literal["never", "on-failure"]
 ShareName = Literal["none", "project"]
-InstanceStateName = Literal["starting", "ready", "restarting", "ended", "failed"]
 Span = Annotated[Seconds, Field(gt=0)]
 Texts = Annotated[dict[str, str], Field(max_length=1000)]
 Words = Annotated[list[WordText], Field(max_length=4096)]

@@ -26,6 +26,8 @@ NetworkName = Literal["none", "open"]
 TierName = Literal["", "minimal", "default", "large"]
 BackEnd = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 SpaceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+ServerName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
+InstanceStateName = Literal["starting", "ready", "restarting", "ended", "failed"]
 Count = Annotated[int, Field(ge=1, lt=1 << 62)]
 Grace = Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)]
 
@@ -75,6 +77,8 @@ class NewSpace(Body):
     """Null: what the agent needs, and none without one."""
     agent: FrontendName | None = None
     """The frontend that is to work in it."""
+    mcp: Annotated[list[ServerName], Field(max_length=16)] = Field(default_factory=list)
+    """MCP servers that its agent is to have: see `GET /v1/servers`."""
     tier: TierName = ""
     limits: LimitsBody = LimitsBody()
     labels: Labels = Field(default_factory=dict)
@@ -136,6 +140,16 @@ class FailureView(Answer):
     hint: str
 
 
+class ResidentView(Answer):
+    """An MCP server that a space was made with."""
+
+    name: str
+    state: InstanceStateName | None
+    """Null while it is not there: the space is stopped, or has only just begun."""
+    instance: str
+    problem: FailureView | None
+
+
 class SpaceView(Answer):
     id: str
     name: str
@@ -173,6 +187,7 @@ class SpaceView(Answer):
         "", "idle", "working", "waiting for input", "waiting for permission", "exited"
     ]
     """Of its agent; empty when it has none."""
+    mcp: list[ResidentView]
     live_runs: int
 
 
