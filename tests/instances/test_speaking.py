@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from carrel.domain.instances import ToolCall
-from carrel.instances.speaking import HANDSHAKE, STATELESS, NotReady, greet, greet_sse
+from carrel.domain.reception import NotReady
+from carrel.instances.speaking import HANDSHAKE, STATELESS, greet, greet_sse
 
 WAIT_S = 60.0
 SERVER = """\

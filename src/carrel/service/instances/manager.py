@@ -425,9 +425,11 @@ class Instances:
         return instance
 
     async def handed(self, caller: Caller, instance_id: str) -> Handed:
+        """With its token for who asked for it, and for nobody else."""
         instance = await self.get(caller, instance_id)
         live = self._book.get(instance_id)
-        return Handed(instance, "" if live is None else live.token)
+        own = live is not None and instance.caller == caller.name
+        return Handed(instance, live.token if live is not None and own else "")
 
     async def list(
         self, caller: Caller, *, space_id: str = "", ended: bool = False
@@ -477,6 +479,9 @@ class Instances:
         return await self._tail(instance, min(limit, MOST_LOG))
 
     async def _tail(self, instance: Instance, limit: int = TAIL_BYTES) -> bytes:
+        if not instance.run_id:
+            # It has no place yet.
+            return b""
         place = await self._places.of(instance)
         return await self._starter.tail(place.folder, instance.run_id, limit)
 
