@@ -16,6 +16,10 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent
 PYTHON = "python"
 """As the first word of a command for `run_as`: an interpreter that the user can start."""
+PLUGINS = tuple(f"-pno:{name}" for name in ("cacheprovider", "xdist", "schemathesis"))
+"""For tests that run others: without plugins that leave something, or take long to load."""
+PYTEST = (PYTHON, "-m", "pytest", "-q", *PLUGINS)
+"""As the first words of a command for `run_as`."""
 
 PROBE_TIMEOUT_S = 30.0
 """An interpreter starts in a fraction of a second; the rest is for a loaded machine."""

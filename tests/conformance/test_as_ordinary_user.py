@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import PYTHON, SOURCE, Account, run_as
+from tests.accounts import PYTEST, SOURCE, Account, run_as
 
 TIMEOUT_S = 300.0
 """A whole suite, one test after the other, on a loaded machine."""
@@ -20,10 +20,9 @@ pytestmark = [
 
 def _suite(account: Account, data: Path, *words: str) -> str:
     os.chown(data, account.uid, account.gid)
-    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     ran = run_as(
         account,
-        [*command, f"--basetemp={data / 'pytest'}", *words],
+        [*PYTEST, f"--basetemp={data / 'pytest'}", *words],
         cwd=SOURCE,
         env={"TMPDIR": str(data)},
         timeout=TIMEOUT_S,

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.accounts import PLUGINS
+
 SOURCE = Path(__file__).resolve().parents[2]
 INSIDE = "CARREL_OTHER_KERNEL"
 """Set in the environment of tests that run there."""
@@ -59,7 +61,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> str:
         pytest.skip("needs another kernel: apt-get install user-mode-linux")
     modules = sorted((Path(kernel).parents[1] / "lib/uml/modules").glob("*/kernel"))
     paths = [str(modules[-1] / name) for name in _MODULES] if modules else []
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", "--color=no"]
+    command = [sys.executable, "-m", "pytest", *PLUGINS, "-q", "-rs", "--color=no"]
     command += tests
     init = folder / "init"
     init.write_text(

@@ -88,7 +88,7 @@ CORE = "output_and_exit or environment or stop_ends or two_sandboxes or killing_
 
 def test_the_core_holds_where_namespaces_are_forbidden(data: Path, account: Account | None) -> None:
     """The conformance suite itself, below the same filter."""
-    suite = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    suite = ["-m", "pytest", "-q", *PLUGINS]
     suite += ["tests/conformance/test_runtimes.py", "-k", f"landlock and ({CORE})"]
     output = _run([*_forbidding("namespaces", account), *suite], account)
     assert "7 passed" in output and "skipped" not in output, output

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.accounts import PYTHON, SOURCE, Account, run_as
+from tests.accounts import PYTEST, SOURCE, Account, run_as
 
 TIMEOUT_S = 100.0
 """A whole file of tests, on a loaded machine."""
@@ -22,10 +22,9 @@ def run_again(
 ) -> str:
     """What pytest said of the file's tests, which all passed or were skipped."""
     os.chown(data, *account)
-    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = run_as(
         account,
-        [*command, f"--basetemp={data / 'pytest'}", *words, file],
+        [*PYTEST, f"--basetemp={data / 'pytest'}", *words, file],
         env={"TMPDIR": str(data), "HOME": str(data), **(env or {})},
         cwd=SOURCE,
         timeout=timeout_s,

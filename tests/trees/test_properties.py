@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carrel.domain.trees import Base, Change, ChangeKind, Owner
-from tests.accounts import PYTHON, SOURCE, Account, run_as
+from tests.accounts import PYTEST, SOURCE, Account, run_as
 from tests.conformance.tree_rig import (
     DRIVERS,
     VOLUMES,
@@ -353,7 +353,6 @@ def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> Non
     """Whose overlays cannot rename folders of the base."""
     os.chown(data, *ordinary_user)
     env = {"TMPDIR": str(data), "HOME": str(data)}
-    words = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = run_as(ordinary_user, [*words, "-k", "overlay", __file__], env=env, cwd=SOURCE)
+    done = run_as(ordinary_user, [*PYTEST, "-k", "overlay", __file__], env=env, cwd=SOURCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout, done.stdout

@@ -53,7 +53,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Resident:
-    """How one of a space's servers is. `state` is empty where it is not to be there."""
+    """How one of a space's servers is. `state` is None while it is not there."""
 
     name: str
     state: InstanceState | None = None
@@ -144,14 +144,7 @@ class SpaceServers:
         if self.instances is None or not space.mcp:
             return []
         there, problems = self._living(space.space_id), self._problems.get(space.space_id, {})
-        return [self._resident(name, there.get(name), problems.get(name)) for name in space.mcp]
-
-    @staticmethod
-    def _resident(name: str, handed: Handed | None, problem: Problem | None) -> Resident:
-        if handed is not None:
-            one = handed.instance
-            return Resident(name, one.state, one.instance_id, one.problem)
-        return Resident(name, None if problem is None else InstanceState.FAILED, "", problem)
+        return [_resident(name, there.get(name), problems.get(name)) for name in space.mcp]
 
     # For an agent
 
@@ -224,6 +217,13 @@ class SpaceServers:
 
 def _caller(space_id: str) -> Caller:
     return Caller(f"space:{space_id}", Scope(ScopeKind.SPACE, space_id))
+
+
+def _resident(name: str, handed: Handed | None, problem: Problem | None) -> Resident:
+    if handed is not None:
+        one = handed.instance
+        return Resident(name, one.state, one.instance_id, one.problem)
+    return Resident(name, None if problem is None else InstanceState.FAILED, "", problem)
 
 
 def _seated(handed: Handed) -> tuple[SeatServer, dict[str, str]]:

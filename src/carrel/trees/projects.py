@@ -15,6 +15,8 @@ from carrel.domain.errors import (
 )
 from carrel.domain.trees import Owner, TreeMount
 from carrel.linux import mounts
+from carrel.linux.libc import AT_FDCWD
+from carrel.linux.openat2 import RESOLVE_NO_SYMLINKS, openat2, openat2_works
 from carrel.trees.drivers.common import tree_errors
 from carrel.trees.drivers.host_overlay import show_as
 
@@ -23,6 +25,7 @@ PROTECTED = frozenset(
     | {"/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/workspace"}
 )
 """Folders that are no project, however they are named."""
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEVER_BELOW = ("/proc/", "/sys/", "/dev/")
 
 
@@ -61,10 +64,33 @@ def _home() -> str:
     return os.path.realpath(os.path.expanduser("~"))
 
 
+def _open(path: Path) -> int:
+    """The path is a real one: a link on the way was put there since, to lead us elsewhere."""
+    if not openat2_works():
+        return _walk(path)
+    flags = os.O_PATH | os.O_DIRECTORY
+    return openat2(AT_FDCWD, os.fsencode(path), flags, resolve=RESOLVE_NO_SYMLINKS)
+
+
+def _walk(path: Path) -> int:
+    here = os.open("/", _FOLDER)
+    for part in path.parts[1:]:
+        try:
+            below = os.open(part, _FOLDER, dir_fd=here)
+        finally:
+            os.close(here)
+        here = below
+    return here
+
+
 def _clone(path: Path, owner: Owner) -> int:
     """A detached mount that shows what is the project's owner's as the sandbox's."""
     with tree_errors("show the project to a sandbox"):
-        clone = mounts.clone_mount(str(path))
+        place = _open(path)
+        try:
+            clone = mounts.clone_mount(place)
+        finally:
+            os.close(place)
         try:
             found = os.fstat(clone)
             own = Owner(found.st_uid, found.st_gid)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import PYTHON, SOURCE, Account, run_as
+from tests.accounts import PYTEST, SOURCE, Account, run_as
 from tests.conformance.tree_rig import DRIVERS, VOLUMES, volume_variable
 from tests.volumes import volume
 
@@ -25,7 +25,7 @@ pytestmark = [
 def test_trees(ordinary_user: Account, data: Path, name: str) -> None:
     os.chown(data, *ordinary_user)
     env = {"TMPDIR": str(data), "HOME": str(data)}
-    words = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", name]
+    words = [*PYTEST, "-k", name]
     files = [str(path) for path in Path(__file__).parent.glob("test_*.py") if str(path) != __file__]
     with contextlib.ExitStack() as stack:
         if name in VOLUMES:

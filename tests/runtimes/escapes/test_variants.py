@@ -74,7 +74,7 @@ def test_an_ordinary_users_sandbox_refuses_them_too(ordinary_user: Account) -> N
     folder = SOURCE / "tests" / "runtimes" / "escapes"
     names = ("test_escapes.py", "test_entering.py", "test_program_of_the_launcher.py")
     tests = [str(folder / name) for name in names]
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "sandbox_refuses"]
-    done = run_as(ordinary_user, [ANY_PYTHON, "-m", "pytest", *options, *tests], cwd=SOURCE)
+    words = [*PYTEST, "-k", "sandbox_refuses", *tests]
+    done = run_as(ordinary_user, words, cwd=SOURCE)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert f"{len(attempts()) + len(DOORS) + 1} passed" in done.stdout

@@ -78,7 +78,7 @@ class InTerminal:
         }
         # What it is told first is in its command.
         driven = driven_by(DRIVER, options, replace(request, prompt=""), seat)
-        return replace(driven, env=own.env, files=own.files)
+        return replace(driven, env=own.env, files=own.files, notes=own.notes)
 
     def translator(self, request: TurnRequest) -> DrivenTranslator:
         return DrivenTranslator()

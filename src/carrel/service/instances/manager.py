@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.access import Caller
-from carrel.domain.errors import CarrelError, MessageInvalid, TooManyInstances, WarmUnavailable
+from carrel.domain.errors import (
+    CarrelError,
+    InstanceFailed,
+    MessageInvalid,
+    TooManyInstances,
+    WarmUnavailable,
+)
 from carrel.domain.ids import new_id
 from carrel.domain.instances import (
     LIVE,
@@ -270,10 +276,7 @@ class Instances:
         """One that others of the same project have, ready."""
         while (live := self._shared(draft)) is not None:
             if live.work is not None:
-                try:
-                    await asyncio.shield(live.work)
-                except CarrelError:
-                    continue
+                await asyncio.wait({live.work})
             if live.leaving or live.instance.state not in LIVE:
                 continue
             hold = draft.holds[0]
@@ -300,6 +303,10 @@ class Instances:
         try:
             await asyncio.shield(live.work)
         except asyncio.CancelledError:
+            if live.work.cancelled() and not _is_cancelled():
+                raise InstanceFailed(
+                    f"{draft.server.name} was released while it started.", hint="Ask again."
+                ) from None
             # Whoever asked has gone.
             why = Problem("start", "abandoned", "Whoever asked for it has gone.")
             await self._parts.shared.tasks.see_through(self._ender.end(live, why))
@@ -334,16 +341,15 @@ class Instances:
         try:
             await self._starter.start(live, wanted)
         except WarmUnavailable:
-            self._warming.lost(live.instance.server.name)
-            await self._places.stop(live.instance, ())
-            live.drop()
-            await self._book.change(
-                live,
-                state_at="",
-                warmth=Warmth.COLD,
-                owner=self._places.owner(live.instance, ""),
-            )
-            await self._starter.start(live, dataclasses.replace(wanted, warm=""))
+            await self._start_cold(live, wanted)
+
+    async def _start_cold(self, live: Live, wanted: Wanted) -> None:
+        """The warm process is not there any more. Its user stays: the folders are that one's."""
+        self._warming.lost(live.instance.server.name)
+        await self._places.stop(live.instance, ())
+        live.drop()
+        await self._book.change(live, state_at="", warmth=Warmth.COLD)
+        await self._starter.start(live, dataclasses.replace(wanted, warm=""))
 
     async def _prepare(self, live: Live, streams: bool) -> None:
         """The folder, the user and the token, each written down."""
@@ -413,7 +419,10 @@ class Instances:
         begun = self._clock()
         async with self._turns:
             wanted = await self._wanted(live.instance, streams=False)
-            await self._starter.start(live, wanted, again=True)
+            try:
+                await self._starter.start(live, wanted, again=True)
+            except WarmUnavailable:
+                await self._start_cold(live, wanted)
         await self._is_ready(live, begun)
 
     # What there is
@@ -546,6 +555,12 @@ class Instances:
         )
         for live in self._book.all():
             await self._ender.let_go(live)
+
+
+def _is_cancelled() -> bool:
+    """We ourselves, and not what we waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _network(instance: Instance, private: bool) -> Network:

@@ -175,7 +175,9 @@ class Restarter:
             why = Problem("start", "interrupted", text)
             await self._ender.end(live, why, InstanceState.FAILED)
             return
-        ended = await self._attach(live)
+        # One that was being started again has not answered yet: it is begun anew.
+        restarting = instance.state is InstanceState.RESTARTING
+        ended = LOST if restarting else await self._attach(live)
         lifetimes.begin(live)
         if ended is None:
             self.watch(live)
