@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.agents.standins import serving
 from tests.cli.program import TIMEOUT_S, Program, in_terminal
 from tests.conformance.frontends import PROGRAMS
 from tests.daemon.rig import Daemon
+from tests.instances.small import command, put_small
 
 
 @pytest.fixture
@@ -197,3 +199,22 @@ def test_an_agent_that_asks_is_in_the_inbox(carrel: Program, desk: str) -> None:
     assert len(found) == 1 and found[0]["priority"] == "high"
     carrel.good("interrupt", desk)
     carrel("run", "wait", turn)
+
+
+def test_servers_of_a_space(carrel: Program, tmp_path: Path) -> None:
+    put_small(tmp_path)
+    carrel.good("instance", "add", "tiny", "--", *command("http"))
+    try:
+        words = ("new", str(tmp_path), "--name", "served", "--agent", "scripted")
+        assert "no-such" in carrel.bad(None, *words, "--mcp", "no-such")
+        said = 'tool mcp__tiny__echo {"a": 1}\nsay done'
+        done = carrel(*words, "--mcp", "tiny", "-m", said, "--wait")
+        assert (done.code, done.out) == (0, "served\ndone\n"), done
+        assert "mcp__tiny__echo" in done.err
+        assert "tiny, ready" in carrel.good("show", "served")
+        (shown,) = carrel.json("show", "served")["mcp"]
+        assert shown["instance"] in carrel.good("instance", "ls")
+    finally:
+        carrel("rm", "--force", "served")
+        carrel("instance", "remove", "tiny")
+    assert "tiny" not in carrel.good("instance", "ls")

@@ -45,14 +45,16 @@ def equipped(folder: Path) -> Iterator[Daemon]:
 class Desk:
     """A space, its agent, and a stand-in for the model."""
 
-    def __init__(self, daemon: Daemon, case: Case, standin: Standin) -> None:
+    def __init__(self, daemon: Daemon, case: Case, standin: Standin, **more: Any) -> None:
+        """`more` is said of the space."""
         if case.by_npm:
             require_programs()
         self.daemon = daemon
         self.case = case
         self.standin = standin
         self.client = daemon.local()
-        self.space = good(self.client.post("/v1/spaces", json={"agent": case.name}))["id"]
+        wanted = {"agent": case.name, **more}
+        self.space = good(self.client.post("/v1/spaces", json=wanted))["id"]
 
     def begin(self, prompt: str, **options: Any) -> httpx.Response:
         own = {"env": self.case.env(self.standin.url), "model": self.case.model}

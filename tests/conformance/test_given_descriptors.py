@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -14,15 +12,9 @@ from carrel.domain.errors import CommandInvalid
 from carrel.domain.runtimes import MOST_GIVEN, Command, Output, Sandbox
 from carrel.domain.trees import TreeMount
 from carrel.linux.listening import only_listens
-from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Finished, Rig, finish, open_rig
+from tests.conformance.runtime_rig import WAIT_S, Finished, Rig, finish
 
 PYTHON = "/usr/bin/python3"
-
-
-@pytest.fixture(params=RUNTIMES)
-async def rig(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
-    async with open_rig(data, request.param) as opened:
-        yield opened
 
 
 async def _run(rig: Rig, sandbox: Sandbox, command: Command) -> Finished:

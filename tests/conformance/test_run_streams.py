@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -13,20 +12,7 @@ from carrel.domain.errors import CommandInvalid, CommandNotFound, RunNotFound
 from carrel.domain.ids import new_id
 from carrel.domain.runtimes import Output
 from carrel.linux import processes
-from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Grounds, Rig, finish, open_grounds
-
-
-@pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    with open_grounds() as found:
-        yield found
-
-
-@pytest.fixture(params=RUNTIMES)
-async def rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
-    async with grounds.rig(request.param) as opened:
-        yield opened
-
+from tests.conformance.runtime_rig import WAIT_S, Rig, finish
 
 # What a command has
 

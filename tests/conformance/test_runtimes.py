@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -33,34 +33,13 @@ from tests.conformance.runtime_rig import (
     Grounds,
     Rig,
     finish,
-    open_grounds,
-    open_rig,
 )
-
-
-@pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    with open_grounds() as found:
-        yield found
-
-
-@pytest.fixture(params=RUNTIMES)
-async def rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
-    async with grounds.rig(request.param) as opened:
-        yield opened
 
 
 @pytest.fixture(params=[name for name in RUNTIMES if name != "process"])
 async def confining(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
     """Runtimes that promise walls."""
     async with grounds.rig(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture(params=RUNTIMES)
-async def fresh(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
-    """Whose launcher is started by the test."""
-    async with open_rig(data, request.param) as opened:
         yield opened
 
 

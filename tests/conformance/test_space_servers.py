@@ -20,12 +20,13 @@ from tests.conformance.frontends import (
     CODEX,
     CODEX_ACP,
     PI,
+    SCRIPTED,
     SDK,
     Case,
 )
 from tests.daemon.rig import Daemon, good
 from tests.instances.installed import require, search_path
-from tests.instances.small import put_small, small
+from tests.instances.small import LAST_WORDS, put_small, small
 
 pytestmark = pytest.mark.xdist_group("space servers")
 
@@ -39,7 +40,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", search_path())
         with equipped(tmp_path_factory.mktemp("servers")) as daemon:
-            good(daemon.local().put("/v1/servers/small", json=small()))
+            for name, mode in (("small", "http"), ("broken", "fails")):
+                good(daemon.local().put(f"/v1/servers/{name}", json=small(mode)))
             yield daemon
 
 
@@ -50,16 +52,18 @@ def standin() -> Iterator[Standin]:
 
 
 class Served(Desk):
-    """A desk with two servers."""
+    """A desk with servers."""
 
-    def __init__(self, daemon: Daemon, case: Case, standin: Standin, project: Path) -> None:
-        super().__init__(daemon, case, standin)
+    def __init__(
+        self, daemon: Daemon, case: Case, standin: Standin, project: Path, *servers: str
+    ) -> None:
         put_small(project)
         (project / "who.txt").write_text(f"I am {case.name}'s.\n")
-        project.chmod(0o755)
         origin = {"kind": "folder", "location": str(project)}
-        wanted = {"agent": case.name, "mcp": ["filesystem", "small"], "project": origin}
-        self.space = good(self.client.post("/v1/spaces", json=wanted))["id"]
+        super().__init__(daemon, case, standin, project=origin, mcp=servers)
+
+    def servers(self) -> list[dict[str, Any]]:
+        return list(good(self.client.get(f"/v1/spaces/{self.space}"))["mcp"])
 
     def use(self, *calls: str) -> list[Event]:
         """The events of a turn with these calls of tools."""
@@ -74,24 +78,46 @@ def of(events: list[Event], kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", [CLAUDE, CODEX, SDK, CLAUDE_ACP, CODEX_ACP], ids=str)
 def test_tools_of_its_servers(daemon: Daemon, standin: Standin, case: Case, tmp_path: Path) -> None:
-    desk = Served(daemon, case, standin, tmp_path)
+    desk = Served(daemon, case, standin, tmp_path, "filesystem", "small")
     events = desk.use(READ, ECHO)
     results = json.dumps([one["output"] for one in of(events, "tool_result")])
     assert f"I am {case.name}'s." in results and "aloud" in results, events
-    shown = good(desk.client.get(f"/v1/spaces/{desk.space}"))["mcp"]
-    assert [(one["name"], one["state"]) for one in shown] == [
-        ("filesystem", "ready"),
-        ("small", "ready"),
-    ]
+    shown = desk.servers()
+    assert {one["name"]: one["state"] for one in shown} == {"filesystem": "ready", "small": "ready"}
     if case is not CODEX_ACP:  # It tells its model of tools when that searches for them.
         assert "list_directory" in json.dumps([seen.body for seen in standin.requests])
-    token = good(desk.client.get(f"/v1/instances/{shown[0]['instance']}"))["token"]
-    kept = [path for path in written(daemon.data) if token.encode() in path.read_bytes()]
-    assert token and [path.name for path in kept] == ["token"]
+    own = daemon.data / "instances" / shown[0]["instance"] / "token"
+    token = own.read_bytes()
+    assert [path for path in written(daemon.data) if token in path.read_bytes()] == [own]
 
 
 def test_an_agent_without_a_client(daemon: Daemon, standin: Standin, tmp_path: Path) -> None:
     """It is told what it goes without."""
-    desk = Served(daemon, PI, standin, tmp_path)
-    told = [one.get("text", "") for one in of(desk.use("nothing"), "log")]
-    assert [one for one in told if "filesystem is left out" in one]
+    desk = Served(daemon, PI, standin, tmp_path, "small")
+    turn = desk.turn("hello")
+    assert "The MCP server small is left out: Pi takes none." in notes(desk, turn["id"])
+
+
+def notes(desk: Desk, turn: str) -> list[str]:
+    return [one.get("text", "") for one in of(desk.events(turn), "log")]
+
+
+def test_a_killed_daemon(daemon: Daemon, standin: Standin, tmp_path: Path) -> None:
+    """The servers go on, and what was told is not told again."""
+    desk = Served(daemon, SCRIPTED, standin, tmp_path, "small", "broken")
+    turn = good(desk.begin(desk.case.wait(300)))["id"]
+    desk.works(turn, "")
+    before = desk.servers()
+    with desk.daemon_killed():
+        pass
+    good(desk.client.post(f"/v1/turns/{turn}/interrupt"))
+    assert desk.end(turn)["result"]["error"]["code"] == "interrupted"
+    (note,) = (one for one in notes(desk, turn) if "broken" in one)
+    assert LAST_WORDS in note
+    assert desk.servers()[0] == before[0] and before[0]["state"] == "ready"
+    after = desk.turn(f"tool {READ.replace('filesystem__read_text_file', 'small__read')}")
+    results = of(desk.events(after["id"]), "tool_result")
+    assert results[0]["output"] == "I am scripted's.\n"
+    good(desk.client.delete(f"/v1/spaces/{desk.space}", params={"force": True}))
+    gone = good(desk.client.get(f"/v1/instances/{before[0]['instance']}"))
+    assert gone["state"] == "ended" and gone["pid"] == 0

@@ -17,9 +17,10 @@ def answer(message):
     if message["method"] == "initialize":
         return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": about}
     if message["method"] == "tools/list":
-        return {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+        return {"tools": [{"name": n, "inputSchema": {"type": "object"}} for n in ("echo", "read")]}
     if message["method"] == "tools/call":
-        text = json.dumps(message["params"]["arguments"])
+        given = message["params"]["arguments"]
+        text = open(given["path"]).read() if "path" in given else json.dumps(given)
         return {"content": [{"type": "text", "text": text}]}
 
 def replied(message):

@@ -39,9 +39,12 @@ async def services(data: Path) -> AsyncIterator[Services]:
 
 
 @pytest.fixture
-async def space(services: Services, tmp_path: Path) -> Space:
+async def space(services: Services, tmp_path: Path) -> AsyncIterator[Space]:
+    """Removed afterwards: an ordinary user's launcher stays as long as it holds a tree."""
     put_small(tmp_path)
-    return await make(services, tmp_path)
+    made = await make(services, tmp_path)
+    yield made
+    await services.spaces.remove(LOCAL, made.space_id, force=True, grace_s=0.2)
 
 
 async def begin(services: Services, space: Space, server: str | Server, **more: object) -> Handed:

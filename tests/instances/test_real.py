@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -69,7 +70,8 @@ async def test_serenas_do_not_meet(data: Path, services: Services, tmp_path: Pat
     wanted = (baskets, baskets, crates)
     three = await asyncio.gather(*(start(services, "serena", one.path) for one in wanted))
     assert len({one.instance.port for one in three}) == 3
-    assert len({one.token for one in three}) == 3
+    # An ordinary user has a gate instead, where sockets cannot be passed on.
+    assert len({one.token for one in three}) == 3 or os.geteuid() != 0
     async with to(three[0]) as one, to(three[1], mode="legacy") as two, to(three[2]) as other:
         await asyncio.gather(
             _symbols(one, baskets), _symbols(two, baskets), _symbols(other, crates)
@@ -119,7 +121,7 @@ def _files_are_apart(data: Path, three: list[Handed]) -> None:
         for foreign in three:
             if foreign is not handed:
                 assert foreign.instance.instance_id.encode() not in said
-                assert foreign.token.encode() not in said
+                assert not foreign.token or foreign.token.encode() not in said
 
 
 async def test_release_in_the_middle_of_a_call(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.accounts import PYTHON, SOURCE, Account, run_as
+from tests.accounts import PLUGINS, PYTHON, SOURCE, Account, run_as
 
 TIMEOUT_S = 110.0
 """Less than a test may take."""

@@ -4,7 +4,6 @@ filled in."""
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,8 +66,9 @@ class Preparing:
 
     def _streams(self) -> Prepared:
         """One connection becomes its standard input and output."""
-        words = ("--fd", str(FD), "--wait", str(CONNECT_S), "--")
-        return self._made(_own("stdio.py", *words, *self._filled()), direct=True)
+        words = ("--fd", str(FD), "--wait", str(CONNECT_S), "--", *self._filled())
+        made = self._made((self.server.name,), direct=True)
+        return replace(made, call=_own("stdio.py", *words))
 
     def _shim(self) -> Prepared:
         """Its own interpreter runs it, with our socket."""
@@ -117,8 +117,8 @@ class Preparing:
         if not self.around.private_network or (tokened and self.passing):
             return self._made(self._filled(fd=str(FD)), direct=True)
         # `{fd}` is left for the helper to fill: it makes the socket.
-        words = _own("listen.py", self._port_file(), "--", *self._filled())
-        return self._made(words, gated=True, port_file=PORT_FILE)
+        made = self._made((self.server.name,), gated=True, port_file=PORT_FILE)
+        return replace(made, call=_own("listen.py", self._port_file(), "--", *self._filled()))
 
     def _bound(self) -> Prepared:
         """It binds a port itself."""
@@ -199,6 +199,6 @@ class Preparing:
         return f"{self.around.state}/{PORT_FILE}"
 
 
-def _own(program: str, *words: str) -> tuple[str, ...]:
-    """The standard library is enough for these."""
-    return (sys.executable, "-I", "-S", str(INSIDE / program), *words)
+def _own(program: str, *words: str) -> Call:
+    """Becomes the command after `--`; no interpreter has to be started for that."""
+    return Call(str(INSIDE / program), "run", list(words))

@@ -65,6 +65,8 @@ class Run:
         self.problem: Problem | None = None
         self.doomed = False
         """It runs and must not: the problem is told when it is dead."""
+        self.killed = False
+        """Somebody wants it gone, be it before it has become the command."""
         self.channel: socket.socket | None = None
         self.launched = False
         self.ended: tuple[int, dict[str, Any]] | None = None

@@ -195,7 +195,7 @@ class Runs:
             if problem is not None:
                 run.doomed = False
                 problem = _of_zygote(run, holder, problem)
-            run.problem = run.problem or problem
+            run.problem = run.problem or _of_kill(run, problem)
             self._take_terminal(run, spare.terminal)
             self._settle(run)
             if not run.zygote:
@@ -435,6 +435,16 @@ class Runs:
 
     def lose(self, run: Run) -> None:
         self._conclude(run, lost_record(run.started_at))
+
+
+def _of_kill(run: Run, problem: Problem | None) -> Problem | None:
+    """One that was killed on its way is not to be tried again: it has ended by that."""
+    if problem is None or not run.killed:
+        return problem
+    if not run.pid:
+        return {"step": "killed", "errno": 0, "text": "it was killed before it began"}
+    run.ended = run.ended or (signal.SIGKILL, {"cpu": 0.0, "rss": 0})
+    return None
 
 
 def _of_zygote(run: Run, holder: Holder, problem: Problem) -> Problem:

@@ -224,6 +224,7 @@ class Server:
         if run is None:
             answer({}, [])
             return
+        run.killed = True
         self._runs.kill(run, message["reason"])
         kill = Kill(self._loop, self._runs, run, answer)
         if run.answer is not None:

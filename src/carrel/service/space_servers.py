@@ -234,7 +234,7 @@ def _seated(handed: Handed) -> tuple[SeatServer, dict[str, str]]:
         return SeatServer(name, instance.inside_url, sse), {}
     if not handed.token:
         return SeatServer(name, instance.url, sse), {}
-    variable = f"CARREL_MCP_TOKEN_{name.upper().replace('-', '_')}"
+    variable = f"CARREL_MCP_{name.upper().replace('-', '_')}_TOKEN"
     return SeatServer(name, instance.url, sse, variable), {variable: handed.token}
 
 

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from carrel.domain.runtimes import Network, Output, Sandbox
-from tests.accounts import PYTHON as ANY_PYTHON
-from tests.accounts import SOURCE, Account, run_as
+from tests.accounts import PYTEST, SOURCE, Account, run_as
 from tests.conformance.runtime_rig import Rig, finish
 from tests.runtimes.escapes.scripts import attempts, module_of, outcomes, script
 from tests.runtimes.escapes.test_program_of_the_launcher import DOORS

@@ -1,6 +1,7 @@
 """Binds a port in the sandbox for a server that takes a socket and checks no token.
 
-A gate stands before that port. Standard library only: it is run as
+A gate stands before that port. Standard library only: `run` is called in a child of the
+launcher, or it is run as
 
     python -I -S listen.py PORT_FILE -- COMMAND…
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import signal
 import sys
 
 BACKLOG = 512
@@ -52,11 +54,17 @@ def main(words: list[str]) -> None:
         env |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
     write_port(path, port_of(number))
     command = [word.replace("{fd}", str(number)) for word in command]
+    # An interpreter ignores it, and what it executes would too.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvpe(command[0], command, env)
 
 
-if __name__ == "__main__":
+def run(words: list[str]) -> None:
     try:
-        main(sys.argv[1:])
+        main(words)
     except (OSError, ValueError) as error:
         sys.exit(f"carrel: the server cannot be started: {error}")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

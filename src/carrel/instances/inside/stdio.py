@@ -1,6 +1,7 @@
 """Makes one connection the standard input and output of a server that speaks on these.
 
-Nobody stands between the two then. Standard library only: it is run as
+Nobody stands between the two then. Standard library only: `run` is called in a child of the
+launcher, or it is run as
 
     python -I -S stdio.py --fd N [--wait SECONDS] -- COMMAND…
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import _socket
 import os
 import select
+import signal
 import sys
 
 WAIT_S = 60.0
@@ -41,11 +43,17 @@ def main(words: list[str]) -> None:
     connection = accepted(int(given["--fd"]), float(given["--wait"]))
     for stream in (0, 1):
         os.dup2(connection, stream)
+    # An interpreter ignores it, and what it executes would too.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvp(command[0], command)
 
 
-if __name__ == "__main__":
+def run(words: list[str]) -> None:
     try:
-        main(sys.argv[1:])
+        main(words)
     except (OSError, ValueError) as error:
         sys.exit(f"carrel: the server cannot be started: {error}")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

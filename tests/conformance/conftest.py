@@ -1,0 +1,29 @@
+"""Runtimes for the suites that all of them must pass."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.runtime_rig import RUNTIMES, Grounds, Rig, open_grounds, open_rig
+
+
+@pytest.fixture(scope="session")
+def grounds() -> Iterator[Grounds]:
+    with open_grounds() as found:
+        yield found
+
+
+@pytest.fixture(params=RUNTIMES)
+async def rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
+    async with grounds.rig(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(params=RUNTIMES)
+async def fresh(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
+    """Whose launcher is started by the test."""
+    async with open_rig(data, request.param) as opened:
+        yield opened
