@@ -20,7 +20,7 @@ from pathlib import Path
 from carrel.domain.instances import Server, Transport
 from carrel.domain.reception import NotReady
 from carrel.instances.inside.furnish import Furnisher
-from carrel.instances.listening import endpoints, tree
+from carrel.instances.listening import Lookout, tree
 from carrel.instances.locating import Locator
 from carrel.instances.servers import HOST, fill, fill_files
 from carrel.instances.speaking import HANDSHAKE, greet
@@ -83,6 +83,7 @@ class RawServer:
                 stderr=output,
                 start_new_session=True,
             )
+        self._lookout = Lookout(self.pid)
 
     @property
     def pid(self) -> int:
@@ -103,7 +104,7 @@ class RawServer:
                 await asyncio.sleep(look_s)
 
     async def _greeted(self) -> bool:
-        for endpoint in sorted(endpoints(tree(self.pid))):
+        for endpoint in sorted(self._lookout.look(whole_network=False)):
             try:
                 await greet(f"http://{HOST}:{endpoint.port}{self._recipe.server.path}", {})
             except NotReady:

@@ -108,20 +108,17 @@ async def play(
 
 
 async def test_a_turn_and_the_next_one(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+    """Which writes a file."""
     result, first = await play(real, seat, asking(real, api, "hello"))
     assert result == TurnResult(True, "reply 1: hello")
     assert first.texts == ["reply 1: hello"] and first.of(Type.MESSAGE_DELTA)
     assert first.of(Type.USAGE)[0].payload["output_tokens"]
-    result, second = await play(real, seat, going_on(asking(real, api, "again"), first.key))
-    assert result.final_output == "reply 2: again"
-    assert second.texts == ["reply 2: again"] and second.key == first.key
-
-
-async def test_it_writes_a_file(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
-    result, heard = await play(real, seat, asking(real, api, "WRITE a.txt words"))
-    assert result.success
+    prompt = "WRITE a.txt words"
+    result, second = await play(real, seat, going_on(asking(real, api, prompt), first.key))
+    assert result == TurnResult(True, f"reply 2: {prompt}")
+    assert second.texts == [f"reply 2: {prompt}"] and second.key == first.key
     assert "words" in Path(seat.workspace, "a.txt").read_text()
-    (call,), (answer,) = heard.of(Type.TOOL_CALL), heard.of(Type.TOOL_RESULT)
+    (call,), (answer,) = second.of(Type.TOOL_CALL), second.of(Type.TOOL_RESULT)
     assert call.payload["input"] and call.payload["id"] == answer.payload["id"]
     assert answer.payload["is_error"] is False
 
@@ -173,18 +170,19 @@ async def test_what_is_said_meanwhile_is_answered(
     assert result.final_output == "reply 2: more"
 
 
-@pytest.mark.parametrize("allow", [True, False])
-async def test_it_asks(claude: DrivenFrontend, seat: Seat, api: Standin, allow: bool) -> None:
+async def test_it_asks(claude: DrivenFrontend, seat: Seat, api: Standin) -> None:
     def decide(told: Told) -> Control | None:
         if told.type is not Type.PERMISSION or "decision" in told.payload:
             return None
+        allow = "yes.txt" in str(told.payload)
         return Control(ControlKind.PERMISSION, id=str(told.payload["id"]), allow=allow)
 
-    request = replace(asking(claude, api, "WRITE a.txt words"), permission=Permission.ASK)
+    prompt = "WRITE no.txt words\nWRITE yes.txt words"
+    request = replace(asking(claude, api, prompt), permission=Permission.ASK)
     result, heard = await play(claude, seat, request, Heard(decide))
     assert result.success, result.error
-    assert Path(seat.workspace, "a.txt").exists() is allow
-    assert len(heard.of(Type.PERMISSION)) == 2
+    assert [path.name for path in Path(seat.workspace).glob("*.txt")] == ["yes.txt"]
+    assert len(heard.of(Type.PERMISSION)) == 4
 
 
 async def test_it_is_denied(real: DrivenFrontend, seat: Seat, api: Standin) -> None:

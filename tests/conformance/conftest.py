@@ -1,4 +1,4 @@
-"""Runtimes for the suites that all of them must pass."""
+"""Runtimes, and a daemon with all agents, for the suites that all of them must pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.desks import equipped
 from tests.conformance.runtime_rig import RUNTIMES, Grounds, Rig, open_grounds, open_rig
+from tests.daemon.rig import Daemon
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Tests may kill it, and start it again."""
+    with equipped(tmp_path_factory.mktemp("agents")) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="session")

@@ -13,23 +13,17 @@ from typing import Any
 import pytest
 
 from tests.agents.standins import Standin, serving
-from tests.conformance.desks import TURN_S, UNKNOWN_KEY, Desk, Turn, equipped
+from tests.conformance.desks import TURN_S, UNKNOWN_KEY, Desk, Turn
 from tests.conformance.frontends import CLAUDE, CODEX, PI, SCRIPTED, Case, able, together
 from tests.daemon.rig import Daemon, good
 
 POLL_S = 0.02
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def standin() -> Iterator[Standin]:
     with serving() as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with equipped(tmp_path_factory.mktemp("permissions")) as daemon:
-        yield daemon
 
 
 @pytest.fixture(params=together(able("ask")))
@@ -104,7 +98,7 @@ class Asking(Desk):
         return Answered(ended, yes, no, activity, before, codes, self.decisions(turn))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def desks() -> dict[str, Asking]:
     return {}
 

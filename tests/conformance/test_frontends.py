@@ -13,16 +13,16 @@ import pytest
 
 from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.conformance.days import Day, Days, days_at
-from tests.conformance.desks import UNKNOWN_KEY, Desk, equipped, headers_of, written
+from tests.conformance.desks import UNKNOWN_KEY, Desk, headers_of, written
 from tests.conformance.frontends import CASES, CLAUDE, CODEX, SCRIPTED, Case, able, together
-from tests.daemon.rig import good
+from tests.daemon.rig import Daemon, good
 
 
-@pytest.fixture(scope="module")
-def days(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Days]:
-    folder, outside = (tmp_path_factory.mktemp(name) for name in ("frontends", "outside"))
+@pytest.fixture(scope="session")
+def days(shared: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Days]:
+    outside = tmp_path_factory.mktemp("outside")
     outside.chmod(0o755)
-    with equipped(folder) as daemon, days_at(daemon, outside) as found:
+    with days_at(shared, outside) as found:
         yield found
 
 

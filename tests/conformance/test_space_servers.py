@@ -112,6 +112,7 @@ def test_a_killed_daemon(daemon: Daemon, standin: Standin, tmp_path: Path) -> No
         pass
     good(desk.client.post(f"/v1/turns/{turn}/interrupt"))
     assert desk.end(turn)["result"]["error"]["code"] == "interrupted"
+    print("EVENTS", [(e["payload"]["seq"], e["type"], e["payload"]["payload"]) for e in desk.events(turn)]); print("BEFORE", before); print(daemon.log()[-3000:])
     (note,) = (one for one in notes(desk, turn) if "broken" in one)
     assert LAST_WORDS in note
     assert desk.servers()[0] == before[0] and before[0]["state"] == "ready"

@@ -11,7 +11,7 @@ import pytest
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.errors import MessageInvalid, StateConflict
+from carrel.domain.errors import InstanceFailed, MessageInvalid, StateConflict
 from carrel.domain.instances import (
     Handed,
     InstanceRequest,
@@ -128,3 +128,11 @@ async def test_real_ones(services: Services, space: Space, name: str) -> None:
     handed = await begin(services, space, name)
     assert handed.instance.inside_port
     assert await services.instances.release(LOCAL, handed.instance.instance_id) == "terminated"
+
+
+async def test_the_port_of_another_is_not_its_own(services: Services, space: Space) -> None:
+    """All servers of a space are in one network."""
+    await begin(services, space, SMALL)
+    for server in (("/bin/sleep", "60"), ("/usr/bin/python3", "-I", "{project}/small.py", "never")):
+        with pytest.raises(InstanceFailed, match="did not answer"):
+            await begin(services, space, Server("deaf", server), ready_s=0.5)

@@ -40,7 +40,6 @@ CASES = (
     ("gated", "before"),
     ("direct", "after"),
     ("in_space", "before"),
-    ("in_space", "after"),
     ("again", "before"),
 )
 """Before a write something was done that is not written down; after it, the other way round."""

@@ -29,15 +29,17 @@ TESTS = {
         "test_from_outside_and_from_inside",
         "test_its_release_leaves_the_space_alone",
         "test_a_crash_in_a_space",
+        "test_real_ones[serena]",
     ),
     "test_streams.py": (
         "test_one_connection_is_its_streams",
         "test_released_while_somebody_speaks",
     ),
-    "test_real.py": (
-        "test_serenas_do_not_meet",
-        "test_files_by_their_own_paths",
+    "test_reach.py": (
+        "test_a_socket_is_no_way_out",
+        "test_what_is_in_reach",
     ),
+    "test_real.py": ("test_files_by_their_own_paths",),
 }
 
 pytestmark = [

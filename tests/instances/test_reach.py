@@ -1,4 +1,4 @@
-"""Who reaches an instance, and what an instance reaches: as root, where users are apart."""
+"""Who reaches an instance, and what an instance reaches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.accounts import Account, run_as
 from tests.instances import probing
 from tests.instances.rig import call, server, serving, start
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 
 DIRECT = server(
     "takes-fd",
@@ -56,6 +56,7 @@ async def ask_as(account: Account, handed: Handed, token: str = "") -> str:
     return done.stdout.strip() + done.stderr
 
 
+@two_users
 async def test_a_gate_lets_the_owner_in(
     services: Services, tmp_path: Path, ordinary_user: Account
 ) -> None:
@@ -72,6 +73,7 @@ async def test_a_gate_lets_the_owner_in(
     await call(handed, "echo", text="hello")
 
 
+@two_users
 async def test_a_token_is_asked_of_everybody(
     services: Services, tmp_path: Path, ordinary_user: Account
 ) -> None:

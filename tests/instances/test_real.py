@@ -66,6 +66,7 @@ async def test_serenas_do_not_meet(data: Path, services: Services, tmp_path: Pat
     baskets = make_project(tmp_path / "baskets", "Basket")
     crates = make_project(tmp_path / "crates", "Crate")
     add_memory(baskets, "told", "by the project")
+    (crates.path / "long.py").write_text(f"# {'a' * 60}b\n")
     before = [project.everything() for project in (baskets, crates)]
     wanted = (baskets, baskets, crates)
     three = await asyncio.gather(*(start(services, "serena", one.path) for one in wanted))
@@ -79,11 +80,10 @@ async def test_serenas_do_not_meet(data: Path, services: Services, tmp_path: Pat
         await _memories(one, two, other)
     _files_are_apart(data, three)
     assert [project.everything() for project in (baskets, crates)] == before
-    ids = [handed.instance.instance_id for handed in three]
-    for instance_id in ids:
-        assert any("jedi" in " ".join(one.cmdline()) for one in processes(instance_id))
-        assert await services.instances.release(LOCAL, instance_id) is Released.TERMINATED
-    assert leftovers(data, *ids) == []
+    await _release_in_a_call(services, three[2], crates)
+    for handed in three[:2]:
+        await _release(services, handed)
+    assert leftovers(data, *(handed.instance.instance_id for handed in three)) == []
     assert [project.everything() for project in (baskets, crates)] == before
 
 
@@ -124,24 +124,21 @@ def _files_are_apart(data: Path, three: list[Handed]) -> None:
                 assert not foreign.token or foreign.token.encode() not in said
 
 
-async def test_release_in_the_middle_of_a_call(
-    data: Path, services: Services, tmp_path: Path
-) -> None:
+async def _release_in_a_call(services: Services, handed: Handed, project: Project) -> None:
     """The language server goes too, though Serena cannot be asked to end."""
-    require("serena")
-    project = make_project(tmp_path / "project")
-    (project.path / "long.py").write_text(f"# {'a' * 60}b\n")
-    handed = await start(services, "serena", project.path)
-    instance = handed.instance
     calling = asyncio.create_task(_search_for_years(handed, project))
-    await _busy(instance.pid, calling)
-    assert any("jedi" in " ".join(one.cmdline()) for one in processes(instance.instance_id))
+    await _busy(handed.instance.pid, calling)
     async with asyncio.timeout(WAIT_S):
-        released = await services.instances.release(LOCAL, instance.instance_id)
+        await _release(services, handed)
     with pytest.raises(BaseExceptionGroup):
         await calling
-    assert released is Released.TERMINATED
-    assert leftovers(data, instance.instance_id) == []
+
+
+async def _release(services: Services, handed: Handed) -> None:
+    instance_id = handed.instance.instance_id
+    assert any("jedi" in " ".join(one.cmdline()) for one in processes(instance_id))
+    assert await services.instances.release(LOCAL, instance_id) is Released.TERMINATED
+    assert processes(instance_id) == []
 
 
 async def _search_for_years(handed: Handed, project: Project) -> None:

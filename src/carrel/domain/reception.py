@@ -83,6 +83,8 @@ class Looking:
     state_path: Path
     output: str = ""
     """What it has written so far, the last of it."""
+    alone: bool = True
+    """Nobody else listens in its network; in a space others may."""
 
 
 @dataclass(frozen=True)

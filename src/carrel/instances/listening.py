@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 _LISTEN, _ESTABLISHED = "0A", "01"
 """States of a TCP socket, as `/proc/net/tcp` writes them."""
 PROC = Path("/proc")
+WHOLE_S = 0.25
+"""The longest between two looks at the whole table."""
 
 
 @dataclass(frozen=True, order=True)
@@ -58,6 +61,27 @@ def connections(ports: frozenset[int]) -> dict[int, int]:
             if port in found:
                 found[port] += 1
     return found
+
+
+class Lookout:
+    """For what a server listens on, asked again and again while it starts. The table of sockets
+    takes milliseconds where the kernel has room for many, so it is read when the processes have
+    other sockets than before, and now and then for those who went away from their parents."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._had: set[str] = set()
+        self._until = 0.0
+        self._found: frozenset[Endpoint] = frozenset()
+
+    def look(self, *, whole_network: bool) -> frozenset[Endpoint]:
+        pids = tree(self._pid)
+        has = set().union(*(_sockets(pid) for pid in pids))
+        now = time.monotonic()
+        if has != self._had or now >= self._until:
+            self._found = in_network(self._pid) if whole_network else endpoints(pids)
+            self._had, self._until = has, now + WHOLE_S
+        return self._found
 
 
 def tree(pid: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,13 +16,15 @@ from carrel.domain.trees import Owner
 from carrel.instances import speaking
 from carrel.instances.doors import NoDoors, ReservedDoors, StreamDoors, TcpDoors, can_pass
 from carrel.instances.inside.furnish import Furnisher, TooMuch
-from carrel.instances.listening import connections, endpoints, in_network, tree
+from carrel.instances.listening import Lookout, connections
 from carrel.instances.preparing import BRIDGE, INSIDE, SHIM, Preparing, Python
 from carrel.instances.reserving import Reserved
 from carrel.instances.servers import HOST, port_in
 from carrel.linux.openat2 import open_beneath
 
 PORT_BYTES = 16
+MOST_LOOKOUTS = 64
+"""That are kept: more than start at the same time. One that is made anew looks once more."""
 
 
 class LocalReception:
@@ -32,6 +35,8 @@ class LocalReception:
         self._python = python
         self._folders = folders
         self._reserved: dict[int, Reserved] = {}
+        self._lookouts: dict[int, Lookout] = {}
+        self._looking = threading.Lock()
 
     def checks_token(self, server: Server, *, private_network: bool) -> bool:
         if server.wrap:
@@ -103,14 +108,25 @@ class LocalReception:
 
     def look(self, prepared: Prepared, looking: Looking) -> tuple[int, ...]:
         if prepared.port:
-            return (prepared.port,) if _listens(prepared.port, looking.pid) else ()
+            found = self._lookout(looking.pid).look(whole_network=True)
+            return (prepared.port,) if any(one.port == prepared.port for one in found) else ()
         if prepared.port_file:
             port = _written(looking.state_path, prepared.port_file)
             return () if port is None else (port,)
         if prepared.server.port_by is PortBy.LOG:
             told = port_in(prepared.server, looking.output)
             return () if told is None else (told,)
-        return _ports(prepared, looking.pid)
+        # Where it has a network for itself, all that listens there is its own.
+        whole = prepared.gated and looking.alone
+        found = self._lookout(looking.pid).look(whole_network=whole)
+        return tuple(dict.fromkeys(one.port for one in sorted(found)))
+
+    def _lookout(self, pid: int) -> Lookout:
+        with self._looking:
+            lookout = self._lookouts.setdefault(pid, Lookout(pid))
+            while len(self._lookouts) > MOST_LOOKOUTS:
+                self._lookouts.pop(next(iter(self._lookouts)))
+            return lookout
 
     async def greet(self, visit: Visit) -> None:
         headers = dict(visit.headers)
@@ -128,16 +144,6 @@ def _give(folder: str, owner: Owner) -> None:
     for above, folders, files in os.walk(folder):
         for name in (*folders, *files):
             os.lchown(os.path.join(above, name), owner.uid, owner.gid)
-
-
-def _listens(port: int, pid: int) -> bool:
-    return any(one.port == port for one in in_network(pid))
-
-
-def _ports(prepared: Prepared, pid: int) -> tuple[int, ...]:
-    """Where it has a network for itself, all that listens there is its own."""
-    found = in_network(pid) if prepared.gated else endpoints(tree(pid))
-    return tuple(dict.fromkeys(one.port for one in sorted(found)))
 
 
 def _written(state: Path, path: str) -> int | None:

@@ -125,7 +125,7 @@ class SpaceServers:
         problems = self._problems.setdefault(space_id, {})
         try:
             await self.instances.start(_caller(space_id), request)
-        except CarrelError as error:
+        except (CarrelError, OSError) as error:
             problems[name] = problem = problem_of("start", error)
             data = {"server": name, "problem": dataclasses.asdict(problem)}
             failed = self._journal.event(EventType.SERVER_FAILED, space_id, **data)
@@ -162,8 +162,9 @@ class SpaceServers:
         return self._gathered(space)
 
     def _patience(self, space: Space) -> float:
-        there, problems = self._living(space.space_id), self._problems.get(space.space_id, {})
-        missing = [name for name in space.mcp if name not in there]
+        problems = self._problems.get(space.space_id, {})
+        states = {one.name: one.state for one in self.residents(space)}
+        missing = [name for name, state in states.items() if state is not InstanceState.READY]
         if missing and all(name in problems for name in missing):
             return AGAIN_S
         return max((self._ready_s(name) for name in space.mcp), default=0.0) + MORE_S

@@ -18,9 +18,9 @@ from carrel.service.instances.live import Book, Live
 from carrel.service.instances.places import Place, Places
 
 LOOK_S, MOST_LOOK_S = 0.005, 0.05
-"""Between two looks for a port: a look takes a fifth of a millisecond."""
-LATE = 0.01
-"""By so much of its own time a server is found later than it could be."""
+"""Between two looks for a port: a look takes half a millisecond."""
+LATE = 0.02
+"""A server is found at most so much of its own time later than it could be."""
 TRY_S = 5.0
 """For one of several ports to answer: the wrong one may never."""
 KEEP_BYTES = 1 << 20
@@ -197,7 +197,8 @@ class Starter:
             output = (await self.tail(place.folder, live.instance.run_id, OUTPUT_BYTES)).decode(
                 "utf-8", "replace"
             )
-        looking = Looking(live.run.pid, place.around.state_path, output)
+        around = place.around
+        looking = Looking(live.run.pid, around.state_path, output, around.alone)
         return await asyncio.to_thread(self._reception.look, prepared, looking)
 
     async def _try(self, live: Live, prepared: Prepared, wanted: Wanted, port: int) -> bool:
