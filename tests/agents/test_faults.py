@@ -25,7 +25,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("faults")
     folder.chmod(0o711)
     install(folder / "plugins")
-    daemon = Daemon(folder / "data")
+    daemon = Daemon(folder / "data", forked=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder / "plugins"))
         daemon.start()

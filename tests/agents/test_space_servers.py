@@ -114,7 +114,7 @@ async def test_names_are_looked_at_first(services: Services, project: Path) -> N
 
 async def test_as_long_as_the_space(services: Services, project: Path) -> None:
     space = await seated(services, project, "small", "small")
-    await told(services, space, READ)
+    await told(services, space, "say hello")
     (first,) = living(services, space)
     stopped = await services.spaces.stop(LOCAL, space.space_id)
     assert not living(services, space)
@@ -169,7 +169,7 @@ async def test_one_that_never_answers(services: Services, project: Path) -> None
 
 async def test_a_crash_between_two_turns(services: Services, project: Path) -> None:
     space = await seated(services, project)
-    await told(services, space, READ)
+    await told(services, space, "say hello")
     (before,) = living(services, space)
     await run(services, space, "pkill -9 -f small.py")
     await until(services, before.instance_id, InstanceState.RESTARTING)
@@ -234,7 +234,7 @@ async def test_a_daemon_after_another(data: Path, project: Path) -> None:
         async with serving(data) as services:
             services.instances.servers.add(server("http"))
             space = await seated(services, project)
-            await told(services, space, READ)
+            await told(services, space, "say hello")
             (before,) = living(services, space)
         async with serving(data) as services:
             events = await told(services, space, READ)

@@ -27,7 +27,7 @@ ANY_PORT = "127.0.0.1:0"
 
 class Daemon:
     """Started by the first who needs it. `forked` is for tests of what it does, not of how it
-    is started."""
+    is started: such a one is deaf to what an interpreter reads from its environment."""
 
     def __init__(self, data: Path, listen: str | None = ANY_PORT, *, forked: bool = True) -> None:
         self.data = data

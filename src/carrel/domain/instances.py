@@ -240,7 +240,8 @@ class Instance:
     heard_at: float = 0.0
     """When somebody last said that it is wanted."""
     has_token: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
+    leaving: bool = False
+    """It is being ended: whoever finds it so goes on with that."""
 
     @property
     def clients(self) -> int:

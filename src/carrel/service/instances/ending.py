@@ -34,6 +34,9 @@ class Ender:
         live.leaving = True
         try:
             await self._stop_work(live)
+            with contextlib.suppress(CarrelError):
+                # On a full disk too it can be ended.
+                await self._book.change(live, leaving=True)
             output = await self._output(live, state)
             await self._clear(live)
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from carrel.domain.errors import CarrelError, InstanceNotFound
@@ -27,6 +27,10 @@ class Live:
 
     instance: Instance
     token: str = ""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What its caller gave; like the token, it is in no record."""
+    streams: bool = False
+    """Its client speaks on streams."""
     run: Run | None = None
     gate: Run | None = None
     doors: Doors | None = None
@@ -57,6 +61,9 @@ class Live:
         for take_back in self.ends:
             take_back()
         self.ends.clear()
+        self.drop_handles()
+
+    def drop_handles(self) -> None:
         for run in (self.run, self.gate):
             if run is not None:
                 run.close()

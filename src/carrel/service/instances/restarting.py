@@ -17,8 +17,8 @@ from carrel.service.instances.ending import Ender
 from carrel.service.instances.lifetimes import Lifetimes
 from carrel.service.instances.live import Book, Live
 from carrel.service.instances.places import Place, Places
+from carrel.service.instances.secrets import Secrets
 from carrel.service.instances.starting import how
-from carrel.service.instances.tokens import TokenFiles
 from carrel.service.journal import problem_of
 
 FIRST_S, MOST_S = 0.5, 30.0
@@ -137,13 +137,13 @@ class Restarter:
 
     # Taking up
 
-    async def take_up(self, tokens: TokenFiles, lifetimes: Lifetimes, *, rebooted: bool) -> None:
+    async def take_up(self, kept: Secrets, lifetimes: Lifetimes, *, rebooted: bool) -> None:
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(instance: Instance) -> None:
             async with gate:
                 try:
-                    await self._take_up(instance, tokens, lifetimes, rebooted)
+                    await self._take_up(instance, kept, lifetimes, rebooted)
                 except (CarrelError, OSError):
                     _log.exception("the instance %s cannot be taken up", instance.instance_id)
 
@@ -166,10 +166,15 @@ class Restarter:
             _log.exception("what is left of the instance %s stays", instance_id)
 
     async def _take_up(
-        self, instance: Instance, tokens: TokenFiles, lifetimes: Lifetimes, rebooted: bool
+        self, instance: Instance, kept: Secrets, lifetimes: Lifetimes, rebooted: bool
     ) -> None:
-        live = Live(instance, await asyncio.to_thread(tokens.read, instance.instance_id))
+        live = Live(instance, streams=bool(instance.socket))
+        await asyncio.to_thread(kept.read, live)
         self._book.know(live)
+        if instance.leaving or not instance.holds:
+            # It was being ended, or stood ready for nobody yet.
+            await self._ender.end(live, instance.problem)
+            return
         if rebooted or instance.state is InstanceState.STARTING:
             text = "The machine was restarted." if rebooted else "The daemon ended meanwhile."
             why = Problem("start", "interrupted", text)

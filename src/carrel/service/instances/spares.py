@@ -17,7 +17,7 @@ UNUSED_S = 900.0
 """One that nobody asked for in that time goes."""
 NOBODY = ""
 """Whose they are until somebody takes one."""
-_SAME = ("server", "project_path", "confined", "network", "limits", "env")
+_SAME = ("server", "project_path", "network", "limits", "confined")
 _log = logging.getLogger("carrel")
 
 Start = Callable[[Instance], Awaitable[Live]]
@@ -33,19 +33,21 @@ class Spares:
         self._start = start
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, wanted: Instance) -> Live | None:
+    def take(self, wanted: Live) -> Live | None:
         """One that is just what is wanted; it is the caller's from now on."""
+        if wanted.streams or wanted.env:
+            return None
         for live in self._book.all():
             ready = live.spare and live.instance.state is InstanceState.READY
-            if ready and not live.leaving and _alike(live.instance, wanted):
+            if ready and not live.leaving and _alike(live.instance, wanted.instance):
                 live.spare = False
                 return live
         return None
 
-    def refill(self, last: Instance) -> None:
+    def refill(self, wanted: Live) -> None:
         """For the project that was just asked for, unless one is there already."""
-        server = last.server
-        if server.warm <= 0 or last.space_id or last.socket:
+        last, server = wanted.instance, wanted.instance.server
+        if server.warm <= 0 or last.space_id or wanted.streams or wanted.env:
             return
         mine = [live for live in self._book.all() if live.spare and not live.leaving]
         same = [live for live in mine if live.instance.server.name == server.name]

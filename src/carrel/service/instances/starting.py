@@ -65,7 +65,7 @@ class Starter:
         place = await self._places.make(live.instance, streams=wanted.streams)
         around = dataclasses.replace(place.around, preloaded=bool(wanted.warm))
         place = dataclasses.replace(place, around=around)
-        env = {**live.instance.env}
+        env = {**live.env}
         if live.token:
             env["CARREL_TOKEN"] = live.token
         prepared = self._reception.prepare(wanted.server, wanted.found, around, env)

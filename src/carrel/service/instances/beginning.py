@@ -1,0 +1,178 @@
+"""A start from its record to a server that is ready, and once more after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from carrel.domain.errors import WarmUnavailable
+from carrel.domain.instances import Instance, InstanceState, Warmth
+from carrel.domain.runtimes import Network
+from carrel.service.instances.ending import Ender
+from carrel.service.instances.live import Live
+from carrel.service.instances.noting import notes
+from carrel.service.instances.parts import InstanceParts
+from carrel.service.instances.secrets import Secrets
+from carrel.service.instances.starting import Starter, Wanted
+
+OnReady = Callable[[Live], None]
+
+
+class Beginner:
+    def __init__(
+        self,
+        parts: InstanceParts,
+        starter: Starter,
+        ender: Ender,
+        kept: Secrets,
+        on_ready: OnReady,
+    ) -> None:
+        self._parts = parts
+        self._book = parts.book
+        self._places = parts.places
+        self._starter = starter
+        self._ender = ender
+        self._kept = kept
+        self._on_ready = on_ready
+        self._turns = asyncio.Semaphore(parts.rules.starting or os.cpu_count() or 1)
+        """In the order of their requests: none is starved."""
+
+    def begin(self, live: Live, begun: float) -> asyncio.Task[None]:
+        """Its work, which undoes itself when it fails. It is known from now on."""
+        self._book.know(live)
+        live.work = task = asyncio.create_task(self._start(live, begun))
+        return task
+
+    async def _start(self, live: Live, begun: float) -> None:
+        try:
+            async with self._turns:
+                await self._prepare(live)
+                async with self._staying(live.instance.space_id):
+                    await self._first(live)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            await self._ender.undo(live, error)
+            raise
+        await self._is_ready(live, begun)
+
+    async def again(self, live: Live) -> None:
+        """Under the same id, and at the same port where that is still to be had."""
+        begun = time.monotonic()
+        async with self._turns, self._staying(live.instance.space_id):
+            wanted = await self._wanted(live)
+            try:
+                await self._starter.start(live, wanted, again=True)
+            except WarmUnavailable:
+                await self._start_cold(live, wanted)
+        await self._is_ready(live, begun)
+
+    @asynccontextmanager
+    async def _staying(self, space_id: str) -> AsyncIterator[None]:
+        """While it starts in a space, that is not stopped or removed."""
+        if not space_id:
+            yield
+            return
+        async with self._parts.shared.locks.shared(space_id):
+            yield
+
+    async def _first(self, live: Live) -> None:
+        """Warm, if it can be; when that process has gone meanwhile, cold."""
+        wanted = await self._wanted(live)
+        try:
+            await self._starter.start(live, wanted)
+        except WarmUnavailable:
+            await self._start_cold(live, wanted)
+
+    async def _start_cold(self, live: Live, wanted: Wanted) -> None:
+        """The warm process is not there any more. Its user stays: the folders are that one's."""
+        self._parts.warming.lost(live.instance.server.name)
+        await self._places.stop(live.instance, ())
+        live.drop_handles()
+        await self._book.change(live, state_at="", warmth=Warmth.COLD)
+        await self._starter.start(live, dataclasses.replace(wanted, warm=""))
+
+    async def _prepare(self, live: Live) -> None:
+        """The folder, the user and the secrets, each written down."""
+        await self._book.add(live)
+        await asyncio.to_thread(self._places.make_folder, live.instance_id)
+        await self._book.change(live, **await self._placed(live))
+        if not live.streams and await self._checks_token(live.instance):
+            live.token = secrets.token_urlsafe(32)
+            await self._book.change(live, has_token=True)
+        await asyncio.to_thread(self._kept.write, live)
+
+    async def _placed(self, live: Live) -> dict[str, object]:
+        """Where it runs, and as whom."""
+        instance = live.instance
+        runtime = await self._places.runtime(instance)
+        can = runtime.capabilities
+        paths = await asyncio.to_thread(self._parts.needs.of, instance.server)
+        if instance.space_id:
+            await self._parts.equipping.equip(instance.space_id, paths)
+            return {"runtime": runtime.name}
+        placed: dict[str, object] = {
+            "runtime": runtime.name,
+            "binds": paths if can.confines else (),
+            "confined": can.confines,
+            "network": _network(live, can.private_network),
+        }
+        warm = None if live.streams else self._parts.warming.of(instance)
+        if warm is None:
+            return {**placed, "owner": self._places.owner(instance, "")}
+        return {
+            **placed,
+            "owner": warm.owner,
+            "state_at": warm.state,
+            "warmth": Warmth.FORKED,
+        }
+
+    async def _checks_token(self, instance: Instance) -> bool:
+        around = (await self._places.of(instance)).around
+        return self._parts.reception.checks_token(
+            instance.server, private_network=around.private_network
+        )
+
+    async def _wanted(self, live: Live) -> Wanted:
+        instance, server = live.instance, live.instance.server
+        found = await asyncio.to_thread(self._parts.servers.locate, server)
+        warm = f"warm-{server.name}" if instance.state_at else ""
+        uids = self._uids(instance)
+        return Wanted(server, found, server.ready_s, server.tool_ready, uids, live.streams, warm)
+
+    def _uids(self, instance: Instance) -> frozenset[int]:
+        """Who may come in: we, whose project it is, and who has it."""
+        uids = {os.geteuid()}
+        if instance.project_owner is not None:
+            uids.add(instance.project_owner.uid)
+        for hold in instance.holds:
+            found = self._parts.owners.uid(hold.owner_pid) if hold.owner_pid is not None else None
+            if found is not None:
+                uids.add(found)
+        return frozenset(uids)
+
+    async def _is_ready(self, live: Live, begun: float) -> None:
+        now = self._book.clock()
+        runtime = await self._places.runtime(live.instance)
+        await self._book.change(
+            live,
+            state=InstanceState.READY,
+            ready_at=live.instance.ready_at or now,
+            heard_at=now,
+            problem=None,
+            started_in_ms=round((time.monotonic() - begun) * 1000, 1),
+            notes=notes(live.instance, runtime.capabilities),
+        )
+        self._on_ready(live)
+
+
+def _network(live: Live, private: bool) -> Network:
+    """Where there is no network of one's own, a server that binds a port needs the machine's."""
+    if private or live.streams or live.instance.server.wrap:
+        return live.instance.network
+    return Network.OPEN
