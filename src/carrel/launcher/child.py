@@ -105,6 +105,10 @@ def become_recruit(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoRe
         become_zygote(orders["plan"], *descriptors)
     if orders["become"] == "command":
         count = 3 + orders["plan"]["given"]
+        if orders["home"]:
+            # The launcher has mounts of its own; what has no namespaces sees the host's.
+            namespaces.setns(descriptors[-1], namespaces.CLONE_NEWNS)
+            os.close(descriptors.pop())
         become_command(orders["plan"], descriptors[:count], descriptors[count:])
     become_spare(orders["base"], source, descriptors, fork)
 

@@ -50,8 +50,17 @@ TERMINATE_S = 1.0
 class Runs:
     """Those that live, of this launcher and, once they were taken up, of earlier ones."""
 
-    def __init__(self, loop: Loop, holders: Holders, recorder: Recorder, zygotes: Zygotes) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        holders: Holders,
+        recorder: Recorder,
+        zygotes: Zygotes,
+        home: int | None = None,
+    ) -> None:
+        """`home`: the host's mounts, where the launcher has others."""
         self._loop = loop
+        self._home = home
         self._holders = holders
         self._zygotes = zygotes
         self._recorder = recorder
@@ -232,9 +241,10 @@ class Runs:
             pipes.append(LinePipe(self._loop, partial(self._on_kept, run), on_end))
         writers = [status.write, theirs.fileno(), *(pipe.write for pipe in pipes[1:])]
         self._loop.expect_children(1)
-        orders = {"become": "command", "plan": plan}
+        home = [] if self._home is None else [self._home]
+        orders = {"become": "command", "plan": plan, "home": bool(home)}
         try:
-            self._holders.recruits.take(orders, [*streams, *writers]).forget()
+            self._holders.recruits.take(orders, [*streams, *writers, *home]).forget()
         finally:
             for pipe in pipes:
                 pipe.parent_side()

@@ -38,7 +38,9 @@ class BadRequest(ValueError):
 
 
 class Server:
-    def __init__(self, listener: socket.socket, folder: str, version: str) -> None:
+    def __init__(
+        self, listener: socket.socket, folder: str, version: str, home: int | None = None
+    ) -> None:
         self._loop = Loop()
         self._listener = listener
         self._version = version
@@ -46,7 +48,7 @@ class Server:
         self._holders = Holders(self._loop, recruits, os.path.join(folder, "holders"))
         self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"))
         self._zygotes = Zygotes(self._loop, recruits, os.path.join(folder, "zygotes"))
-        self._runs = Runs(self._loop, self._holders, self._recorder, self._zygotes)
+        self._runs = Runs(self._loop, self._holders, self._recorder, self._zygotes, home)
         self._earlier = Earlier(self._runs, self._holders, self._recorder)
         self._earlier.take_up_noted()
         self._mounts = HeldMounts(self._loop)

@@ -32,10 +32,9 @@ def main(folder: str, ready: int, version: str) -> None:
     _redirect()
     namespaces.become_subreaper()
     namespaces.join_new_keyring()
-    if os.geteuid() == 0:
-        _lean_mounts(os.path.dirname(folder))
+    home = _lean_mounts(os.path.dirname(folder)) if os.geteuid() == 0 else None
     # After a change of the mount namespace the working folder is still the same one.
-    server = Server(_listen(), folder, version)
+    server = Server(_listen(), folder, version, home)
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     os.close(ready)
@@ -77,18 +76,22 @@ def _listen() -> socket.socket:
     return listener
 
 
-def _lean_mounts(data: str) -> None:
+def _lean_mounts(data: str) -> int | None:
     """A mount namespace of our own without the trees that are mounted in the data folder:
     every sandbox starts as a copy of it, and should not cost more the more trees there are.
-    Trees come in as detached mounts."""
+    Trees come in as detached mounts. Gives back the one that we were in: a command without
+    namespaces goes there, for it sees a tree where it is mounted."""
+    home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
         namespaces.unshare(namespaces.CLONE_NEWNS)
     except PermissionError:
         # A container without the right: then no sandbox has namespaces either.
-        return
+        os.close(home)
+        return None
     namespaces.set_propagation(namespaces.MS_PRIVATE)
     for target in _mounted_trees(data):
         mounts.detach_all(target)
+    return home
 
 
 def _mounted_trees(data: str) -> list[str]:
