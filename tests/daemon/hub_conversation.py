@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +24,7 @@ from carrel.hub.compacting import DROPPED, compact
 from tests.daemon.hub_examples import HEARD, Speaker, Tape, section_of
 from tests.daemon.rig import Daemon, good
 from tests.hub.rig import NOTE, SPACE, Envelope, HubRig, LineWire, open_rig, options
+from tests.instances.small import put_small, small
 
 PROGRESS = "buffer_taskspace_progress"
 FROM_AGENTS: dict[str, dict[str, Any]] = {
@@ -108,6 +111,9 @@ async def with_a_daemon(tape: Tape, daemon: Daemon) -> None:
         await of_live(talk, space)
         await of_requests(talk, space)
         await of_the_family(talk, space)
+        project = daemon.data.parent / "project"
+        project.mkdir()
+        await of_an_instance(talk, project)
 
 
 async def of_coming_and_going(talk: Talk, space: str) -> None:
@@ -287,6 +293,29 @@ async def of_mishaps(talk: Talk, told: Told) -> None:
     nowhere = {"kind": "folder", "location": "/nonexistent"}
     assert talk.api("POST", "spaces", {"project": nowhere}).is_client_error
     await told(EventType.STEP_FAILED)
+    broken = {"command": ["/bin/sh", "-c", "exit 3"]}
+    good(talk.api("PUT", "servers/broken", broken))
+    talk.make(mcp=["broken"])
+    await told(EventType.INSTANCE_STATE, to="failed")
+    await told(EventType.SERVER_FAILED)
+
+
+async def of_an_instance(talk: Talk, project: Path) -> None:
+    """Its owner at the hub is told what becomes of it."""
+    editor = await talk.connect("editor")
+    about = await editor.ask("client_register", {"kind": "ide", "subscriptions": {}})
+    talk.tape.name(about["client_id"], "cl_editor…")
+    body = {"server": {"name": "small", **small()}, "hub_client": about["client_id"]}
+    body |= {"project_path": str(put_small(project)), "restart": "on-failure"}
+    instance = good(await asyncio.to_thread(talk.api, "POST", "instances", body))
+    talk.tape.name(instance["url"], "http://127.0.0.1:PORT/mcp")
+    os.kill(instance["pid"], signal.SIGKILL)
+    for state in ("restarting", "ready"):
+        await editor.send("heartbeat", id="")
+        found = await editor.hear("instance_state")
+        assert found["payload"]["to"] == state
+        talk.tape.note("instance_state", HEARD, editor.who, found)
+    await editor.leave()
 
 
 async def leave(*speakers: Speaker) -> None:

@@ -19,7 +19,7 @@ WIDTH = 96
 """Of a line of JSON in the page, where it can be broken."""
 AT = 1767323045.6
 """Stands for every time."""
-_IDS = re.compile(r"(sp|ru)_[a-z2-7]{12}|(cl|rq)_[0-9a-f]{16}|(ms)_[0-9a-f]{11,}|(ev)_[0-9]+")
+_IDS = re.compile(r"(sp|ru|in)_[a-z2-7]{12}|(cl|rq)_[0-9a-f]{16}|(ms)_[0-9a-f]{11,}|(ev)_[0-9]+")
 _SECTION = re.compile(r"^### `(\S+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^([→←]) (\w+)\n\n```json\n(.*?)```$", re.MULTILINE | re.DOTALL)
 

@@ -18,6 +18,7 @@ from tests.daemon.hub_examples import Tape, read_page, section_of, write_page
 from tests.daemon.rig import Daemon
 
 FROM_THE_HUB = {"response", "error", "heartbeat", "client_disconnected", DROPPED, FAILED}
+FROM_THE_HUB.add("instance_state")
 
 
 def known() -> set[str]:
