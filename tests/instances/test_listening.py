@@ -57,7 +57,8 @@ def test_what_a_process_listens_on(listening: tuple[int, set[Endpoint]]) -> None
 def test_processes_that_have_none_or_are_gone() -> None:
     ended = subprocess.Popen([sys.executable, "-c", "pass"])
     ended.wait(60)
-    assert endpoints([ended.pid, os.getpid()]) == frozenset()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as idle:
+        assert endpoints([ended.pid, idle.pid]) == frozenset()
 
 
 def test_a_port_that_is_kept() -> None:

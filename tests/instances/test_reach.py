@@ -128,7 +128,7 @@ async def test_the_token_is_written_nowhere(services: Services, data: Path, tmp_
     both = [await start(services, one, tmp_path) for one in (DIRECT, wrapped)]
     for handed in both:
         assert len(handed.token) > 30
-        kept = data / "instances" / handed.instance.instance_id / "token"
+        kept = data / "instances" / handed.instance.instance_id / "secrets"
         mode = kept.stat()
         assert (stat.S_IMODE(mode.st_mode), mode.st_uid) == (0o600, os.geteuid())
         token = handed.token.encode()

@@ -163,7 +163,13 @@ class Launcher:
         async with self._connecting.setdefault(loop, asyncio.Lock()):
             connection = self._async.get(loop)
             if connection is None or connection.closed:
-                sock = await asyncio.to_thread(self._connect)
+                work = asyncio.ensure_future(asyncio.to_thread(self._connect))
+                try:
+                    sock = await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    # The thread goes on, and nobody would have what it gives.
+                    work.add_done_callback(_close_made)
+                    raise
                 connection = self._async[loop] = _AsyncConnection(loop, sock)
             return connection
 
@@ -328,6 +334,11 @@ def _greet(connection: socket.socket) -> None:
             f"A launcher of version {received[0]['version']} runs, which speaks another protocol.",
             hint="Stop its spaces; it ends a minute after the last one.",
         )
+
+
+def _close_made(work: asyncio.Future[socket.socket]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().close()
 
 
 def _set_once(future: asyncio.Future[None]) -> None:
