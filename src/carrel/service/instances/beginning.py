@@ -93,6 +93,7 @@ class Beginner:
         """The warm process is not there any more. Its user stays: the folders are that one's."""
         self._parts.warming.lost(live.instance.server.name)
         await self._places.stop(live.instance, ())
+        await self._places.clear(live.instance)
         live.drop_handles()
         await self._book.change(live, state_at="", warmth=Warmth.COLD)
         await self._starter.start(live, dataclasses.replace(wanted, warm=""))

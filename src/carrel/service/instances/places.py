@@ -227,6 +227,11 @@ class Places:
         for run_id in runs:
             await place.runtime.kill(place.sandbox, run_id)
 
+    async def clear(self, instance: Instance) -> None:
+        """The folders of its sandbox, which nothing runs in: where a mount was, one may lie."""
+        for name in ("home", "tmp"):
+            await asyncio.to_thread(self._remove, self.folder(instance.instance_id) / name)
+
     async def forget(self, instance_id: str) -> None:
         """The folder of one that has no record."""
         await asyncio.to_thread(self._remove, self.folder(instance_id))
