@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, Unpack
 
 from carrel.client import instance_calls as calls
 from carrel.client.aio_link import AsyncLink
 from carrel.client.calls import Call
 from carrel.client.instance_calls import InstanceOptions, Path, Server, ServerOptions
-from carrel.client.instance_models import InstanceInfo, ServerInfo
+from carrel.client.instance_models import InstanceInfo, ServerInfo, Told
 from carrel.client.instances import LOG_BYTES
 from carrel.domain.errors import InstanceNotFound
 
@@ -26,29 +26,13 @@ class _Handle:
         return call.decode(await self._link.json(call.request))
 
 
-class AsyncInstance(_Handle):
+class AsyncInstance(_Handle, Told):
     """One server of one's own. `info` is what was last told of it. As a context it is let go
     at the end."""
 
     def __init__(self, link: AsyncLink, info: InstanceInfo) -> None:
         super().__init__(link)
         self.info = info
-
-    @property
-    def id(self) -> str:
-        return self.info.instance_id
-
-    @property
-    def url(self) -> str:
-        return self.info.url
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What a client of `url` has to send."""
-        return self.info.headers
-
-    def __repr__(self) -> str:
-        return f"<AsyncInstance {self.id} {self.info.server} {self.info.state}>"
 
     async def __aenter__(self) -> AsyncInstance:
         return self

@@ -60,6 +60,28 @@ class InstanceInfo(Record, frozen=True, kw_only=True):
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
+class Told:
+    """What a handle tells of its instance: `info` is what was last heard."""
+
+    info: InstanceInfo
+
+    @property
+    def id(self) -> str:
+        return self.info.instance_id
+
+    @property
+    def url(self) -> str:
+        return self.info.url
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What a client of `url` has to send."""
+        return self.info.headers
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.info.server} {self.info.state}>"
+
+
 class Release(Record, frozen=True, kw_only=True):
     status: Released
 

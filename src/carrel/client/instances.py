@@ -7,13 +7,13 @@ with client.instances.start("serena", project=".") as serena:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, Unpack
 
 from carrel.client import instance_calls as calls
 from carrel.client.calls import Call
 from carrel.client.instance_calls import InstanceOptions, Path, Server, ServerOptions
-from carrel.client.instance_models import InstanceInfo, ServerInfo
+from carrel.client.instance_models import InstanceInfo, ServerInfo, Told
 from carrel.client.link import Link
 from carrel.domain.errors import InstanceNotFound
 
@@ -29,29 +29,13 @@ class _Handle:
         return call.decode(self._link.json(call.request))
 
 
-class Instance(_Handle):
+class Instance(_Handle, Told):
     """One server of one's own. `info` is what was last told of it. As a context it is let go
     at the end."""
 
     def __init__(self, link: Link, info: InstanceInfo) -> None:
         super().__init__(link)
         self.info = info
-
-    @property
-    def id(self) -> str:
-        return self.info.instance_id
-
-    @property
-    def url(self) -> str:
-        return self.info.url
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What a client of `url` has to send."""
-        return self.info.headers
-
-    def __repr__(self) -> str:
-        return f"<Instance {self.id} {self.info.server} {self.info.state}>"
 
     def __enter__(self) -> Instance:
         return self

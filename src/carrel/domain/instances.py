@@ -6,7 +6,7 @@ client speaks with its server directly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -292,10 +292,6 @@ class ServerStatus:
     where: str = ""
     source: str = "built in"
     """Or `settings`, or `added`."""
-
-
-Locate = Callable[[Server], Found]
-"""Raises `ServerNotInstalled`."""
 
 
 class Servers(Protocol):

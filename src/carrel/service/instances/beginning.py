@@ -125,7 +125,7 @@ class Beginner:
         }
         warm = None if live.streams else self._parts.warming.of(instance)
         if warm is None:
-            return {**placed, "owner": self._places.owner(instance, "")}
+            return {**placed, "owner": self._places.owner(instance)}
         return {
             **placed,
             "owner": warm.owner,

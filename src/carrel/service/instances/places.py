@@ -86,12 +86,12 @@ class Places:
         except FileNotFoundError:
             return []
 
-    def owner(self, instance: Instance, warm: str) -> Owner:
-        """Of its sandbox. Forks of one warm process have one user."""
+    def owner(self, instance: Instance) -> Owner:
+        """Of its sandbox; forks of one warm process have that one's."""
         if not instance.confined:
             assert instance.project_owner is not None
             return instance.project_owner
-        return self._users.take(warm or instance.instance_id)
+        return self._users.take(instance.instance_id)
 
     async def runtime(self, instance: Instance) -> Runtime:
         if instance.space_id:
