@@ -1,4 +1,4 @@
-"""Hundreds of spaces come and go, and the machine is as it was."""
+"""A thousand spaces come and go, and the machine is as it was."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from carrel.domain.trees import Base, TreeDriver, TreeRequest
 from carrel.runtimes.limits.cgroups import Cgroups
 from tests.folders import mounts_below
 
-CYCLES = 300
-STRAY = 2
-"""Descriptors that may come and go by themselves: less than one in a hundred cycles."""
+CYCLES = 1000
 
 
 def _children(launcher: int) -> list[str]:
@@ -66,7 +64,7 @@ async def _cycle(app: App, driver: TreeDriver, runtime: Runtime, base: Base, num
 
 
 @pytest.mark.timeout(400)
-async def test_many_cycles_leave_nothing(data: Path) -> None:
+async def test_a_thousand_cycles_leave_nothing(data: Path) -> None:
     project = data / "checkout"
     project.mkdir()
     (project / "file").write_text("content")
@@ -81,8 +79,7 @@ async def test_many_cycles_leave_nothing(data: Path) -> None:
         open_after = len(os.listdir(f"/proc/{launcher}/fd")), len(os.listdir("/proc/self/fd"))
         hello = (await app.launcher.ask("hello", {}, []))[0]
         assert (hello["runs"], hello["sandboxes"], hello["held"]) == (0, 0, 0)
-        for before, after in zip(open_before, open_after, strict=True):
-            assert after <= before + STRAY
+        assert open_after[0] <= open_before[0] + 8 and open_after[1] <= open_before[1] + 8
         assert _children(launcher) == []
         assert mounts_below(data) == []
         assert list((data / "data" / "spaces").iterdir()) == []
