@@ -55,7 +55,9 @@ SERENA = Server(
         *("anyio._backends._asyncio", "uvicorn.lifespan.on", "uvicorn.loops.auto"),
         *("uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto"),
     ),
-    install="pip install serena-agent jedi-language-server",
+    # In an environment of its own: what it pins is not what Carrel needs.
+    install="pipx install serena-agent && pipx inject --include-apps serena-agent"
+    " jedi-language-server",
 )
 
 EVERYTHING = Server(
