@@ -24,13 +24,10 @@ from carrel.domain.errors import (
 from carrel.domain.trees import Skipped, Tree
 from carrel.trees import tar_entries
 from carrel.trees.archives import archive, unpack
-from tests.accounts import Account
 from tests.conformance.tree_rig import Rig
 from tests.conformance.tree_views import look, make_project
-from tests.trees.again import run_again
 from tests.trees.tars import Chunks, entry, odd_things, opened, packed, tar_of, unpacked
 
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 TIMEOUT_S = 60.0
 """For programs that take milliseconds, on a loaded machine."""
 RACE_S = 30.0
@@ -324,8 +321,3 @@ def test_memory(copy_rig: Rig, tree: Tree) -> None:
         tracemalloc.stop()
     assert peak < 6 << 20
     assert copy_rig.act(fresh, lambda: os.stat("big").st_size) == size
-
-
-@ROOT_ONLY
-def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data)

@@ -18,10 +18,8 @@ from carrel.domain.trees import Tree
 from carrel.launcher.client import Launcher
 from carrel.trees import bundle_records as records
 from carrel.trees.bundles import pack, restore
-from tests.accounts import Account
 from tests.conformance.tree_rig import Rig, open_rig
 from tests.folders import remove_folder
-from tests.trees.again import run_again
 
 BIG = 1 << 30
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -322,8 +320,3 @@ def test_another_version(copy_rig: Rig, copied: Tree, target: Path) -> None:
     write_records(target, [records.Head(records.VERSION, "other"), records.Tail(0)])
     with pytest.raises(TreeDamaged, match="of that base"):
         restore(copy_rig.driver, copied, target)
-
-
-@ROOT_ONLY
-def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data)

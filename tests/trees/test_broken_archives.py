@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -19,9 +18,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.trees import Tree
 from carrel.trees.archives import Unpacked, unpack
-from tests.accounts import Account
 from tests.conformance.tree_rig import Rig
-from tests.trees.again import run_again
 from tests.trees.tars import HARD, LINK, Chunks, entry, tar_of, unpacked
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -198,8 +195,3 @@ def test_a_full_disk(copy_rig: Rig, tree: Tree) -> None:
         assert os.listdir(tree.path / "small") == []
     finally:
         subprocess.run(["umount", str(tree.path / "small")], check=True, timeout=TIMEOUT_S)
-
-
-@ROOT_ONLY
-def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data)

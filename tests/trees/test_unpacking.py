@@ -20,13 +20,10 @@ from carrel.domain.errors import (
 )
 from carrel.domain.trees import Tree
 from carrel.trees.archives import Unpacked, archive, unpack
-from tests.accounts import Account
 from tests.conformance.tree_rig import SANDBOX, Rig
 from tests.conformance.tree_views import look, make_project, owners
-from tests.trees.again import run_again
 from tests.trees.tars import HARD, LINK, Chunks, entry, odd_things, opened, packed, tar_of, unpacked
 
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 TIMEOUT_S = 60.0
 """For a program that takes milliseconds, on a loaded machine."""
 
@@ -254,8 +251,3 @@ def test_folders_that_are_closed(any_rig: Rig, tmp_path: Path) -> None:
     assert modes["fixed"] == 0o555
     assert [modes[f"shut{end}"] for end in ("", "/inner", "/inner/file")] == [0, 0o444, 0]
     any_rig.driver.drop(tree)
-
-
-@ROOT_ONLY
-def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data)

@@ -15,6 +15,9 @@ from typing import Protocol
 from carrel.domain.availability import Availability
 from carrel.domain.projects import Project
 
+DIRECT = "direct"
+"""The driver whose trees are folders of the host as they are; only the service asks for it."""
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -66,6 +69,8 @@ class TreeRequest:
     base: Base
     folder: Path
     owner: Owner
+    place: Path | None = None
+    """The folder that is to be the tree, for a driver that makes none."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Tree:
 
     @property
     def path(self) -> Path:
-        """Where the tree is (or is mounted) on the host."""
+        """Where the tree is (or is mounted) on the host; nothing is there for one that stays."""
         return self.folder / "project"
 
 
@@ -157,6 +162,8 @@ class TreeCapabilities:
     """rename(2) of a folder that stands in the base works (else EXDEV, as between disks)."""
     any_owner: bool = True
     """Every space's tree can belong to a user of its own."""
+    stays: bool = False
+    """What was changed is there when the tree is dropped, so nothing can be lost with it."""
     notes: tuple[str, ...] = ()
 
 

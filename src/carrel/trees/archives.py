@@ -67,7 +67,7 @@ def archive(
     """
     with _opened(driver, tree, path) as (root, name):
         _top_names(root, name, path)
-    blocks = _gather(_pieces(driver, tree, path, on_skip))
+    blocks = gather(_pieces(driver, tree, path, on_skip))
     return _compress(blocks) if zstd else blocks
 
 
@@ -80,7 +80,7 @@ def _compress(blocks: Generator[bytes, None, None]) -> Generator[bytes, None, No
     yield from chunker.finish()  # type: ignore[no-untyped-call]
 
 
-def _gather(pieces: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
+def gather(pieces: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
     """Headers are small, and handing on costs."""
     waiting: list[bytes] = []
     size = 0
@@ -99,7 +99,7 @@ def _pieces(
     driver: TreeDriver, tree: Tree, path: str, on_skip: OnSkip
 ) -> Generator[bytes, None, None]:
     with _opened(driver, tree, path) as (root, name):
-        yield from _Packer(root, on_skip).pack(_top_names(root, name, path))
+        yield from Packer(root, on_skip).pack(_top_names(root, name, path))
     yield END
 
 
@@ -161,15 +161,26 @@ class _Begun:
 
 
 @dataclass
-class _Packer:
+class Packer:
     """One archive. In memory are the names in the folders on the way down, and of the files
     with several names those whose others are still to come."""
 
     root: Root
     on_skip: OnSkip
+    leave_out: Callable[[str], bool] = lambda _path: False
     _linked: dict[tuple[int, int], _Names] = field(default_factory=dict)
 
+    def pack_all(self) -> Generator[bytes, None, None]:
+        """Everything in the root."""
+        yield from self.pack(_names(self.root, ""))
+
+    def pack_each(self, paths: list[str]) -> Generator[bytes, None, None]:
+        """Only these, without what is in the folders among them."""
+        for path in paths:
+            yield from self._entry(path, self._begin(path))
+
     def pack(self, names: list[str]) -> Generator[bytes, None, None]:
+        """These of the root, each with what is in it."""
         stack = [("", iter(names))]
         while stack:
             above, rest = stack[-1]
@@ -178,13 +189,18 @@ class _Packer:
                 stack.pop()
                 continue
             path = join(above, name)
+            if self.leave_out(path):
+                continue
             begun = self._begin(path)
             if begun.names:
                 stack.append((path, iter(begun.names)))
-            if begun.file is None:
-                yield begun.header
-            else:
-                yield from self._whole(path, begun.header, begun.file)
+            yield from self._entry(path, begun)
+
+    def _entry(self, path: str, begun: _Begun) -> Generator[bytes, None, None]:
+        if begun.file is None:
+            yield begun.header
+        else:
+            yield from self._whole(path, begun.header, begun.file)
 
     def _whole(self, path: str, header: bytes, file: FileEntry) -> Generator[bytes, None, None]:
         try:

@@ -32,7 +32,8 @@ class Comparison:
     """`settled_ns`: what changed for the last time before then, and has the base's size and
     mtime, is a copy that nobody touched. The kernel alone writes the ctime, so nobody can
     claim that. None where there are no copies. What `ignore` names is not compared. With
-    `links`, a file that got or lost other names is `modified` too.
+    `links`, a file that got or lost other names is `modified` too. Without `renames` each
+    change is told as it is found; to pair them takes all of them in memory.
     """
 
     tree: Layers
@@ -40,9 +41,12 @@ class Comparison:
     settled_ns: int | None = None
     ignore: Ignore = ignore_nothing
     links: bool = False
+    renames: bool = True
 
     def changes(self) -> Iterator[Change]:
         """Sorted by path. The root folder itself is not compared."""
+        if not self.renames:
+            return (candidate.change for candidate in self._candidates())
         return pair_renames(self._candidates())
 
     def _candidates(self) -> Iterator[Candidate]:

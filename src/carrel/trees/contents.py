@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Iterable
 
 _BLOCK = 1 << 16
 _ZEROS = bytes(_BLOCK)
@@ -43,6 +44,32 @@ def digest(descriptor: int, size: int) -> bytes:
             hashed.update(position.to_bytes(8, "big"))
             hashed.update(block)
         position += _BLOCK
+    hashed.update(size.to_bytes(8, "big"))
+    return hashed.digest()
+
+
+def digest_of_pieces(pieces: Iterable[tuple[int, bytes]], size: int) -> bytes:
+    """As `digest`, of bytes that come one after the other, each with its place."""
+    hashed = hashlib.sha256()
+    block, start = bytearray(_BLOCK), 0
+
+    def add() -> None:
+        content = block[: min(_BLOCK, size - start)]
+        if content != _ZEROS[: len(content)]:
+            hashed.update(start.to_bytes(8, "big"))
+            hashed.update(content)
+
+    for position, piece in pieces:
+        done = 0
+        while done < len(piece):
+            inside = (position + done) % _BLOCK
+            if position + done - inside != start:
+                add()
+                block, start = bytearray(_BLOCK), position + done - inside
+            length = min(_BLOCK - inside, len(piece) - done)
+            block[inside : inside + length] = piece[done : done + length]
+            done += length
+    add()
     hashed.update(size.to_bytes(8, "big"))
     return hashed.digest()
 

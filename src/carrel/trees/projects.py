@@ -64,7 +64,7 @@ def _home() -> str:
     return os.path.realpath(os.path.expanduser("~"))
 
 
-def _open(path: Path) -> int:
+def open_real(path: Path) -> int:
     """The path is a real one: a link on the way was put there since, to lead us elsewhere."""
     if not openat2_works():
         return _walk(path)
@@ -84,13 +84,18 @@ def _walk(path: Path) -> int:
 
 
 def _clone(path: Path, owner: Owner) -> int:
+    with tree_errors("show the project to a sandbox"):
+        place = open_real(path)
+    try:
+        return shown_clone(place, owner)
+    finally:
+        os.close(place)
+
+
+def shown_clone(place: int, owner: Owner) -> int:
     """A detached mount that shows what is the project's owner's as the sandbox's."""
     with tree_errors("show the project to a sandbox"):
-        place = _open(path)
-        try:
-            clone = mounts.clone_mount(place)
-        finally:
-            os.close(place)
+        clone = mounts.clone_mount(place)
         try:
             found = os.fstat(clone)
             own = Owner(found.st_uid, found.st_gid)

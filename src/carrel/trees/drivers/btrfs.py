@@ -124,7 +124,7 @@ class BtrfsDriver:
     def changes(self, tree: Tree) -> Iterator[Change]:
         return self.compare(tree, links=False)
 
-    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]:
+    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]:
         expect(tree, tree.path)
         base = self._bases.get(tree.base_id)
         folders = (tree.path, *base.layers)
@@ -134,6 +134,7 @@ class BtrfsDriver:
                 Layers(roots[1:], note_prefix()),
                 settled_ns=tree.created_ns,
                 links=links,
+                renames=renames,
             ).changes()
 
     def usage(self, tree: Tree) -> TreeUsage:

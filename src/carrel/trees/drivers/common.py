@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from carrel.domain.errors import (
     InsufficientDisk,
@@ -90,12 +90,16 @@ def expect(tree: Tree, *paths: Path) -> None:
             )
 
 
-class Freezable(Protocol):
-    """A driver whose `compare` also tells which files got or lost other names."""
+@runtime_checkable
+class Comparable(Protocol):
+    """A driver that can also tell which files got or lost other names (`links`), and can leave
+    it to others to see that two changes are one file that was renamed."""
 
+    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]: ...
+
+
+class Freezable(Comparable, Protocol):
     def open_root(self, tree: Tree) -> int: ...
-
-    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]: ...
 
 
 def freeze(driver: Freezable, bases: Bases, tree: Tree) -> Base:

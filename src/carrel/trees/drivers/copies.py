@@ -132,7 +132,7 @@ class Copies:
     def changes(self, tree: Tree) -> Iterator[Change]:
         return self.compare(tree, links=False)
 
-    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]:
+    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]:
         expect(tree, tree.path)
         base = self._bases.get(tree.base_id)
         shares = bool(sharing.borrowed(private_folder(tree)))
@@ -143,6 +143,7 @@ class Copies:
                 Layers(roots[1:], note_prefix()),
                 settled_ns=tree.created_ns,
                 links=links,
+                renames=renames,
                 ignore=sharing.ignore if shares else ignore_nothing,
             ).changes()
 

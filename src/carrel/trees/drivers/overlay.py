@@ -179,14 +179,14 @@ class OverlayDriver:
     def changes(self, tree: Tree) -> Iterator[Change]:
         return self.compare(tree, links=False)
 
-    def compare(self, tree: Tree, *, links: bool) -> Iterator[Change]:
+    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]:
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
         layers = self._bases.get(tree.base_id).layers
         with open_roots((upper, *layers)) as roots, tree_errors("compare the tree"):
             prefix = note_prefix()
             merged, base = Layers(roots, prefix), Layers(roots[1:], prefix)
-            yield from Comparison(merged, base, links=links).changes()
+            yield from Comparison(merged, base, links=links, renames=renames).changes()
 
     def usage(self, tree: Tree) -> TreeUsage:
         upper = private_folder(tree) / "upper"

@@ -105,7 +105,7 @@ def _run(
     argv: list[str], env: Mapping[str, str], cwd: Path | None, timeout_s: float, pump: Pump
 ) -> bytes:
     deadline = time.monotonic() + timeout_s
-    name = _name(argv)
+    name = command_name(argv)
     try:
         process = subprocess.Popen(
             argv,
@@ -124,25 +124,25 @@ def _run(
     try:
         pump.run(process, deadline)
     except TimeIsUp as error:
-        _kill(process)
+        kill(process)
         raise GitTimeout(
             f"git {name} did not finish within {timeout_s:g} seconds.",
             hint="Check that the repository answers, or allow more time.",
         ) from error
     except OutputTooLarge as error:
-        _kill(process)
+        kill(process)
         raise GitFailed(f"git {name} printed more than can be held.") from error
     except BaseException:
-        _kill(process)
+        kill(process)
         raise
     finally:
-        _close(process)
+        close_streams(process)
     if process.returncode != 0:
-        raise _failure(name, process.returncode, pump.errors)
+        raise failure(name, process.returncode, pump.errors)
     return pump.output
 
 
-def _name(argv: Sequence[str]) -> str:
+def command_name(argv: Sequence[str]) -> str:
     """The command's own name: the first word after git that is no option nor its value."""
     words = iter(argv[argv.index("git") + 1 :])
     for word in words:
@@ -153,7 +153,7 @@ def _name(argv: Sequence[str]) -> str:
     return "command"
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes]) -> None:
     """Ends the whole group. Its leader is not reaped yet, so the number is still its own."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -162,14 +162,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait(_KILL_WAIT_S)
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
+def close_streams(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
 
 
-def _failure(name: str, code: int, errors: bytes) -> CarrelError:
+def failure(name: str, code: int, errors: bytes) -> CarrelError:
     text = redact(errors.decode(errors="replace"))
     lines = [line.strip() for line in re.split(r"[\r\n]+", text)]
     said = [line for line in lines if line and not _PROGRESS_LINE.search(line)]

@@ -1,0 +1,25 @@
+"""Bundles and archives of a user who is nobody special: the tests beside this one, run again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.accounts import Account
+from tests.trees.again import run_again
+
+FILES = (
+    "test_archives.py",
+    "test_bad_bundles.py",
+    "test_broken_archives.py",
+    "test_unpacking.py",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
+def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    """In one process: to load the tests takes as long as most of them."""
+    first, *others = [str(Path(__file__).with_name(name)) for name in FILES]
+    run_again(first, ordinary_user, data, *others)
