@@ -41,6 +41,7 @@ from carrel.runtimes.limits.enforcing import Enforcement
 from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover
 from carrel.runtimes.recordings import Recordings
+from tests.etc import share_etc
 from tests.folders import remove_folder
 
 RUNTIMES = ("process", "landlock", "bubblewrap")
@@ -187,6 +188,7 @@ async def finish(run: Run) -> Finished:
 @asynccontextmanager
 async def open_rig(data: Path, name: str, linger_s: float = LINGER_S) -> AsyncIterator[Rig]:
     """Afterwards the launcher has nothing left to do, which it says itself, and is gone."""
+    share_etc(data)
     rig = Rig(data, name, Launcher(data), linger_s)
     try:
         yield rig

@@ -15,9 +15,11 @@ import pytest
 
 from carrel.domain.errors import LauncherUnavailable, SandboxUnavailable
 from carrel.domain.runtimes import ExitReason, Output
+from carrel.domain.trees import TreeMount
 from carrel.launcher import wire
 from carrel.launcher.client import Launcher
 from carrel.linux import processes
+from carrel.runtimes.bubblewrap.runtime import BubblewrapRuntime
 from tests.conformance.runtime_rig import WAIT_S, Rig, finish, open_rig
 
 
@@ -159,6 +161,29 @@ async def test_a_sandbox_outlives_its_launcher(rig: Rig) -> None:
     assert processes.start_time(run.pid) is None
     taken_up.close()
     run.close()
+
+
+async def test_a_stop_that_was_given_up_ends_nothing_later(rig: Rig) -> None:
+    """Somebody asks for it again, more impatiently, and goes on as soon as that is answered."""
+    assert isinstance(rig.runtime, BubblewrapRuntime)
+    sandbox = await rig.start()
+    for _ in range(5):
+        run = await rig.begin(sandbox, "sh", "-c", "trap '' TERM; echo on > mark; sleep 60; :")
+        await rig.sh(sandbox, "until [ -s mark ]; do :; done; rm mark", timeout_s=WAIT_S)
+        group = rig.runtime._engine._enforcement.group(sandbox)
+        runs = str(sandbox.spec.folder / "runs")
+        about = {"sandbox_id": sandbox.spec.sandbox_id, "groups": list(group.folders), "runs": runs}
+        given_up = asyncio.create_task(rig.launcher.ask("stop", {**about, "grace": WAIT_S}, []))
+        await rig.launcher.ask("hello", {}, [])
+        await rig.runtime.stop(sandbox, grace_s=0.05)
+        assert given_up.done(), "they are answered together"
+        sandbox = await rig.runtime.start(sandbox.spec, TreeMount(sandbox.spec.tree))
+        assert (await rig.sh(sandbox, "echo again")).out == "again\n"
+        async with asyncio.timeout(WAIT_S):
+            assert (await given_up)[0]["gone"]
+            assert (await run.wait()).signal == signal.SIGKILL
+        run.close()
+    rig.sandboxes[:] = [sandbox]
 
 
 async def test_killing_what_waits_inside_costs_nothing(rig: Rig) -> None:

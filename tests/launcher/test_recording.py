@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,15 @@ from carrel.linux import processes
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.limits.sites import Survey
 from carrel.runtimes.recordings import Recordings
-from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Rig, finish, open_rig
+from tests.conformance.runtime_rig import (
+    RUNTIMES,
+    WAIT_S,
+    Grounds,
+    Rig,
+    finish,
+    open_grounds,
+    open_rig,
+)
 from tests.launcher.disks import fill, root_only, small_disk
 
 BLOCK = 1 << 16
@@ -33,14 +41,27 @@ KEEP = 2 << 20
 PYTHON = "/usr/bin/python3"
 
 
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[Grounds]:
+    with open_grounds() as found:
+        yield found
+
+
 @pytest.fixture
-async def rig(data: Path) -> AsyncIterator[Rig]:
-    async with open_rig(data, "bubblewrap") as opened:
+async def rig(grounds: Grounds) -> AsyncIterator[Rig]:
+    async with grounds.rig("bubblewrap") as opened:
         yield opened
 
 
 @pytest.fixture(params=RUNTIMES)
-async def any_rig(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
+async def any_rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
+    async with grounds.rig(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(params=RUNTIMES)
+async def mortal(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
+    """Whose launcher nobody else has: it may be killed."""
     async with open_rig(data, request.param) as opened:
         yield opened
 
@@ -327,8 +348,8 @@ while not os.path.exists("enough") or number < 60_000:
 """
 
 
-async def test_a_command_outlives_the_launcher_and_is_recorded_again(any_rig: Rig) -> None:
-    rig = any_rig
+async def test_a_command_outlives_the_launcher_and_is_recorded_again(mortal: Rig) -> None:
+    rig = mortal
     sandbox = await rig.start()
     run = await rig.begin(sandbox, PYTHON, "-c", _COUNTING)
     await rig.sh(sandbox, "until [ -e begun ]; do :; done", timeout_s=WAIT_S)
@@ -349,9 +370,9 @@ async def test_a_command_outlives_the_launcher_and_is_recorded_again(any_rig: Ri
 
 
 async def test_a_run_of_an_earlier_launcher_can_be_signalled_and_its_time_runs_out(
-    any_rig: Rig,
+    mortal: Rig,
 ) -> None:
-    rig = any_rig
+    rig = mortal
     sandbox = await rig.start()
     script = "trap 'echo got' USR1; echo ready; while :; do sleep 0.01; done"
     run = await rig.begin(sandbox, "sh", "-c", script, timeout_s=3.0)
@@ -368,9 +389,9 @@ async def test_a_run_of_an_earlier_launcher_can_be_signalled_and_its_time_runs_o
 
 
 async def test_a_child_left_behind_outlives_the_launcher_and_is_recorded_again(
-    any_rig: Rig,
+    mortal: Rig,
 ) -> None:
-    rig = any_rig
+    rig = mortal
     sandbox = await rig.start()
     await rig.run(sandbox, "mkfifo", "gate")
     run = await rig.begin(sandbox, "sh", "-c", _LEAVES_A_CHILD)
@@ -414,8 +435,8 @@ async def test_without_control_groups_a_keeper_leads_to_the_pipes(data: Path) ->
         assert _processes(sandbox) == []
 
 
-async def test_a_terminal_that_a_client_has_outlives_the_launcher(any_rig: Rig) -> None:
-    rig = any_rig
+async def test_a_terminal_that_a_client_has_outlives_the_launcher(mortal: Rig) -> None:
+    rig = mortal
     sandbox = await rig.start()
     script = "echo ready; read a; echo first $a; read b; echo second $b"
     run = await rig.begin(sandbox, "sh", "-c", script, output=Output.PTY)
@@ -436,8 +457,8 @@ async def test_a_terminal_that_a_client_has_outlives_the_launcher(any_rig: Rig) 
     run.close()
 
 
-async def test_input_that_a_client_has_outlives_the_launcher(any_rig: Rig) -> None:
-    rig = any_rig
+async def test_input_that_a_client_has_outlives_the_launcher(mortal: Rig) -> None:
+    rig = mortal
     sandbox = await rig.start()
     run = await rig.begin(sandbox, "cat", stdin=True)
     assert run.stdin is not None

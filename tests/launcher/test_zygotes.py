@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carrel.domain.errors import CommandInvalid, CommandNotExecutable, WarmUnavailable
+from carrel.domain.errors import (
+    CommandInvalid,
+    CommandNotExecutable,
+    SandboxUnavailable,
+    WarmUnavailable,
+)
 from carrel.domain.ids import new_id
 from carrel.domain.runtimes import Call, Command, ExitReason, Output, Sandbox, SandboxSpec, Zygote
 from carrel.domain.trees import Owner, TreeMount
@@ -37,10 +44,10 @@ class Warm:
         self.owner = rig.identities.take("zygote")
         self.zygote = Zygote("test", PYTHON, self.owner, ("json", "logging"), (CALLS,))
 
-    async def start(self) -> Sandbox:
+    async def start(self, *, wait: bool = True) -> Sandbox:
         """A sandbox of the zygote's own user."""
         spec = self._spec()
-        sandbox = await self.runtime.start(spec, TreeMount(spec.tree))
+        sandbox = await self.runtime.start(spec, TreeMount(spec.tree), wait=wait)
         self.rig.sandboxes.append(sandbox)
         return sandbox
 
@@ -153,10 +160,11 @@ async def test_it_is_killed_with_all_that_came_of_it(warm: Warm) -> None:
     tree = TreeMount(sandbox.spec.tree)
     run = await warm.runtime.run(sandbox, tree, warm.command("rest"))
     await warm.rig.recorded(sandbox, run.run_id, "resting")
-    assert (await warm.rig.sh(sandbox, "pgrep -x sleep | wc -l")).out.strip() == "1"
+    # By its words: it may be about to become `sleep`.
+    assert (await warm.rig.sh(sandbox, "pgrep -f '[s]leep ' | wc -l")).out.strip() == "1"
     await warm.runtime.kill(sandbox, run.run_id)
     assert (await finish(run)).exit.signal == signal.SIGKILL
-    assert (await warm.rig.sh(sandbox, "pgrep -x sleep | wc -l")).out.strip() == "0"
+    assert (await warm.rig.sh(sandbox, "pgrep -f '[s]leep ' | wc -l")).out.strip() == "0"
 
 
 async def test_it_is_in_the_control_groups_of_its_sandbox(warm: Warm) -> None:
@@ -171,6 +179,76 @@ async def test_it_is_in_the_control_groups_of_its_sandbox(warm: Warm) -> None:
     for run in (forked, other):
         await warm.runtime.kill(sandbox, run.run_id)
         await finish(run)
+
+
+@pytest.fixture
+def held_back(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a pipe keeps bubblewrap from beginning, until a line is written to it."""
+    # In /tmp it would not be found: mounts for the sandbox are gathered there.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        os.chmod(name, 0o755)
+        gate, program = Path(name, "gate"), Path(name, "bwrap")
+        wait = f"[ ! -p {gate} ] || read -r _ < {gate}"
+        program.write_text(f'#!/bin/sh\n{wait}\nexec bwrap "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setattr(warm.runtime, "_program", str(program))
+        yield gate
+
+
+async def test_a_fork_for_a_sandbox_that_is_being_set_up(warm: Warm, held_back: Path) -> None:
+    """Nothing else is made ready in it meanwhile; what comes later gets its own process."""
+    await warm.runtime.warm_up(warm.zygote)
+    await warm.start()  # The walls are proven, so that the next is not waited for.
+    os.mkfifo(held_back)
+    held_back.chmod(0o666)
+    sandbox = await warm.start(wait=False)
+    tree = TreeMount(sandbox.spec.tree)
+    starting = asyncio.create_task(warm.runtime.run(sandbox, tree, warm.command("rest")))
+    async with asyncio.timeout(WAIT_S):
+        while not (made := processes.children(await warm.pid())):
+            await asyncio.sleep(0)
+        while os.geteuid() == 0 and not _groups(made[0], sandbox):
+            await asyncio.sleep(0)
+        assert not starting.done()
+        await asyncio.to_thread(held_back.write_text, "begin\n")
+        run = await starting
+    await warm.rig.recorded(sandbox, run.run_id, "resting")
+    known = {run.pid, *processes.descendants(run.pid)}
+    assert {_program(pid) for pid in _inside(run.pid) if pid not in known} == {"bwrap", "hold"}
+    assert (await warm.rig.sh(sandbox, "echo on")).out == "on\n"
+    await warm.runtime.kill(sandbox, run.run_id)
+    await finish(run)
+
+
+async def test_a_sandbox_that_cannot_be_set_up(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork for it goes, though it has been made already, and all of its groups with it."""
+    await warm.runtime.warm_up(warm.zygote)
+    sandbox = await warm.start()
+    await warm.runtime.stop(sandbox)
+    sandbox = warm.runtime._engine.prepare(sandbox.spec)
+    monkeypatch.setattr(warm.runtime, "_program", "false")
+    with pytest.raises(SandboxUnavailable):
+        await warm.finish(sandbox, warm.command("rest"))
+    monkeypatch.undo()
+    async with asyncio.timeout(WAIT_S):
+        while processes.children(await warm.pid()):
+            await asyncio.sleep(0)
+    assert (await warm.rig.sh(sandbox, "echo on")).out == "on\n"
+
+
+def _inside(pid: int) -> list[int]:
+    """All in the same sandbox."""
+    wanted = os.readlink(f"/proc/{pid}/ns/pid")
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{name}/ns/pid") == wanted:
+                found.append(int(name))
+    return found
+
+
+def _program(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def _groups(pid: int, sandbox: Sandbox) -> set[str]:

@@ -364,6 +364,33 @@ def test_without_any_groups() -> None:
     cgroups.remove(group)
 
 
+def test_stirring_moves_nobody(cgroups: Cgroups, make: Make, start: Start) -> None:
+    """Also when we were moved since it was done last."""
+    code = """
+import os, sys
+from pathlib import Path
+from carrel.linux import cgroupfs
+from carrel.runtimes.limits import Cgroups
+cgroups = Cgroups()
+for line in sys.stdin:
+    cgroupfs.join(line.split())
+    before = Path("/proc/self/cgroup").read_text()
+    cgroups.stir()
+    print(Path("/proc/self/cgroup").read_text() == before, flush=True)
+"""
+    one, two = make(Limits()), make(Limits())
+    lines = ["", " ".join(one.procs), " ".join(two.procs), ""]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["True"] * len(lines), done.stderr
+    Cgroups(lambda: survey(())).stir()
+
+
 def test_a_tree_that_is_read_only(tmp_path: Path) -> None:
     found = survey((Hierarchy(2, frozenset(), tmp_path, tmp_path, writable=False),))
     assert found.sites == ()
@@ -537,6 +564,7 @@ def test_trees_are_read_from_proc(tmp_path: Path) -> None:
     found = {frozenset(tree.controllers): tree for tree in cgroupfs.hierarchies(process)}
     both = found[frozenset({"cpu", "cpuacct"})]
     assert both.own == mount / "cpu,cpuacct/user" and both.writable
+    assert all(cgroupfs.own_folder(tree, process) == tree.own for tree in found.values())
     memory = found[frozenset({"memory"})]
     assert memory.own == mount / "with space/inner" and not memory.writable
     assert found[frozenset({"pids"})].own is None

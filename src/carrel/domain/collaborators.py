@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,10 @@ class Users(Protocol):
         """The same again for one that has one."""
         ...
 
+    def find(self, sandbox_id: str) -> Owner | None:
+        """Whom it has taken, if anybody; nothing is written."""
+        ...
+
     def give_back(self, sandbox_id: str, owner: Owner) -> None: ...
 
 
@@ -52,6 +56,17 @@ class Contents(Protocol):
         ...
 
     def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None: ...
+
+
+class WorkFolders(Protocol):
+    """Folders of the host in which a space may work directly. Blocking."""
+
+    def check(self, path: str, taken: Iterable[str] = ()) -> str:
+        """The real path. `taken` are folders in which others work already.
+
+        Raises `ProjectInvalid`, `ProjectNotFound`, `ProjectNotAFolder`, `ProjectUnreadable`,
+        `ProjectReadOnly`, `ProjectInUse`."""
+        ...
 
 
 class TrashCan(Protocol):
@@ -99,6 +114,11 @@ class Machine(Protocol):
 
     @property
     def runtimes(self) -> tuple[Runtime, ...]: ...
+
+    def expect(self) -> None:
+        """See `Runtime.expect`; which of them it will be need not be known yet. Not for spaces:
+        these have the time of their tree for it, and many at once would only be slowed down."""
+        ...
 
     async def runtime(self, name: str) -> Runtime:
         """By name, or the best for `auto`. `SandboxUnavailable`."""

@@ -58,6 +58,11 @@ class SandboxSpec:
     also_at: str = ""
     """Where the tree is shown too, by a runtime that shows it at /workspace."""
 
+    @property
+    def on_the_host(self) -> bool:
+        """The tree is a folder of the host itself, and not of the space's own."""
+        return not self.tree.is_relative_to(self.folder)
+
 
 @dataclass(frozen=True)
 class Sandbox:
@@ -141,6 +146,8 @@ class Zygote:
     """Files with functions for `Call`, which the sandboxes need not show."""
     env: Mapping[str, str] = field(default_factory=dict)
     """All that it has; a command's own replaces it."""
+    idle_s: float = 0.0
+    """So long after its last fork it goes; 0: never."""
 
 
 class ExitReason(StrEnum):
@@ -270,6 +277,10 @@ class Runtime(Protocol):
 
     async def probe(self) -> Availability:
         """Tries the real thing, and leaves nothing."""
+        ...
+
+    def expect(self) -> None:
+        """Something is about to be started: begins what that would wait for, in the background."""
         ...
 
     def begin(self, spec: SandboxSpec) -> None:

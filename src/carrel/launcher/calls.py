@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -21,14 +22,15 @@ _loaded: dict[str, ModuleType] = {}
 
 
 def load(path: str) -> ModuleType:
-    """The module in that file, once; it is found whatever later is at that path."""
+    """The module in that file, once; it is found whatever later is at that path. What was
+    compiled of it when it was installed is used: a gate takes milliseconds to compile."""
     module = _loaded.get(path)
     if module is None:
         name = os.path.basename(path).removesuffix(".py")
         module = ModuleType(f"called_{name}")
         module.__file__ = path
-        with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec")
+        code = SourceFileLoader(module.__name__, path).get_code(module.__name__)
+        assert code is not None
         sys.modules[module.__name__] = module
         exec(code, module.__dict__)
         _loaded[path] = module

@@ -219,7 +219,7 @@ class Launcher:
         argv = [self._python, "-I", "-S", "-c", code, package, str(self._folder.resolve())]
         try:
             with open(self._folder / "log", "ab") as log:
-                subprocess.run(
+                starting = subprocess.Popen(
                     [*argv, str(ready), __version__],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -227,12 +227,15 @@ class Launcher:
                     pass_fds=(ready,),
                     cwd="/",
                     env={"PATH": "/usr/bin:/bin"},
-                    timeout=START_S,
-                    check=True,
                 )
             os.close(ready)
             ready = -1
-            select.select([done], [], [], START_S)
+            # First for the pipe, which tells at once: a bounded wait for a process only looks
+            # now and then, up to a twentieth of a second too late.
+            with starting:
+                until = time.monotonic() + START_S
+                select.select([done], [], [], START_S)
+                _end(starting, until)
         except (subprocess.SubprocessError, OSError) as error:
             raise LauncherUnavailable(f"The launcher cannot be started: {error}") from None
         finally:
@@ -334,6 +337,17 @@ def _greet(connection: socket.socket) -> None:
             f"A launcher of version {received[0]['version']} runs, which speaks another protocol.",
             hint="Stop its spaces; it ends a minute after the last one.",
         )
+
+
+def _end(starting: subprocess.Popen[bytes], until: float) -> None:
+    """Of the process whose child the launcher is. Raises `SubprocessError` if it failed."""
+    try:
+        code = starting.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        starting.kill()
+        raise
+    if code:
+        raise subprocess.CalledProcessError(code, starting.args)
 
 
 def _close_made(work: asyncio.Future[socket.socket]) -> None:

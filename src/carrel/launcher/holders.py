@@ -156,6 +156,13 @@ class Holders:
         holder = self._holders.get(sandbox_id)
         return holder is not None and not holder.ending
 
+    def forgo_spare(self, sandbox_id: str) -> None:
+        """What runs first in a sandbox that is coming brings its own process: another would only
+        compete with it for the processors, unless it has mounts to take along."""
+        holder = self._holders.get(sandbox_id)
+        if holder is not None and not holder.namespaces and not holder.late:
+            holder.drop_spare()
+
     def place(self, sandbox_id: str, mounts: list[int]) -> bool:
         """Gives a sandbox the mounts that it was begun without; False when none waits for so
         many. They become the holder's then."""

@@ -16,6 +16,7 @@ from carrel.launcher.recorder import Recorded, Subject
 from carrel.launcher.records import write_record
 from carrel.launcher.spares import Problem
 from carrel.launcher.wire import Answer, close_all
+from carrel.launcher.zygotes import Early
 from carrel.linux import processes
 
 MARK = "CARREL_RUN"
@@ -35,6 +36,8 @@ class Run:
         self.linger: float = request["linger"]
         self.zygote: str = request.get("zygote", "")
         """From which it is forked; empty: it is a program."""
+        self.early: Early | None = None
+        """That fork, which is begun before its sandbox is there."""
         self.timeout: float | None = request.get("timeout")
         self.out_of_memory: list[str] | None = request.get("oom")
         record = request["record"]

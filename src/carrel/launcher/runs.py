@@ -32,11 +32,10 @@ from carrel.launcher.lines import LinePipe
 from carrel.launcher.loop import Loop
 from carrel.launcher.recorder import Recorder
 from carrel.launcher.records import remove_record, write_record
-from carrel.launcher.recruits import Recruit
 from carrel.launcher.run import EXIT_FILE, MARK, RUN_FILE, Run
 from carrel.launcher.spares import Problem, Spare
 from carrel.launcher.wire import Answer
-from carrel.launcher.zygotes import WarmSource, Zygotes
+from carrel.launcher.zygotes import Early, Zygotes
 from carrel.linux import processes
 
 ROUNDS = 3
@@ -106,9 +105,14 @@ class Runs:
             self._settle(run)
             return
         names = holding["stage"] if holding is not None else []
+        if run.zygote:
+            run.early = Early(self._loop, self._zygotes, run.zygote, self._base(request))
+            self._holders.forgo_spare(run.sandbox_id)
 
         def ready(holder: Holder | None, problem: Problem | None) -> None:
             if holder is None:
+                if run.early is not None:
+                    run.early.drop()
                 wire.close_all(streams)
                 run.problem = problem
                 self._settle(run)
@@ -119,6 +123,12 @@ class Runs:
 
         self._holders.acquire(request, dict(zip(names, rest, strict=True)), ready)
         wire.close_all(rest)
+
+    def _base(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Of a sandbox that is there, is coming, or is asked for."""
+        holder = self._holders.get(request["sandbox_id"])
+        base: dict[str, Any] = request["holder"]["base"] if holder is None else holder.base
+        return base
 
     def warm(self, request: dict[str, Any], descriptors: list[int], answer: Answer) -> None:
         """Makes a sandbox ready for its first command. Descriptors: staged mounts."""
@@ -139,8 +149,8 @@ class Runs:
 
     def _launch(self, run: Run, plan: dict[str, Any], streams: list[int]) -> None:
         try:
-            if run.holder is not None and run.zygote:
-                self._fork(run, run.holder, plan, streams)
+            if run.holder is not None and run.early is not None:
+                self._fork(run, run.holder, run.early, plan, streams)
             elif run.holder is not None:
                 self._order(run, run.holder, plan, streams)
             else:
@@ -167,28 +177,24 @@ class Runs:
             spare = self._holders.make_spare(holder)
         self._give(run, holder, spare, plan, streams)
 
-    def _fork(self, run: Run, holder: Holder, plan: dict[str, Any], streams: list[int]) -> None:
+    def _fork(
+        self, run: Run, holder: Holder, early: Early, plan: dict[str, Any], streams: list[int]
+    ) -> None:
         """In a sandbox with namespaces: a fork of a warm process enters and becomes it."""
 
-        def made(recruit: Recruit | None) -> None:
-            problem: Problem = {"step": "zygote", "errno": 0, "text": f"{run.zygote} is not there"}
-            if recruit is not None and not holder.live:
-                recruit.forget()
+        def made(spare: Spare | None, problem: Problem) -> None:
+            if spare is not None and holder.live:
+                spare.enter(holder.namespaces, {})
+                self._give(run, holder, spare, plan, streams)
+                return
+            if spare is not None:
+                spare.discard()
                 problem = {"step": "ending", "errno": 0, "text": "the sandbox ended"}
-            elif recruit is not None:
-                try:
-                    spare = Spare(self._loop, WarmSource(recruit), holder.base)
-                    spare.enter(holder.namespaces, {})
-                    self._give(run, holder, spare, plan, streams)
-                    return
-                except OSError as error:
-                    recruit.forget()
-                    problem = {**problem, "errno": error.errno or 0, "text": str(error)}
             wire.close_all(streams)
             run.problem = problem
             self._settle(run)
 
-        self._zygotes.fork(run.zygote, made)
+        early.take(made)
 
     def _give(
         self, run: Run, holder: Holder, spare: Spare, plan: dict[str, Any], streams: list[int]

@@ -20,7 +20,7 @@ from carrel.launcher.mounts import HeldMounts
 from carrel.launcher.recorder import Recorder
 from carrel.launcher.recruits import Recruits
 from carrel.launcher.runs import Runs
-from carrel.launcher.stops import Stop
+from carrel.launcher.stops import Stops
 from carrel.launcher.wire import Answer, Message
 from carrel.launcher.zygotes import Zygotes
 
@@ -49,6 +49,7 @@ class Server:
         self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"))
         self._zygotes = Zygotes(self._loop, recruits, os.path.join(folder, "zygotes"))
         self._runs = Runs(self._loop, self._holders, self._recorder, self._zygotes, home)
+        self._stops = Stops(self._loop, self._holders, self._runs, self._recorder)
         self._earlier = Earlier(self._runs, self._holders, self._recorder)
         self._earlier.take_up_noted()
         self._mounts = HeldMounts(self._loop)
@@ -242,7 +243,7 @@ class Server:
 
     def _stop(self, message: Message, _fds: list[int], answer: Answer) -> None:
         self._earlier.take_up_all(message["runs"])
-        Stop(self._loop, self._holders, self._runs, self._recorder, answer).begin(message)
+        self._stops.begin(message, answer)
 
     def _zygote(self, message: Message, _fds: list[int], answer: Answer) -> None:
         if not message.keys() >= _ZYGOTE:

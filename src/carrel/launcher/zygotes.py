@@ -18,6 +18,7 @@ from typing import Any
 from carrel.launcher import child
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.recruits import Recruit, Recruits
+from carrel.launcher.spares import Problem, Spare
 from carrel.launcher.wire import Answer, close_all
 from carrel.linux import processes
 
@@ -29,6 +30,7 @@ FORK_S = 10.0
 _COMPARED = ("python", "preload", "load", "env", "uid", "gid")
 
 OnMade = Callable[[Recruit | None], None]
+OnEarly = Callable[["Spare | None", Problem], None]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Zygote:
         self.awaited: deque[_Awaited] = deque()
         """Those that it is making, in order."""
         self.on_gone: list[Callable[[], None]] = []
+        self.idle: Timer | None = None
 
     def is_as(self, request: dict[str, Any]) -> bool:
         return all(self.request[key] == request[key] for key in _COMPARED)
@@ -77,6 +80,8 @@ class Zygotes:
         if known is not None and not known.is_as(request):
             self._end(known, lambda: self.start(request, answer))
         elif known is not None and known.ready:
+            known.request = request
+            self._used(known)
             answer({"pid": known.pid}, [])
         else:
             try:
@@ -100,6 +105,7 @@ class Zygotes:
                 channel.close()
                 made(None)
                 return
+        self._used(zygote)
         timer = self._loop.after(FORK_S, lambda: self._end(zygote, lambda: None))
         zygote.awaited.append(_Awaited(channel, made, timer))
 
@@ -170,14 +176,27 @@ class Zygotes:
             return
         zygote.ready = True
         self._rest(zygote)
+        self._used(zygote)
         waiting, zygote.waiting = zygote.waiting, []
         for answer in waiting:
             answer({"pid": zygote.pid}, [])
 
+    def _used(self, zygote: Zygote) -> None:
+        """One that nobody forks from any more goes, whether or not who wanted it still lives."""
+        if zygote.idle is not None:
+            zygote.idle.cancel()
+        seconds = zygote.request.get("idle", 0.0)
+        zygote.idle = self._loop.after(seconds, lambda: self._bored(zygote)) if seconds else None
+
+    def _bored(self, zygote: Zygote) -> None:
+        zygote.idle = None
+        self._end(zygote, lambda: None)
+
     def _rest(self, zygote: Zygote) -> None:
-        if zygote.deadline is not None:
-            zygote.deadline.cancel()
-            zygote.deadline = None
+        for timer in (zygote.deadline, zygote.idle):
+            if timer is not None:
+                timer.cancel()
+        zygote.deadline = zygote.idle = None
 
     def _gone(self, zygote: Zygote) -> None:
         self._rest(zygote)
@@ -199,6 +218,43 @@ class Zygotes:
 
 def _problem(text: str, number: int = 0) -> dict[str, Any]:
     return {"step": "zygote", "errno": number, "text": text}
+
+
+class Early:
+    """A child that is made while its sandbox is still being set up, and is in its groups by
+    then: neither waits for the other."""
+
+    def __init__(self, loop: Loop, zygotes: Zygotes, name: str, base: dict[str, Any]) -> None:
+        """`base` is that of its sandbox."""
+        self._loop = loop
+        self._base = base
+        self._is_made = False
+        self._spare: Spare | None = None
+        self._problem = _problem(f"{name} is not there")
+        self._then: OnEarly | None = None
+        zygotes.fork(name, self._made)
+
+    def _made(self, recruit: Recruit | None) -> None:
+        self._is_made = True
+        if recruit is not None:
+            try:
+                self._spare = Spare(self._loop, WarmSource(recruit), self._base)
+            except OSError as error:
+                recruit.forget()
+                self._problem = _problem(str(error), error.errno or 0)
+        if self._then is not None:
+            self.take(self._then)
+
+    def take(self, then: OnEarly) -> None:
+        """Calls it with the child, or with None and why; now, or when it is known."""
+        self._then = then
+        if self._is_made:
+            spare, self._spare = self._spare, None
+            then(spare, self._problem)
+
+    def drop(self) -> None:
+        """Nobody needs it."""
+        self.take(lambda spare, _: spare.discard() if spare is not None else None)
 
 
 class WarmSource:

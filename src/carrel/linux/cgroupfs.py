@@ -21,6 +21,7 @@ PROCS = "cgroup.procs"
 _EVENTS = "cgroup.events"
 _KILL = "cgroup.kill"
 _UNIFIED = "0"
+_SELF = Path("/proc/self")
 
 KILL_TIMEOUT_S = 10.0
 """A killed process leaves as soon as it runs; only one stuck in the kernel takes longer."""
@@ -42,6 +43,8 @@ class Hierarchy:
     mount: Path
     own: Path | None
     writable: bool = True
+    root: str = "/"
+    """The part of the tree that this mount shows."""
 
 
 def _unescape(text: str) -> str:
@@ -70,7 +73,15 @@ def _own_folder(mount: Path, root: str, path: str | None) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...]:
+def own_folder(tree: Hierarchy, process: Path = _SELF) -> Path | None:
+    """Where this process is by now."""
+    own = _own_paths((process / "cgroup").read_text())
+    names = sorted(tree.controllers) if tree.version == 1 else [_UNIFIED]
+    path = next((own[name] for name in names if name in own), None)
+    return _own_folder(tree.mount, tree.root, path)
+
+
+def hierarchies(process: Path = _SELF) -> tuple[Hierarchy, ...]:
     """All mounted trees, version 2 first, each once."""
     own = _own_paths((process / "cgroup").read_text())
     found: dict[tuple[int, frozenset[str]], Hierarchy] = {}
@@ -88,7 +99,7 @@ def hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...]:
             path = next((own[name] for name in sorted(names)), None)
         else:
             continue
-        tree = Hierarchy(version, names, mount, _own_folder(mount, root, path), writable)
+        tree = Hierarchy(version, names, mount, _own_folder(mount, root, path), writable, root)
         found.setdefault((version, names if version == 1 else frozenset()), tree)
     return tuple(sorted(found.values(), key=lambda tree: -tree.version))
 

@@ -88,6 +88,7 @@ class Engine:
         self._begun: dict[str, asyncio.Task[None]] = {}
         """Sandboxes that are set up while their trees are still being made."""
         self._ending: set[asyncio.Task[None]] = set()
+        self._stirring: asyncio.Future[None] | None = None
 
     # Starting
 
@@ -227,6 +228,12 @@ class Engine:
             "seccomp": confinement.seccomp.hex(),
         }
         return {**holder, "join": list(group.procs), "base": base, "stage": [*staged]}, staged
+
+    def expect(self) -> None:
+        """See `Runtime`. It takes a moment only, and those who come meanwhile share it."""
+        if self._stirring is None or self._stirring.done():
+            loop = asyncio.get_running_loop()
+            self._stirring = loop.run_in_executor(None, self._enforcement.cgroups.stir)
 
     def begin(self, sandbox: Sandbox, confinement: Confinement) -> None:
         """Sets the sandbox up as far as that goes without its tree, which `place` brings."""
@@ -403,6 +410,7 @@ class Engine:
             "env": {"LANG": "C.UTF-8", **zygote.env},
             "uid": zygote.owner.uid if root else None,
             "gid": zygote.owner.gid if root else None,
+            "idle": zygote.idle_s,
         }
         reply, _ = await self._launcher.ask("zygote", fields, [], timeout_s=ZYGOTE_S)
         if reply.get("problem") is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from pathlib import Path
@@ -45,10 +46,25 @@ class Identities:
             return os.readlink(path) == sandbox_id
         return True
 
-    def give_back(self, sandbox_id: str, owner: Owner) -> None:
-        path = self._folder / str(owner.uid)
+    def find(self, sandbox_id: str) -> Owner | None:
+        """It may be any: the first that it tried was perhaps another's then."""
+        if os.geteuid() != 0:
+            return Owner(os.geteuid(), os.getegid())
         try:
-            if os.readlink(path) == sandbox_id:
-                path.unlink()
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return None
+        uid = next((int(name) for name in names if self._holds(sandbox_id, name)), None)
+        return None if uid is None else Owner(uid, uid)
+
+    def give_back(self, sandbox_id: str, owner: Owner) -> None:
+        name = str(owner.uid)
+        if self._holds(sandbox_id, name):
+            with contextlib.suppress(OSError):
+                os.unlink(self._folder / name)
+
+    def _holds(self, sandbox_id: str, name: str) -> bool:
+        try:
+            return os.readlink(self._folder / name) == sandbox_id
         except OSError:
-            return
+            return False

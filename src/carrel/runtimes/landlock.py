@@ -78,6 +78,9 @@ class LandlockRuntime:
             return Availability(False, error.message)
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
+    def expect(self) -> None:
+        self._engine.expect()
+
     def begin(self, spec: SandboxSpec) -> None:
         """Nothing takes long enough."""
 
@@ -110,7 +113,9 @@ class LandlockRuntime:
             tree.path, folders.home, folders.tmp, spec.network, binds, own_user, folders.hub
         )
         filters = seccomp_policy.without_namespaces(
-            spec.network, unix_sockets=unix_sockets_allowed(policy, landlock.abi())
+            spec.network,
+            unix_sockets=unix_sockets_allowed(policy, landlock.abi()),
+            on_the_host=spec.on_the_host,
         )
         places = (str(folders.home), str(folders.tmp), str(folders.hub))
         base = base_environment(spec.sandbox_id, *places)

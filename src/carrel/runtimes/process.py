@@ -51,6 +51,9 @@ class ProcessRuntime:
     async def probe(self) -> Availability:
         return Availability(True, "Needs nothing, and confines nothing.")
 
+    def expect(self) -> None:
+        self._engine.expect()
+
     def begin(self, spec: SandboxSpec) -> None:
         """Nothing takes long enough."""
 

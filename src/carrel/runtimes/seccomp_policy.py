@@ -75,6 +75,9 @@ _PERSONALITIES = (
     0xFFFFFFFF,  # only asks
 )
 
+_SET_IDS = 0o6000
+_O_CREAT, _O_TMPFILE = 0o100, 0o20000000
+
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _FAMILY, _TYPE, _PROTOCOL = 0, 1, 2
 _TYPE_MASK = 0xF
@@ -125,11 +128,37 @@ def _sockets() -> tuple[Rule, ...]:
     )
 
 
+def _no_set_ids() -> tuple[Rule, ...]:
+    """No file that runs as whom it belongs to. openat2 keeps the mode where a filter cannot see
+    it, and programs do without."""
+    chmods = (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2))
+    makes = (("mknod", 1), ("mknodat", 2), ("creat", 1))
+    opens = (("open", 1), ("openat", 2))
+    return (
+        *(Rule(name, _REFUSED, (_sets_id(mode),)) for name, mode in (*chmods, *makes)),
+        *(
+            Rule(name, _REFUSED, (Test(flags, (bit,), mask=bit), _sets_id(flags + 1)))
+            for name, flags in opens
+            for bit in (_O_CREAT, _O_TMPFILE)
+        ),
+        Rule("openat2", _ABSENT),
+    )
+
+
+def _sets_id(argument: int) -> Test:
+    return Test(argument, (0,), mask=_SET_IDS, negate=True)
+
+
 DEFAULT = FilterPolicy(_common() + _sockets())
 """For sandboxes with namespaces of their own."""
+ON_THE_HOST = FilterPolicy(_common() + _sockets() + _no_set_ids())
+"""… whose tree is a folder of the host itself: what is made there is there for everybody, as
+whoever the folder belongs to."""
 
 
-def without_namespaces(network: Network, *, unix_sockets: bool) -> FilterPolicy:
+def without_namespaces(
+    network: Network, *, unix_sockets: bool, on_the_host: bool = False
+) -> FilterPolicy:
     """For Landlock, which leaves gaps that namespaces would close.
 
     System V IPC and message queues are gone, as they belong to the whole machine. With
@@ -141,6 +170,8 @@ def without_namespaces(network: Network, *, unix_sockets: bool) -> FilterPolicy:
     sandbox that runs as its user's own account must not have them.
     """
     rules = _common() + tuple(Rule(name, _ABSENT) for name in _SYSTEM_V)
+    if on_the_host:
+        rules += _no_set_ids()
     if network is Network.NONE:
         rules += (Rule("socket", _NO_SOCKET, (Test(_FAMILY, (AF_INET, AF_INET6)),)),)
     if not unix_sockets:

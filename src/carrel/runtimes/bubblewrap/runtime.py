@@ -76,6 +76,9 @@ class BubblewrapRuntime:
             return Availability(False, error.message, _remedy(error.message))
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
+    def expect(self) -> None:
+        self._engine.expect()
+
     def begin(self, spec: SandboxSpec) -> None:
         """Where mounts can be given to a sandbox that is there already."""
         if os.geteuid() != 0 or spec.binds:
@@ -140,7 +143,7 @@ class BubblewrapRuntime:
             cwd=working_folder(command.cwd),
             env=environment(base, spec.env, command.env, terminal=command.output is Output.PTY),
             scope_sockets=spec.network is Network.OPEN and _can_scope(),
-            seccomp=_filter(),
+            seccomp=_filter(spec.on_the_host),
             hold=lambda: self._hold(spec, tree),
             probe=probe,
         )
@@ -161,7 +164,7 @@ class BubblewrapRuntime:
             "gid": spec.owner.gid,
             "namespace": namespace,
             "late": [WORKSPACE] if tree is None else [],
-            "seccomp": _filter().hex(),
+            "seccomp": _filter(spec.on_the_host).hex(),
         }
         return holder, staged
 
@@ -253,8 +256,9 @@ def _stamp(program: str) -> tuple[int, ...]:
 
 
 @cache
-def _filter() -> bytes:
-    return seccomp_policy.program(seccomp_policy.DEFAULT)
+def _filter(on_the_host: bool) -> bytes:
+    policy = seccomp_policy.ON_THE_HOST if on_the_host else seccomp_policy.DEFAULT
+    return seccomp_policy.program(policy)
 
 
 @cache
