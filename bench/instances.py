@@ -3,14 +3,18 @@ how soon it is gone.
 
     python bench/instances.py [--rounds 7] [--json]
 
-The real servers that `make setup` installs, each beside itself as it is started by hand.
+The real servers that `make setup` installs, each beside itself as it is started by hand, with the
+same Node. What is timed is not the first start of a server: by then its daemon has in the
+background what it keeps for later ones, the bridge that is loaded and what Node has compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.footprints import footprint
 from bench.measuring import Board, Spread, quantile, say, settle
 from bench.own_instances import OwnInstances, Taken, open_instances, taken, use
 from bench.places import add_common_options, positive, run_main, workplace
@@ -52,7 +57,7 @@ def main() -> None:
     os.environ["PATH"] = search_path()
     with workplace(options.folder) as place, ExitStack() as stack:
         shown = {name: getattr(options, name) for name in SHOWN}
-        report = Report("instances", shown, machine(place))
+        report = Report("instances", shown, {**machine(place), "node": node_version()})
         cold = stack.enter_context(open_instances(place / "cold"))
         comparison = Comparison(options, place, cold, report)
         for server in (EVERYTHING, FILESYSTEM, SERENA):
@@ -75,6 +80,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--at-once", type=positive, default=20, help="that are asked for at once")
     parser.add_argument("--many", default="everything,serena", help="which of the two that are")
     parser.add_argument("--live", type=positive, default=20, help="in each of two steps")
+    parser.add_argument(
+        "--unprepared", action="store_true", help="do not wait for what makes later starts quick"
+    )
     add_common_options(parser, rounds=7)
     return parser.parse_args()
 
@@ -84,6 +92,13 @@ def installed(server: Server, report: Report | None = None) -> bool:
     if not there and report is not None:
         report.skip(server.name, "`make setup` did not install it")
     return there
+
+
+def node_version() -> str:
+    node = shutil.which("node")
+    if node is None:
+        return "none"
+    return subprocess.run([node, "--version"], capture_output=True, text=True).stdout.strip()
 
 
 class Comparison:
@@ -97,6 +112,7 @@ class Comparison:
         self._board = Board()
         self._memory = Board()
         self._projects = 0
+        self._compiled = 0
         self._project = self._new_project()
 
     def _new_project(self) -> Path:
@@ -114,6 +130,7 @@ class Comparison:
     def cold(self, server: Server) -> None:
         """The first of each is not timed: the walls are proven, files are read."""
         self._own.release(self._own.start(server.name, self._project)[0])
+        self._prepare(server)
         raw_start(server, self._project, self._place)
         for number in self._rounds(f"{server.name}, cold and raw"):
             say(f"{server.name}: round {number + 1} of {self._options.rounds}")
@@ -125,7 +142,21 @@ class Comparison:
             self._board.add(_cold(server.name), number, took_s)
             if server is SERENA:
                 self._weigh(instance, "cold", number)
+            elif server is FILESYSTEM:
+                self._memory.add(BRIDGE, number, taken(instance).server)
             self._board.add(_gone(server.name), number, self._own.release(instance))
+
+    def _prepare(self, server: Server) -> None:
+        """The start after it proves its walls anew: they show what was compiled, too."""
+        if server is SERENA or self._options.unprepared:
+            return
+        self._compiled += 1
+        say(f"{server.name}: until what it compiles is kept")
+        self._own.happenings.await_compiled(self._compiled)
+        if server is FILESYSTEM:
+            pid = self._own.happenings.loaded("bridge")
+            self._memory.add(LOADED_BRIDGE, 0, footprint(pid).own)
+        self._own.release(self._own.start(server.name, self._project)[0])
 
     def streams(self) -> None:
         for number in self._rounds(STREAMS):
@@ -275,6 +306,8 @@ OVERTAKEN = "many at once: overtaken by others, most"
 STARTING = "many at once: starting at the same time, most"
 GATE = "a gate's own memory"
 KEEPERS = "… of what keeps its sandbox"
+BRIDGE = "a bridge's own memory"
+LOADED_BRIDGE = "… of the one that they are forked from"
 
 
 def _raw(name: str) -> str:

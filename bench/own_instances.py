@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.footprints import footprint, inhabitants, together
+from bench.footprints import inhabitants, steady_own, together
 from bench.happenings import Happenings
 from bench.own_spaces import Daemon, open_daemon
 from bench.raw_servers import GREETING
@@ -147,7 +147,7 @@ def taken(instance: Instance) -> Taken:
     info = instance.info
     found = inhabitants(info.pid, info.port)
     return Taken(
-        footprint(info.pid).own,
+        steady_own(info.pid),
         together(found.server).own,
         together(found.gate).own,
         together(found.keepers).own,

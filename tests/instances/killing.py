@@ -19,6 +19,7 @@ from carrel.domain.spaces import SpaceRequest
 from tests.faults.child import SCENARIO_S, Killer, tell
 from tests.instances.rig import server, until
 from tests.instances.small import FILE
+from tests.launchers import fork_launchers
 
 DIRECT = server(
     "takes-fd",
@@ -82,8 +83,16 @@ async def main(data: Path, project: Path, scenario: str, killer: Killer) -> None
         tell(writes=killer.count)
 
 
-def play(told: str, folders: tuple[str, str], scenario: str, moment: str, number: int) -> None:
+def play(
+    nursery: str,
+    told: str,
+    folders: tuple[str, str],
+    scenario: str,
+    moment: str,
+    number: int,
+) -> None:
     """`told` is the file that is told; the folders are the daemon's and the project's."""
+    fork_launchers(nursery)
     descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
     sys.stdout = os.fdopen(descriptor, "w")
     data, project = map(Path, folders)

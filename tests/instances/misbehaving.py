@@ -1,6 +1,7 @@
 """An MCP server that is wrong in one way, or right: `python misbehaving.py MODE [OPTION…]`.
 
-The standard library only, so that it is up at once. It says `running on http://HOST:PORT` on
+The standard library only, and little of that, so that it is up at once: tests start hundreds.
+It says `running on http://HOST:PORT` on
 its standard error when it has bound. None lives longer than ten minutes, whatever a test does.
 
     ok                right
@@ -31,22 +32,21 @@ once what modes do later: `echo` (text), `about`, `crash` (code), `hang`, `spawn
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import errno
-import hmac
 import json
 import os
 import queue
 import signal
 import socket
+import socketserver
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, ClassVar
 
 LIFE_S = 600
 HOST, EVERYWHERE = "127.0.0.1", "0.0.0.0"
@@ -54,6 +54,8 @@ VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 STATELESS = "2026-07-28"
 META = "io.modelcontextprotocol/protocolVersion"
 TOOLS = ("echo", "about", "crash", "hang", "spawn", "flood", "eat")
+LONGEST = 1 << 16
+"""Bytes of a line of a head."""
 FLOOD_BYTES, EAT_BYTES = 64 << 20, 1 << 30
 LINE = b"All work and no play makes this a long line of a log that nobody reads.\n"
 
@@ -172,20 +174,44 @@ def _tool(name: str) -> dict[str, Any]:
     return {"name": name, "description": name, "inputSchema": {"type": "object"}}
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(socketserver.StreamRequestHandler):
+    """As much of HTTP/1.1 as its clients speak."""
+
     talk = Talk(stateless=False)
     token = ""
 
+    def handle(self) -> None:
+        while self._heard():
+            getattr(self, f"do_{self.method}", self._refuse)()
+            if self.headers.get("connection") == "close":
+                return
+
+    def _heard(self) -> bool:
+        words = self.rfile.readline(LONGEST).decode("latin-1").split()
+        if len(words) != 3:
+            return False
+        self.method, self.path, _version = words
+        self.headers: dict[str, str] = {}
+        while line := self.rfile.readline(LONGEST).decode("latin-1").strip():
+            name, _colon, value = line.partition(":")
+            self.headers[name.lower()] = value.strip()
+        return True
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("content-length", 0)))
+
+    def _refuse(self) -> None:
+        self._send(501)
+
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._body()
         if not self._admitted() or not self._is_at("/mcp"):
             return
         message = json.loads(body)
         answer = self.talk.answer(message)
         headers = {"Content-Type": "application/json"}
         if message.get("method") == "initialize":
-            headers["Mcp-Session-Id"] = uuid.uuid4().hex
+            headers["Mcp-Session-Id"] = os.urandom(16).hex()
         if answer is None:
             self._send(202)
         elif "error" in answer and message.get("method") == "initialize":
@@ -208,22 +234,17 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _admitted(self) -> bool:
-        shown = self.headers.get("Authorization", "").encode()
-        if not self.token or hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
+        if not self.token or self.headers.get("authorization") == f"Bearer {self.token}":
             return True
         self._send(401, b"", {"WWW-Authenticate": "Bearer"})
         return False
 
     def _send(self, code: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        self.send_response(code)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self._head(code, {**(headers or {}), "Content-Length": str(len(body))}, body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+    def _head(self, code: int, headers: dict[str, str], body: bytes = b"") -> None:
+        lines = [f"HTTP/1.1 {code} {code}", *(f"{name}: {headers[name]}" for name in headers)]
+        self.wfile.write("\r\n".join((*lines, "", "")).encode() + body)
 
 
 class SseHandler(Handler):
@@ -234,18 +255,15 @@ class SseHandler(Handler):
     def do_GET(self) -> None:
         if not self._admitted() or not self._is_at("/sse"):
             return
-        name, own = uuid.uuid4().hex, queue.SimpleQueue[str]()
+        name, own = os.urandom(16).hex(), queue.SimpleQueue[str]()
         self.streams[name] = own
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self._head(200, {"Content-Type": "text/event-stream", "Connection": "close"})
         self._event("endpoint", f"/messages?session_id={name}")
         while True:
             self._event("message", own.get())
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._body()
         stream = self.streams.get(self.path.rpartition("=")[2])
         if not self._admitted() or stream is None:
             return
@@ -259,7 +277,7 @@ class SseHandler(Handler):
         self.wfile.flush()
 
 
-class Server(ThreadingHTTPServer):
+class Server(socketserver.ThreadingTCPServer):
     """On a socket that listens already. What hangs does not keep it from ending."""
 
     daemon_threads = True
@@ -268,7 +286,6 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, 0), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self.server_name, self.server_port = "misbehaving", listener.getsockname()[1]
 
 
 def bound(host: str = HOST, port: int = 0) -> socket.socket:
@@ -288,8 +305,10 @@ def serve(
     host, port = listener.getsockname()[:2]
     if said != 0:
         say(f"INFO: Uvicorn running on http://{host}:{said or port} (Press CTRL+C to quit)")
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         Server(listener, handler).serve_forever()
+    except KeyboardInterrupt:
+        return
 
 
 def serve_streams(talk: Talk) -> None:
@@ -331,7 +350,19 @@ def write_port(listener: socket.socket, path: str) -> None:
     os.rename(f"{path}.half", path)
 
 
-def run(mode: str, options: argparse.Namespace) -> None:
+class Options:
+    def __init__(self) -> None:
+        self.port = self.fd = self.bytes = 0
+        self.count = 4
+        self.seconds = 0.5
+        self.port_file = self.token_from = ""
+
+    def set(self, name: str, value: str) -> None:
+        """As what it is; an AttributeError for one that is not known."""
+        setattr(self, name, type(getattr(self, name))(value))
+
+
+def run(mode: str, options: Options) -> None:
     def listener(host: str = HOST) -> socket.socket:
         return bound(host, options.port)
 
@@ -376,7 +407,7 @@ def run(mode: str, options: argparse.Namespace) -> None:
             serve(listener())
 
 
-def begin(mode: str, options: argparse.Namespace) -> None:
+def begin(mode: str, options: Options) -> None:
     """What goes wrong before or while it serves as it should."""
     match mode:
         case "crash":
@@ -400,18 +431,13 @@ def begin(mode: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mode")
-    for name in ("--port", "--fd", "--bytes"):
-        parser.add_argument(name, type=int, default=0)
-    parser.add_argument("--count", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--port-file", default="")
-    parser.add_argument("--token-from", default="")
-    options = parser.parse_args()
+    options = Options()
+    mode, *words = sys.argv[1:]
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        options.set(name.removeprefix("--").replace("-", "_"), value)
     Handler.token = os.environ.get(options.token_from, "")
     signal.alarm(LIFE_S)
-    run(options.mode, options)
+    run(mode, options)
 
 
 if __name__ == "__main__":

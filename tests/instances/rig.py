@@ -28,8 +28,12 @@ from carrel.domain.instances import (
 from carrel.domain.reception import Visit
 from carrel.instances.http import Request, asked
 from carrel.instances.reception import LocalReception
+from carrel.service.instances.bridging import NAME
+from tests.etc import share_etc
 from tests.instances import misbehaving
 from tests.instances.installed import search_path
+from tests.launchers import forked_launchers
+from tests.machine import inhabitants
 
 WAIT_S = 60.0
 SCRIPT = misbehaving.__file__
@@ -44,7 +48,8 @@ def server(mode: str, *words: str, **more: Any) -> Server:
 
 @contextlib.asynccontextmanager
 async def serving(data: Path, **settings: Any) -> AsyncIterator[Services]:
-    with pytest.MonkeyPatch.context() as patch:
+    share_etc(data)
+    with pytest.MonkeyPatch.context() as patch, forked_launchers():
         patch.setenv("PATH", search_path())
         async with open_service(parse_settings({"data": data, **settings})) as services:
             yield services
@@ -85,20 +90,20 @@ async def post(url: str, body: Mapping[str, object], headers: Mapping[str, str])
 def processes(instance_id: str) -> list[psutil.Process]:
     """All that runs of it, wherever it went."""
     found = []
-    for one in psutil.process_iter():
+    for pid in inhabitants({instance_id}):
         with contextlib.suppress(psutil.Error):
-            if one.environ().get("CARREL_SPACE") == instance_id:
-                found.append(one)
+            found.append(psutil.Process(pid))
     return found
 
 
 def leftovers(data: Path, *instance_ids: str) -> list[str]:
     """What is on the machine of these, beside their records."""
     found = [str(path) for path in (data / "instances").glob("*")]
-    found += [f"user {path}" for path in _entries(data / "uids")]
+    # A warm process has one of its own while it is there.
+    users = [path for path in (data / "uids").glob("*") if os.readlink(path) != NAME]
+    found += [f"user {path.name}" for path in users]
     found += [f"holder {path}" for path in _entries(data / "launcher" / "holders")]
-    for instance_id in instance_ids:
-        found += [f"process {one}" for one in processes(instance_id)]
+    found += [f"process {pid}" for pid in inhabitants(instance_ids)]
     return found
 
 

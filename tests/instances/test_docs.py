@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from carrel.daemon import control
+from tests.etc import share_etc
 from tests.instances.installed import SERVERS, require, search_path
 from tests.service.rig import leftovers
 
@@ -32,6 +33,7 @@ def test_there_are_examples() -> None:
 @pytest.fixture
 def place(data: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
     require("everything")
+    share_etc(data)
     project = tmp_path / "project"
     project.mkdir()
     env = {**os.environ, "CARREL_DATA": str(data), "PWD": str(project)}

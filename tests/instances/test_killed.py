@@ -27,11 +27,12 @@ from carrel.domain.access import LOCAL
 from carrel.domain.instances import LIVE, InstanceState, Released
 from carrel.domain.reception import NotReady
 from carrel.domain.spaces import SpaceQuery
-from tests.daemon.rig import ANSWER_S, Daemon, good
+from tests.daemon.rig import ANSWER_S, NO_TLS, Daemon, good
 from tests.forking import forked
 from tests.instances.killing import play
 from tests.instances.rig import PYTHON, SCRIPT, call, leftovers, processes, serving
 from tests.instances.small import put_small, small
+from tests.launchers import nursery
 from tests.load.clearing import end_everything
 
 CHILD_S = 90.0
@@ -92,7 +93,9 @@ def echo(instance: View) -> None:
     token = instance["token"]
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     message = {**ASKED, "params": {"name": "echo", "arguments": {"text": "hello"}}}
-    response = httpx.post(instance["url"], json=message, headers=headers, timeout=ANSWER_S)
+    response = httpx.post(
+        instance["url"], json=message, headers=headers, timeout=ANSWER_S, verify=NO_TLS
+    )
     assert "hello" in good(response)["result"]["content"][0]["text"]
 
 
@@ -264,7 +267,7 @@ def _released(client: httpx.Client, there: Twenty) -> None:
 
 def act(told: Path, data: Path, project: Path, scenario: str, moment: str, number: int) -> View:
     """What the killed one had said, which is in the file `told`."""
-    words = (str(told), (str(data), str(project)), scenario, moment, number)
+    words = (nursery(), str(told), (str(data), str(project)), scenario, moment, number)
     process = forked.Process(target=play, args=words)
     process.start()
     process.join(CHILD_S)

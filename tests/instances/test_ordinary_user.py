@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import PYTHON, SOURCE, Account, run_as
+from tests.accounts import PYTEST, SOURCE, Account, run_as
 
 TIMEOUT_S = 200.0
 """For all of them, one after the other, on a loaded machine."""
@@ -52,10 +52,9 @@ def test_the_core_of_it(ordinary_user: Account, data: Path) -> None:
     """In one process: to load the tests takes longer than most of them."""
     os.chown(data, ordinary_user.uid, ordinary_user.gid)
     words = [f"tests/instances/{file}::{test}" for file, tests in TESTS.items() for test in tests]
-    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     ran = run_as(
         ordinary_user,
-        [*command, f"--basetemp={data / 'pytest'}", *words],
+        [*PYTEST, f"--basetemp={data / 'pytest'}", *words],
         cwd=SOURCE,
         env={"TMPDIR": str(data), "PATH": os.environ["PATH"]},
         timeout=TIMEOUT_S,

@@ -4,11 +4,15 @@ beginning; and what is no server at all."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
 
+import httpx
 import pytest
 
 from carrel.domain.instances import ToolCall
@@ -82,6 +86,43 @@ async def test_streamable_http(http_server: str, tool: ToolCall | None) -> None:
     async with asyncio.timeout(WAIT_S):
         greeting = await greet(f"{http_server}/mcp", {}, tool)
     assert (greeting.name, greeting.version, greeting.stateless) == ("probe", HANDSHAKE, False)
+
+
+async def test_the_goodbye_can_be_left_to_somebody(http_server: str) -> None:
+    """With a tool it cannot: that is called in the session."""
+    left: list[Coroutine[Any, Any, None]] = []
+    async with asyncio.timeout(WAIT_S):
+        await greet(f"{http_server}/mcp", {}, DOUBLE, left.append)
+        assert left == []
+        await greet(f"{http_server}/mcp", {}, None, left.append)
+        (goodbye,) = left
+        session = {
+            "Mcp-Session-Id": inspect.getcoroutinelocals(goodbye)["headers"]["Mcp-Session-Id"]
+        }
+        assert await _status(http_server, session) == 200
+        await goodbye
+        assert await _status(http_server, session) == 404
+
+
+async def _status(server: str, session: dict[str, str]) -> int:
+    """Of a ping in it."""
+    both = "application/json, text/event-stream"
+    async with httpx.AsyncClient() as client:
+        ping = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
+        answer = await client.post(
+            f"{server}/mcp", json=ping, headers={**session, "Accept": both}, timeout=WAIT_S
+        )
+    return answer.status_code
+
+
+async def test_a_goodbye_to_one_that_has_gone() -> None:
+    """Its session went with it."""
+    from carrel.instances import speaking
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/mcp"
+    async with asyncio.timeout(WAIT_S):
+        await speaking._goodbye(url, {"Mcp-Session-Id": "one"})
 
 
 async def test_the_older_transport(sse_server: str) -> None:

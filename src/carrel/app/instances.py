@@ -11,6 +11,7 @@ from carrel.app.machine import LocalMachine
 from carrel.app.rooms import App
 from carrel.config import Settings
 from carrel.hub.hub import Hub
+from carrel.instances.compiling import CompileCaches
 from carrel.instances.library import Library
 from carrel.instances.locating import Locator
 from carrel.instances.owners import ProcessOwners
@@ -18,6 +19,7 @@ from carrel.instances.reception import LocalReception
 from carrel.runtimes.recordings import Recordings
 from carrel.service.desk import Desks
 from carrel.service.instances import InstanceParts, InstanceRules, Instances
+from carrel.service.instances.bridging import Bridging
 from carrel.service.instances.equipping import Equipping
 from carrel.service.instances.live import Book
 from carrel.service.instances.needing import Needs
@@ -113,6 +115,8 @@ def open_instances(settings: Settings, app: App, around: Around, known: ServerPa
             recordings=around.recordings,
             servers=servers,
             warming=warming,
+            bridging=Bridging(reception, around.machine, app.identities),
+            caches=CompileCaches(data / "compiled"),
             owners=ProcessOwners(),
             hub=LocalHubClients(around.hub),
             journal=around.journal,

@@ -283,6 +283,8 @@ class Found:
     python: str = ""
     path: str = ""
     """The folder of the program, first on its PATH: what was installed with it is there."""
+    script: str = ""
+    """What the first word of `argv` is to interpret, where that is no Python."""
 
 
 @dataclass(frozen=True)

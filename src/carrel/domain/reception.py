@@ -3,10 +3,11 @@ and whether it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from carrel.domain.instances import Found, Server, ToolCall
 from carrel.domain.runtimes import Call, Zygote
@@ -87,6 +88,9 @@ class Looking:
     """Nobody else listens in its network; in a space others may."""
 
 
+Later = Callable[[Coroutine[Any, Any, None]], None]
+
+
 @dataclass(frozen=True)
 class Visit:
     """A way to a server, and what is to be tried on it."""
@@ -96,6 +100,8 @@ class Visit:
     token: str = ""
     tool: ToolCall | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    later: Later | None = None
+    """Who sees to the goodbye, where the next client need not wait for that."""
 
 
 class Reception(Protocol):
@@ -135,6 +141,10 @@ class Reception(Protocol):
         """A warm process for this server in such surroundings; None when it cannot have one."""
         ...
 
+    def bridge(self, name: str, owner: Owner, idle_s: float) -> Zygote:
+        """A warm process for the bridges of all servers that speak on streams."""
+        ...
+
     def open(self, prepared: Prepared, socket: Path | None, port: int = 0) -> Doors:
         """A TCP socket of the loopback, on that port or one that the kernel chooses, or a Unix
         socket at that path. OSError."""
@@ -150,6 +160,41 @@ class Reception(Protocol):
 
     def connections(self, ports: frozenset[int]) -> Mapping[int, int]:
         """How many are open to each of these ports of the loopback. Blocking, quick."""
+        ...
+
+
+class CompileCaches(Protocol):
+    """What interpreters have compiled of servers' programs. Blocking."""
+
+    def of(self, server: Server, found: Found) -> str:
+        """The folder for this program as it is now; empty: it has none. Quick."""
+        ...
+
+    def is_filled(self, path: str) -> bool: ...
+
+    def variables(self, binds: Collection[str]) -> Mapping[str, str]:
+        """By which a server uses the folder that is among these, if one is."""
+        ...
+
+    def can_fill(self, found: Found) -> bool:
+        """Its interpreter is one that can."""
+        ...
+
+    def filling(self, server: Server, *, streams: bool) -> Server:
+        """The definition of one that leaves what was compiled in its own folder when it is
+        asked to end."""
+        ...
+
+    def empty_project(self) -> AbstractContextManager[Path]: ...
+
+    def keep(self, path: str, found: Found, state: Path) -> bool:
+        """Takes what one has left in its own folder, in which nothing runs any more; False when
+        there is nothing. OSError."""
+        ...
+
+    def sweep(self, kept: Collection[str]) -> None:
+        """Removes those of programs that have changed, and of more than there should be, but for
+        these."""
         ...
 
 

@@ -72,13 +72,15 @@ def _binary(path: Path, words: tuple[str, ...], binds: tuple[str, ...]) -> Found
     """An interpreter that was named itself has its script as the first word."""
     python = is_python(path)
     needed = list(shown_with(path)) if python else [path, Path(os.path.realpath(path))]
-    if words and os.path.isabs(words[0]) and os.path.isfile(words[0]):
-        needed += _shown_with_script(Path(words[0]), python=python)
+    script = words[0] if words and os.path.isabs(words[0]) and os.path.isfile(words[0]) else ""
+    if script:
+        needed += _shown_with_script(Path(script), python=python)
     return Found(
         (str(path), *words),
         _outermost([*map(str, needed), *binds]),
         python=str(path) if python else "",
         path=str(path.parent),
+        script="" if python else script,
     )
 
 
@@ -96,6 +98,7 @@ def _script(path: Path, by: Interpreter, words: tuple[str, ...], binds: tuple[st
         python=str(by.path) if by.is_python else "",
         # What was installed with it is beside its interpreter, or beside its link.
         path=str(by.path.parent if by.is_python else path.parent),
+        script="" if by.is_python else str(real),
     )
 
 

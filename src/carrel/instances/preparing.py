@@ -17,7 +17,7 @@ from carrel.instances.servers import HOST, fill, fill_files
 FD = 3
 """What a server is given comes right after its standard streams."""
 INSIDE = Path(__file__).parent / "inside"
-SHIM, BRIDGE = str(INSIDE / "uvicorn_shim.py"), str(INSIDE / "bridge.py")
+SHIM, WARM_BRIDGE = str(INSIDE / "uvicorn_shim.py"), str(INSIDE / "bridge_warm.py")
 PORT_FILE = "port"
 CONNECT_S = 60
 """For the one client of a server that speaks on streams to come."""
@@ -93,7 +93,7 @@ class Preparing:
         words = (*self._ways(), "--", *self._filled())
         if self.around.preloaded:
             made = self._wrapped((self.server.name,))
-            return replace(made, call=Call(BRIDGE, "main", [*words]))
+            return replace(made, call=Call(WARM_BRIDGE, "main", [*words]))
         return self._wrapped(self.python("carrel.instances.inside.bridge", *words))
 
     def _wrapped(self, argv: tuple[str, ...]) -> Prepared:

@@ -17,7 +17,7 @@ from carrel.instances import speaking
 from carrel.instances.doors import NoDoors, ReservedDoors, StreamDoors, TcpDoors, can_pass
 from carrel.instances.inside.furnish import Furnisher, TooMuch
 from carrel.instances.listening import Lookout, connections
-from carrel.instances.preparing import BRIDGE, INSIDE, SHIM, Preparing, Python
+from carrel.instances.preparing import INSIDE, SHIM, WARM_BRIDGE, Preparing, Python
 from carrel.instances.reserving import Reserved
 from carrel.instances.servers import HOST, port_in
 from carrel.linux.openat2 import open_beneath
@@ -90,13 +90,13 @@ class LocalReception:
     def zygote(
         self, server: Server, found: Found, around: Surroundings, owner: Owner
     ) -> Zygote | None:
-        env = self.prepare(server, found, around, {}).env
-        if server.wrap is Wrap.STDIO:
-            # What takes the time is the bridge.
-            return Zygote(server.name, sys.executable, owner, (), (BRIDGE,), env)
         if server.wrap is not Wrap.UVICORN or not server.preload or not found.python:
             return None
+        env = self.prepare(server, found, around, {}).env
         return Zygote(server.name, found.python, owner, server.preload, (SHIM,), env)
+
+    def bridge(self, name: str, owner: Owner, idle_s: float) -> Zygote:
+        return Zygote(name, sys.executable, owner, (), (WARM_BRIDGE,), {}, idle_s)
 
     def open(self, prepared: Prepared, socket: Path | None, port: int = 0) -> Doors:
         if socket is not None:
@@ -132,8 +132,10 @@ class LocalReception:
         headers = dict(visit.headers)
         if visit.token:
             headers["Authorization"] = f"Bearer {visit.token}"
-        older = visit.server.transport is Transport.SSE
-        await (speaking.greet_sse if older else speaking.greet)(visit.url, headers, visit.tool)
+        if visit.server.transport is Transport.SSE:
+            await speaking.greet_sse(visit.url, headers, visit.tool)
+        else:
+            await speaking.greet(visit.url, headers, visit.tool, visit.later)
 
     def connections(self, ports: frozenset[int]) -> Mapping[int, int]:
         return connections(ports)

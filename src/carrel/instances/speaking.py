@@ -5,6 +5,7 @@ up.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -14,11 +15,12 @@ from urllib.parse import urljoin
 
 from carrel import __version__
 from carrel.domain.instances import ToolCall
-from carrel.domain.reception import NotReady
+from carrel.domain.reception import Later, NotReady
 from carrel.domain.sse import EventParser
 from carrel.instances.http import Answer, HttpError, Request, asked
 
 HANDSHAKE = "2025-11-25"
+GOODBYE_S = 5.0
 STATELESS = "2026-07-28"
 _ABOUT = {"name": "carrel", "version": __version__}
 _META = {
@@ -26,6 +28,7 @@ _META = {
     "io.modelcontextprotocol/clientInfo": _ABOUT,
     "io.modelcontextprotocol/clientCapabilities": {},
 }
+_SESSION = "Mcp-Session-Id"
 _BOTH = "application/json, text/event-stream"
 _JSON = {"Content-Type": "application/json", "Accept": _BOTH}
 
@@ -41,12 +44,17 @@ class Greeting:
     stateless: bool
 
 
-async def greet(url: str, headers: Mapping[str, str], tool: ToolCall | None = None) -> Greeting:
+async def greet(
+    url: str,
+    headers: Mapping[str, str],
+    tool: ToolCall | None = None,
+    later: Later | None = None,
+) -> Greeting:
     """Over streamable HTTP, and the tool if there is one. What it noted of us it is asked to
-    forget. Raises `NotReady`."""
+    forget: before this returns, or by `later`. Raises `NotReady`."""
     with _plain():
         try:
-            return await _handshake(url, headers, tool)
+            return await _handshake(url, headers, tool, later)
         except Refused as refused:
             with contextlib.suppress(Refused):
                 return await _stateless(url, headers, tool)
@@ -86,7 +94,9 @@ class Refused(Exception):
     """It answered, and not with what was asked for."""
 
 
-async def _handshake(url: str, headers: Mapping[str, str], tool: ToolCall | None) -> Greeting:
+async def _handshake(
+    url: str, headers: Mapping[str, str], tool: ToolCall | None, later: Later | None
+) -> Greeting:
     own = {**headers, **_JSON}
     message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _initialize()}
     async with asked(Request("POST", url, own, json.dumps(message).encode())) as answer:
@@ -95,19 +105,38 @@ async def _handshake(url: str, headers: Mapping[str, str], tool: ToolCall | None
     greeting = _greeting(result, stateless=False)
     own["MCP-Protocol-Version"] = greeting.version
     if session:
-        own["Mcp-Session-Id"] = session
+        own[_SESSION] = session
+    if tool is None and later is not None:
+        later(_goodbye(url, own))
+        return greeting
     try:
-        told = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
-        async with asked(Request("POST", url, own, told)) as answer:
-            await answer.body()
+        await _initialized(url, own)
         if tool is not None:
             _worked(await _ask(url, own, "tools/call", _call(tool)))
     finally:
-        if session:
-            with contextlib.suppress(HttpError):
-                async with asked(Request("DELETE", url, own)):
-                    pass
+        await _leave(url, own)
     return greeting
+
+
+async def _goodbye(url: str, headers: Mapping[str, str]) -> None:
+    """The end of a handshake, and of the session; it may have ended already."""
+    with contextlib.suppress(HttpError, TimeoutError):
+        async with asyncio.timeout(GOODBYE_S):
+            await _initialized(url, headers)
+            await _leave(url, headers)
+
+
+async def _initialized(url: str, headers: Mapping[str, str]) -> None:
+    told = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
+    async with asked(Request("POST", url, headers, told)) as answer:
+        await answer.body()
+
+
+async def _leave(url: str, headers: Mapping[str, str]) -> None:
+    if _SESSION in headers:
+        with contextlib.suppress(HttpError):
+            async with asked(Request("DELETE", url, headers)):
+                pass
 
 
 async def _stateless(url: str, headers: Mapping[str, str], tool: ToolCall | None) -> Greeting:

@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from carrel.domain.errors import WarmUnavailable
-from carrel.domain.instances import Instance, InstanceState, Warmth
-from carrel.domain.runtimes import Network
+from carrel.domain.instances import Found, Instance, InstanceState, Warmth
+from carrel.domain.runtimes import Network, Runtime
+from carrel.domain.trees import Owner
 from carrel.service.instances.ending import Ender
 from carrel.service.instances.live import Live
 from carrel.service.instances.noting import notes
 from carrel.service.instances.parts import InstanceParts
 from carrel.service.instances.secrets import Secrets
 from carrel.service.instances.starting import Starter, Wanted
+from carrel.service.journal import plain
 
 OnReady = Callable[[Live], None]
 
@@ -57,8 +59,11 @@ class Beginner:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            await self._ender.undo(live, error)
-            raise
+            told = plain(error)
+            await self._ender.undo(live, told)
+            if told is error:
+                raise
+            raise told from error
         await self._is_ready(live, begun)
 
     async def again(self, live: Live) -> None:
@@ -91,7 +96,10 @@ class Beginner:
 
     async def _start_cold(self, live: Live, wanted: Wanted) -> None:
         """The warm process is not there any more. Its user stays: the folders are that one's."""
-        self._parts.warming.lost(live.instance.server.name)
+        if live.instance.state_at:
+            self._parts.warming.lost(live.instance.server.name)
+        else:
+            self._parts.bridging.lost()
         await self._places.stop(live.instance, ())
         await self._places.clear(live.instance)
         live.drop_handles()
@@ -99,33 +107,54 @@ class Beginner:
         await self._starter.start(live, dataclasses.replace(wanted, warm=""))
 
     async def _prepare(self, live: Live) -> None:
-        """The folder, the user and the secrets, each written down."""
-        await self._book.add(live)
-        await asyncio.to_thread(self._places.make_folder, live.instance_id)
-        await self._book.change(live, **await self._placed(live))
-        if not live.streams and await self._checks_token(live.instance):
-            live.token = secrets.token_urlsafe(32)
-            await self._book.change(live, has_token=True)
-        await asyncio.to_thread(self._kept.write, live)
-
-    async def _placed(self, live: Live) -> dict[str, object]:
-        """Where it runs, and as whom."""
+        """All that is only decided is in the first record; then what is made: its folder, its
+        user, the secrets."""
+        found = live.found = await self._located(live)
         instance = live.instance
         runtime = await self._places.runtime(instance)
-        can = runtime.capabilities
-        paths = await asyncio.to_thread(self._parts.needs.of, instance.server)
+        self._book.note(live, runtime=runtime.name)
+        if not instance.space_id:
+            self._book.note(live, **await self._placed(live, found, runtime))
+        if not live.streams and await self._checks_token(live.instance, runtime):
+            live.token = secrets.token_urlsafe(32)
+            self._book.note(live, has_token=True)
+        await self._book.add(live)
         if instance.space_id:
-            await self._parts.equipping.equip(instance.space_id, paths)
-            return {"runtime": runtime.name}
+            await self._parts.equipping.equip(
+                instance.space_id, self._parts.needs.by(instance.server, found)
+            )
+        owner = await asyncio.to_thread(self._make, live)
+        if owner != live.instance.owner:
+            await self._book.change(live, owner=owner)
+
+    async def _located(self, live: Live) -> Found:
+        """Once for a start."""
+        if live.found is not None:
+            return live.found
+        return await asyncio.to_thread(self._parts.servers.locate, live.instance.server)
+
+    def _make(self, live: Live) -> Owner | None:
+        """Blocking."""
+        self._places.make_folder(live.instance_id)
+        self._kept.write(live)
+        if live.instance.space_id or live.instance.owner is not None:
+            return live.instance.owner
+        return self._places.owner(live.instance)
+
+    async def _placed(self, live: Live, found: Found, runtime: Runtime) -> dict[str, object]:
+        """Where it runs, and as whom, unless that is a user of its own."""
+        instance, can = live.instance, runtime.capabilities
+        shown = await asyncio.to_thread(self._shown, instance, found) if can.confines else ()
         placed: dict[str, object] = {
-            "runtime": runtime.name,
-            "binds": paths if can.confines else (),
+            "binds": shown,
             "confined": can.confines,
             "network": _network(live, can.private_network),
         }
-        warm = None if live.streams else self._parts.warming.of(instance)
+        if live.streams:
+            return placed
+        warm = self._parts.warming.of(instance)
         if warm is None:
-            return {**placed, "owner": self._places.owner(instance)}
+            return {**placed, "owner": self._parts.bridging.owner(instance, runtime)}
         return {
             **placed,
             "owner": warm.owner,
@@ -133,18 +162,29 @@ class Beginner:
             "warmth": Warmth.FORKED,
         }
 
-    async def _checks_token(self, instance: Instance) -> bool:
-        around = (await self._places.of(instance)).around
-        return self._parts.reception.checks_token(
-            instance.server, private_network=around.private_network
-        )
+    def _shown(self, instance: Instance, found: Found) -> tuple[str, ...]:
+        """With what was compiled of its program, once there is that. Blocking."""
+        needed, caches = self._parts.needs.by(instance.server, found), self._parts.caches
+        path = caches.of(instance.server, found)
+        return (*needed, path) if path and caches.is_filled(path) else needed
+
+    async def _checks_token(self, instance: Instance, runtime: Runtime) -> bool:
+        private = runtime.capabilities.private_network and instance.network is Network.NONE
+        if instance.space_id:
+            private = (await self._places.of(instance)).around.private_network
+        return self._parts.reception.checks_token(instance.server, private_network=private)
 
     async def _wanted(self, live: Live) -> Wanted:
         instance, server = live.instance, live.instance.server
-        found = await asyncio.to_thread(self._parts.servers.locate, server)
+        found, live.found = await self._located(live), None
         warm = f"warm-{server.name}" if instance.state_at else ""
+        if not warm and not live.streams:
+            warm = self._parts.bridging.name(instance)
         uids = self._uids(instance)
-        return Wanted(server, found, server.ready_s, server.tool_ready, uids, live.streams, warm)
+        env = self._parts.caches.variables(instance.binds)
+        return Wanted(
+            server, found, server.ready_s, server.tool_ready, uids, live.streams, warm, env
+        )
 
     def _uids(self, instance: Instance) -> frozenset[int]:
         """Who may come in: we, whose project it is, and who has it."""

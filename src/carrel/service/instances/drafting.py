@@ -35,13 +35,13 @@ class Drafts:
         server = self._server(request)
         asking.check_server(caller, server, space)
         # One that is not installed is told before anything is made.
-        await asyncio.to_thread(self._parts.servers.locate, server)
+        found = await asyncio.to_thread(self._parts.servers.locate, server)
         env = dict(request.env)
         if server.daemon and space is None:
             # Not as in a space: there is no hub beside it.
             env |= {"CARREL_DATA": str(self._parts.data), "CARREL_HUB": ""}
         instance = await self._instance(caller, request, server, space)
-        return Live(instance, env=env, streams=request.streams)
+        return Live(instance, env=env, streams=request.streams, found=found)
 
     async def _instance(
         self, caller: Caller, request: InstanceRequest, server: Server, space: Space | None

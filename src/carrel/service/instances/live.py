@@ -10,7 +10,7 @@ from typing import Any
 
 from carrel.domain.errors import CarrelError, InstanceNotFound
 from carrel.domain.events import EventType, NewEvent
-from carrel.domain.instances import LIVE, Instance, InstanceState
+from carrel.domain.instances import LIVE, Found, Instance, InstanceState
 from carrel.domain.pauses import pauses
 from carrel.domain.reception import Doors
 from carrel.domain.runtimes import Run
@@ -31,6 +31,8 @@ class Live:
     """What its caller gave; like the token, it is in no record."""
     streams: bool = False
     """Its client speaks on streams."""
+    found: Found | None = None
+    """Its program, as it was when it was asked for."""
     run: Run | None = None
     gate: Run | None = None
     doors: Doors | None = None
@@ -112,6 +114,10 @@ class Book:
 
     def clock(self) -> float:
         return self._journal.clock()
+
+    def note(self, live: Live, **changes: Any) -> None:
+        """What nobody needs after a crash: it is written with the next change."""
+        live.instance = dataclasses.replace(live.instance, **changes)
 
     async def change(self, live: Live, **changes: Any) -> Instance:
         """As it is from now on; told when it comes into another state."""

@@ -28,6 +28,7 @@ from carrel.domain.runtimes import LimitHit
 from carrel.domain.spaces import Problem, Space
 from carrel.service.instances import asking
 from carrel.service.instances.beginning import Beginner
+from carrel.service.instances.compiling import Compiling
 from carrel.service.instances.drafting import Drafts
 from carrel.service.instances.ending import Ender
 from carrel.service.instances.lifetimes import Lifetimes
@@ -66,6 +67,9 @@ class Instances:
             parts.book, parts.places, self._ender, parts.hub, self._beginner.again
         )
         self._spares = Spares(parts.book, self._ender, self._start_spare)
+        self._compiling = Compiling(
+            parts.caches, parts.servers, parts.book, parts.places, self._ender, self._start_spare
+        )
 
     @property
     def servers(self) -> Servers:
@@ -77,6 +81,7 @@ class Instances:
         """Raises what `Drafts.draft` does, `TooManyInstances`, `InstanceFailed`, and what
         runtimes raise."""
         begun = time.monotonic()
+        self._parts.places.expect()
         draft = await self._drafts.draft(caller, request)
         # What was asked for, whatever becomes of the record.
         asked = Live(draft.instance, env=draft.env, streams=draft.streams)
@@ -92,6 +97,7 @@ class Instances:
             live = draft
             await self._begin(live, begun)
         self._spares.refill(asked)
+        self._compiling.started(asked)
         return Handed(live.instance, live.token)
 
     async def _begin(self, live: Live, begun: float) -> None:
@@ -130,6 +136,7 @@ class Instances:
     def _is_ready(self, live: Live) -> None:
         self._lifetimes.begin(live)
         self._restarter.watch(live)
+        self._parts.bridging.started(live.instance)
 
     # What there is
 
@@ -233,20 +240,26 @@ class Instances:
     async def settled(self) -> None:
         """When all that is to stand ready does."""
         await self._parts.warming.settled()
+        await self._parts.bridging.settled()
         await self._spares.settled()
+        await self._compiling.settled()
 
     async def close(self) -> None:
         """The daemon ends in an orderly way, and with it what was not to survive that."""
+        await self._compiling.close()
         await self._spares.close()
         await self._lifetimes.close()
         await self._restarter.close()
+        await self._starter.close()
         await self._parts.warming.close()
         why = Problem("daemon", "daemon_stopped", "The daemon was stopped.")
         going = [live for live in self._book.all() if not live.instance.survive]
         await asyncio.gather(
             *(self._ender.end(live, why) for live in going), return_exceptions=True
         )
-        for live in self._book.all():
+        left = self._book.all()
+        await self._parts.bridging.close([live.instance for live in left])
+        for live in left:
             await self._ender.let_go(live)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carrel.domain.instances import Server, Servers
+from carrel.domain.instances import Found, Server, Servers
 from carrel.domain.reception import Reception
 
 
@@ -17,7 +17,10 @@ class Needs:
 
     def of(self, server: Server) -> tuple[str, ...]:
         """Raises `ServerNotInstalled`."""
-        found = self._servers.locate(server)
+        return self.by(server, self._servers.locate(server))
+
+    def by(self, server: Server, found: Found) -> tuple[str, ...]:
+        """Of one whose program was located."""
         paths = (*found.binds, *server.binds, *self._reception.shown())
         return tuple(dict.fromkeys(paths))
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.instances import Servers
-from carrel.domain.reception import HubClients, Owners, Reception
+from carrel.domain.reception import CompileCaches, HubClients, Owners, Reception
 from carrel.domain.runs import Recordings
+from carrel.service.instances.bridging import Bridging
 from carrel.service.instances.equipping import Equipping
 from carrel.service.instances.live import Book
 from carrel.service.instances.needing import Needs
@@ -39,6 +40,8 @@ class InstanceParts:
     recordings: Recordings
     servers: Servers
     warming: Warming
+    bridging: Bridging
+    caches: CompileCaches
     owners: Owners
     hub: HubClients
     journal: Journal

@@ -93,6 +93,10 @@ class Places:
             return instance.project_owner
         return self._users.take(instance.instance_id)
 
+    def expect(self) -> None:
+        """One is about to be started."""
+        self._machine.expect()
+
     async def runtime(self, instance: Instance) -> Runtime:
         if instance.space_id:
             return (await self._desks.of(self._journal.current(instance.space_id))).runtime
@@ -195,7 +199,7 @@ class Places:
         home = INSIDE_HOME if can.own_paths else str(desk.sandbox.spec.folder / "home")
         own = f"{STATE}s/{instance.instance_id}"
         around = Surroundings(
-            project=WORKSPACE if can.own_paths else str(desk.tree.path),
+            project=WORKSPACE if can.own_paths else str(desk.sandbox.spec.tree),
             state=f"{home}/{own}",
             state_path=desk.sandbox.spec.folder / "home" / own,
             private_network=can.private_network and space.network is Network.NONE,
@@ -214,9 +218,10 @@ class Places:
             await place.runtime.stop(place.sandbox, GRACE_S)
         await asyncio.to_thread(self._remove, self.folder(instance.instance_id))
         if instance.confined and not instance.space_id and not instance.state_at:
-            # Asked again, for a daemon may have ended before it wrote down whom it took.
-            owner = self._users.take(instance.instance_id)
-            self._users.give_back(instance.instance_id, owner)
+            # Looked for, too: a daemon may have ended before it wrote down whom it took.
+            owner = instance.owner or self._users.find(instance.instance_id)
+            if owner is not None:
+                self._users.give_back(instance.instance_id, owner)
 
     async def stop(self, instance: Instance, runs: tuple[str, ...]) -> None:
         """Its processes; what it keeps stays."""
@@ -264,5 +269,8 @@ class Places:
         """A project's real path and its owner. Raises `ProjectError`s."""
         if not os.path.isabs(path) or "\0" in path:
             raise ProjectInvalid("A project is named by an absolute path.", hint="Write / first.")
-        real = await asyncio.to_thread(os.path.realpath, path)
-        return real, await asyncio.to_thread(self._projects.owner, Path(real))
+        return await asyncio.to_thread(self._look, path)
+
+    def _look(self, path: str) -> tuple[str, Owner]:
+        real = os.path.realpath(path)
+        return real, self._projects.owner(Path(real))

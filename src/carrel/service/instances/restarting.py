@@ -20,6 +20,7 @@ from carrel.service.instances.places import Place, Places
 from carrel.service.instances.secrets import Secrets
 from carrel.service.instances.starting import how
 from carrel.service.journal import problem_of
+from carrel.service.tasks import Errands
 
 FIRST_S, MOST_S = 0.5, 30.0
 """Before it is started again; each pause twice as long as the one before."""
@@ -43,7 +44,7 @@ class Restarter:
         self._ender = ender
         self._hub = hub
         self._again = again
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands(_not_seen_to)
 
     # Watching
 
@@ -53,7 +54,7 @@ class Restarter:
     async def _watch(self, live: Live) -> None:
         ended = await _first_end(live)
         if not live.leaving:
-            self._spawn(self._ended(live, ended))
+            self._errands.begin(self._ended(live, ended))
 
     def limit_hit(self, live: Live, hit: LimitHit) -> None:
         """A server may go on without the process that the kernel killed, but not as it was."""
@@ -61,7 +62,7 @@ class Restarter:
             return
         text = f"It reached its memory limit of {hit.figure / (1 << 20):g} MiB."
         problem = Problem("run", "memory_limit", text, "Give it more, or a smaller project.")
-        self._spawn(self._failed(live, problem))
+        self._errands.begin(self._failed(live, problem))
 
     async def _ended(self, live: Live, ended: Exit) -> None:
         stopped = ended.reason is ExitReason.STOPPED and live.instance.space_id
@@ -187,7 +188,7 @@ class Restarter:
         if ended is None:
             self.watch(live)
         else:
-            self._spawn(self._ended(live, ended))
+            self._errands.begin(self._ended(live, ended))
 
     async def _attach(self, live: Live) -> Exit | None:
         """How it ended meanwhile, if it has."""
@@ -206,22 +207,12 @@ class Restarter:
             return None
         return await place.runtime.attach(place.sandbox, instance.gate_run_id)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            try:
-                await work
-            except (CarrelError, OSError):
-                _log.exception("an instance could not be seen to")
-
-        task = asyncio.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=10.0)
+        await self._errands.close()
+
+
+def _not_seen_to(error: BaseException) -> None:
+    _log.error("an instance could not be seen to", exc_info=error)
 
 
 async def _first_end(live: Live) -> Exit:

@@ -12,6 +12,7 @@ from carrel.domain.instances import Instance, InstanceState
 from carrel.domain.spaces import Problem
 from carrel.service.instances.ending import Ender
 from carrel.service.instances.live import Book, Live
+from carrel.service.tasks import Errands
 
 UNUSED_S = 900.0
 """One that nobody asked for in that time goes."""
@@ -31,7 +32,7 @@ class Spares:
         self._book = book
         self._ender = ender
         self._start = start
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands(_not_kept)
 
     def take(self, wanted: Live) -> Live | None:
         """One that is just what is wanted; it is the caller's from now on."""
@@ -56,8 +57,8 @@ class Spares:
         oldest = sorted(same, key=lambda live: live.instance.created_at)
         for live in oldest[: max(0, len(same) + 1 - server.warm)]:
             why = Problem("spare", "not_needed", "Other projects were asked for since.")
-            self._spawn(self._ender.end(live, why))
-        self._spawn(self._make(last))
+            self._errands.begin(self._ender.end(live, why))
+        self._errands.begin(self._make(last))
 
     async def _make(self, last: Instance) -> None:
         live = await self._start(dataclasses.replace(last, caller=NOBODY, holds=()))
@@ -67,29 +68,19 @@ class Spares:
     def _unused(self, live: Live) -> None:
         if live.spare:
             why = Problem("spare", "not_needed", "Nobody asked for it.")
-            self._spawn(self._ender.end(live, why))
-
-    def _spawn(self, work: Awaitable[object]) -> None:
-        async def run() -> None:
-            try:
-                await work
-            except CarrelError as error:
-                _log.warning("no instance can be kept ready: %s", error)
-
-        task = asyncio.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._errands.begin(self._ender.end(live, why))
 
     async def settled(self) -> None:
         """When all that is to stand ready does."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._errands.settled()
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=10.0)
+        await self._errands.close()
+
+
+def _not_kept(error: BaseException) -> None:
+    foreseen = isinstance(error, CarrelError)
+    _log.warning("no instance can be kept ready: %s", error, exc_info=None if foreseen else error)
 
 
 def _alike(one: Instance, other: Instance) -> bool:

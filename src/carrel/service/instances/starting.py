@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.errors import CarrelError, InstanceFailed
 from carrel.domain.ids import new_id
-from carrel.domain.instances import Found, Instance, Server, ToolCall
+from carrel.domain.instances import Found, Instance, Server, ToolCall, Wrap
 from carrel.domain.reception import Looking, NotReady, Prepared, Reception, Visit
 from carrel.domain.runs import Recordings, Stream
 from carrel.domain.runtimes import Command, Exit, ExitReason, Run
 from carrel.service.instances.live import Book, Live
 from carrel.service.instances.places import Place, Places
+from carrel.service.tasks import Errands
 
 LOOK_S, MOST_LOOK_S = 0.005, 0.05
-"""Between two looks for a port: a look takes half a millisecond."""
-LATE = 0.02
+"""Between two looks for a port: a look takes a tenth of a millisecond, or a whole one."""
+LATE = 0.01
 """A server is found at most so much of its own time later than it could be."""
 TRY_S = 5.0
 """For one of several ports to answer: the wrong one may never."""
@@ -33,6 +36,7 @@ FURNISH_S = 30.0
 """For a few small files; a starved machine may need more."""
 GATE_S = 2.0
 """A gate that cannot take a line in that time is stopped, or dead."""
+_log = logging.getLogger("carrel")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Wanted:
     streams: bool = False
     warm: str = ""
     """The warm process that it is a fork of."""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What it starts sooner by; the caller's own counts more."""
 
 
 class Starter:
@@ -58,6 +64,7 @@ class Starter:
         self._places = places
         self._reception = reception
         self._recordings = recordings
+        self._errands = Errands(_not_left)
 
     async def start(self, live: Live, wanted: Wanted, *, again: bool = False) -> None:
         """Until it answers. Raises `InstanceFailed` and what runtimes raise; what was begun is
@@ -65,13 +72,13 @@ class Starter:
         place = await self._places.make(live.instance, streams=wanted.streams)
         around = dataclasses.replace(place.around, preloaded=bool(wanted.warm))
         place = dataclasses.replace(place, around=around)
-        env = {**live.env}
+        env = {**wanted.env, **live.env}
         if live.token:
             env["CARREL_TOKEN"] = live.token
         prepared = self._reception.prepare(wanted.server, wanted.found, around, env)
         if not again:
             await self._furnish(place, prepared)
-        await self._open(live, prepared, wanted)
+        self._open(live, prepared, wanted)
         await self._run(live, place, prepared, wanted)
         if not wanted.streams:
             await self._ready(live, place, prepared, wanted)
@@ -103,7 +110,8 @@ class Starter:
                 hint="Look at its home.",
             )
 
-    async def _open(self, live: Live, prepared: Prepared, wanted: Wanted) -> None:
+    def _open(self, live: Live, prepared: Prepared, wanted: Wanted) -> None:
+        """Written down with the run that they are for."""
         if live.doors is not None:
             return
         path = self._places.folder(live.instance_id) / "socket" if wanted.streams else None
@@ -114,7 +122,7 @@ class Starter:
                 f"No socket can be opened for {prepared.server.name}: {error.strerror}.",
                 hint="Release some instances, or try again.",
             ) from error
-        await self._book.change(
+        self._book.note(
             live,
             host="" if wanted.streams else "127.0.0.1",
             port=live.doors.port,
@@ -139,7 +147,7 @@ class Starter:
         )
         async with place.mounted() as mount:
             live.run = await place.runtime.run(place.sandbox, mount, command)
-            await self._book.change(live, pid=live.run.pid)
+            self._book.note(live, pid=live.run.pid)
             if gate_id:
                 live.gate = await place.runtime.run(
                     place.sandbox,
@@ -206,7 +214,9 @@ class Starter:
             await _give(live.gate, self._reception.target(port))
             port = live.instance.port
         url = f"http://127.0.0.1:{port}{prepared.server.path}"
-        visit = Visit(prepared.server, url, live.token, wanted.tool)
+        # A bridge has room for many; another server may have it for one client only.
+        later = self._errands.begin if prepared.server.wrap is Wrap.STDIO else None
+        visit = Visit(prepared.server, url, live.token, wanted.tool, later=later)
         patience = (
             wanted.ready_s if prepared.direct else TRY_S + (wanted.ready_s if wanted.tool else 0)
         )
@@ -217,19 +227,22 @@ class Starter:
             live.said = str(error)
             return False
         if not live.instance.port:
-            await self._book.change(live, host="127.0.0.1", port=port)
+            self._book.note(live, host="127.0.0.1", port=port)
         return True
 
     async def _inside(self, live: Live, place: Place, prepared: Prepared, port: int) -> None:
         """Where others in its sandbox find it."""
         if not prepared.direct:
-            await self._book.change(live, inside_port=port)
+            self._book.note(live, inside_port=port)
         elif prepared.port_file:
             assert live.run is not None
             looking = Looking(live.run.pid, place.around.state_path)
             found = await asyncio.to_thread(self._reception.look, prepared, looking)
             if found:
-                await self._book.change(live, inside_port=found[0])
+                self._book.note(live, inside_port=found[0])
+
+    async def close(self) -> None:
+        await self._errands.close()
 
     # Failing
 
@@ -273,6 +286,10 @@ class Starter:
                 )
                 found += piece.data
         return found[-limit:]
+
+
+def _not_left(error: BaseException) -> None:
+    _log.warning("a server could not be left: %r", error)
 
 
 async def _give(run: Run, data: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from carrel.domain.collaborators import Machine, Users
 from carrel.domain.errors import CarrelError
-from carrel.domain.instances import Found, Instance, Server, Servers
+from carrel.domain.instances import Found, Instance, Server, Servers, Wrap
 from carrel.domain.reception import Reception, Surroundings
 from carrel.domain.runtimes import Network, WarmRuntime
 from carrel.domain.spaces import AUTO
@@ -55,14 +55,16 @@ class Warming:
     def begin(self) -> None:
         """Loads all that the definitions want to be warm."""
         for status in self._servers.list():
-            if status.server.warm > 0 and status.installed:
+            if status.server.warm > 0 and status.installed and status.server.wrap is Wrap.UVICORN:
                 self._load(status.server)
 
     def of(self, instance: Instance) -> Warm | None:
         """One that this instance can be forked from. Asked for one that is not there, it is
         made, for the next time."""
         server = instance.server
-        if server.warm <= 0 or instance.space_id or not instance.confined:
+        if server.warm <= 0 or server.wrap is not Wrap.UVICORN:
+            return None
+        if instance.space_id or not instance.confined:
             return None
         if instance.network is not Network.NONE:
             return None

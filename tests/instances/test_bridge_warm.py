@@ -1,0 +1,391 @@
+"""The bridge that is loaded once, and forked for every server on streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from mcp_types import TextContent
+
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL
+from carrel.domain.instances import (
+    Handed,
+    Instance,
+    InstanceState,
+    Released,
+    Restart,
+    Server,
+    Transport,
+    Warmth,
+)
+from carrel.instances import inside
+from carrel.launcher.client import Launcher
+from carrel.linux.processes import start_time
+from carrel.service.instances import bridging
+from tests.daemon.rig import Daemon, good
+from tests.instances.inside.doors import connected, served
+from tests.instances.rig import (
+    PYTHON,
+    SCRIPT,
+    WAIT_S,
+    call,
+    leftovers,
+    processes,
+    server,
+    serving,
+    start,
+)
+from tests.instances.rig import until as until_state
+
+STDIO = server("stdio", transport=Transport.STDIO)
+FILE = "curious.py"
+CURIOUS = """\
+import json, os, sys
+
+def tried(pid):
+    try:
+        os.kill(pid, 0)
+        return "signalled"
+    except OSError as error:
+        return type(error).__name__
+
+def look(asked):
+    return {
+        "there": [path for path in asked["paths"] if os.path.exists(path)],
+        "pids": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+        "signals": [tried(pid) for pid in asked["pids"]],
+        "env": dict(os.environ),
+        "fds": [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
+                if os.path.exists(f"/proc/self/fd/{name}")],
+    }
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        result = {"protocolVersion": asked["params"]["protocolVersion"],
+                  "capabilities": {"tools": {}}, "serverInfo": {"name": "curious", "version": "0"}}
+    elif asked["method"] == "tools/call":
+        said = json.dumps(look(asked["params"]["arguments"]))
+        result = {"content": [{"type": "text", "text": said}]}
+    else:
+        result = {"tools": []}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.fixture
+async def services(data: Path) -> AsyncIterator[Services]:
+    async with serving(data) as services:
+        yield services
+
+
+async def loaded(services: Services, project: Path, **more: Any) -> Handed:
+    """One that was started cold, and since then the bridge is loaded."""
+    handed = await start(services, STDIO, project, **more)
+    async with asyncio.timeout(WAIT_S):
+        await services.instances.settled()
+    return handed
+
+
+def bridge(data: Path) -> psutil.Process | None:
+    """The loaded one of this data folder, as its launcher tells."""
+    launcher = Launcher(data)
+    try:
+        listed = launcher.call("zygotes", {}, [])[0]["zygotes"]
+    finally:
+        launcher.close()
+    pids = [one["pid"] for one in listed if one["name"] == bridging.NAME]
+    return psutil.Process(pids[0]) if pids else None
+
+
+def is_forked(instance: Instance) -> bool:
+    """It was not executed: its command line is that of the loaded one."""
+    return b"launcher/zygote.py" in Path(f"/proc/{instance.pid}/cmdline").read_bytes()
+
+
+def private(pid: int) -> int:
+    """Memory of its own."""
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
+
+
+async def gone(pid: int, started: int | None) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while start_time(pid) == started:
+            await asyncio.sleep(0.01)
+
+
+async def look(handed: Handed, paths: list[str], pids: list[int]) -> dict[str, Any]:
+    async with connected(handed.instance.url, handed.token, mode="legacy") as client:
+        result = await client.call_tool("look", {"paths": paths, "pids": pids})
+    assert isinstance(result.content[0], TextContent)
+    found: dict[str, Any] = json.loads(result.content[0].text)
+    return found
+
+
+async def test_the_first_loads_it_for_the_others(
+    data: Path, services: Services, tmp_path: Path
+) -> None:
+    first = await loaded(services, tmp_path)
+    assert not is_forked(first.instance)
+    found = bridge(data)
+    assert found is not None
+    if os.geteuid() == 0:
+        assert found.uids().effective not in (0, first.instance.owner and first.instance.owner.uid)
+    second, third = [await start(services, STDIO, tmp_path) for _ in range(2)]
+    for handed in (second, third):
+        assert is_forked(handed.instance)
+        # What started cold is the server.
+        assert handed.instance.warmth is Warmth.COLD
+        await call(handed, "echo", text="hello")
+    assert private(second.instance.pid) < private(first.instance.pid) / 2
+    ids = [one.instance.instance_id for one in (first, second, third)]
+    for instance_id in ids:
+        assert await services.instances.release(LOCAL, instance_id) is Released.TERMINATED
+    assert leftovers(data, *ids) == []
+    assert found.is_running()
+
+
+async def test_nobody_pays_for_it_who_has_no_server_on_streams(
+    data: Path, services: Services, tmp_path: Path
+) -> None:
+    await start(services, server("ok"), tmp_path)
+    async with asyncio.timeout(WAIT_S):
+        await services.instances.settled()
+    assert bridge(data) is None
+
+
+async def test_a_fork_sees_nothing_of_another(
+    data: Path, services: Services, tmp_path: Path
+) -> None:
+    await loaded(services, tmp_path)
+    curious = Server("curious", (PYTHON, "-I", f"{{project}}/{FILE}"), transport=Transport.STDIO)
+    both = []
+    for name in ("one", "two"):
+        project = tmp_path / name
+        project.mkdir()
+        (project / FILE).write_text(CURIOUS)
+        (project / "secret").write_text(name)
+        both.append(await start(services, curious, project, env={"PLANTED": name}))
+    one, two = both
+    assert is_forked(one.instance) and is_forked(two.instance)
+    warm = bridge(data)
+    assert warm is not None
+    paths = [str(tmp_path / name / "secret") for name in ("one", "two")]
+    paths += [str(data), str(data / "instances" / two.instance.instance_id / "home")]
+    found = await look(one, paths, [two.instance.pid, warm.pid])
+    assert found["there"] == [paths[0]]
+    # Those of its own sandbox only: two that hold it, the bridge, and itself.
+    assert max(found["pids"]) < 50 and len(found["pids"]) <= 6
+    assert found["signals"] == ["ProcessLookupError"] * 2
+    assert found["env"]["PLANTED"] == "one" and "CARREL_TOKEN" not in found["env"]
+    assert not any("socket" in name for name in found["fds"])
+    for kind in ("mnt", "net", "pid", "user", "ipc"):
+        seen = {
+            os.readlink(f"/proc/{pid}/ns/{kind}")
+            for pid in ("self", one.instance.pid, two.instance.pid)
+        }
+        assert len(seen) == 3, kind
+
+
+async def test_a_fork_has_no_more_rights_than_another(services: Services, tmp_path: Path) -> None:
+    first = await loaded(services, tmp_path)
+    forked = await start(services, STDIO, tmp_path)
+    wanted = ("NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Groups")
+    seen = []
+    for handed in (first, forked):
+        rows = Path(f"/proc/{handed.instance.pid}/status").read_text().splitlines()
+        status = dict(row.split(":", 1) for row in rows)
+        seen.append({name: status[name].strip() for name in wanted})
+    assert seen[0] == seen[1]
+    assert seen[1]["NoNewPrivs"] == "1" and seen[1]["Seccomp"] == "2"
+    assert int(seen[1]["CapEff"], 16) == int(seen[1]["CapBnd"], 16) == 0
+    await call(forked, "echo", text="hello")
+
+
+async def test_one_that_was_killed_is_done_without_and_loaded_anew(
+    data: Path, services: Services, tmp_path: Path
+) -> None:
+    await loaded(services, tmp_path)
+    found = bridge(data)
+    assert found is not None
+    before = await start(services, STDIO, tmp_path)
+    os.kill(found.pid, signal.SIGKILL)
+    cold = await start(services, STDIO, tmp_path)
+    assert not is_forked(cold.instance)
+    for handed in (before, cold):
+        await call(handed, "echo", text="hello")
+    async with asyncio.timeout(WAIT_S):
+        await services.instances.settled()
+    again = await start(services, STDIO, tmp_path)
+    assert is_forked(again.instance)
+    await call(again, "echo", text="hello")
+
+
+async def test_it_goes_when_nobody_needs_it(
+    data: Path, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the daemon still believes."""
+    monkeypatch.setattr(bridging, "IDLE_S", 0.3)
+    monkeypatch.setattr(bridging, "MARGIN_S", -WAIT_S)
+    first = await loaded(services, tmp_path)
+    found = bridge(data)
+    if found is not None:
+        await gone(found.pid, start_time(found.pid))
+    handed = await start(services, STDIO, tmp_path)
+    assert not is_forked(handed.instance)
+    for one in (first, handed):
+        await call(one, "echo", text="hello")
+
+
+async def test_a_fork_that_crashes_is_started_again(
+    data: Path, services: Services, tmp_path: Path
+) -> None:
+    """Be the loaded one there or not."""
+    await loaded(services, tmp_path)
+    handed = await start(services, STDIO, tmp_path, restart=Restart.ON_FAILURE)
+    instance_id, pid = handed.instance.instance_id, handed.instance.pid
+    found = bridge(data)
+    assert found is not None
+    for times in (1, 2):
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            while (await services.instances.get(LOCAL, instance_id)).restarts < times:
+                await asyncio.sleep(0.01)
+        instance = await until_state(services, instance_id, InstanceState.READY)
+        assert is_forked(instance) is (times == 1)
+        await call(Handed(instance, handed.token), "echo", text="hello")
+        pid = instance.pid
+        if times == 1:
+            found.kill()
+            await asyncio.to_thread(psutil.wait_procs, [found], WAIT_S)
+
+
+async def test_a_fork_outlives_the_daemon_and_the_loaded_one(data: Path, tmp_path: Path) -> None:
+    async with serving(data) as services:
+        await loaded(services, tmp_path)
+        kept = await start(services, STDIO, tmp_path, survive=True)
+        assert is_forked(kept.instance)
+    assert bridge(data) is None
+    await call(kept, "echo", text="meanwhile")
+    async with serving(data) as services:
+        found = await services.instances.get(LOCAL, kept.instance.instance_id)
+        assert found.state is InstanceState.READY and found.pid == kept.instance.pid
+        await call(kept, "echo", text="afterwards")
+        # The user that it has is not given to what is loaded, or forked, by others.
+        other = await start(services, server("ok"), tmp_path)
+        if os.geteuid() == 0:
+            assert other.instance.owner != found.owner
+        assert (
+            await services.instances.release(LOCAL, kept.instance.instance_id)
+            is Released.TERMINATED
+        )
+        assert processes(kept.instance.instance_id) == []
+
+
+def test_a_daemon_that_is_killed_leaves_them_to_the_next(data: Path, tmp_path: Path) -> None:
+    daemon = Daemon(data / "data")
+    try:
+        client = daemon.start().local()
+        both = [_forked(client, tmp_path) for _ in range(2)]
+        daemon.kill()
+        client = daemon.start().local()
+        for one in both:
+            path = f"/v1/instances/{one['instance_id']}"
+            found = good(client.get(path))
+            assert (found["state"], found["pid"]) == ("ready", one["pid"])
+            assert good(client.delete(path))["status"] == "terminated"
+        # What was loaded still serves.
+        good(client.delete(f"/v1/instances/{_forked(client, tmp_path)['instance_id']}"))
+    finally:
+        daemon.close()
+
+
+def _forked(client: httpx.Client, project: Path) -> dict[str, Any]:
+    """When it is loaded is the daemon's own business: it is asked until one is forked."""
+    command = [PYTHON, "-I", "-S", SCRIPT, "stdio"]
+    kind = {"command": command, "binds": [SCRIPT], "transport": "stdio"}
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        asked = {"server": kind, "project_path": str(project)}
+        found: dict[str, Any] = good(client.post("/v1/instances", json=asked))
+        if b"bridge_warm.py" in Path(f"/proc/{found['pid']}/cmdline").read_bytes():
+            return found
+        good(client.delete(f"/v1/instances/{found['instance_id']}"))
+    raise AssertionError("none is forked")
+
+
+# The server is started before its first client has come
+
+
+BEGINS = """\
+import os, runpy, sys
+script, path = sys.argv[1:]
+with open(path, "a") as file:
+    file.write(f"{os.getpid()} ")
+sys.argv = [script, "stdio"]
+runpy.run_path(script, run_name="__main__")
+"""
+BRIDGE = [sys.executable, "-I", str(inside.BRIDGE)]
+
+
+def noted(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+async def until_noted(path: Path, count: int) -> list[int]:
+    async with asyncio.timeout(WAIT_S):
+        while len(noted(path)) < count:
+            await asyncio.sleep(0.01)
+    return noted(path)
+
+
+def begins(folder: Path) -> list[str]:
+    """A command that notes each of its processes."""
+    (folder / "begins.py").write_text(BEGINS)
+    return [PYTHON, "-I", str(folder / "begins.py"), SCRIPT, str(folder / "pids")]
+
+
+async def test_it_begins_at_once_and_the_first_client_has_it(tmp_path: Path) -> None:
+    with served(tmp_path, BRIDGE, begins(tmp_path)) as bridged:
+        (first,) = await until_noted(tmp_path / "pids", 1)
+        for count in (1, 2):
+            async with connected(bridged.url, mode="legacy") as client:
+                result = await client.call_tool("about", {})
+                assert isinstance(result.content[0], TextContent)
+                pid = json.loads(result.content[0].text)["pid"]
+            assert noted(tmp_path / "pids")[-1] == pid and len(noted(tmp_path / "pids")) == count
+        assert noted(tmp_path / "pids")[0] == first
+
+
+async def test_one_that_nobody_came_to_ends_with_the_bridge(tmp_path: Path) -> None:
+    with served(tmp_path, BRIDGE, begins(tmp_path)) as bridged:
+        (pid,) = await until_noted(tmp_path / "pids", 1)
+        started = start_time(pid)
+        assert started is not None
+        bridged.process.terminate()
+        await gone(pid, started)
+
+
+async def test_one_that_died_before_its_client_is_replaced(tmp_path: Path) -> None:
+    with served(tmp_path, BRIDGE, begins(tmp_path)) as bridged:
+        (pid,) = await until_noted(tmp_path / "pids", 1)
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.01)
+        async with connected(bridged.url, mode="legacy") as client:
+            await client.call_tool("echo", {"text": "hello"})
+        assert len(noted(tmp_path / "pids")) == 2
