@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -41,9 +40,8 @@ from tests.agents.staging import (
     code_of,
     pinned,
     seat_in,
-    started,
 )
-from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
+from tests.agents.standins import Standin, serving
 
 MCP = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 ODD = Path(__file__).with_name("acp_agent.py")
@@ -104,36 +102,28 @@ async def play(
     return await asyncio.wait_for(conduct(driver, request, seat, heard), WAIT_S), heard
 
 
-# The real ones
+# The real ones. What every frontend does in a space is in tests/conformance: conversations and
+# models that are not there, and turns of the driver as a program of its own.
 
 
 async def test_a_turn_and_the_next_one(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
-    """Which writes a file."""
+    """Which writes a file, and uses a tool of the space."""
     result, first = await play(real, seat, asking(real, api, "hello"))
     assert result == TurnResult(True, "reply 1: hello")
     assert first.texts == ["reply 1: hello"] and first.of(Type.MESSAGE_DELTA)
     assert first.of(Type.USAGE)[0].payload["output_tokens"]
-    prompt = "WRITE a.txt words"
-    result, second = await play(real, seat, going_on(asking(real, api, prompt), first.key))
+    prompt = 'WRITE a.txt words\nUSE mcp__carrel__shout {"text": "hey"}'
+    request = going_on(asking(real, api, prompt), first.key)
+    result, second = await play(real, replace(seat, mcp=MCP), request)
     assert result == TurnResult(True, f"reply 2: {prompt}")
     assert second.texts == [f"reply 2: {prompt}"] and second.key == first.key
     assert "words" in Path(seat.workspace, "a.txt").read_text()
-    (call,), (answer,) = second.of(Type.TOOL_CALL), second.of(Type.TOOL_RESULT)
-    assert call.payload["input"] and call.payload["id"] == answer.payload["id"]
-    assert answer.payload["is_error"] is False
-
-
-async def test_an_unknown_conversation_is_not_found(
-    real: DrivenFrontend, seat: Seat, api: Standin
-) -> None:
-    result, _ = await play(real, seat, going_on(asking(real, api, "hello"), str(uuid4())))
-    assert code_of(result) == "continuation_not_found"
-
-
-async def test_an_unknown_model(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
-    request = replace(asking(real, api, "hello"), model=UNKNOWN_MODEL)
-    result, _ = await play(real, seat, request)
-    assert code_of(result) == "model_not_supported"
+    calls, answers = second.of(Type.TOOL_CALL), second.of(Type.TOOL_RESULT)
+    assert len(calls) == len(answers) == 2
+    for call, answer in zip(calls, answers, strict=True):
+        assert call.payload["input"] and call.payload["id"] == answer.payload["id"]
+        assert answer.payload["is_error"] is False
+    assert "HEY" in str(answers[1].payload["output"])
 
 
 async def test_it_is_interrupted_and_gone_on_with(
@@ -149,15 +139,6 @@ async def test_it_is_interrupted_and_gone_on_with(
     assert held.is_free()
     result, _ = await play(real, seat, going_on(asking(real, api, "again"), heard.key))
     assert result.success
-
-
-async def test_it_has_the_tools_of_the_space(
-    real: DrivenFrontend, seat: Seat, api: Standin
-) -> None:
-    tool = "mcp__carrel__shout"
-    request = asking(real, api, f'USE {tool} {{"text": "hey"}}')
-    _, heard = await play(real, replace(seat, mcp=MCP), request)
-    assert "HEY" in str(heard.of(Type.TOOL_RESULT)[0].payload["output"])
 
 
 async def test_what_is_said_meanwhile_is_answered(
@@ -202,15 +183,6 @@ async def test_nothing_is_left_of_a_turn_that_is_stopped(
     await asyncio.wait({turn}, timeout=WAIT_S)
     assert turn.cancelled()
     assert held.is_free()
-
-
-async def test_in_its_own_program(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
-    request = asking(real, api, "hello")
-    prepared = real.prepare(request, seat)
-    async with started(prepared, seat, real.translator(request)) as program:
-        result = await program.result()
-    assert result.final_output == "reply 1: hello"
-    assert program.heard.key
 
 
 # One that misbehaves

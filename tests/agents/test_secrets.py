@@ -30,7 +30,7 @@ CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """Started by someone whose programs leave cores wherever they may."""
     tmp_path.chmod(0o711)
-    found = Daemon(tmp_path / "data")
+    found = Daemon(tmp_path / "data", forked=False)
     with cores():
         found.start()
     with contextlib.closing(found):

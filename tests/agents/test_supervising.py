@@ -19,6 +19,7 @@ from carrel.agents.locating import Locator
 from carrel.agents.terminals import hooking
 from carrel.agents.terminals.backoff import GIVE_UP, STEADY_S, Backoff
 from carrel.agents.terminals.frontend import InTerminal, attaching
+from carrel.agents.terminals.mind import Mind
 from carrel.agents.terminals.redacting import redacted
 from carrel.agents.terminals.supervising import Supervisor
 from carrel.agents.terminals.telling import heard
@@ -127,6 +128,23 @@ async def test_one_that_ends_well_is_not_started_again(seat: Seat) -> None:
     assert result == TurnResult(True, "bye")
     assert Path(seat.workspace, "ran").read_text() == "x\n"
     assert [told.payload["code"] for told in here.supervised("ended")] == [0]
+
+
+async def test_its_last_words_count_though_nobody_was_told_yet(
+    seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who listens is told one thing after the other, and the terminal may be slow to answer."""
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Mind, "_show", never)
+    words = (("UserPromptSubmit", {"prompt": "hello"}), ("Stop", {"last_assistant_message": "bye"}))
+    script = "; ".join(hook(seat, name, **more) for name, more in words)
+    async with terminal(seat, sh(f"{script}; exit 0")) as here:
+        assert await here.result() == TurnResult(True, "bye")
+    said = [told.payload["text"] for told in here.stage.of(AgentEventType.MESSAGE)]
+    assert said == ["hello", "bye"]
 
 
 async def test_it_gives_up_after_five_failures_in_a_row(seat: Seat) -> None:

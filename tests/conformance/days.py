@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -57,6 +58,8 @@ class Keyed:
     desk: Desk
     turn: Turn
     key: str
+    headers: str
+    """Of all that reached the model's API meanwhile."""
 
 
 class Day:
@@ -89,12 +92,20 @@ class Day:
 
     @cached_property
     def work(self) -> Work:
+        """Where there are keys, while another desk works too."""
         desk, known = self.desk, len(self.desk.standin.requests)
-        outside = (self._folder / "written.txt", self._folder / "run.txt")
+        turn = desk.end(self._begin_work()) if "keys" in desk.case.gaps else self.two[0].turn
+        return Work(turn, desk.events(turn["id"]), self._outside, self._heard_since(known))
+
+    @property
+    def _outside(self) -> tuple[Path, Path]:
+        return self._folder / "written.txt", self._folder / "run.txt"
+
+    def _begin_work(self, **options: Any) -> str:
         attached = self._given()
-        options = {} if "attachments" in desk.case.gaps else {"attachments": attached}
-        turn = desk.turn(self._lines(*outside), **options)
-        return Work(turn, desk.events(turn["id"]), outside, self._heard_since(known))
+        if "attachments" not in self.desk.case.gaps:
+            options["attachments"] = attached
+        return str(good(self.desk.begin(self._lines(*self._outside), **options))["id"])
 
     def _given(self) -> list[dict[str, str]]:
         files, context = (f"/v1/spaces/{self.desk.space}/{name}" for name in ("files", "context"))
@@ -112,6 +123,7 @@ class Day:
             case.run("sh -c 'echo no > /agent/context/more; rm /agent/context/*'"),
             case.write(str(written), "never"),
             case.run(f"sh -c 'echo never > {run}'"),
+            case.write("own.txt", "desk 0"),
         ]
         return "\n".join(lines)
 
@@ -120,21 +132,25 @@ class Day:
 
     @cached_property
     def two(self) -> tuple[Keyed, Keyed]:
-        """Two desks at once, each with a key of its own."""
-        case, keys = self.desk.case, ("sk-of-the-first-alone", "sk-of-the-second-alone")
-        with serving() as one, serving() as other:
-            desks = [Desk(self.desk.daemon, case, standin) for standin in (one, other)]
-            begun = []
-            for number, (desk, key) in enumerate(zip(desks, keys, strict=True)):
-                env = {**case.env(desk.standin.url), f"{case.key.upper()}_API_KEY": key}
-                begun.append(
-                    good(desk.begin(case.write("own.txt", f"desk {number}"), env=env))["id"]
-                )
-            first, second = (
-                Keyed(desk, desk.end(turn), key)
-                for desk, turn, key in zip(desks, begun, keys, strict=True)
-            )
-        return first, second
+        """Two desks at once, each with a key of its own: this one, which does its work, and
+        another."""
+        desk, known = self.desk, len(self.desk.standin.requests)
+        keys = ("sk-of-the-first-alone", "sk-of-the-second-alone")
+        with serving() as standin:
+            other = Desk(desk.daemon, desk.case, standin)
+            first = self._begin_work(env=_with_key(desk, keys[0]))
+            prompt = desk.case.write("own.txt", "desk 1")
+            second = good(other.begin(prompt, env=_with_key(other, keys[1])))["id"]
+            turns = desk.end(first), other.end(second)
+        return (
+            Keyed(desk, turns[0], keys[0], headers_of(self._heard_since(known))),
+            Keyed(other, turns[1], keys[1], headers_of(standin)),
+        )
+
+
+def _with_key(desk: Desk, key: str) -> dict[str, str]:
+    case = desk.case
+    return {**case.env(desk.standin.url), f"{case.key.upper()}_API_KEY": key}
 
 
 class Days:

@@ -36,14 +36,10 @@ def test_runtimes(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, "tests/conformance/test_runtimes.py")
 
 
-def test_streams_of_runs(ordinary_user: Account, data: Path) -> None:
-    _suite(ordinary_user, data, "tests/conformance/test_run_streams.py")
-
-
 def test_zygotes(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, "tests/launcher/test_zygotes.py", "-k", "not of_another_user")
 
 
-def test_given_descriptors_and_kills(ordinary_user: Account, data: Path) -> None:
-    words = ("test_given_descriptors.py", "test_kills.py")
+def test_streams_descriptors_and_kills(ordinary_user: Account, data: Path) -> None:
+    words = ("test_run_streams.py", "test_given_descriptors.py", "test_kills.py")
     _suite(ordinary_user, data, *(f"tests/conformance/{word}" for word in words))

@@ -162,6 +162,8 @@ def test_turns_that_ask_and_others_are_of_one_conversation(desk: Asking) -> None
         assert len(set(used)) == 1 and used[0] > 0
 
 
+# Likewise: what the others do is in `test_frontends`.
+@pytest.mark.parametrize("case", together([SCRIPTED, CLAUDE, CODEX]), indirect=True)
 def test_a_conversation_that_is_not_there(desk: Asking) -> None:
     asked = {"provider": desk.case.provider, "key": UNKNOWN_KEY}
     answer = desk.begin("hello", continuation=asked, permission="ask")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.conformance.days import Day, Days, days_at
-from tests.conformance.desks import UNKNOWN_KEY, Desk, headers_of, written
+from tests.conformance.desks import UNKNOWN_KEY, Desk, Turn, written
 from tests.conformance.frontends import CASES, CLAUDE, CODEX, SCRIPTED, Case, able, together
 from tests.daemon.rig import Daemon, good
 
@@ -160,36 +160,44 @@ def test_interrupt(day: Day) -> None:
 
 
 def test_killed_in_the_middle_and_gone_on_with(day: Day) -> None:
+    """And the daemon is killed while it is gone on with."""
     desk, known = day.desk, day.talk.second["continuation"]
     turn = good(desk.begin(desk.case.wait(400), continuation=known))["id"]
     desk.works(turn, "400")
     good(desk.client.post(f"/v1/runs/{turn}/signal", json={"signal": "KILL"}))
     ended = desk.end(turn)
     assert ended["result"]["error"]["code"] == "agent_crashed", ended
-    again = desk.turn("still there", continuation=known)
-    assert again["result"]["success"] and again["continuation"] == known, again
-    assert "still there" in again["result"]["final_output"]
+    lines = ["still there", *late(desk, "working.txt")]
+    again = good(desk.begin("\n".join(lines), continuation=known))["id"]
+    desk.works(again, "working.txt")
+    with desk.daemon_killed():
+        pass
+    found = desk.end(again)
+    assert_whole(desk, found, "working.txt")
+    assert found["continuation"] == known
+    assert "still there" in found["result"]["final_output"]
 
 
 # What is left to read after the end is the same for all that Carrel's own driver speaks for.
-KILLED = [*together(CASES, "working"), *together((SCRIPTED, CLAUDE, CODEX), "after its end")]
-
-
-@pytest.mark.parametrize(("case", "moment"), KILLED, indirect=["case"])
-def test_the_daemon_is_killed(desk: Desk, moment: str) -> None:
-    name = f"late {moment}.txt".replace(" ", "-")
-    script = "\n".join([desk.case.wait(2), desk.case.write(name, "written")])
-    turn = good(desk.begin(script))["id"]
-    if moment == "working":
-        desk.works(turn, name)
+@pytest.mark.parametrize("case", together((SCRIPTED, CLAUDE, CODEX)), indirect=True)
+def test_it_ends_while_there_is_no_daemon(desk: Desk) -> None:
+    turn = good(desk.begin("\n".join(late(desk, "ended.txt"))))["id"]
     with desk.daemon_killed():
-        if moment != "working":
-            run = desk.daemon.data / "spaces" / desk.space / "runs" / turn
-            desk.until((run / "exit.json").exists)
-    ended = desk.end(turn)
-    assert ended["result"]["success"], ended
+        run = desk.daemon.data / "spaces" / desk.space / "runs" / turn
+        desk.until((run / "exit.json").exists)
+    assert_whole(desk, desk.end(turn), "ended.txt")
+
+
+def late(desk: Desk, name: str) -> list[str]:
+    """Writes a file some time after it has begun."""
+    return [desk.case.wait(1), desk.case.write(name, "written")]
+
+
+def assert_whole(desk: Desk, turn: Turn, name: str) -> None:
+    """All of it was done, and all of it is told, once and in order."""
+    assert turn["result"]["success"], turn
     assert desk.read(name).strip() == "written"
-    events = desk.events(turn)
+    events = desk.events(turn["id"])
     seqs = [one["payload"]["seq"] for one in events]
     assert seqs == sorted(set(seqs)) and seqs[0] == 1
     kinds = [one["type"] for one in events]
@@ -206,15 +214,14 @@ def test_two_at_once_with_their_own_keys(day: Day) -> None:
         other = day.two[1 - number]
         assert mine.turn["result"]["success"], mine.turn
         assert mine.desk.read("own.txt").strip() == f"desk {number}"
-        headers = headers_of(mine.desk.standin)
-        assert mine.key in headers and other.key not in headers
+        assert mine.key in mine.headers and other.key not in mine.headers
 
 
 @pytest.mark.parametrize("case", together(able("keys")), indirect=True)
 def test_a_key_of_the_turns_own_is_used_and_kept_nowhere(day: Day) -> None:
     for keyed in day.two:
-        headers = headers_of(keyed.desk.standin)
-        assert keyed.key in headers and f"sk-{day.desk.case.key}-planted" not in headers
+        assert keyed.key in keyed.headers
+        assert f"sk-{day.desk.case.key}-planted" not in keyed.headers
         shown = json.dumps([keyed.turn, keyed.desk.events(keyed.turn["id"])])
         assert keyed.key not in shown + keyed.desk.daemon.log()
     keys = [keyed.key.encode() for keyed in day.two]

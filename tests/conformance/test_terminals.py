@@ -39,11 +39,11 @@ class Room(Desk):
     def activity(self) -> str:
         return str(good(self.client.get(f"/v1/spaces/{self.space}"))["activity"])
 
-    def until(self, holds: Callable[[], bool], step_s: float = 0.05) -> None:
+    def until(self, holds: Callable[[], bool]) -> None:
         until = time.monotonic() + WAIT_S
         while not holds():
             assert time.monotonic() < until, (self.activity, self.screen())
-            time.sleep(step_s)
+            time.sleep(0.05)
 
     def waits(self) -> None:
         self.until(lambda: self.activity == "waiting for input")
@@ -118,6 +118,26 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         patch.setenv("CARREL_CONFIG", str(config))
         with equipped(folder) as found:
             yield found
+
+
+IMPATIENT = """
+import sys
+if "carrel.daemon" in sys.orig_argv:
+    from carrel.service import hangups
+    hangups.WAIT_S = 1.0
+"""
+"""A daemon reads it first; by itself it waits ten seconds for a client that was lost."""
+
+
+@pytest.fixture
+def impatient(data: Path, standin: Standin, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+    (data / "sitecustomize.py").write_text(IMPATIENT)
+    monkeypatch.setenv("PYTHONPATH", str(data))
+    daemon = Daemon(data / "data", forked=False)
+    try:
+        yield Room(daemon.start(), SCRIPTED, standin)
+    finally:
+        daemon.close()
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -368,16 +388,16 @@ def test_the_terminal_goes_with_its_space(scripted: Room) -> None:
     good(scripted.client.delete(f"/v1/spaces/{scripted.space}", params={"force": "true"}))
 
 
-def test_the_connection_is_lost(scripted: Room) -> None:
+def test_the_connection_is_lost(impatient: Room) -> None:
     """A program that is killed cannot say that it goes: its place is given up by itself."""
-    scripted.start("hello")
-    scripted.waits()
-    with scripted.attach() as terminal:
+    impatient.start("hello")
+    impatient.waits()
+    with impatient.attach() as terminal:
         until(terminal, "turn 1: hello")
-        assert scripted.tmux("display-message", "-p", "-t", "agent", "#{session_attached}") == "1"
+        assert impatient.tmux("display-message", "-p", "-t", "agent", "#{session_attached}") == "1"
         os.kill(terminal.process.pid, signal.SIGKILL)
     attached = ("display-message", "-p", "-t", "agent", "#{session_attached}")
-    scripted.until(lambda: scripted.tmux(*attached) == "0", step_s=0.5)
+    impatient.until(lambda: impatient.tmux(*attached) == "0")
 
 
 def test_several_spaces_at_once(daemon: Daemon, standin: Standin) -> None:

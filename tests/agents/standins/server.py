@@ -91,7 +91,7 @@ def serving() -> Iterator[Standin]:
         access_log=False,
         timeout_graceful_shutdown=1,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="stand-in")
     thread.start()
     try:
@@ -99,21 +99,43 @@ def serving() -> Iterator[Standin]:
         yield standin
     finally:
         closing.set()
-        server.should_exit = True
+        server.end()
         thread.join(STOP_SECONDS)
         listener.close()
         if thread.is_alive():
             raise RuntimeError("the stand-in did not stop")
 
 
-def _wait_started(server: uvicorn.Server, thread: threading.Thread) -> None:
-    waiting = threading.Event()
+class _Server(uvicorn.Server):
+    """Tells at once that it serves, and ends at once: the usual one looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serves = threading.Event()
+        self._ending = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        self.serves.set()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._ending.wait()
+
+    def end(self) -> None:
+        self.should_exit = True
+        if self._loop is not None and self.started:
+            self._loop.call_soon_threadsafe(self._ending.set)
+
+
+def _wait_started(server: _Server, thread: threading.Thread) -> None:
     for _ in range(int(START_SECONDS / POLL_SECONDS)):
-        if server.started:
+        if server.serves.wait(POLL_SECONDS):
             return
         if not thread.is_alive():
             break
-        waiting.wait(POLL_SECONDS)
     raise RuntimeError("the stand-in did not start")
 
 

@@ -17,9 +17,11 @@ MAX_DATAGRAM = 1 << 20
 
 
 @asynccontextmanager
-async def hearing(folder: Path, heard: Callable[[Object], None]) -> AsyncIterator[None]:
-    """While the block runs. What is no JSON object is nothing: anybody in the space may
-    write there."""
+async def hearing(
+    folder: Path, heard: Callable[[Object], None]
+) -> AsyncIterator[Callable[[], None]]:
+    """While the block runs; what it gives hears at once what has come. What is no JSON object is
+    nothing: anybody in the space may write there."""
     place = folder / SOCKET
     place.unlink(missing_ok=True)
     listener = _bound(folder)
@@ -34,7 +36,7 @@ async def hearing(folder: Path, heard: Callable[[Object], None]) -> AsyncIterato
 
     loop.add_reader(listener, read)
     try:
-        yield
+        yield read
     finally:
         loop.remove_reader(listener)
         listener.close()

@@ -52,6 +52,10 @@ class Mind:
         self.key = found.key or self.key
         self.begun = self.begun or found.begun
         self._activity = found.activity or self._activity
+        for event in found.events:
+            if event.payload.get("role") == "assistant":
+                # Now: who listens may be told only later, when the agent has ended already.
+                self.said = str(event.payload["text"])
         self._heard.append(found)
         self._news.set()
 
@@ -101,8 +105,6 @@ class Mind:
 
     def _pass_on(self, found: Heard) -> None:
         for event in found.events:
-            if event.payload.get("role") == "assistant":
-                self.said = str(event.payload["text"])
             self._stage.tell(event)
 
     async def _show(self, found: Heard) -> None:

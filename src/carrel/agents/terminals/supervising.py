@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,13 @@ class Supervisor:
         screen = Tmux(folder, seat.workspace)
         stop = asyncio.Event()
         mind = Mind(stage, screen, request.continuation, stop)
-        async with hearing(folder, mind.heard), screen:
+        async with hearing(folder, mind.heard) as catch_up, screen:
             tasks = [
                 asyncio.ensure_future(mind.speak()),
                 asyncio.ensure_future(self._listen(stage, screen, mind, stop)),
             ]
             try:
-                return await self._supervise(stage, screen, mind, stop)
+                return await self._supervise(stage, screen, mind, stop, catch_up)
             except CarrelError as error:
                 return failed(error)
             finally:
@@ -75,7 +75,12 @@ class Supervisor:
                 mind.close()
 
     async def _supervise(
-        self, stage: Stage, screen: Tmux, mind: Mind, stop: asyncio.Event
+        self,
+        stage: Stage,
+        screen: Tmux,
+        mind: Mind,
+        stop: asyncio.Event,
+        catch_up: Callable[[], None],
     ) -> TurnResult:
         clock = asyncio.get_running_loop().time
         while True:
@@ -90,6 +95,8 @@ class Supervisor:
             if end is None:
                 await screen.end()
                 return failed(Interrupted("The agent was stopped."))
+            # What it told before it ended has come by now, and may not be heard yet.
+            catch_up()
             mind.ended()
             if end.code == 0:
                 _tell(stage, "ended", "The agent has ended.", code=0)
