@@ -161,6 +161,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One that says nothing itself is stopped when it takes more memory; 0: no bound."""
     instances_starting: int = 0
     """So many are started at the same time, and others wait; 0: as many as there are cores."""
+    requests_at_once: int = 0
+    """So many requests are worked on at the same time; 0: twice as many as there are cores."""
+    requests_waiting: int = 1000
+    """… and so many may wait; others are refused."""
+    request_agent: str = "scripted"
+    """The agent of a request that names none."""
+    request_tier: str = "default"
+    """The limits of a request's workspace that says nothing itself."""
+    request_s: float = 1800.0
+    """So long the agent of a request may take that says nothing itself."""
+    request_given_up_s: float = 600.0
+    """So long a request goes on, and its result waits, when nobody is connected for it."""
+    requests_remembered: int = 1000
+    """So many requests are remembered of which nothing but the outcome is left."""
+    request_webhook_hosts: tuple[str, ...] = ()
+    """Hosts to which callers without full rights may have results sent."""
     project_roots: tuple[Path, ...] = ()
     """Folders below which callers with a token for a label may take projects."""
     listen: str = ""

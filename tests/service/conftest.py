@@ -10,14 +10,18 @@ import pytest
 
 from carrel.app.service import Services, open_service
 from carrel.config import Settings
+from tests.etc import share_etc
+from tests.launchers import forked_launchers
 from tests.load.clearing import end_everything
 
 
 @pytest.fixture
 async def services(data: Path) -> AsyncIterator[Services]:
+    share_etc(data)
     try:
-        async with open_service(Settings(data=data)) as opened:
-            yield opened
+        with forked_launchers():
+            async with open_service(Settings(data=data)) as opened:
+                yield opened
     finally:
         await asyncio.to_thread(end_everything, data)
 

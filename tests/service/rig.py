@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from pathlib import Path
 
 from carrel.app.service import Services
@@ -13,7 +11,7 @@ from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runs import RunRecord, Stream
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.linux import cgroupfs
+from tests.machine import groups, inhabitants
 
 RUN_S = 60.0
 """The commands of the tests take milliseconds; a loaded machine may need more."""
@@ -53,26 +51,10 @@ def leftovers(data: Path, *space_ids: str) -> list[str]:
     found += [f"holder {path}" for path in _entries(data / "launcher" / "holders")]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found += [line for line in mounts if str(data / "spaces") in line]
-    for tree in cgroupfs.hierarchies():
-        # Other tests' groups come and go meanwhile, which `glob` does not bear.
-        for above, names, _files in os.walk(tree.mount):
-            found += [f"group {above}/{name}" for name in names if name in space_ids]
-    for space_id in space_ids:
-        found += [f"process {pid}" for pid in _processes(space_id)]
+    found += [f"group {group}" for group in groups() if group.name in space_ids]
+    found += [f"process {pid}" for pid in inhabitants(space_ids)]
     return found
 
 
 def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _processes(space_id: str) -> list[int]:
-    """Those that were started with the space's name in their environment."""
-    wanted = f"CARREL_SPACE={space_id}\0".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in Path(f"/proc/{name}/environ").read_bytes():
-                    found.append(int(name))
-    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
+import os
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +18,7 @@ from carrel.domain.errors import (
     BaseNotFound,
     CommandNotFound,
     Forbidden,
+    InsufficientDisk,
     KeyReused,
     NameTaken,
     ProjectNotFound,
@@ -27,8 +30,10 @@ from carrel.domain.errors import (
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.runs import RunState, Stream
 from carrel.domain.runtimes import Command, ExitReason
-from carrel.domain.spaces import Retention, SpaceQuery, SpaceState
+from carrel.domain.spaces import Retention, Space, SpaceQuery, SpaceState
+from carrel.domain.trees import Owner
 from carrel.service import runs as runs_module
+from carrel.service.creating import Creator
 from carrel.service.spaces import Update
 from tests.service.rig import RUN_S, leftovers, make, output, request, run
 
@@ -102,6 +107,34 @@ async def test_what_cannot_be_made_leaves_nothing(
     assert (await services.spaces.list(LOCAL, SpaceQuery())).spaces == ()
     # The name is free again.
     await make(services, name="one")
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+async def test_a_disk_that_is_full_when_its_folder_is_made(
+    services: Services, project: Path, data: Path, monkeypatch: pytest.MonkeyPatch, claimed: bool
+) -> None:
+    """Undoing needs no room: it takes no user only to give it back."""
+    users = services.spaces._creator.users
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(data))
+
+    def claim(_: Creator, space: Space) -> Owner:
+        if claimed:
+            users.take(space.space_id)
+        monkeypatch.setattr(type(users), "take", refuse)
+        raise full
+
+    def refuse(*_: object) -> Owner:
+        raise full
+
+    monkeypatch.setattr(Creator, "_claim", claim)
+    with pytest.raises(InsufficientDisk) as caught:
+        await make(services, project, name="full")
+    assert caught.value.hint
+    gone = SpaceQuery(states=frozenset({SpaceState.REMOVED}))
+    (space,) = (await services.spaces.list(LOCAL, gone)).spaces
+    assert space.problem is not None and space.problem.code == "insufficient_disk"
+    assert users.find(space.space_id) is None or os.geteuid() != 0
+    assert leftovers(data, space.space_id) == []
 
 
 async def test_names_and_beginnings(services: Services) -> None:

@@ -38,6 +38,7 @@ from carrel.trees.bases.store import BaseStore
 from carrel.trees.drivers.auto import choose_driver
 from carrel.trees.drivers.btrfs import BtrfsDriver
 from carrel.trees.drivers.copy import CopyDriver
+from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.drivers.overlay import OverlayDriver
 from carrel.trees.drivers.reflink import ReflinkDriver
 
@@ -47,7 +48,8 @@ _EVERY_LIMIT = Limits(1 << 30, 1.0, 100, 1 << 30, 1 << 30, 1024, 60.0)
 
 @dataclass(frozen=True)
 class App:
-    """The wired rooms. `drivers` and `runtimes` are in the order of preference."""
+    """The wired rooms. `drivers` and `runtimes` are in the order of preference; `direct` is
+    none that is chosen."""
 
     settings: Settings
     launcher: Launcher
@@ -56,6 +58,7 @@ class App:
     drivers: tuple[TreeDriver, ...]
     runtimes: tuple[Runtime, ...]
     enforcement: Enforcement
+    direct: TreeDriver
 
     def limits(self) -> tuple[LimitSupport, ...]:
         """How each kind of limit would be enforced on a space of this machine; blocking."""
@@ -110,7 +113,10 @@ async def open_app(
         ProcessRuntime(engine("process")),
     )
     try:
-        yield App(settings, launcher, identities, bases, drivers, runtimes, enforcement)
+        yield App(
+            *(settings, launcher, identities, bases, drivers, runtimes, enforcement),
+            direct=DirectDriver(),
+        )
     finally:
         launcher.close()
 

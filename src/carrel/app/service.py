@@ -21,6 +21,7 @@ from carrel.app.hub import open_hub, open_messages
 from carrel.app.instances import Around, open_instances, open_servers
 from carrel.app.machine import LocalMachine
 from carrel.app.notifying import notifying
+from carrel.app.requests import RequestsAround, open_requests
 from carrel.app.rooms import App, open_app
 from carrel.app.sweeping import LocalSweeper
 from carrel.cleanup.retention import Defaults, due
@@ -49,6 +50,7 @@ from carrel.service.journal import Journal
 from carrel.service.keyring import Keyring
 from carrel.service.reconciling import Reconciler
 from carrel.service.removing import Remover
+from carrel.service.requests import Requests
 from carrel.service.runs import Keeping, Runs
 from carrel.service.shared import Policy, Shared
 from carrel.service.space_servers import SpaceServers
@@ -89,6 +91,7 @@ class Services:
     reconciler: Reconciler
     instances: Instances
     space_servers: SpaceServers
+    requests: Requests
 
 
 @asynccontextmanager
@@ -119,6 +122,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.instances.take_up(rebooted=rebooted)
         services.space_servers.begin_all(journal.all())
         await services.turns.take_up()
+        await services.requests.take_up()
         services.hangups.begin()
         task = asyncio.create_task(watch.run())
         try:
@@ -127,6 +131,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await services.requests.close()
             await services.space_servers.close()
             await services.instances.close()
             await services.shared.tasks.close()
@@ -151,7 +156,7 @@ class Records:
 def _assemble(settings: Settings, app: App, records: Records, recordings: Recordings) -> Services:
     store, journal, hub = records.store, records.journal, records.hub
     shared = Shared()
-    machine = LocalMachine(app.drivers, app.runtimes)
+    machine = LocalMachine(app.drivers, app.runtimes, (app.direct,))
     agents = open_agents(settings)
     desks = Desks(settings.data / "spaces", machine, agents.seats)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
@@ -202,6 +207,15 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
     collector.base_budget_bytes = settings.bases_bytes
     around = Around(store, journal, hub, desks, machine, spaces, runs, shared, recordings)
     servers.instances = open_instances(settings, app, around, known)
+    context = SpaceContext(spaces, desks, shared, Context())
+    files = SpaceFiles(spaces, journal, desks, shared, TreeContents())
+    requests = open_requests(
+        settings,
+        RequestsAround(
+            *(store, journal, hub, desks, spaces, runs, turns, files, context, inbox, shared),
+            recordings=recordings,
+        ),
+    )
     return Services(
         settings=settings,
         app=app,
@@ -213,8 +227,8 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         hangups=Hangups(runs),
         turns=turns,
         keyring=Keyring(agents.credentials, frontends, partial(install, own=agents.own)),
-        context=SpaceContext(spaces, desks, shared, Context()),
-        files=SpaceFiles(spaces, journal, desks, shared, TreeContents()),
+        context=context,
+        files=files,
         tokens=Tokens(store, journal),
         feed=feed,
         hub=hub,
@@ -225,6 +239,7 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         reconciler=reconciler,
         instances=servers.instances,
         space_servers=servers,
+        requests=requests,
     )
 
 

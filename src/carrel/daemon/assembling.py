@@ -39,6 +39,7 @@ async def open_api(
             hub=found.hub,
             inbox=found.inbox,
             instances=found.instances,
+            requests=found.requests,
             collector=found.collector,
             doctor=found.doctor,
             bases=found.app.bases,

@@ -5,6 +5,8 @@
     │   ├── ProjectNotFound          project_not_found
     │   ├── ProjectNotAFolder        project_not_a_folder
     │   ├── ProjectUnreadable        project_unreadable
+    │   ├── ProjectReadOnly          project_read_only
+    │   ├── ProjectInUse             project_in_use: another space works in it
     │   ├── ProjectChanged           project_changed
     │   ├── ProjectTooLarge          project_too_large
     │   ├── ProjectInvalid           project_invalid
@@ -77,6 +79,14 @@
     │   ├── ServerNotInstalled       server_not_installed
     │   ├── InstanceFailed           instance_failed: it ended, or never answered
     │   └── TooManyInstances         too_many_instances
+    ├── GenerationError              what was to be made cannot be had
+    │   ├── RequestInvalid           request_invalid
+    │   ├── RequestNotFound          request_not_found
+    │   ├── RequestReused            request_id_reused: it came with something else before
+    │   ├── RequestCancelled         cancelled
+    │   ├── Capacity                 capacity: too many wait already
+    │   ├── VersionNotFound          version_not_found
+    │   └── WorkspaceGone            workspace_gone: its files cannot be fetched any more
     ├── StoreError                   the records cannot be read or written
     │   ├── StoreDamaged             store_damaged
     │   ├── StoreBusy                store_busy
@@ -123,6 +133,14 @@ class ProjectNotAFolder(ProjectError):
 
 class ProjectUnreadable(ProjectError):
     code = "project_unreadable"
+
+
+class ProjectReadOnly(ProjectError):
+    code = "project_read_only"
+
+
+class ProjectInUse(ProjectError):
+    code = "project_in_use"
 
 
 class ProjectChanged(ProjectError):
@@ -411,6 +429,38 @@ class InstanceFailed(InstanceError):
 
 class TooManyInstances(InstanceError):
     code = "too_many_instances"
+
+
+class GenerationError(CarrelError):
+    code = "request_invalid"
+
+
+class RequestInvalid(GenerationError):
+    code = "request_invalid"
+
+
+class RequestNotFound(GenerationError):
+    code = "request_not_found"
+
+
+class RequestReused(GenerationError):
+    code = "request_id_reused"
+
+
+class RequestCancelled(GenerationError):
+    code = "cancelled"
+
+
+class Capacity(GenerationError):
+    code = "capacity"
+
+
+class VersionNotFound(GenerationError):
+    code = "version_not_found"
+
+
+class WorkspaceGone(GenerationError):
+    code = "workspace_gone"
 
 
 class StoreError(CarrelError):

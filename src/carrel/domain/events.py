@@ -28,6 +28,8 @@ class EventType(StrEnum):
     """`instance_id`, `server`, `to`; with `problem` when something was wrong with it."""
     SERVER_FAILED = "server.failed"
     """`server`, `problem`: one that the space was made with could not be started."""
+    REQUEST_STATE = "request.state"
+    """`request_id`, `key`, `to`; on its way `progress` and `message`."""
     RECONCILED = "reconciled"
     """`actions`: what was made to fit the record."""
 

@@ -77,6 +77,13 @@ class SpaceRequest:
     """The network was said; else it is what the agent needs."""
     mcp: tuple[str, ...] = ()
     """The MCP servers that its agent is to have, by name."""
+    place: str = ""
+    """A real folder of the host that is to be its tree, with the driver for that. Never a
+    caller's own word: the service has checked it."""
+    space_id: str = ""
+    """Given by who has written it down already; never a caller's own word either."""
+    transient: bool = False
+    """Nothing is kept of it when it goes: no changes in the trash, no record."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,10 @@ class Space:
     """By its agents, all turns together."""
     mcp: tuple[str, ...] = ()
     """The MCP servers that live in it as long as it does, by name."""
+    place: str = ""
+    """The folder of the host that is its tree."""
+    transient: bool = False
+    """Nothing is kept of it when it goes."""
 
 
 @dataclass(frozen=True)

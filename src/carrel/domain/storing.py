@@ -10,6 +10,7 @@ from carrel.domain.access import Token
 from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
+from carrel.domain.requests import Request, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 
@@ -41,8 +42,8 @@ class Claim:
 @dataclass(frozen=True)
 class Forget:
     """Removes records: of a space (its steps, claims, runs with turns), one run, a piece of
-    trash, or of the instances that have ended all but the newest so many.
-    The record of a removed space itself stays."""
+    trash, of the instances that have ended all but the newest so many, and requests.
+    The record of a removed space itself stays, unless it is among `spaces`."""
 
     steps_of: str = ""
     claims_of: str = ""
@@ -50,9 +51,27 @@ class Forget:
     trash_of: str = ""
     run_id: str = ""
     ended_instances_but: int | None = None
+    spaces: tuple[str, ...] = ()
+    """Removed ones, and all that is kept of them."""
+    requests: tuple[str, ...] = ()
+    """By key."""
+    bare_requests_but: int | None = None
+    """Of requests of which nothing else is left, all but the newest so many."""
 
 
-Record = Space | RunRecord | Turn | Instance | NewEvent | Step | Claim | Token | Trashed | Forget
+Record = (
+    Space
+    | RunRecord
+    | Turn
+    | Instance
+    | Request
+    | NewEvent
+    | Step
+    | Claim
+    | Token
+    | Trashed
+    | Forget
+)
 
 
 class Store(Protocol):
@@ -96,6 +115,12 @@ class Store(Protocol):
     async def instances(self, *, live: bool, limit: int = 100) -> Sequence[Instance]:
         """Newest first; those that have not ended, or those that have."""
         ...
+
+    async def request(self, key: str) -> Request | None: ...
+
+    async def request_of(self, caller: str, request_id: str) -> Request | None: ...
+
+    async def requests(self, query: RequestQuery) -> Sequence[Request]: ...
 
     async def events(self, query: EventQuery) -> Sequence[Event]: ...
 

@@ -91,6 +91,8 @@ class Hub:
         """Called with the id of a client that has gone."""
         self.on_kept: list[Callable[[], None]] = []
         """Called when there is something new in the log."""
+        self.on_live: list[Callable[[str, str, bytes], None]] = []
+        """Called with the space, the type and the payload of what is told and not kept."""
 
     async def open(self) -> None:
         self.keeper.begin(await self.log.spans())
@@ -183,6 +185,8 @@ class Hub:
     ) -> int:
         """A live message; says how many got it."""
         self._live += 1
+        for heard in self.on_live:
+            heard(space, type, bytes(payload))
         body, count = b"", 0
         for client in self.hearing.of(space, type):
             if not body:
@@ -316,15 +320,14 @@ class Hub:
         if client.asking >= MAX_OPEN_SYSTEM:
             raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
         client.asking += 1
-        self.spawn(self._serve(client, received.id, self._put(client, received, payload)))
+        self.spawn(self._serve(client, received, payload))
 
-    def _put(self, client: Client, received: Received, payload: Any) -> Awaitable[object]:
+    async def _serve(self, client: Client, received: Received, payload: Any) -> None:
         assert self.system is not None
-        return self.system(client, received.space, received.type, payload)
-
-    async def _serve(self, client: Client, number: str, work: Awaitable[object]) -> None:
+        number = received.id
         try:
-            self.respond(client, number, await work)
+            answer = await self.system(client, received.space, received.type, payload)
+            self.respond(client, number, answer)
         except CarrelError as error:
             self.refuse(client, error, number)
         except Exception:

@@ -66,6 +66,11 @@ def admit(caller: Caller, request: SpaceRequest, roots: tuple[Path, ...]) -> Spa
         raise Forbidden("Bases are chosen by administrators.", hint="Name the project.")
     if request.runtime == "process":
         raise Forbidden("Only an administrator may run unconfined.", hint="Use `auto`.")
+    if request.place:
+        raise Forbidden(
+            "Only an administrator may have a space work in a folder itself.",
+            hint="Name it as the project.",
+        )
     check_reach(request.project, roots)
     key, _, value = caller.scope.value.partition("=")
     if request.labels.get(key, value) != value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from carrel.domain.collaborators import Bases, Machine, Users
 from carrel.domain.events import EventType
@@ -19,8 +20,8 @@ from carrel.domain.spaces import Space, SpaceRequest, SpaceState
 from carrel.domain.storing import Record
 from carrel.domain.trees import Base, Owner, Tree, TreeDriver, TreeRequest
 from carrel.service.desk import Desk, Desks
-from carrel.service.journal import Journal, Operation
-from carrel.service.requests import name_from
+from carrel.service.journal import Journal, Operation, plain
+from carrel.service.space_requests import name_from
 
 OPERATION = "create"
 BASE, TREE, FILL, SANDBOX = "base", "tree", "fill", "sandbox"
@@ -43,7 +44,7 @@ class Creator:
     def draft(self, request: SpaceRequest, limits: Limits) -> Space:
         """The record as it is when nothing has been done yet."""
         now = self.journal.clock()
-        space_id = new_id("sp")
+        space_id = request.space_id or new_id("sp")
         return Space(
             space_id=space_id,
             name=request.name or name_from(request.project, space_id),
@@ -66,6 +67,8 @@ class Creator:
             agent=request.agent,
             network_asked=request.network_asked,
             mcp=request.mcp,
+            place=request.place,
+            transient=request.transient,
         )
 
     async def create(
@@ -91,7 +94,7 @@ class Creator:
             space = self.journal.amend(space_id, **resolved, project=_project(request, base))
             await operation.begin(TREE, space)
             owner = await asyncio.to_thread(self._claim, space)
-            wanted = TreeRequest(space_id, base, self.desks.folder(space_id), owner)
+            wanted = self._wanted(space, base, owner)
             if fill is None and space.limits.disk_bytes is None:
                 # Else the tree would be held to the quota while it is made.
                 runtime.begin(self.desks.spec(dataclasses.replace(space, owner=owner)))
@@ -106,8 +109,11 @@ class Creator:
             await operation.begin(SANDBOX, space)
             return await self._start(space, runtime, driver, tree, operation)
         except BaseException as error:
-            await self.undo(space_id, operation, error)
-            raise
+            told = plain(error)
+            await self.undo(space_id, operation, told)
+            if told is error:
+                raise
+            raise told from error
 
     def _base(self, request: SpaceRequest, on_progress: OnProgress) -> Base:
         if request.base_id:
@@ -119,6 +125,10 @@ class Creator:
             max_files=request.max_files,
         )
         return self.bases.build(wanted, on_progress)
+
+    def _wanted(self, space: Space, base: Base, owner: Owner) -> TreeRequest:
+        place = Path(space.place) if space.place else None
+        return TreeRequest(space.space_id, base, self.desks.folder(space.space_id), owner, place)
 
     def _claim(self, space: Space) -> Owner:
         self.desks.folder(space.space_id).mkdir(mode=0o711)

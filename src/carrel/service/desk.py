@@ -57,7 +57,7 @@ class Desks:
         return SandboxSpec(
             sandbox_id=space.space_id,
             folder=folder,
-            tree=folder / "project",
+            tree=Path(space.place) if space.place else folder / "project",
             owner=space.owner,
             network=space.network,
             limits=space.limits,

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import time
 from collections.abc import Callable
 from typing import Any
 
-from carrel.domain.errors import CarrelError, SpaceNotFound
+from carrel.domain.errors import CarrelError, InsufficientDisk, SpaceNotFound
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.spaces import Problem, Space, SpaceState
 from carrel.domain.storing import Record, Step, Store
 from carrel.lifecycle.table import check_move
 
 Clock = Callable[[], float]
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Journal:
@@ -158,6 +160,14 @@ def _onward(before: Space, changes: dict[str, Any]) -> dict[str, Any]:
     if "active_at" in changes:
         return {**changes, "active_at": max(before.active_at, changes["active_at"])}
     return changes
+
+
+def plain(error: BaseException) -> BaseException:
+    """A full disk may be met wherever something is made; it is told in one way."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        hint = "Make room, or move the data folder."
+        return InsufficientDisk("There is no room on the disk.", hint=hint)
+    return error
 
 
 def problem_of(step: str, error: BaseException) -> Problem:

@@ -22,7 +22,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
 from carrel.domain.storing import Forget
-from carrel.domain.trees import Change
+from carrel.domain.trees import Change, Owner
 from carrel.service.bookkeeping import is_bookkeeping
 from carrel.service.desk import Desk, Desks
 from carrel.service.journal import Journal, Operation, problem_of
@@ -143,7 +143,7 @@ class Remover:
 
     async def _keep(self, space: Space) -> Removal:
         """What `undelete` needs. A removal goes on when nothing can be kept, and says so."""
-        if space.owner is None or not space.base_id:
+        if space.owner is None or not space.base_id or space.transient:
             return Removal(space.space_id, 0)
         desk = await self.desks.of(space)
         try:
@@ -164,7 +164,10 @@ class Remover:
         self.desks.forget(space.space_id)
         if not space.base_id or AUTO in (space.driver, space.runtime):
             return
-        owner = space.owner or await asyncio.to_thread(self.users.take, space.space_id)
+        owner = await asyncio.to_thread(self._owner, space)
+        if owner is None:
+            # Whatever is made is made for somebody.
+            return
         desk = await self.desks.of(dataclasses.replace(space, owner=owner))
         await desk.runtime.stop(desk.sandbox, UNDO_GRACE_S)
         await asyncio.to_thread(desk.driver.drop, desk.tree)
@@ -172,16 +175,26 @@ class Remover:
     def _clear(self, space: Space) -> None:
         """The user is given back last: until then nobody else gets it."""
         self.remove_folder(self.desks.folder(space.space_id))
-        self.users.give_back(space.space_id, self.users.take(space.space_id))
+        owner = self._owner(space)
+        if owner is not None:
+            self.users.give_back(space.space_id, owner)
+
+    def _owner(self, space: Space) -> Owner | None:
+        """Also when a daemon ended before it wrote down whom it took. A full disk has no room
+        for taking one only to give it back. Blocking."""
+        return space.owner or self.users.find(space.space_id)
 
     async def _gone(self, space_id: str, operation: Operation) -> None:
         now = self.journal.clock()
-        records = self.journal.moved(space_id, SpaceState.REMOVED, removed_at=now)
-        forgotten = Forget(steps_of=space_id, claims_of=space_id, runs_of=space_id)
-        await operation.end(*records, forgotten)
+        space, event = self.journal.moved(space_id, SpaceState.REMOVED, removed_at=now)
+        gone = (space_id,) if space.transient else ()
+        forgotten = Forget(steps_of=space_id, claims_of=space_id, runs_of=space_id, spaces=gone)
+        await operation.end(space, event, forgotten)
 
 
 def _missed(desk: Desk) -> list[Change]:
+    if desk.driver.capabilities.stays:
+        return []
     return [one for one in desk.driver.changes(desk.tree) if not is_bookkeeping(one.path)]
 
 

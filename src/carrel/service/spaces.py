@@ -37,7 +37,7 @@ from carrel.domain.spaces import (
 from carrel.domain.storing import Claim, Forget, Record, Store
 from carrel.domain.trees import Change, Tree, TreeDriver, TreeUsage
 from carrel.lifecycle.table import LIVE
-from carrel.service import agents, requests
+from carrel.service import agents, space_requests
 from carrel.service.access import (
     admit,
     check_relabel,
@@ -142,6 +142,13 @@ class Spaces:
 
     # Making
 
+    def check(self, caller: Caller, request: SpaceRequest) -> SpaceRequest:
+        """As this caller may ask it. Raises all that can be known before anything is done."""
+        request = admit(caller, request, self._policy.project_roots)
+        request = agents.resolve(self._frontends, request)
+        space_requests.check_request(request)
+        return request
+
     async def create(
         self,
         caller: Caller,
@@ -153,7 +160,7 @@ class Spaces:
         space, however often it is asked for."""
         request = admit(caller, request, self._policy.project_roots)
         request = agents.resolve(self._frontends, request)
-        limits = requests.check_request(request)
+        limits = space_requests.check_request(request)
         if not key:
             return await self._tasks.see_through(self._create(request, limits, on_progress))
         if len(key) > MAX_KEY:
@@ -209,17 +216,17 @@ class Spaces:
         space = await self.existing(caller, word)
         changes: dict[str, object] = {}
         if update.name is not None:
-            requests.check_name(update.name)
+            space_requests.check_name(update.name)
             changes["name"] = update.name
         if update.labels is not None:
-            requests.check_labels(update.labels)
+            space_requests.check_labels(update.labels)
             changes["labels"] = dict(update.labels)
             check_relabel(caller, dataclasses.replace(space, labels=dict(update.labels)))
         if update.retention is not None:
-            requests.check_retention(update.retention)
+            space_requests.check_retention(update.retention)
             changes["retention"] = update.retention
         if update.description is not None:
-            requests.check_description(update.description)
+            space_requests.check_description(update.description)
             changes["description"] = update.description
         if not changes:
             return space

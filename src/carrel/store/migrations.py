@@ -161,7 +161,25 @@ CREATE TABLE instances (
 CREATE INDEX instances_all ON instances (live, created_at, instance_id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
+_FOURTH = """
+CREATE TABLE requests (
+    key TEXT NOT NULL PRIMARY KEY,
+    caller TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    series TEXT NOT NULL,
+    live INTEGER NOT NULL,
+    bare INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    document TEXT NOT NULL,
+    UNIQUE (caller, request_id)
+){strict};
+CREATE INDEX requests_all ON requests (created_at, key);
+CREATE INDEX requests_bare ON requests (bare, created_at, key);
+CREATE INDEX requests_series ON requests (series, created_at, key) WHERE series <> '';
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from carrel.domain.agents import Turn
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
+from carrel.domain.requests import Request, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.storing import Claim, Step
@@ -132,6 +133,38 @@ def instances(connection: sqlite3.Connection, live: bool, limit: int) -> Sequenc
         " ORDER BY created_at DESC, instance_id DESC LIMIT ?"
     )
     return _all(connection, Instance, sql, live, _checked(limit))
+
+
+def request(connection: sqlite3.Connection, key: str) -> Request | None:
+    return _one(connection, Request, "SELECT document FROM requests WHERE key = ?", column(key))
+
+
+def request_of(connection: sqlite3.Connection, caller: str, request_id: str) -> Request | None:
+    sql = "SELECT document FROM requests WHERE caller = ? AND request_id = ?"
+    return _one(connection, Request, sql, column(caller), column(request_id))
+
+
+def requests(connection: sqlite3.Connection, query: RequestQuery) -> Sequence[Request]:
+    where, values = ["1"], []
+    for name in ("caller", "owner", "series"):
+        asked: str | None = getattr(query, name)
+        if asked is not None:
+            where.append(f"{name} = ?")
+            values.append(column(asked))
+    if query.series:
+        where.append("series <> ''")
+    for flag in ("live", "bare"):
+        wanted: bool | None = getattr(query, flag)
+        if wanted is not None:
+            where.append(f"{flag} = {int(wanted)}")
+    if query.before:
+        where.append("(created_at, key) < (SELECT created_at, key FROM requests WHERE key = ?)")
+        values.append(column(query.before))
+    sql = (
+        f"SELECT document FROM requests WHERE {' AND '.join(where)}"
+        " ORDER BY created_at DESC, key DESC LIMIT ?"
+    )
+    return _all(connection, Request, sql, *values, _checked(query.limit))
 
 
 def events(connection: sqlite3.Connection, query: EventQuery) -> list[Event]:

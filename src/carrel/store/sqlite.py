@@ -13,6 +13,7 @@ from carrel.domain.access import Token
 from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
+from carrel.domain.requests import Request, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.storing import Claim, Record, Step
@@ -126,6 +127,15 @@ class SqliteStore:
 
     async def instances(self, *, live: bool, limit: int = 100) -> Sequence[Instance]:
         return await self._read(partial(reading.instances, live=live, limit=limit))
+
+    async def request(self, key: str) -> Request | None:
+        return await self._read(partial(reading.request, key=key))
+
+    async def request_of(self, caller: str, request_id: str) -> Request | None:
+        return await self._read(partial(reading.request_of, caller=caller, request_id=request_id))
+
+    async def requests(self, query: RequestQuery) -> Sequence[Request]:
+        return await self._read(partial(reading.requests, query=query))
 
     async def events(self, query: EventQuery) -> Sequence[Event]:
         """In order. Older ones may have been dropped: see `event_span`."""

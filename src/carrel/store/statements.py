@@ -11,6 +11,7 @@ from carrel.domain.agents import Turn, TurnState
 from carrel.domain.events import NewEvent
 from carrel.domain.instances import LIVE as LIVE_INSTANCES
 from carrel.domain.instances import Instance
+from carrel.domain.requests import Request
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.storing import Claim, Forget, Record, Step
@@ -37,6 +38,17 @@ ON CONFLICT (run_id) DO UPDATE SET live = excluded.live, document = excluded.doc
 PUT_INSTANCE = """
 INSERT INTO instances (instance_id, created_at, live, document) VALUES (?, ?, ?, ?)
 ON CONFLICT (instance_id) DO UPDATE SET live = excluded.live, document = excluded.document
+"""
+PUT_REQUEST = """
+INSERT INTO requests (key, caller, request_id, owner, series, live, bare, created_at, document)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET live = excluded.live, bare = excluded.bare,
+    document = excluded.document
+"""
+PRUNE_REQUESTS = """
+DELETE FROM requests WHERE bare = 1 AND key NOT IN (
+    SELECT key FROM requests INDEXED BY requests_bare WHERE bare = 1
+    ORDER BY created_at DESC, key DESC LIMIT ?)
 """
 PRUNE_INSTANCES = """
 DELETE FROM instances WHERE live = 0 AND instance_id NOT IN (
@@ -72,7 +84,7 @@ DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
 """
 
-Kept = Space | RunRecord | Turn | Instance | Step | Claim | Token | Trashed
+Kept = Space | RunRecord | Turn | Instance | Request | Step | Claim | Token | Trashed
 Value = str | bytes | float | None
 
 
@@ -124,6 +136,8 @@ def _put(record: Kept, document: str) -> Statement:
         case Instance(instance_id=instance_id, created_at=at):
             live = record.state in LIVE_INSTANCES
             return Statement(PUT_INSTANCE, (column(instance_id), at, live, document))
+        case Request():
+            return _put_request(record, document)
         case Step(space_id=space_id, operation=operation, name=name, begun_at=at):
             keys = (column(space_id), column(operation), column(name))
             return Statement(PUT_STEP, (*keys, at, document))
@@ -133,6 +147,15 @@ def _put(record: Kept, document: str) -> Statement:
             return Statement(PUT_TOKEN, (column(token_id), digest, at, document))
         case Trashed(space=space, trashed_at=at):
             return Statement(PUT_TRASH, (column(space.space_id), at, document))
+
+
+def _put_request(request: Request, document: str) -> Statement:
+    asked = request.asked
+    names = (request.key, request.caller, request.request_id, asked.owner, asked.keeping.series)
+    keys = tuple(column(name) for name in names)
+    return Statement(
+        PUT_REQUEST, (*keys, not request.ended, request.is_bare, request.created_at, document)
+    )
 
 
 def _put_space(space: Space, document: str) -> Statement:
@@ -169,4 +192,11 @@ def _forget(what: Forget) -> list[Statement]:
             statements.append(one)
     if what.ended_instances_but is not None:
         statements.append(Statement(PRUNE_INSTANCES, (what.ended_instances_but,)))
+    if what.spaces:
+        statements += drop_spaces(what.spaces)
+    if what.bare_requests_but is not None:
+        statements.append(Statement(PRUNE_REQUESTS, (what.bare_requests_but,)))
+    if what.requests:
+        among = "key IN (SELECT value FROM json_each(?))"
+        statements.append(Statement(f"DELETE FROM requests WHERE {among}", (dump(what.requests),)))
     return statements

@@ -10,6 +10,7 @@ from carrel.domain.errors import SpaceInvalid
 from carrel.domain.limits import Limits
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Retention, SpaceRequest
+from carrel.domain.trees import DIRECT
 
 GIB = 1 << 30
 TIERS = {
@@ -123,7 +124,18 @@ def check_request(request: SpaceRequest) -> Limits:
     check_description(request.description)
     check_environment(request.env)
     check_retention(request.retention)
+    check_place(request)
     return resolve_limits(request.tier, request.limits)
+
+
+def check_place(request: SpaceRequest) -> None:
+    """The driver and the folder come together, and only from the service itself."""
+    if (request.driver == DIRECT) != bool(request.place):
+        raise SpaceInvalid(
+            f"The tree driver {DIRECT!r} is not for spaces that callers make: its tree would be "
+            "a folder of this machine itself.",
+            hint="Leave the driver out; to work in a folder directly, send a request for it.",
+        )
 
 
 def name_from(project: Project, space_id: str) -> str:
