@@ -21,6 +21,9 @@ from carrel.domain.runtimes import ExitReason
 from tests.client.killing import COUNT, COUNTING, GONE_S, kill
 from tests.daemon.rig import Daemon
 
+AWAY_S = 0.7
+"""In which those that watch would start a daemon, if they did."""
+
 
 class TestResults:
     def test_streams_are_apart_and_bytes_are_bytes(self, space: Space) -> None:
@@ -167,14 +170,15 @@ class TestRestarts:
         states: list[bool] = []
 
         def restart() -> None:
+            own_daemon.stop()
+            threading.Event().wait(AWAY_S)
             states.append(control.status(own_daemon.data).running)
             own_daemon.start()
 
-        def end() -> None:
-            own_daemon.stop()
-            threading.Timer(0.7, restart).start()
-
-        self.watch(run, {5: end})
+        # A daemon that ends waits for those that listen, so this goes on listening.
+        restarting = threading.Thread(target=restart)
+        self.watch(run, {5: restarting.start})
+        restarting.join()
         assert states == [False]
 
     def test_a_result_is_complete(self, own_daemon: Daemon, space: Space) -> None:
@@ -202,9 +206,12 @@ class TestRestarts:
         monkeypatch.setattr("carrel.client.exchange.Patience.TOTAL_S", 0.5)
         run = space.start_run(["sleep", "30"])
         with run.attach() as stream:
-            own_daemon.stop()
+            # A daemon that ends waits for those that listen, so this goes on listening.
+            ending = threading.Thread(target=own_daemon.stop)
+            ending.start()
             with pytest.raises(errors.DaemonUnavailable, match="did not come back") as caught:
                 list(stream)
+            ending.join()
         assert run.id in caught.value.hint
         own_daemon.start()
 

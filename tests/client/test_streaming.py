@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from carrel.client.models import SpaceInfo
 from carrel.client.spaces import Space
 from carrel.client.streaming import RunStream
 from carrel.domain.errors import DaemonUnavailable, SpaceNotFound
-from tests.client.peer import Act, Guest, peer
+from tests.client.peer import STEP_S, Act, Guest, peer
 from tests.client.test_results import AT, RUN, ended
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -116,6 +117,31 @@ async def test_so_it_may_for_the_async_client() -> None:
     with peer(all_at_once) as server:
         result = await AsyncSpace(AsyncLink(server.place), info()).run(["x"])
     assert (result.stdout, result.stderr, result.code) == ("out", "err", 5)
+
+
+def test_what_came_with_a_connection_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although nothing more comes, with the first and with the next."""
+    monkeypatch.setattr("carrel.client.streaming.QUIET_S", 5.0)
+    asked: list[bool] = []
+
+    def first(guest: Guest) -> None:
+        guest.socket.sendall(agree(guest) + STARTED + data(STDOUT, 0, b"a"))
+        go_on.wait(STEP_S)
+
+    def second(guest: Guest) -> None:
+        guest.socket.sendall(agree(guest) + STARTED + data(STDOUT, 1, b"b"))
+        guest.receive_all()
+
+    go_on = threading.Event()
+    with peer(first, second) as server:
+        exchange = Exchange.attaching("ru_x")
+        monkeypatch.setattr(exchange, "ping", lambda: asked.append(True))
+        with RunStream(Link(server.place), exchange).open() as stream:
+            stream.wait()
+            assert [piece.data for piece in exchange.take()] == [b"a"]
+            go_on.set()
+            assert next(iter(stream)).data == b"b"
+    assert not asked, "it waited for more"
 
 
 def test_a_lost_connection_is_made_again() -> None:

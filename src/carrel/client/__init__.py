@@ -8,9 +8,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from carrel.client.aio import AsyncClient as AsyncClient
+    from carrel.client.aio_generating import AsyncRequestStream as AsyncRequestStream
     from carrel.client.aio_instances import AsyncInstance as AsyncInstance
     from carrel.client.aio_spaces import AsyncRunHandle as AsyncRunHandle
     from carrel.client.aio_spaces import AsyncSpace as AsyncSpace
+    from carrel.client.generating import RequestStream as RequestStream
     from carrel.client.hub_aio import AsyncHub as AsyncHub
     from carrel.client.hub_messages import HubMessage as HubMessage
     from carrel.client.hub_sync import Hub as Hub
@@ -25,6 +27,7 @@ _PLACES = {
     "AsyncClient": "carrel.client.aio",
     "AsyncHub": "carrel.client.hub_aio",
     "AsyncInstance": "carrel.client.aio_instances",
+    "AsyncRequestStream": "carrel.client.aio_generating",
     "AsyncRunHandle": "carrel.client.aio_spaces",
     "AsyncSpace": "carrel.client.aio_spaces",
     "Client": "carrel.client.sync",
@@ -32,6 +35,7 @@ _PLACES = {
     "Hub": "carrel.client.hub_sync",
     "HubMessage": "carrel.client.hub_messages",
     "Instance": "carrel.client.instances",
+    "RequestStream": "carrel.client.generating",
     "RunHandle": "carrel.client.spaces",
     "RunResult": "carrel.client.results",
     "Space": "carrel.client.spaces",

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from typing import Any, TypeVar, Unpack
 
 from carrel.client import calls, models
+from carrel.client.aio_generating import AsyncRequests
 from carrel.client.aio_instances import AsyncInstances
 from carrel.client.aio_link import AsyncLink
 from carrel.client.aio_spaces import AsyncRunHandle, AsyncSpace
@@ -52,6 +53,7 @@ class AsyncClient:
         self.link = AsyncLink(place, timeout_s=timeout_s, start=starter(place, autostart))
         self.tokens = AsyncTokens(self.link)
         self.instances = AsyncInstances(self.link)
+        self.requests = AsyncRequests(self.link)
 
     async def close(self) -> None:
         await self.link.close()

@@ -40,6 +40,10 @@ class Wire:
         async with asyncio.timeout(timeout_s):
             await self.writer.drain()
 
+    def leave(self) -> None:
+        """When what was written has gone out."""
+        self.writer.close()
+
     def close(self) -> None:
         """At once: what nobody read until now, nobody will."""
         self.writer.transport.abort()

@@ -1,23 +1,24 @@
-"""The async side of a command's streams: as `streaming`, on one event loop."""
+"""The async side of what is said over a WebSocket: as `streaming`, on one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Self
 
 from carrel.client.aio_link import AsyncLink, Wire
-from carrel.client.exchange import Exchange, Lost, Output, Patience
+from carrel.client.exchange import Exchange, Lost, Output, Patience, Talk
 from carrel.client.problems import broken
-from carrel.client.streaming import DEAD_S, HIGH_WATER, QUIET_S, gone
+from carrel.client.streaming import DEAD_S, HIGH_WATER, QUIET_S
 from carrel.client.wire import WireError
 from carrel.domain.errors import DaemonError
 
 
-class AsyncRunStream:
+class AsyncStream:
     """One task reads (`async for`); others may write meanwhile."""
 
-    def __init__(self, link: AsyncLink, exchange: Exchange) -> None:
+    def __init__(self, link: AsyncLink, exchange: Talk) -> None:
         self.exchange = exchange
         self._link = link
         self._wire: Wire | None = None
@@ -27,7 +28,7 @@ class AsyncRunStream:
         self._may_start = True
         self._left = False
 
-    async def open(self) -> AsyncRunStream:
+    async def open(self) -> Self:
         """Raises what stands in the way: the space's errors, `DaemonUnavailable`."""
         try:
             await self._connect()
@@ -37,7 +38,7 @@ class AsyncRunStream:
         return self
 
     def close(self) -> None:
-        """Leaves; the command goes on."""
+        """Leaves; what was asked for goes on."""
         self._left = True
         self._drop()
         # Whoever waits to write need not wait any longer.
@@ -47,59 +48,29 @@ class AsyncRunStream:
     def _drop(self) -> None:
         self._connected.clear()
         wire, self._wire = self._wire, None
-        if wire is not None:
+        if wire is not None and self.exchange.ended:
+            wire.leave()
+        elif wire is not None:
             wire.close()
 
-    async def __aenter__(self) -> AsyncRunStream:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        """All output to the end of the command."""
-        while True:
-            for output in self.exchange.take():
-                yield output
-            if self.exchange.ended or self._left:
-                return
-            try:
-                await self._receive()
-            except (OSError, WireError) as error:
-                self._lost(error)
-                await self._reconnect()
-
-    # What goes
-
-    async def input(self, data: bytes) -> None:
-        """Waits while the command does not take what it was given."""
-        await self._ready()
-        while self.exchange.unconfirmed > HIGH_WATER and not (self.exchange.ended or self._left):
-            self._heard.clear()
-            await self._heard.wait()
-        await self._ready()
-        self.exchange.input(data)
-        await self._flush(wait=True)
-
-    async def close_input(self) -> None:
-        await self._ready()
-        self.exchange.close_input()
-        await self._flush()
-
-    async def resize(self, rows: int, cols: int) -> None:
-        await self._ready()
-        self.exchange.resize(rows, cols)
-        await self._flush()
-
-    async def signal(self, name: str) -> None:
-        await self._ready()
-        self.exchange.signal(name)
-        await self._flush()
+    async def more(self) -> None:
+        """Waits until something came, or the connection is there again."""
+        try:
+            await self._receive()
+        except (OSError, WireError) as error:
+            self._lost(error)
+            await self._reconnect()
 
     async def _ready(self) -> None:
         await self._connected.wait()
         if self._left and not self.exchange.ended:
-            raise gone(self.exchange.run_id)
+            raise self.exchange.gone()
 
     async def _flush(self, *, wait: bool = False) -> None:
         """A connection that breaks here is noticed by who reads."""
@@ -168,5 +139,50 @@ class AsyncRunStream:
                 self.exchange.lost(error)
                 if not self._patience.failed(time.monotonic()):
                     self.close()
-                    raise gone(self.exchange.run_id) from error
+                    raise self.exchange.gone() from error
             await asyncio.sleep(max(0.0, self._patience.next_at - time.monotonic()))
+
+
+class AsyncRunStream(AsyncStream):
+    """Of a command."""
+
+    exchange: Exchange
+
+    def __init__(self, link: AsyncLink, exchange: Exchange) -> None:
+        super().__init__(link, exchange)
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """All output to the end of the command."""
+        while True:
+            for output in self.exchange.take():
+                yield output
+            if self.exchange.ended or self._left:
+                return
+            await self.more()
+
+    # What goes
+
+    async def input(self, data: bytes) -> None:
+        """Waits while the command does not take what it was given."""
+        await self._ready()
+        while self.exchange.unconfirmed > HIGH_WATER and not (self.exchange.ended or self._left):
+            self._heard.clear()
+            await self._heard.wait()
+        await self._ready()
+        self.exchange.input(data)
+        await self._flush(wait=True)
+
+    async def close_input(self) -> None:
+        await self._ready()
+        self.exchange.close_input()
+        await self._flush()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        await self._ready()
+        self.exchange.resize(rows, cols)
+        await self._flush()
+
+    async def signal(self, name: str) -> None:
+        await self._ready()
+        self.exchange.signal(name)
+        await self._flush()

@@ -50,21 +50,84 @@ class Lost(WireError):
         self.going = going
 
 
-class Exchange:
-    """Drivers move the bytes: what is in `out` to the connection, what comes to `receive`.
+class Talk:
+    """What is said over one WebSocket after the other. Drivers move the bytes: what is in `out`
+    to the connection, what comes to `receive`; `ended` says that all came."""
 
-    `run` is the run's record as far as it is known, `ended` says that all output came.
-    """
-
-    def __init__(self, path: str, command: Mapping[str, object] | None = None) -> None:
-        self.run: dict[str, Any] = {}
+    def __init__(self) -> None:
         self.ended = False
         self.out = bytearray()
+        self._parser = frames.FrameParser()
+
+    # Connections
+
+    def connecting(self) -> Request:
+        """What a connection that is to become ours begins with."""
+        raise NotImplementedError
+
+    def connected(self, rest: bytes) -> None:
+        """`rest` is what came with its beginning."""
+        raise NotImplementedError
+
+    def lost(self, error: Exception) -> None:
+        """Raises `DaemonUnavailable` when it cannot be gone on with."""
+
+    def gone(self) -> Exception:
+        """For when the daemon did not come back."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        self._parser = frames.FrameParser()
+        self.out.clear()
+
+    # What comes
+
+    def receive(self, data: bytes) -> None:
+        """Raises `Lost` when the connection ended, and the error when the daemon refuses."""
+        if not data:
+            raise Lost("The connection was closed.")
+        for message in self._parser.receive(data):
+            self._take(message)
+
+    def _take(self, message: frames.Message) -> None:
+        if message.kind == frames.BINARY:
+            self._output(message.data)
+        elif message.kind == frames.TEXT:
+            self._control(json.loads(message.data))
+        elif message.kind == frames.PING:
+            self.out += frames.encode(frames.PONG, message.data)
+        elif message.kind == frames.CLOSE and not self.ended:
+            going = message.code in (frames.GOING_AWAY, frames.SERVICE_RESTART)
+            raise Lost(f"The daemon closed the connection ({message.code}).", going=going)
+
+    def _output(self, data: bytes) -> None:
+        raise WireError("A piece of data came that nobody asked for.")
+
+    def _control(self, message: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    # What goes
+
+    def ping(self) -> None:
+        self.out += frames.encode(frames.PING, _QUIET)
+
+    def leave(self) -> None:
+        self.out += frames.encode_close()
+
+    def _say(self, message: Mapping[str, object]) -> None:
+        self.out += frames.encode(frames.TEXT, json.dumps(message).encode())
+
+
+class Exchange(Talk):
+    """`run` is the run's record as far as it is known."""
+
+    def __init__(self, path: str, command: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self.run: dict[str, Any] = {}
         self.offsets = {STDOUT: 0, STDERR: 0}
         self._path = path
         self._command = command
         self._outputs: deque[Output] = deque()
-        self._parser = frames.FrameParser()
         self._terminal = bool(command and command.get("terminal"))
         self._size: tuple[int, int] | None = None
         self._input = Unconfirmed(0 if command is not None else None)
@@ -90,9 +153,7 @@ class Exchange:
     # Connections
 
     def connecting(self) -> Request:
-        """What a connection that is to become ours begins with."""
-        self._parser = frames.FrameParser()
-        self.out.clear()
+        self._begin()
         if not self.run_id:
             return Request("GET", self._path, again=False)
         self._in_step = False
@@ -108,7 +169,6 @@ class Exchange:
             self.receive(rest)
 
     def lost(self, error: Exception) -> None:
-        """Raises `DaemonUnavailable` when the command cannot be attached again."""
         from carrel.domain.errors import DaemonUnavailable
 
         if not self.run_id:
@@ -117,25 +177,16 @@ class Exchange:
                 hint="`carrel runs SPACE` shows whether it does.",
             ) from error
 
+    def gone(self) -> Exception:
+        from carrel.domain.errors import DaemonUnavailable
+
+        return DaemonUnavailable(
+            "The daemon went away and did not come back.",
+            hint=f"The command goes on; when it is up again: carrel run attach {self.run_id}",
+            run_id=self.run_id,
+        )
+
     # What comes
-
-    def receive(self, data: bytes) -> None:
-        """Raises `Lost` when the connection ended, and the error when the daemon refuses."""
-        if not data:
-            raise Lost("The connection was closed.")
-        for message in self._parser.receive(data):
-            self._take(message)
-
-    def _take(self, message: frames.Message) -> None:
-        if message.kind == frames.BINARY:
-            self._output(message.data)
-        elif message.kind == frames.TEXT:
-            self._control(json.loads(message.data))
-        elif message.kind == frames.PING:
-            self.out += frames.encode(frames.PONG, message.data)
-        elif message.kind == frames.CLOSE and not self.ended:
-            going = message.code in (frames.GOING_AWAY, frames.SERVICE_RESTART)
-            raise Lost(f"The daemon closed the connection ({message.code}).", going=going)
 
     def _output(self, data: bytes) -> None:
         if len(data) < _HEAD or data[0] not in self.offsets:
@@ -220,15 +271,6 @@ class Exchange:
 
     def signal(self, name: str) -> None:
         self._say({"type": "signal", "signal": name})
-
-    def ping(self) -> None:
-        self.out += frames.encode(frames.PING, _QUIET)
-
-    def leave(self) -> None:
-        self.out += frames.encode_close()
-
-    def _say(self, message: Mapping[str, object]) -> None:
-        self.out += frames.encode(frames.TEXT, json.dumps(message).encode())
 
 
 class Unconfirmed:

@@ -1,17 +1,19 @@
-"""The sync side of a command's streams: one thread, one `poll`, connected again when lost."""
+"""The sync side of what is said over a WebSocket: one thread, one `poll`, connected again when
+lost."""
 
 from __future__ import annotations
 
 import select
 import time
 
-from carrel.client.exchange import Exchange, Lost, Output, Patience
+from carrel.client.exchange import Exchange, Lost, Output, Patience, Talk
 from carrel.client.wire import WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Iterator, Sequence
+    from typing import Self
 
     from carrel.client.link import Link
 
@@ -27,10 +29,10 @@ HIGH_WATER = 1024 * 1024
 _WOULD_BLOCK = ("SSLWantReadError", "SSLWantWriteError")
 
 
-class RunStream:
+class Stream:
     """Not for several threads."""
 
-    def __init__(self, link: Link, exchange: Exchange) -> None:
+    def __init__(self, link: Link, exchange: Talk) -> None:
         self.exchange = exchange
         self._link = link
         self._sock: _socket.socket | None = None
@@ -39,8 +41,10 @@ class RunStream:
         self._patience: Patience | None = None
         self._may_start = True
         self._left = False
+        self._fresh = False
+        """Something came with the connection, which the caller has not seen."""
 
-    def open(self) -> RunStream:
+    def open(self) -> Self:
         """Raises what stands in the way: the space's errors, `DaemonUnavailable`."""
         try:
             self._connect()
@@ -51,13 +55,8 @@ class RunStream:
             raise broken(error, self._link.timeout_s) from error
         return self
 
-    @property
-    def full(self) -> bool:
-        """Whether no more input should be given now."""
-        return self.exchange.unconfirmed > HIGH_WATER or self._sock is None
-
     def close(self) -> None:
-        """Leaves; the command goes on."""
+        """Leaves; what was asked for goes on."""
         self._left = True
         self._drop()
 
@@ -66,19 +65,18 @@ class RunStream:
         if sock is not None:
             sock.close()
 
-    def __enter__(self) -> RunStream:
+    @property
+    def left(self) -> bool:
+        return self._left
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> Iterator[Output]:
-        """All output to the end of the command."""
-        while True:
-            yield from self.exchange.take()
-            if self.exchange.ended or self._left:
-                return
-            self.wait()
 
     def wait(self, readers: Sequence[int] = (), timeout_s: float | None = None) -> set[int]:
         """Moves what can be moved, waiting until there is something or the time is over.
@@ -98,7 +96,9 @@ class RunStream:
             own = sock.fileno()
             writing = select.POLLOUT if self.exchange.out else 0
             poll.register(own, select.POLLIN | writing)
-        ready = {number for number, _ in poll.poll(self._pause_ms(timeout_s))}
+        pause_ms = 0 if self._fresh else self._pause_ms(timeout_s)
+        self._fresh = False
+        ready = {number for number, _ in poll.poll(pause_ms)}
         try:
             if own in ready:
                 self._receive()
@@ -123,6 +123,7 @@ class RunStream:
             self.exchange.receive(data)
             self._patience = None
             if self.exchange.ended:
+                self._flush()
                 self._drop()
                 return
 
@@ -167,6 +168,7 @@ class RunStream:
         self._sock = sock
         self._heard_at = self._asked_at = time.monotonic()
         self._may_start = True
+        self._fresh = bool(rest)
         self.exchange.connected(rest)
         if self.exchange.ended:
             self._drop()
@@ -193,17 +195,29 @@ class RunStream:
             self._drop()
             self.exchange.lost(error)
             if not self._patience.failed(time.monotonic()):
-                raise gone(self.exchange.run_id) from error
+                raise self.exchange.gone() from error
 
 
-def gone(run_id: str) -> Exception:
-    from carrel.domain.errors import DaemonUnavailable
+class RunStream(Stream):
+    """Of a command."""
 
-    return DaemonUnavailable(
-        "The daemon went away and did not come back.",
-        hint=f"The command goes on; when the daemon is up again: carrel run attach {run_id}",
-        run_id=run_id,
-    )
+    exchange: Exchange
+
+    def __init__(self, link: Link, exchange: Exchange) -> None:
+        super().__init__(link, exchange)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more input should be given now."""
+        return self.exchange.unconfirmed > HIGH_WATER or self._sock is None
+
+    def __iter__(self) -> Iterator[Output]:
+        """All output to the end of the command."""
+        while True:
+            yield from self.exchange.take()
+            if self.exchange.ended or self._left:
+                return
+            self.wait()
 
 
 def _would_block(error: OSError) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, Unpack
 from carrel.client import calls, models
 from carrel.client.calls import Call, Project, SpaceOptions
 from carrel.client.creating import create
+from carrel.client.generating import Requests
 from carrel.client.instances import Instances
 from carrel.client.link import Link
 from carrel.client.places import find_place
@@ -56,6 +57,7 @@ class Client:
         self.link = Link(place, timeout_s=timeout_s, start=starter(place, autostart))
         self.tokens = Tokens(self.link)
         self.instances = Instances(self.link)
+        self.requests = Requests(self.link)
 
     def close(self) -> None:
         self.link.close()

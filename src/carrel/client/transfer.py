@@ -69,7 +69,7 @@ def _download_file(
 ) -> Moved:
     target = os.path.join(dest, _name(path)) if os.path.isdir(dest) else dest
     moved = Moved(target)
-    with _replacing(target) as file, open_file(link, space, path) as stream:
+    with replacing(target) as file, open_file(link, space, path) as stream:
         for piece in _watched(_checked(stream), moved, watch):
             file.write(piece)
         if about["type"] == "file":
@@ -83,7 +83,7 @@ def open_file(link: Link, space: str, path: str) -> Streamed:
 
 
 @contextlib.contextmanager
-def _replacing(target: str) -> Iterator[Any]:
+def replacing(target: str) -> Iterator[Any]:
     """The old file stays until the new one is complete."""
     if os.path.isdir(target):
         raise PathWrongKind(f"{target} is a folder.", hint="Name a file in it.")

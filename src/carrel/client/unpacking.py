@@ -1,4 +1,4 @@
-"""A tar.zst of a space into a local folder, and nothing of it anywhere else.
+"""An archive of a space into a local folder, and nothing of it anywhere else.
 
 What is in a space is hostile. Names that lead out are refused; no symlink is ever followed
 on the way to a file, neither one of the archive nor one that stands there; symlinks that lead
@@ -8,16 +8,18 @@ out are left out, and so is what is neither file, folder nor link.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO
 
 import zstandard
 
 from carrel.client.packing import CHUNK, OnSkip, leads_out
-from carrel.domain.errors import ArchiveInvalid, PathWrongKind
+from carrel.domain.errors import ArchiveInvalid, PathExists, PathWrongKind
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,6 +43,43 @@ def unpack(pieces: Iterable[bytes], target: str, rename: tuple[str, str], on_ski
         return unpacker.files
 
 
+def unpack_whole(archive: IO[bytes], target: str, on_skip: OnSkip, *, replace: bool) -> list[str]:
+    """As `unpack`, from a tar or tar.gz that is here as a whole. Gives the paths of files and
+    links. Without `replace`, `PathExists` before anything is written."""
+    with _Place(target) as place:
+        try:
+            if not replace:
+                _check_free(archive, place)
+            archive.seek(0)
+            with tarfile.open(fileobj=archive, mode="r:*") as members:
+                unpacker = _Unpacker(place, members, ("", ""), on_skip)
+                for member in members:
+                    unpacker.take(member)
+        except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+            raise ArchiveInvalid(f"What came is damaged: {error}.", hint="Try again.") from error
+        place.finish()
+        return unpacker.names
+
+
+def _check_free(archive: IO[bytes], place: _Place) -> None:
+    archive.seek(0)
+    with tarfile.open(fileobj=archive, mode="r:*") as members:
+        for member in members:
+            if not member.isdir() and place.has(parts_of(member.name)):
+                raise PathExists(
+                    f"{member.name!r} is there already.",
+                    hint="Name another folder, or have it replaced.",
+                )
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Raises `ArchiveInvalid` for a name that leads out."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts:
+        raise ArchiveInvalid(f"{name!r} leads out of the folder.", hint="Nothing is unpacked.")
+    return tuple(parts)
+
+
 class _Unpacker:
     def __init__(
         self,
@@ -50,6 +89,7 @@ class _Unpacker:
         on_skip: OnSkip,
     ) -> None:
         self.files = 0
+        self.names: list[str] = []
         self._place = place
         self._archive = archive
         self._rename = rename
@@ -68,23 +108,24 @@ class _Unpacker:
             with content:
                 self._place.write(path, member, content)
             self.files += 1
+            self.names.append("/".join(path))
         elif member.issym():
             if leads_out("/".join(path), member.linkname):
                 self._on_skip(member.name, f"a symlink to {member.linkname}, which leads out")
             else:
                 self._place.symlink(path, member.linkname)
+                self.names.append("/".join(path))
         elif member.islnk():
             self._place.link(path, self._path(member.linkname))
+            self.names.append("/".join(path))
         else:
             self._on_skip(member.name, "neither a file nor a folder")
 
     def _path(self, name: str) -> tuple[str, ...]:
-        parts = [part for part in name.split("/") if part not in ("", ".")]
-        if name.startswith("/") or ".." in parts:
-            raise ArchiveInvalid(f"{name!r} leads out of the folder.", hint="Nothing is unpacked.")
-        if self._rename[0] and parts[:1] == [self._rename[0]]:
-            parts[:1] = [self._rename[1]]
-        return tuple(parts)
+        parts = parts_of(name)
+        if self._rename[0] and parts[:1] == (self._rename[0],):
+            return (self._rename[1], *parts[1:])
+        return parts
 
 
 class _Place:
@@ -124,6 +165,23 @@ class _Place:
             here = below
         self._open = (path, here)
         return here
+
+    def has(self, path: tuple[str, ...]) -> bool:
+        """Whether something is there; nothing is made or followed to find out."""
+        here = os.dup(self._root)
+        try:
+            for part in path[:-1]:
+                below = os.open(part, _FOLDER, dir_fd=here)
+                os.close(here)
+                here = below
+            os.lstat(path[-1], dir_fd=here)
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            return True
+        finally:
+            os.close(here)
+        return True
 
     def make_folder(self, path: tuple[str, ...], member: tarfile.TarInfo) -> None:
         if path:

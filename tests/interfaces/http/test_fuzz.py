@@ -35,6 +35,7 @@ COSTLY = {
     "POST /v1/gc": 5,
     "GET /v1/doctor": 1,
     "POST /v1/instances": 12,
+    "POST /v1/requests": 12,
 }
 """Examples of what takes its time."""
 LACKING = {"tree_unavailable", "sandbox_unavailable"}
@@ -70,6 +71,11 @@ PLAIN = {
     "DELETE /v1/servers/{name}",
     "GET /v1/credentials",
     "DELETE /v1/credentials/{name}",
+    "DELETE /v1/requests/{request_id}",
+    "POST /v1/requests/{request_id}/cancel",
+    "POST /v1/requests/{request_id}/done",
+    "GET /v1/requests/{request_id}/files/{path}",
+    "GET /v1/series/{series}/versions",
     "GET /v1/bases",
     "GET /v1/doctor",
     "GET /v1/tokens",
@@ -104,15 +110,22 @@ class World:
         good(client.put(f"{path}/files?path=file", content=b"0123456789"))
         answer = good(client.post(f"{path}/exec", json={"argv": ["echo", "hi"]}))
         self.run = answer["run"]["id"]
+        asked = {"instructions": "write file 0123456789", "retention": {"series": "fuzz"}}
+        self.request = good(client.post("/v1/requests", json=asked))["key"]
+        good(client.get(f"/v1/requests/{self.request}", params={"wait": ANSWER_S}))
 
     def close(self) -> None:
+        self.client.delete(f"/v1/requests/{self.request}")
         self.client.delete(f"/v1/spaces/{self.space}", params={"force": "true"})
 
     def parameters(self, route: Route) -> dict[str, str]:
         known = {"space": self.space, "run": self.run, "token": "tk_none"}
+        known |= {"request_id": self.request, "series": "fuzz", "path": "file"}
         names = [name for name in known if f"{{{name}}}" in route.path]
         if route.method == "DELETE" and route.path == "/v1/spaces/{space}":
             return {"space": "sp_none"}
+        if route.method == "DELETE" and route.path == "/v1/requests/{request_id}":
+            return {"request_id": "rq_none"}
         return {name: known[name] for name in names}
 
 
@@ -134,10 +147,23 @@ def _tamed(case: Case[Any], world: World) -> None:
     if isinstance(body, dict) and isinstance(body.get("project_path"), str):
         # Nor is a random command run on one that is there.
         body["project_path"] = f"{world.project}/none"
+    if isinstance(body, dict) and isinstance(body.get("project"), str):
+        body["project"] = body["project"] and str(world.project)
+    if isinstance(body, dict) and body.get("webhook"):
+        # Nor is anything told to anybody.
+        _tame_webhook(body)
     if isinstance(body, dict) and isinstance(body.get("project"), dict):
         project = body["project"]
         if isinstance(project.get("location"), str) and project.get("kind") != "empty":
             project["location"] = str(world.project)
+
+
+def _tame_webhook(body: dict[str, Any]) -> None:
+    nowhere = "http://127.0.0.1:9/"
+    if isinstance(body["webhook"], str):
+        body["webhook"] = nowhere
+    elif isinstance(body["webhook"], dict) and isinstance(body["webhook"].get("url"), str):
+        body["webhook"]["url"] = nowhere
 
 
 def _check(case: Case[Any], world: World) -> None:
@@ -155,6 +181,8 @@ def _check(case: Case[Any], world: World) -> None:
     if case.path == "/v1/spaces" and response.status_code == 201:
         made = response.json()["id"]
         good(world.client.delete(f"/v1/spaces/{made}", params={"force": "true"}))
+    if case.path == "/v1/requests" and response.status_code == 202:
+        good(world.client.delete(f"/v1/requests/{response.json()['key']}"))
 
 
 def _fuzz_route(world: World, route: Route, mode: GenerationMode) -> None:

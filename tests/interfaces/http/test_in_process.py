@@ -12,14 +12,15 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin, Subprotocol
 
 from carrel.config import Settings
 from carrel.daemon import places
 from carrel.daemon.assembling import open_api
 from carrel.daemon.listening import Server, bound
 from carrel.domain.errors import AuthenticationFailed
-from carrel.interfaces.http import exec_socket
+from carrel.interfaces.http import exec_socket, requests_socket
 from carrel.interfaces.http.bodies import BodyEnded, BodyTooSlow, PieceReader, Pieces
 from carrel.interfaces.http.closing import REASON, Closing
 from carrel.interfaces.http.streams import EventStream, Told, told
@@ -84,6 +85,38 @@ async def test_a_revoked_token_ends_its_sessions(rig: Rig, monkeypatch: pytest.M
     assert good(await rig.client.get(f"/v1/runs/{run}"))["state"] == "running"
 
 
+async def test_requests_of_a_token_that_is_revoked(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ends, and what was asked for goes on. A connection has room for so many."""
+    monkeypatch.setattr(requests_socket, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(requests_socket, "MOST_FOLLOWED", 1)
+    token = await rig.token("label:team=blue")
+    headers = {"Authorization": f"Bearer {token['secret']}"}
+    url = f"ws://{rig.address}/v1/requests"
+    async with (
+        connect(url, additional_headers=headers, proxy=None) as socket,
+        asyncio.timeout(SOON_S),
+    ):
+        asked = {"type": "generate", "instructions": "sleep 600", "request_id": "mine"}
+        await socket.send(json.dumps(asked))
+        assert json.loads(await socket.recv())["type"] == "accepted"
+        await socket.send(json.dumps({**asked, "request_id": "more"}))
+        while (frame := json.loads(await socket.recv()))["type"] != "error":
+            assert frame["request_id"] == "mine"
+        assert (frame["code"], frame["request_id"]) == ("capacity", "more") and frame["retriable"]
+        good(await rig.client.delete(f"/v1/tokens/{token['id']}"))
+        while (frame := json.loads(await socket.recv()))["type"] != "error":
+            assert frame["request_id"] == "mine"
+        assert frame["code"] == "authentication_failed" and frame["to"] == ""
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+    found = good(await rig.client.get("/v1/requests", params={"live": "true"}))["requests"]
+    assert [one["request_id"] for one in found] == ["mine"]
+    good(await rig.client.delete(f"/v1/requests/{found[0]['key']}"))
+
+
 async def test_a_first_frame_that_does_not_come(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_socket, "FIRST_FRAME_S", 0.05)
     headers = {"Authorization": f"Bearer {(await rig.token('admin'))['secret']}"}
@@ -107,6 +140,39 @@ async def test_a_page_that_is_allowed(rig: Rig) -> None:
         assert "PATCH" in preflight.headers["access-control-allow-methods"]
         other = {**headers, "Origin": "https://evil.example"}
         assert (await client.get("/v1/spaces", headers=other)).status_code == 403
+        # The page may read why it was refused.
+        refused = await client.get("/v1/spaces", headers={**headers, "Authorization": "Bearer no"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == PAGE
+
+
+async def test_a_socket_of_a_page(rig: Rig) -> None:
+    """It cannot set headers: its token comes among the protocols that it offers."""
+    secret = (await rig.token("admin"))["secret"]
+    url = f"ws://{rig.address}/v1/requests"
+    offers = [Subprotocol("carrel"), Subprotocol(f"carrel.token.{secret}")]
+    async with connect(url, origin=Origin(PAGE), subprotocols=offers, proxy=None) as socket:
+        assert socket.subprotocol == "carrel"
+        await socket.send('{"type": "cancel", "request_id": "none"}')
+        async with asyncio.timeout(SOON_S):
+            assert json.loads(await socket.recv())["code"] == "request_not_found"
+
+
+async def test_sockets_of_pages_that_are_refused(rig: Rig) -> None:
+    secret = (await rig.token("admin"))["secret"]
+    url = f"ws://{rig.address}/v1/requests"
+    for origin, protocols, status in (
+        ("https://evil.example", ("carrel", f"carrel.token.{secret}"), 403),
+        (PAGE, ("carrel", "carrel.token.wrong"), 401),
+        (PAGE, ("carrel", "carrel.token."), 401),
+        (PAGE, ("carrel",), 401),
+        (PAGE, (secret,), 401),
+    ):
+        offers = [Subprotocol(one) for one in protocols]
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(url, origin=Origin(origin), subprotocols=offers, proxy=None):
+                pass
+        assert refused.value.response.status_code == status, protocols
 
 
 class Listener:

@@ -13,12 +13,16 @@ import pytest
 
 from tests.daemon.hub_rig import line_to
 from tests.daemon.rig import Daemon, bad, good
-from tests.daemon.sessions import Session
+from tests.daemon.sessions import FRAME_S, Session
 from tests.instances.small import FILE, SCRIPT, small
 
-ABSENT_SPACE = "sp_aaaaaaaaaaaa"
-ABSENT_RUN = "ru_aaaaaaaaaaaa"
-ABSENT_INSTANCE = "in_aaaaaaaaaaaa"
+ABSENT = {
+    "space": "sp_aaaaaaaaaaaa",
+    "run": "ru_aaaaaaaaaaaa",
+    "instance": "in_aaaaaaaaaaaa",
+    "request_id": "rq_aaaaaaaaaaaa",
+    "series": "none-of-them",
+}
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,20 @@ ROUTES = [
     Route("DELETE", "/v1/servers/{name}", "admin"),
     Route("POST", "/request-session", "admin", body={"project_path": "/", "server": "carrel"}),
     Route("POST", "/release-session", "hidden", body={"session_id": "{instance}"}),
+    Route("POST", "/v1/requests", "own", body={"instructions": "x", "runtime": "process"}),
+    Route("GET", "/v1/requests", "own"),
+    Route("GET", "/v1/requests/{request_id}", "hidden"),
+    Route("DELETE", "/v1/requests/{request_id}", "hidden"),
+    Route("POST", "/v1/requests/{request_id}/cancel", "hidden"),
+    Route("POST", "/v1/requests/{request_id}/answer", "hidden", body={"text": "yes"}),
+    Route("POST", "/v1/requests/{request_id}/extend", "hidden", body={"seconds": 60}),
+    Route("POST", "/v1/requests/{request_id}/done", "hidden"),
+    Route("GET", "/v1/requests/{request_id}/events", "hidden"),
+    Route("GET", "/v1/requests/{request_id}/files", "hidden"),
+    Route("GET", "/v1/requests/{request_id}/files/{path}", "hidden"),
+    Route("GET", "/v1/requests/{request_id}/archive", "hidden"),
+    Route("GET", "/v1/series/{series}/versions", "hidden"),
+    Route("GET", "/v1/series/{series}/diff", "hidden"),
     Route("GET", "/v1/bases", "admin"),
     Route("POST", "/v1/bases", "admin", body={"project": {"kind": "empty"}}),
     Route("GET", "/v1/events", "own", {"after": "0"}),
@@ -121,6 +139,8 @@ class World:
     foreign: dict[str, Any]
     foreign_run: str
     foreign_instance: str
+    foreign_request: str
+    foreign_series: str
     foreign_token: str
     trashed: str
     clients: dict[str, httpx.Client]
@@ -142,6 +162,9 @@ def world(daemon: Daemon) -> Iterator[World]:
         gone = good(client.post("/v1/spaces", json={"labels": {"team": "other"}}))
         good(client.put(f"/v1/spaces/{gone['id']}/files?path=secret", content=b"dear"))
         good(client.delete(f"/v1/spaces/{gone['id']}", params={"force": "true"}))
+        asked = {"instructions": "write a b", "retention": {"series": label}}
+        request = good(client.post("/v1/requests", json=asked))["key"]
+        good(client.get(f"/v1/requests/{request}", params={"wait": 60}))
         token = good(client.post("/v1/tokens", json={"scope": "admin"}))["id"]
         secrets = {
             "space": daemon.token(f"space:{own['id']}"),
@@ -149,8 +172,19 @@ def world(daemon: Daemon) -> Iterator[World]:
         }
         clients = {kind: daemon.tcp(secret) for kind, secret in secrets.items()}
         try:
-            yield World(own, foreign, run["id"], instance, token, gone["id"], clients)
+            yield World(
+                own=own,
+                foreign=foreign,
+                foreign_run=run["id"],
+                foreign_instance=instance,
+                foreign_request=request,
+                foreign_series=label,
+                foreign_token=token,
+                trashed=gone["id"],
+                clients=clients,
+            )
         finally:
+            client.delete(f"/v1/requests/{request}")
             for space in (own, foreign):
                 client.delete(f"/v1/spaces/{space['id']}", params={"force": "true"})
             client.delete(f"/v1/tokens/{token}")
@@ -172,12 +206,10 @@ def _ask(daemon: Daemon, space: str) -> None:
             pass
 
 
-def _send(
-    client: httpx.Client, route: Route, space: str, run: str, token: str = "", instance: str = ""
-) -> httpx.Response:
+def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
-    words = {"token": token, "item": space, "turn": run, "permission": "p", "name": "openai"}
-    words |= {"space": space, "run": run, "instance": instance}
+    words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
+    words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}
     if route.content is not None:
@@ -216,11 +248,16 @@ def test_the_table_has_every_route(client: httpx.Client) -> None:
 def test_what_is_foreign_is_as_if_it_were_not(world: World, scope: str, route: Route) -> None:
     client = world.clients[scope]
     foreign = world.trashed if "/trash/" in route.path else world.foreign["id"]
-    met = _send(client, route, foreign, world.foreign_run, instance=world.foreign_instance)
-    absent = _send(client, route, ABSENT_SPACE, ABSENT_RUN, instance=ABSENT_INSTANCE)
+    there = {
+        **{"space": foreign, "run": world.foreign_run, "instance": world.foreign_instance},
+        **{"request_id": world.foreign_request, "series": world.foreign_series},
+    }
+    met = _send(client, route, **there)
+    absent = _send(client, route, **ABSENT)
     assert met.status_code == absent.status_code == 404, met.text
-    blind = met.text.replace(foreign, ABSENT_SPACE).replace(world.foreign_run, ABSENT_RUN)
-    blind = blind.replace(world.foreign_instance, ABSENT_INSTANCE)
+    blind = met.text
+    for name, word in there.items():
+        blind = blind.replace(word, ABSENT[name])
     assert blind == absent.text
     assert set(met.headers) == set(absent.headers)
 
@@ -235,20 +272,23 @@ def test_it_cannot_be_guessed(world: World, scope: str, word: str) -> None:
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.expect == "admin"], ids=_name)
 def test_what_is_for_administrators(world: World, scope: str, route: Route) -> None:
-    response = _send(world.clients[scope], route, "", "", world.foreign_token)
+    response = _send(world.clients[scope], route, token=world.foreign_token)
     bad(response, 403, "forbidden")
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.expect == "own"], ids=_name)
 def test_lists_have_nothing_foreign(world: World, daemon: Daemon, scope: str, route: Route) -> None:
-    response = _send(world.clients[scope], route, "", "")
-    if route.path == "/v1/spaces" and route.method == "POST":
+    response = _send(world.clients[scope], route)
+    if route.path in ("/v1/spaces", "/v1/requests") and route.method == "POST":
         # Unconfined, it is nobody's but an administrator's.
         bad(response, 403, "forbidden")
         return
     text = json.dumps(good(response))
-    for secret in (world.foreign["id"], world.foreign["name"], world.trashed, str(daemon.data)):
+    for secret in (
+        *(world.foreign["id"], world.foreign["name"], world.trashed, world.foreign_request),
+        str(daemon.data),
+    ):
         if secret == str(daemon.data) and route.path in ("/v1/spaces", "/v1/trash"):
             continue  # A space's own path is in the data folder.
         assert secret not in text
@@ -286,6 +326,10 @@ def test_sockets_too(world: World, daemon: Daemon, scope: str) -> None:
         session = Session(connection)
         session.send({"argv": ["true"]})
         assert session.until("problem")["code"] == "space_not_found"
+    with daemon.tcp_websocket("/v1/requests", secret) as connection:
+        for type in ("resume", "cancel", "done"):
+            connection.send(json.dumps({"type": type, "request_id": world.foreign_request}))
+            assert json.loads(connection.recv(FRAME_S))["code"] == "request_not_found"
     with daemon.tcp_websocket(f"/v1/runs/{world.foreign_run}/attach", secret) as connection:
         assert Session(connection).until("problem")["code"] == "run_not_found"
 
@@ -300,3 +344,4 @@ def test_nothing_foreign_was_touched(world: World, client: httpx.Client) -> None
     instance = good(client.get(f"/v1/instances/{world.foreign_instance}"))
     assert instance["state"] == "ready" and instance["clients"] == 1
     assert good(client.get(f"/v1/runs/{world.foreign_run}"))["state"] == "running"
+    assert good(client.get(f"/v1/requests/{world.foreign_request}"))["workspace"] == "there"

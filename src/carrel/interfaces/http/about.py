@@ -18,7 +18,7 @@ from carrel.interfaces.http.models.admin import EndingView, HealthView, InfoView
 from carrel.interfaces.http.serving import caller, serving
 from carrel.interfaces.http.views import scope_text
 from carrel.service.access import require_admin
-from carrel.service.requests import TIERS
+from carrel.service.space_requests import TIERS
 
 API = "v1"
 

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.domain.access import LOCAL, Caller
 from carrel.domain.errors import AuthenticationFailed, CarrelError, Forbidden, RateLimited
+from carrel.interfaces.http.page_sockets import choosing, offered_secret
 from carrel.interfaces.http.problems import problem_response
 from carrel.interfaces.http.services import Options
 from carrel.service.tokens import Tokens
@@ -94,14 +95,16 @@ class Access:
         origin = headers.get(b"origin")
         try:
             self._check_origin(origin)
-            if origin is not None and _is_preflight(scope, headers):
-                await _allow(origin)(scope, receive, send)
-                return
+            if origin is not None:
+                if _is_preflight(scope, headers):
+                    await _allow(origin)(scope, receive, send)
+                    return
+                send = _with_origin(send, origin)
             scope["carrel.caller"] = await self._caller(scope, headers)
         except CarrelError as error:
             await problem_response(error)(scope, receive, send)
             return
-        await self._app(scope, receive, send if origin is None else _with_origin(send, origin))
+        await self._app(scope, receive, choosing(scope, send))
 
     def _check_origin(self, origin: bytes | None) -> None:
         if origin is not None and origin.decode("latin-1") not in self._origins:
@@ -116,7 +119,9 @@ class Access:
         self._check_host(scope, headers.get(b"host", b""))
         if scope["path"] in OPEN_PATHS:
             return None
-        secret = _bearer(headers.get(b"authorization"))
+        header = headers.get(b"authorization")
+        secret = offered_secret(scope) if header is None else ""
+        secret = secret or _bearer(header)
         client = scope.get("client")
         address = str(client[0]) if client else ""
         self._tries.check(address, secret)

@@ -30,6 +30,9 @@ from carrel.interfaces.http import (
     inbox,
     instances,
     looking,
+    request_files,
+    requests,
+    requests_socket,
     runs,
     servers,
     sessions,
@@ -70,6 +73,9 @@ _ROUTERS = (
     instances,
     servers,
     sessions,
+    requests_socket,
+    requests,
+    request_files,
 )
 _SILENT: Any = {
     "tracing": False,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import io
-from collections.abc import Iterator
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from carrel.domain.errors import CarrelError
 from carrel.interfaces.http.bodies import PieceReader, Pieces, whole_or_rest
-from carrel.interfaces.http.byte_streams import ByteStream, Source
+from carrel.interfaces.http.byte_streams import ByteStream, begun
 from carrel.interfaces.http.documenting import (
     BINARY,
     OPTIONAL_PATH,
@@ -44,10 +40,7 @@ async def read_archive(request: Request, space: str) -> Response:
     path = path_of(request.scope, ".")
     here = serving(request)
     pieces = await here.services.files.archive(caller(request), space, path)
-    # What is wrong with the path is known with the first piece, when it can still be told.
-    first = await asyncio.to_thread(next, pieces, b"")
-    source = Source(first, lambda: next(pieces, b""), lambda: _close(pieces))
-    return ByteStream(source, here.background, media_type=MEDIA_TYPE)
+    return ByteStream(await begun(pieces), here.background, media_type=MEDIA_TYPE)
 
 
 @router.put(
@@ -69,10 +62,3 @@ async def write_archive(request: Request, space: str) -> Response:
         reader = io.BufferedReader(PieceReader(Pieces(first, rest)), BUFFER)
         await unpack(caller(request), space, reader, path)
     return answer({})
-
-
-def _close(pieces: Iterator[bytes]) -> None:
-    close = getattr(pieces, "close", None)
-    if close is not None:
-        with contextlib.suppress(CarrelError):
-            close()

@@ -15,7 +15,7 @@ from carrel.interfaces.http.serving import caller, serving
 from carrel.interfaces.http.spaces import project_of
 from carrel.interfaces.http.views import base_view
 from carrel.service.access import require_admin
-from carrel.service.requests import check_project
+from carrel.service.space_requests import check_project
 
 router = APIRouter(tags=["bases"])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -36,6 +37,19 @@ class Source:
             await asyncio.wait({self._step})
             self._step.exception()
         await asyncio.to_thread(self._close)
+
+
+async def begun(pieces: Iterator[bytes]) -> Source:
+    """What is wrong is known with the first piece, when it can still be told."""
+    first = await asyncio.to_thread(next, pieces, b"")
+    return Source(first, lambda: next(pieces, b""), lambda: _close(pieces))
+
+
+def _close(pieces: Iterator[bytes]) -> None:
+    close = getattr(pieces, "close", None)
+    if close is not None:
+        with contextlib.suppress(CarrelError):
+            close()
 
 
 class ByteStream(Response):

@@ -22,9 +22,7 @@ ALWAYS = (
 SPACE = ("space_not_found", "space_ambiguous")
 RUN = ("run_not_found", "space_not_found")
 CHANGING = ("state_conflict", "tree_damaged", "tree_unavailable", "sandbox_unavailable")
-PATHS = (
-    *SPACE,
-    *CHANGING,
+PATH_ERRORS = (
     "path_not_found",
     "path_invalid",
     "path_escapes",
@@ -32,6 +30,7 @@ PATHS = (
     "path_exists",
     "path_wrong_kind",
 )
+PATHS = (*SPACE, *CHANGING, *PATH_ERRORS)
 COMMAND = (
     *SPACE,
     *CHANGING,
@@ -76,6 +75,10 @@ STARTING = (
     "limits_unavailable",
 )
 """Of an instance."""
+ASKED = ("request_not_found",)
+"""Of a request."""
+MADE = (*ASKED, *CHANGING, "workspace_gone", "space_not_found")
+VERSIONS = ("version_not_found", "message_invalid")
 
 Responses = dict[int | str, dict[str, Any]]
 _SCHEMA = {"$ref": "#/components/schemas/Problem"}
@@ -101,6 +104,9 @@ def problem_as(description: str) -> dict[str, Any]:
 
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 EVENT_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_MEMBERS = {name: {"type": "string"} for name in ("id", "event", "data")}
+FRAMES = {"text/event-stream": {"schema": {"type": "object", "properties": _MEMBERS}}}
+"""Each event is one frame."""
 
 
 def query(name: str, about: str, *, required: bool = False, **schema: Any) -> dict[str, Any]:

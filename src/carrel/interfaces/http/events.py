@@ -56,7 +56,7 @@ async def read_events(
         types=frozenset(type) or None,
         limit=limit,
     )
-    start = _start(last_event_id, after)
+    start = start_of(last_event_id, after)
     if "application/json" in accept and "text/event-stream" not in accept:
         query = EventQuery(start or 0, wanted.space_ids, wanted.types, limit)
         events, reached = await here.services.feed.read(who, query)
@@ -102,7 +102,7 @@ def _told(event: Event) -> bytes:
     return told(event.type, event_view(event), event.seq)
 
 
-def _start(last_event_id: str | None, after: int | None) -> int | None:
+def start_of(last_event_id: str | None, after: int | None) -> int | None:
     if last_event_id is None or last_event_id == "":
         return after
     if not (last_event_id.isascii() and last_event_id.isdigit()) or len(last_event_id) > 18:

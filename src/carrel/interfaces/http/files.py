@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from carrel.domain.errors import PathNotFound
 from carrel.domain.files import Files
 from carrel.interfaces.http.bodies import Pieces, whole_or_rest
-from carrel.interfaces.http.byte_streams import ByteStream, Source
 from carrel.interfaces.http.documenting import (
     BINARY,
     OPTIONAL_PATH,
@@ -23,7 +19,8 @@ from carrel.interfaces.http.documenting import (
     STREAM_BODY,
     errors,
 )
-from carrel.interfaces.http.encoding import answer, bytes_answer
+from carrel.interfaces.http.encoding import answer
+from carrel.interfaces.http.file_streams import begin, file_answer
 from carrel.interfaces.http.models.files import (
     Done,
     FileList,
@@ -32,29 +29,11 @@ from carrel.interfaces.http.models.files import (
     Mode,
     MoveBody,
 )
-from carrel.interfaces.http.problems import RangeNotSatisfiable, problem_response
-from carrel.interfaces.http.ranges import part_of
 from carrel.interfaces.http.serving import caller, serving
 from carrel.interfaces.http.texts import path_of
 from carrel.interfaces.http.views import View, file_view
 
-PIECE = 256 * 1024
-
 router = APIRouter(tags=["files"])
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """A file, or a part of it, of which the beginning was read."""
-
-    file: BinaryIO
-    size: int
-    part: tuple[int, int] | None
-    first: bytes
-
-    @property
-    def length(self) -> int:
-        return self.size if self.part is None else self.part[1] - self.part[0]
 
 
 @router.get(
@@ -74,21 +53,10 @@ async def read_file(
 ) -> Response:
     here = serving(request)
     path = path_of(request.scope)
-    try:
-        reading = await here.services.files.use(
-            caller(request), space, lambda files: _open(files, path, range)
-        )
-    except RangeNotSatisfiable as error:
-        return problem_response(error, {"Content-Range": f"bytes */{error.details['size']}"})
-    headers = {"Accept-Ranges": "bytes", "Content-Length": str(reading.length)}
-    if reading.part is not None:
-        begin, end = reading.part
-        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{reading.size}"
-    status = 200 if reading.part is None else 206
-    if len(reading.first) == reading.length:
-        return bytes_answer(reading.first, headers, status)
-    headers["X-Content-Type-Options"] = "nosniff"
-    return ByteStream(_source(reading), here.background, status=status, headers=headers)
+    reading = here.services.files.use(
+        caller(request), space, lambda files: begin(files.open_read(path), range)
+    )
+    return await file_answer(reading, here.background)
 
 
 @router.put(
@@ -180,35 +148,3 @@ async def make_folder(request: Request, space: str, body: FolderBody) -> Respons
         writes=True,
     )
     return answer({})
-
-
-def _open(files: Files, path: str, range_header: str | None) -> _Reading:
-    """In a worker thread. Most files are done with the first piece."""
-    file = files.open_read(path)
-    try:
-        size = os.fstat(file.fileno()).st_size
-        part = part_of(range_header, size)
-        begin, end = part or (0, size)
-        file.seek(begin)
-        first = file.read(min(PIECE, end - begin))
-    except BaseException:
-        file.close()
-        raise
-    if len(first) == end - begin:
-        file.close()
-    return _Reading(file, size, part, first)
-
-
-def _source(reading: _Reading) -> Source:
-    left = reading.length - len(reading.first)
-
-    def read() -> bytes:
-        nonlocal left
-        piece = reading.file.read(min(PIECE, left))
-        if left and not piece:
-            # Somebody cut it short while it was sent.
-            raise PathNotFound("The file became shorter.")
-        left -= len(piece)
-        return piece
-
-    return Source(reading.first, read, reading.file.close)

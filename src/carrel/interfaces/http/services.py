@@ -19,6 +19,7 @@ from carrel.service.hangups import Hangups
 from carrel.service.inbox import Inbox
 from carrel.service.instances import Instances
 from carrel.service.keyring import Keyring
+from carrel.service.requests import Requests
 from carrel.service.runs import Runs
 from carrel.service.spaces import Spaces
 from carrel.service.tokens import Tokens
@@ -40,6 +41,7 @@ class Services:
     hub: Hub
     inbox: Inbox
     instances: Instances
+    requests: Requests
     collector: Collector
     doctor: Doctor
     bases: Bases

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from asyncio import TimerHandle
 from typing import Any
 
 from uvicorn.config import Config
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
+from websockets.http11 import Request
 
 from carrel.interfaces.http.connections import FLUSH_S, STALLED_S, UNWANTED_S
 
-TRY_AGAIN_LATER = 1013
+GOING_AWAY, TRY_AGAIN_LATER = 1001, 1013
 PING_S = 20.0
 """A client that is gone without a word is noticed after two of these."""
 MAX_MESSAGE = 1 << 20
@@ -31,10 +35,57 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self._stall: TimerHandle | None = None
         self._flush: TimerHandle | None = None
         self._failed = False
+        self._asked: dict[bytes, asyncio.Future[bool]] = {}
 
     def data_received(self, data: bytes) -> None:
         if not self._failed:
             super().data_received(data)
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:
+            self.scope["state"]["send_until_read"] = self.send_until_read
+
+    async def send_until_read(self, text: str) -> bool:
+        """Whether the client has read it: it answers a ping that comes after it, or says goodbye
+        of its own accord. False when it was lost. Raises `ClientDisconnected`."""
+        await self.writable.wait()
+        if self.disconnected or self.close_sent or self.transport.is_closing():
+            raise ClientDisconnected
+        name = secrets.token_bytes(8)
+        heard: asyncio.Future[bool] = self.loop.create_future()
+        self._asked[name] = heard
+        try:
+            self.conn.send_text(text.encode())
+            self.conn.send_ping(name)
+            # Both at once: who leaves when it has read the one would break the connection under
+            # the other, and its goodbye would not be heard.
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            return await heard
+        finally:
+            self._asked.pop(name, None)
+
+    def handle_pong(self, event: Frame) -> None:
+        name = bytes(event.data)
+        if name not in self._asked:
+            super().handle_pong(event)
+            return
+        # One answer may stand for several questions: those before it are answered too.
+        for earlier, heard in list(self._asked.items()):
+            if not heard.done():
+                heard.set_result(True)
+            if earlier == name:
+                return
+
+    def handle_close(self, event: Frame) -> None:
+        # A page that is left may be there again in a moment, and ask.
+        self._heard(self.conn.close_rcvd is not None and self.conn.close_rcvd.code != GOING_AWAY)
+        super().handle_close(event)
+
+    def _heard(self, whether: bool) -> None:
+        for heard in self._asked.values():
+            if not heard.done():
+                heard.set_result(whether)
 
     def handle_parser_exception(self) -> None:
         """As the parent does it, but what the client still sends is read for a moment: were
@@ -54,6 +105,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         for timer in (self._stall, self._flush):
             if timer is not None:
                 timer.cancel()
+        self._heard(False)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -78,6 +130,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": TRY_AGAIN_LATER})
         self.disconnected = True
         self.writable.set()
+        self._heard(False)
         self._give_up()
 
     def send_keepalive_ping(self) -> None:

@@ -9,6 +9,8 @@ from carrel.domain.errors import MessageInvalid
 
 SHOWN = 10
 """Faults in one answer; whoever has more mends these first."""
+SHAPE = "as-"
+"""What stands in a place only to tell the forms apart in which a field may come begins so."""
 
 
 def invalid(faults: Iterable[Mapping[str, Any]], where: str = "") -> MessageInvalid:
@@ -16,7 +18,8 @@ def invalid(faults: Iterable[Mapping[str, Any]], where: str = "") -> MessageInva
     found = []
     for fault in list(faults)[:SHOWN]:
         parts = [where, *(str(part) for part in fault["loc"])]
-        field = ".".join(part for part in parts if part)[:200]
+        named = (part for part in parts if part and not part.startswith(SHAPE))
+        field = ".".join(named)[:200]
         found.append({"field": field, "message": str(fault["msg"])[:300]})
     first = found[0] if found else {"field": "body", "message": "It cannot be understood"}
     return MessageInvalid(

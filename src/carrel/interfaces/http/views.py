@@ -89,7 +89,7 @@ class SpaceViews:
             "confined": None if confines is None else confines.confines,
             "uncovered": () if confines is None else confines.uncovered,
             "driver": space.driver,
-            "path": "" if gone else f"{self._folder}/{space.space_id}/project",
+            "path": "" if gone else space.place or f"{self._folder}/{space.space_id}/project",
             "network": space.network,
             "tier": space.tier,
             "limits": space.limits,

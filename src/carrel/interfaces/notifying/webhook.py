@@ -20,7 +20,7 @@ class Webhook:
     def __init__(self, address: str) -> None:
         self._address = address
         # Where it points is the administrator's choice, and is not sent on by the other side.
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._opener = urllib.request.build_opener(NoRedirect)
 
     async def tell(self, notice: Notice) -> None:
         await asyncio.to_thread(self._post, json.dumps(notice).encode())
@@ -39,6 +39,6 @@ class Webhook:
             raise NotTold(f"the webhook cannot be reached: {error}") from None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
