@@ -48,10 +48,11 @@ def run(desk: Program, command: list[str]) -> str:
 def test_the_command_line(desk: Program) -> None:
     """One block after the other: some go on where others ended."""
     said = [run(desk, ["bash", "-eu", "-c", block]) for block in blocks("cli.md", "sh")]
-    assert len(said) == 7
+    assert len(said) == 8
     assert "Hello, Ada!" in said[0] and "A notes.txt" in said[0]
-    assert "it ended with 3" in said[2] and "SOME INPUT" in said[2] and "(124)" in said[2]
-    assert "from a pipe" in said[3] and "(6)" in said[5]
+    assert "Hello!" in said[2] and "Hello again!" in said[2]
+    assert "it ended with 3" in said[3] and "SOME INPUT" in said[3] and "(124)" in said[3]
+    assert "from a pipe" in said[4] and "(6)" in said[6]
     assert (desk.cwd / "everything" / "copy" / "greet.py").read_text() == GREET
     assert desk.json("ls")["spaces"] == []
 

@@ -52,6 +52,26 @@ def test_how_clients_begin_does_without(begun: dict[str, object], tmp_path: Path
     assert "carrel.mcp.front" in loaded and loaded.isdisjoint(HEAVY)
 
 
+def test_codesmith_does_without() -> None:
+    """Also when it works: what it takes then is no more than a client takes."""
+    script = (
+        "import sys; from carrel.cli.main import run; code = run(['codesmith']);"
+        "begun = set(sys.modules); import carrel.mcp.codesmith.calls;"
+        "print(*begun, file=sys.stderr); print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", script],
+        input=encoded([initialize(), request(1, "tools/list")]),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert ran.returncode == 0 and len(ran.stdout.splitlines()) == 2, ran
+    begun, working = (set(line.split()) for line in ran.stderr.decode().splitlines())
+    assert begun.isdisjoint(HEAVY)
+    assert working.isdisjoint({"mcp", "mcp_types", "pydantic", "anyio", "asyncio", "click"})
+
+
 @pytest.mark.parametrize("words", [["--help"], ["mcp", "--help"], ["--version"]])
 def test_help_does_without(words: list[str]) -> None:
     script = (

@@ -15,7 +15,7 @@ from carrel.cli.call import Call
 from carrel.cli.failing import FAILED, INTERRUPTED
 from carrel.cli.parsing import PROGRAM_OPTIONS
 from carrel.cli.spec import Argument, Option, Verb
-from carrel.cli.table import GROUPS, VERBS
+from carrel.cli.table import GROUPS, HELP, VERBS, with_verb
 from carrel.cli.values import convert
 from carrel.domain.errors import MessageInvalid
 
@@ -53,6 +53,9 @@ class LazyGroup(click.Group):
         super().__init__(**attributes)
         self.prefix = prefix
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_verb(self.prefix.rstrip(), args))
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         own = [name.removeprefix(self.prefix) for name in VERBS if name.startswith(self.prefix)]
         return [name for name in own if " " not in name]
@@ -83,7 +86,7 @@ def _command(name: str, verb: Verb, run: Callable[[Call], int]) -> click.Command
         callback=callback,
         help=help,
         short_help=verb.summary.rstrip("."),
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": list(HELP)},
     )
 
 
@@ -135,7 +138,7 @@ def make_program() -> click.Group:
         no_args_is_help=False,
         invoke_without_command=True,
         callback=_without_verb,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": list(HELP)},
     )
     decorate = click.version_option(__version__, prog_name=NAME)
     return decorate(program)

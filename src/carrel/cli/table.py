@@ -59,6 +59,19 @@ VERBS = {
     "instance servers": "instance_servers",
     "instance add": "instance_add",
     "instance remove": "instance_remove",
+    "request": "",
+    "request new": "request_new",
+    "request ls": "request_ls",
+    "request show": "request_show",
+    "request cancel": "request_cancel",
+    "request answer": "request_answer",
+    "request files": "request_files",
+    "request fetch": "request_fetch",
+    "request extend": "request_extend",
+    "request rm": "request_rm",
+    "request versions": "request_versions",
+    "request diff": "request_diff",
+    "codesmith": "codesmith",
     "inbox": "inbox",
     "answer": "answer",
     "mcp": "mcp",
@@ -80,9 +93,13 @@ GROUPS = {
     "context": "Files that the agent of a space is given to read.",
     "hub": "Messages between people, agents and editors: say, ask, listen.",
     "instance": "Dedicated MCP servers: one process for each client.",
+    "request": "Have something made, in a workspace of its own.",
     "run": "Look at one command, attach to it, wait for it, signal it.",
     "token": "Tokens for the API on TCP.",
 }
+MEANT = {"request": "new"}
+"""The verb of a group when none is named: `carrel request "…"`."""
+HELP = ("-h", "--help")
 
 
 def find_verb(words: list[str]) -> tuple[str, list[str]] | None:
@@ -91,8 +108,24 @@ def find_verb(words: list[str]) -> tuple[str, list[str]] | None:
         return None
     name, rest = words[0], words[1:]
     if name in GROUPS:
+        rest = with_verb(name, rest)
         if not rest:
             return None
         name, rest = f"{name} {rest[0]}", rest[1:]
     file = VERBS.get(name)
     return (file, rest) if file else None
+
+
+def with_verb(group: str, words: list[str]) -> list[str]:
+    """What follows the name of a group, with the verb that is meant when none is named. A single
+    plain word is a verb, known or not: nothing is begun by a slip of the finger."""
+    if group not in MEANT or not words or words[0] in HELP or _names_verb(group, words):
+        return words
+    return [MEANT[group], *words]
+
+
+def _names_verb(group: str, words: list[str]) -> bool:
+    if not words[0].startswith("-"):
+        return words[0].isalpha() and words[0].islower()
+    before = words[: words.index("--")] if "--" in words else words
+    return any(f"{group} {word}" in VERBS for word in before)

@@ -1,4 +1,4 @@
-"""Who may come over HTTP: by address, by the Host and Origin that are named, by token."""
+"""Who may come over HTTP: by the Host and Origin that are named, by token."""
 
 from __future__ import annotations
 
@@ -13,37 +13,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from carrel.domain.errors import Forbidden, MessageInvalid
-
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WEB_PORT = 80
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, with brackets around an IPv6 address. `MessageInvalid`."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise MessageInvalid(
-            f"{text[:80]!r} is no address to listen on.", hint="For example: 127.0.0.1:0"
-        )
-    return host, int(port)
-
-
-def check_token(host: str, token: str) -> None:
-    """Raises `Forbidden`."""
-    if not token and not _is_loopback(host):
-        raise Forbidden(
-            f"Others could reach {host}, and nobody would ask who they are.",
-            hint="Set CARREL_MCP_TOKEN, or listen on 127.0.0.1.",
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def known_as(host: str, port: int, also: Iterable[str]) -> TransportSecuritySettings:

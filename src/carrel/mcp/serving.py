@@ -7,32 +7,20 @@ import functools
 import logging
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from carrel.client.hub_aio import AsyncHub
+from carrel.mcp.addressing import Http
 from carrel.mcp.desk import OpenHub, open_desk
 from carrel.mcp.front import Begun
 from carrel.mcp.server import NAME, CarrelServer
 from carrel.mcp.wire import take_over
 
 
-@dataclass(frozen=True)
-class Http:
-    """`address` is HOST:PORT; port 0 is any that is free."""
-
-    address: str
-    token: str = ""
-    names: Sequence[str] = ()
-    """By which the server is known beside its addresses."""
-
-
 def serve(
     *, data: str = "", url: str = "", autostart: bool = True, client: Begun | Http | None = None
 ) -> None:
     """Until the client is gone, or somebody ends it: over HTTP, or on standard input and
-    output, which the front may have `Begun`. Raises what the hub refuses for, `Forbidden` and
-    `MessageInvalid`."""
+    output, which the front may have `Begun`. Raises what the hub refuses for."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )

@@ -8,10 +8,10 @@ import sys
 import uvicorn
 from starlette.types import ASGIApp
 
+from carrel.mcp.addressing import Http
 from carrel.mcp.desk import OpenHub, open_desk
-from carrel.mcp.guarding import Bearer, check_token, known_as, parse_address
+from carrel.mcp.guarding import Bearer, known_as
 from carrel.mcp.server import NAME, CarrelServer
-from carrel.mcp.serving import Http
 
 PATH = "/mcp"
 GOODBYE_S = 2
@@ -19,10 +19,9 @@ GOODBYE_S = 2
 
 
 async def serve_http(open_hub: OpenHub, http: Http) -> None:
-    host, port = parse_address(http.address)
-    check_token(host, http.token)
+    host = http.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
+    with socket.create_server((host, http.port), family=family) as listener:
         port = listener.getsockname()[1]
         async with open_desk(open_hub) as desk:
             app: ASGIApp = CarrelServer(desk).streamable_http_app(

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 
 from anyio import AsyncFile, wrap_file
 
-from carrel.mcp.front import STDIN, STDOUT, Begun
-
-STDERR = 2
+from carrel.mcp.ends import private_ends
+from carrel.mcp.front import Begun
 
 
 def take_over(begun: Begun) -> tuple[AsyncFile[str], AsyncFile[str]]:
-    """What the client writes, and what it reads. Nothing else finds them at the standard
-    places from then on: a stray print goes to standard error."""
-    ends = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, STDERR + 1) for one in (STDIN, STDOUT)]
-    _put_in_place(os.open(os.devnull, os.O_RDONLY), STDIN)
-    _put_in_place(_stray(), STDOUT)
-    return wrap_file(_hearing(begun.first, ends[0])), wrap_file(_Said(ends[1], begun))
-
-
-def _put_in_place(descriptor: int, place: int) -> None:
-    os.dup2(descriptor, place)
-    os.close(descriptor)
-
-
-def _stray() -> int:
-    try:
-        return os.dup(STDERR)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
+    """What the client writes, and what it reads."""
+    heard, said = private_ends()
+    return wrap_file(_hearing(begun.first, heard)), wrap_file(_Said(said, begun))
 
 
 def _hearing(first: bytes, descriptor: int) -> io.TextIOWrapper:

@@ -28,9 +28,11 @@ def run(call: Call) -> int:
 
         front.serve(data=data, url=url, autostart=autostart)
         return 0
-    from carrel.mcp.serving import Http, serve
+    from carrel.mcp.addressing import Http
 
     token = call.text("token") or os.environ.get(TOKEN, "")
-    http = Http(call.text("http"), token, call.texts("allow_host"))
+    http = Http.at(call.text("http"), token, call.texts("allow_host"))
+    from carrel.mcp.serving import serve
+
     serve(data=data, url=url, autostart=autostart, client=http)
     return 0
