@@ -9,8 +9,9 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # The folders that hold Python today; benchmarks and examples may be left out of an archive.
 CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.py))))
-# Each worker mounts file systems and starts sandboxes: more than eight only wait for the disk.
-WORKERS ?= logical
+# One more than there are cores, for tests wait now and then. Each worker mounts file systems and
+# starts sandboxes: more than eight only wait for the disk.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 TESTS ?=
 
 help:
@@ -19,7 +20,7 @@ help:
 	@echo "make test    all tests (TESTS='tests/trees -k overlay' for some of them)"
 	@echo "make check   style, types, import rules"
 	@echo "make bench   the benchmarks, side by side with other tools"
-	@echo "make soak    ten minutes of twenty clients, and two hundred killed daemons"
+	@echo "make soak    ten minutes of twenty clients, five thousand requests, two hundred killed daemons"
 	@echo "make clean   removes what these made"
 
 setup:
@@ -29,7 +30,7 @@ demo: setup
 	@$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup $(TESTS)
+	$(BIN)/python -m tests.reaping $(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .
@@ -44,9 +45,11 @@ bench: setup
 	$(BIN)/python bench/hub.py
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/instances.py
+	$(BIN)/python bench/requests.py
 
 soak: setup
 	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tests.soak.requests
 	$(BIN)/python -m tests.faults.kills
 	$(BIN)/python -m tests.faults.hub_kills
 

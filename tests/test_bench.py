@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,31 @@ SPACES = (
 )
 HUB = (
     *("hub.py", "--messages=320", "--window=10", "--rate=50", "--seconds=1", "--subscribers=4"),
-    *("--kept=300", "--missed=100", "--idle=10"),
+    *("--kept=300", "--missed=100", "--idle=10", "--clients=4", "--processes=1"),
+    "--no-rehearsal",
 )
 
-AGENTS = ("agents.py", "--files=40", "--bytes=300", "--agents=3", "--events=20", "--wide=2")
+AGENTS = (
+    *("agents.py", "--files=40", "--bytes=300", "--agents=3", "--events=20", "--wide=2"),
+    "--no-rehearsal",
+)
 
-INSTANCES = ("instances.py", "--at-once=3", "--many=everything", "--live=2")
+INSTANCES = ("instances.py", "--at-once=3", "--many=everything", "--live=2", "--unprepared")
+
+
+IMPATIENT = """
+import sys
+if "carrel.daemon" in sys.orig_argv:
+    from carrel.runtimes import engine
+    engine.LINGER_S = 0.2
+"""
+"""A daemon reads it first: sandboxes in which nothing runs are kept for ten seconds, and the
+benchmark waits, twice, until none is."""
+
+REQUESTS = (
+    *("requests.py", "--count=1", "--files=10", "--connections=2", "--each=1", "--greedy=2"),
+    *("--others=1", "--many=2", "--idle-s=1", "--no-rehearsal"),
+)
 
 
 def arguments(place: Path, script: str, *options: str) -> list[str]:
@@ -48,9 +68,12 @@ def arguments(place: Path, script: str, *options: str) -> list[str]:
     return [sys.executable, str(BENCH / script), *options, *common]
 
 
-def report_of(place: Path, script: str, *options: str) -> dict[str, Any]:
+def report_of(
+    place: Path, script: str, *options: str, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     done = subprocess.run(
         arguments(place, script, *options),
+        env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -126,8 +149,9 @@ def test_sandbox(data: Path) -> None:
     assert len(report["targets"]) == 4
 
 
-def test_spaces(data: Path) -> None:
-    report = report_of(data, *SPACES)
+def test_spaces(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+    report = report_of(data, *SPACES, env={"PYTHONPATH": str(tmp_path)})
     check_shape(report)
     assert report["benchmark"] == "spaces"
     assert names(report, "rows") >= {
@@ -231,6 +255,25 @@ def test_instances(data: Path) -> None:
         "the manager's memory for each",
         "everything: release to all gone, p95",
     }
+
+
+def test_requests(data: Path) -> None:
+    report = report_of(data, *REQUESTS)
+    check_shape(report)
+    assert report["benchmark"] == "requests" and names(report, "skipped") == set()
+    assert names(report, "rows") >= {
+        *(f"carrel: beyond the agent's time, {kind}" for kind in ("nothing", "a git project")),
+        *(f"by hand: beyond the agent's time, {kind}" for kind in ("nothing", "a git project")),
+        "carrel: 2 requests at once",
+        "carrel: requests in a row",
+        "daemon's memory, after 2 more",
+    }
+    # Whatever the machine does meanwhile: nothing is lost, mixed or left.
+    met = {one["name"]: one["met"] for one in report["targets"]}
+    assert met["requests lost"] and met["results with files that are not their own"]
+    assert all(met[f"{what} that 2 requests leave"] for what in ("files", "mounts", "rows"))
+    assert {"overhead, nothing, p50", "overhead, a git project, p95"} <= met.keys()
+    assert {"idle carrel codesmith", "its memory after a call"} <= met.keys()
 
 
 @pytest.mark.parametrize(

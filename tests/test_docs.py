@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from carrel.daemon import control
+from tests.etc import share_etc
 from tests.service.rig import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,7 @@ def test_there_are_examples() -> None:
 
 @pytest.fixture
 def place(data: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+    share_etc(data)
     project = tmp_path / "project"
     project.mkdir()
     (project / "greet.py").write_text("print('hello')\n")

@@ -139,11 +139,11 @@ def test_the_mcp_server_is_imported_by_its_verb_alone(graph: grimp.ImportGraph) 
     """Its library takes a second to import."""
     room = {"carrel.mcp"} | graph.find_descendants("carrel.mcp")
     importers = set().union(*map(graph.find_modules_that_directly_import, room))
-    assert importers - room == {"carrel.cli.verbs.mcp"}
+    assert importers - room == {"carrel.cli.verbs.mcp", "carrel.cli.verbs.codesmith"}
     # The scripted agent asks it as a client, in its own process.
     asking = {"carrel.agents.frontends.space_tools"}
     # A program of its own, in the sandbox of a server.
-    asking.add(bridge := f"{INSIDE}bridge")
+    asking.add(bridge := f"{INSIDE}bridge_sessions")
     assert graph.find_modules_that_directly_import(bridge) == set()
     for library in ("mcp", "mcp_types"):
         assert graph.find_modules_that_directly_import(library) <= room | asking

@@ -26,6 +26,13 @@ def started(stopped: Daemon) -> Daemon:
 
 
 @pytest.fixture
+def refusing(stopped: Daemon) -> Daemon:
+    """Not started yet; for tests of what it says when it cannot start."""
+    stopped.forked = True
+    return stopped
+
+
+@pytest.fixture
 def daemon(stopped: Daemon) -> Daemon:
     """For tests that speak with it more than of it."""
     stopped.forked = True

@@ -12,6 +12,7 @@ import pytest
 from carrel.daemon import control
 from carrel.daemon.control import Folder
 from tests.forking import forked
+from tests.launchers import fork_launchers, nursery
 
 
 def spawn(data: Folder, listen: str | None, ready: int) -> None:
@@ -20,15 +21,17 @@ def spawn(data: Folder, listen: str | None, ready: int) -> None:
     if listen:
         words += ["--listen", listen]
     with Connection(os.dup(ready), readable=False) as heard:
-        process = forked.Process(target=_become, args=(words, dict(os.environ), heard))
+        args = (words, dict(os.environ), heard, nursery())
+        process = forked.Process(target=_become, args=args)
         process.start()
     process.join()
     process.close()
 
 
-def _become(words: Sequence[str], env: dict[str, str], heard: Connection) -> None:
+def _become(words: Sequence[str], env: dict[str, str], heard: Connection, nursery: str) -> None:
     from carrel.daemon.main import main
 
+    fork_launchers(nursery)
     os.environ.clear()
     os.environ.update(env)
     raise SystemExit(main([*words, "--ready-fd", str(heard.fileno())]))

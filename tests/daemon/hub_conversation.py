@@ -298,6 +298,9 @@ async def of_mishaps(talk: Talk, told: Told) -> None:
     talk.make(mcp=["broken"])
     await told(EventType.INSTANCE_STATE, to="failed")
     await told(EventType.SERVER_FAILED)
+    asked = good(talk.api("POST", "requests", {"instructions": "write a.txt made"}))
+    talk.tape.name(asked["key"], "rq_…")
+    await told(EventType.REQUEST_STATE, to="working")
 
 
 async def of_an_instance(talk: Talk, project: Path) -> None:

@@ -74,20 +74,20 @@ def test_it_keeps_nothing_of_its_caller(stopped: Daemon) -> None:
             os.close(theirs)
 
 
-def test_there_is_one_per_data_folder(started: Daemon) -> None:
+def test_there_is_one_per_data_folder(daemon: Daemon) -> None:
     with pytest.raises(DaemonRunning) as caught:
-        control.start(started.data)
-    assert str(started.pid) in caught.value.message and caught.value.details["pid"] == started.pid
+        control.start(daemon.data)
+    assert str(daemon.pid) in caught.value.message and caught.value.details["pid"] == daemon.pid
     ran = subprocess.run(
-        [sys.executable, "-m", "carrel.daemon", "--data", started.data],
+        [sys.executable, "-m", "carrel.daemon", "--data", daemon.data],
         capture_output=True,
         text=True,
         timeout=SOON_S,
         check=False,
     )
-    assert ran.returncode == 1 and str(started.pid) in ran.stderr
+    assert ran.returncode == 1 and str(daemon.pid) in ran.stderr
     assert "Traceback" not in ran.stderr
-    with started.local() as client:
+    with daemon.local() as client:
         good(client.get("/v1/health"))
 
 
@@ -112,32 +112,32 @@ def test_many_start_it_at_once_and_one_does(stopped: Daemon) -> None:
     stopped.pid = pids[0]
 
 
-def test_after_a_kill_the_next_one_takes_over(started: Daemon) -> None:
-    first, began = started.pid, start_time(started.pid)
-    with started.local() as client:
+def test_after_a_kill_the_next_one_takes_over(daemon: Daemon) -> None:
+    first, began = daemon.pid, start_time(daemon.pid)
+    with daemon.local() as client:
         space = good(client.post("/v1/spaces", json={}))["id"]
     os.kill(first, signal.SIGKILL)
     _ended(first, began)
-    assert os.path.exists(places.socket(started.data)), "it had no time to tidy up"
-    assert not control.status(started.data).running
-    assert started.start().pid != first
-    with started.local() as client:
+    assert os.path.exists(places.socket(daemon.data)), "it had no time to tidy up"
+    assert not control.status(daemon.data).running
+    assert daemon.start().pid != first
+    with daemon.local() as client:
         assert good(client.get(f"/v1/spaces/{space}"))["state"] == "ready"
 
 
-def test_commands_outlive_it(started: Daemon) -> None:
+def test_commands_outlive_it(daemon: Daemon) -> None:
     script = "echo before; read x; echo after $x; exit 6"
-    with started.local() as client:
+    with daemon.local() as client:
         space = good(client.post("/v1/spaces", json={}))["id"]
-    with started.websocket(f"/v1/spaces/{space}/exec") as connection:
+    with daemon.websocket(f"/v1/spaces/{space}/exec") as connection:
         connection.send(f'{{"argv": ["sh", "-c", "{script}"], "stdin": true}}')
         session = Session(connection)
         run = session.until("started")["run"]["id"]
         session.until_output(b"before\n")
-        started.stop()
+        daemon.stop()
         assert session.closed() == (1012, "The daemon ends; what runs in spaces goes on.")
-    started.start()
-    with started.websocket(f"/v1/runs/{run}/attach?stdout={len(session.out[1])}") as connection:
+    daemon.start()
+    with daemon.websocket(f"/v1/runs/{run}/attach?stdout={len(session.out[1])}") as connection:
         again = Session(connection)
         again.out = dict(session.out)
         again.until("started")
@@ -146,21 +146,21 @@ def test_commands_outlive_it(started: Daemon) -> None:
         assert again.out[1] == b"before\nafter all\n" and again.dropped == 0
 
 
-def test_streams_and_waits_hear_of_the_end(started: Daemon) -> None:
-    with started.local() as client:
+def test_streams_and_waits_hear_of_the_end(daemon: Daemon) -> None:
+    with daemon.local() as client:
         space = good(client.post("/v1/spaces", json={}))["id"]
         run = good(client.post(f"/v1/spaces/{space}/runs", json={"argv": ["sleep", "600"]}))
     told: dict[str, object] = {}
 
     def listen() -> None:
-        with started.local() as own, own.stream("GET", "/v1/events") as response:
+        with daemon.local() as own, own.stream("GET", "/v1/events") as response:
             lines = response.iter_lines()
             assert ": listening" in (next(lines), next(lines))
             barrier.wait(SOON_S)
             told["events"] = [line for line in lines if line]
 
     def wait() -> None:
-        with started.local() as own:
+        with daemon.local() as own:
             barrier.wait(SOON_S)
             told["wait"] = good(own.get(f"/v1/runs/{run['id']}/wait"))["state"]
 
@@ -169,8 +169,8 @@ def test_streams_and_waits_hear_of_the_end(started: Daemon) -> None:
     for thread in threads:
         thread.start()
     barrier.wait(SOON_S)
-    _until_waiting(started)
-    control.stop(started.data)
+    _until_waiting(daemon)
+    control.stop(daemon.data)
     for thread in threads:
         thread.join(SOON_S)
     assert told["wait"] == "running"
@@ -188,35 +188,35 @@ def _until_waiting(daemon: Daemon) -> None:
     raise AssertionError("nobody waits")
 
 
-def test_an_exec_that_the_end_cuts_off_says_what_runs(started: Daemon) -> None:
-    with started.local() as client:
+def test_an_exec_that_the_end_cuts_off_says_what_runs(daemon: Daemon) -> None:
+    with daemon.local() as client:
         space = good(client.post("/v1/spaces", json={}))["id"]
     answers: list[httpx.Response] = []
 
     def run() -> None:
-        with started.local() as own:
+        with daemon.local() as own:
             body = {"argv": ["sh", "-c", "touch began; sleep 600"]}
             answers.append(own.post(f"/v1/spaces/{space}/exec", json=body))
 
     thread = threading.Thread(target=run)
     thread.start()
-    with started.local() as client:
+    with daemon.local() as client:
         while client.get(f"/v1/spaces/{space}/files/stat?path=began").status_code != 200:
             assert thread.is_alive()
-    control.stop(started.data)
+    control.stop(daemon.data)
     thread.join(SOON_S)
     problem = answers[0].json()
     assert answers[0].status_code == 503 and problem["code"] == "daemon_unavailable"
     assert problem["run"]["space"] == space and problem["run"]["state"] == "running"
 
 
-def test_an_administrator_may_end_it(started: Daemon) -> None:
-    began = start_time(started.pid)
-    with started.local() as client:
+def test_an_administrator_may_end_it(daemon: Daemon) -> None:
+    began = start_time(daemon.pid)
+    with daemon.local() as client:
         response = client.post("/v1/shutdown")
         assert response.status_code == 202 and response.json() == {"ending": True}
-    _ended(started.pid, began)
-    assert not control.status(started.data).running
+    _ended(daemon.pid, began)
+    assert not control.status(daemon.data).running
 
 
 def test_a_path_longer_than_an_address(data: Path) -> None:
@@ -233,29 +233,29 @@ def test_a_path_longer_than_an_address(data: Path) -> None:
         control.stop(deep)
 
 
-def test_a_start_that_fails_says_why(stopped: Daemon) -> None:
-    stopped.data.mkdir(parents=True)
-    (stopped.data / "carrel.db").write_bytes(b"this is no database" * 1000)
+def test_a_start_that_fails_says_why(refusing: Daemon) -> None:
+    refusing.data.mkdir(parents=True)
+    (refusing.data / "carrel.db").write_bytes(b"this is no database" * 1000)
     with pytest.raises(DaemonUnavailable) as caught:
-        stopped.start()
+        refusing.start()
     assert caught.value.message.startswith("The daemon did not start: ")
     assert caught.value.details["cause"] == "store_damaged"
-    assert not control.status(stopped.data).running
+    assert not control.status(refusing.data).running
 
 
 @pytest.mark.parametrize("listen", ["nonsense", "256.1.1.1:1", "127.0.0.1:99999"])
-def test_addresses_that_cannot_be(stopped: Daemon, listen: str) -> None:
-    stopped.listen = listen
+def test_addresses_that_cannot_be(refusing: Daemon, listen: str) -> None:
+    refusing.listen = listen
     with pytest.raises(DaemonUnavailable) as caught:
-        stopped.start()
+        refusing.start()
     assert listen in caught.value.message
 
 
-def test_an_address_that_is_taken(stopped: Daemon) -> None:
+def test_an_address_that_is_taken(refusing: Daemon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        stopped.listen = f"127.0.0.1:{other.getsockname()[1]}"
+        refusing.listen = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(DaemonUnavailable) as caught:
-            stopped.start()
+            refusing.start()
     assert "in use" in caught.value.message
 
 

@@ -25,6 +25,7 @@ from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.storing import Record
 from carrel.store.sqlite import SqliteStore
+from tests.launchers import fork_launchers
 
 SCENARIO_S = 60.0
 
@@ -87,10 +88,11 @@ async def run(services: Services, killer: Killer) -> None:
 
 
 async def run_on(services: Services, killer: Killer) -> None:
-    """Commands that go on while the daemon dies."""
+    """Commands that go on while the daemon dies: one says nothing until it is told to."""
     space = await _new(services, "made")
+    waiting = "until [ -e go ]; do sleep 0.02; done"
     script = "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; exit 9"
-    slow = await services.runs.start(space.space_id, Command(("sh", "-c", f"sleep 1; {script}")))
+    slow = await services.runs.start(space.space_id, Command(("sh", "-c", f"{waiting}; {script}")))
     tell(started=slow.run_id)
     killer.armed = True
     record = await services.runs.start(space.space_id, Command(("true",)))
@@ -158,8 +160,9 @@ async def main(data: Path, scenario: str, moment: str, number: int) -> None:
         tell(writes=killer.count)
 
 
-def play(told: str, data: str, scenario: str, moment: str, number: int) -> None:
+def play(nursery: str, told: str, data: str, scenario: str, moment: str, number: int) -> None:
     """`told` is the file that is told."""
+    fork_launchers(nursery)
     descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
     sys.stdout = os.fdopen(descriptor, "w")
     asyncio.run(main(Path(data), scenario, moment, number))

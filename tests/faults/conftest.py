@@ -1,4 +1,4 @@
-"""Daemons that are killed again and again are forked, not loaded anew."""
+"""Daemons and launchers that are killed again and again are forked, not loaded anew."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.daemon.forking import forking
+from tests.launchers import forked_launchers
 
 
 @pytest.fixture(autouse=True)
 def _forked_daemons() -> Iterator[None]:
-    with forking():
+    with forking(), forked_launchers():
         yield

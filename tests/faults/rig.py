@@ -19,6 +19,7 @@ from carrel.domain.access import LOCAL
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.launcher.client import Launcher
 from carrel.lifecycle.table import SETTLED
+from tests.etc import share_etc
 from tests.load.clearing import end_everything
 from tests.service.rig import RUN_S, leftovers, run
 
@@ -30,6 +31,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 @asynccontextmanager
 async def serving(data: Path) -> AsyncIterator[Services]:
     """A service on the folder, whose launcher stays."""
+    share_etc(data)
     async with open_service(Settings(data=data)) as services:
         yield services
 
@@ -53,7 +55,10 @@ async def assert_sound(services: Services, data: Path, *kept: Space) -> None:
     await services.collector.run(LOCAL)
     there = await everything(services)
     assert {space.space_id: space.state for space in there if space.state not in SETTLED} == {}
-    assert {space.space_id for space in there} == {space.space_id for space in kept}
+    known = {space.space_id for space in kept}
+    others = [space for space in there if space.space_id not in known]
+    assert others == [], others
+    assert known == {space.space_id for space in there}
     ids = {space.space_id for space in kept}
     gone = [space_id for space_id in await _removed(services) if space_id not in ids]
     strays = [one for one in leftovers(data, *gone) if not any(space_id in one for space_id in ids)]

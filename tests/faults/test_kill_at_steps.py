@@ -17,8 +17,10 @@ from carrel.domain.runs import RunRecord, RunState, Stream
 from carrel.domain.runtimes import ExitReason
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.lifecycle.table import SETTLED
+from tests.etc import share_etc
 from tests.faults.child import SCENARIOS, play
 from tests.forking import forked
+from tests.launchers import nursery
 from tests.load.clearing import end_everything
 from tests.service.rig import RUN_S, leftovers, output, run
 
@@ -30,7 +32,8 @@ MOST_WRITES = 40
 
 def act(told: Path, data: Path, scenario: str, moment: str, number: int) -> list[dict[str, Any]]:
     """What the killed one had acknowledged, which is in the file `told`."""
-    process = forked.Process(target=play, args=(str(told), str(data), scenario, moment, number))
+    args = (nursery(), str(told), str(data), scenario, moment, number)
+    process = forked.Process(target=play, args=args)
     process.start()
     process.join(CHILD_S)
     assert process.exitcode in (0, -9)
@@ -43,6 +46,7 @@ async def test_killed_at_every_write(
     scenario: str, moment: str, data: Path, tmp_path: Path
 ) -> None:
     """All of them on one data folder: what one leaves would be the next one's trouble."""
+    share_etc(data)
     try:
         for number in range(1, MOST_WRITES):
             told = tmp_path / "told"
@@ -101,6 +105,8 @@ async def check_run(services: Services, record: RunRecord) -> None:
     if record.argv == ("sleep", "1000"):
         # Whether it was stopped or goes on: the successor has it in its hands.
         await services.runs.signal(record.run_id, signal.SIGKILL)
+    if "-e go" in record.argv[-1] and record.state is RunState.RUNNING:
+        await run(services, await services.spaces.get(LOCAL, record.space_id), "touch go")
     async with asyncio.timeout(RUN_S):
         record = await services.runs.wait(record.run_id)
     assert record.state in (RunState.ENDED, RunState.FAILED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from carrel.domain.access import LOCAL
 from carrel.linux import cgroupfs
 from carrel.runtimes.engine import LINGER_S
 from tests.faults.rig import ending, run_to_its_death, serving
+from tests.machine import groups
 from tests.service.rig import leftovers, make
 
 MARGIN_S = 10.0
@@ -56,10 +56,9 @@ async def _without_groups(space_id: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for tree in cgroupfs.hierarchies():
-            for above, names, _files in os.walk(tree.mount):
-                if space_id in names:
-                    cgroupfs.remove(Path(above) / space_id)
+        for group in list(groups()):
+            if group.name == space_id:
+                cgroupfs.remove(group)
 
 
 async def test_killed_in_a_proof(data: Path) -> None:

@@ -19,6 +19,7 @@ from carrel.domain.errors import PathNotFound, SpaceNotFound, UnexportedChanges
 from carrel.domain.spaces import SpaceState
 from tests.load.ledger import Held, Ledger, Outcome
 from tests.load.patience import Calls
+from tests.load.requests import request
 
 RUN_S = 60.0
 """The commands take a fraction of a second; a loaded machine may need more."""
@@ -47,6 +48,8 @@ class Surroundings:
     project: Path
     life: Gate
     deed: Gate
+    requests: bool = False
+    """Clients also have things made, in workspaces that are not theirs to look after."""
 
 
 class LoadClient:
@@ -65,8 +68,9 @@ class LoadClient:
         async with self._around.life():
             async with self._around.deed():
                 held = await self._create()
+            deeds = (*self._deeds, *((LoadClient._request,) if self._around.requests else ()))
             for _ in range(self._chance.randint(2, MOST_DEEDS)):
-                deed = self._chance.choice(self._deeds)
+                deed = self._chance.choice(deeds)
                 async with self._around.deed():
                     self._ledger.counts[deed.__name__.strip("_")] += 1
                     await deed(self, held)
@@ -206,6 +210,11 @@ class LoadClient:
             if space.info.restored_from == old:
                 return space
         return await self._client.undelete(old)
+
+    async def _request(self, _: Held) -> None:
+        """Beside its space."""
+        space_id = await request(self._client, self._next("q"), self._chance)
+        self._ledger.workspaces.add(space_id)
 
     # Ending
 

@@ -43,6 +43,8 @@ class Ledger:
     held: dict[str, Held] = field(default_factory=dict)
     ever: set[str] = field(default_factory=set)
     """All spaces there ever were."""
+    workspaces: set[str] = field(default_factory=set)
+    """Spaces of requests, which go by themselves, with all that was told of them."""
     runs: set[str] = field(default_factory=set)
     """All commands that were acknowledged as started."""
     counts: Counter[str] = field(default_factory=Counter)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.daemon import control
 from carrel.launcher.client import Launcher
-from carrel.linux import cgroupfs, processes
+from carrel.linux import processes
 from tests.folders import mounts_below
-
-_SPACE = re.compile(rb"CARREL_SPACE=(sp_[a-z2-7]{12})\0")
+from tests.machine import all_inhabitants, groups
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def traces(data: Path, ever: set[str]) -> dict[str, set[str]]:
         "users": {os.readlink(data / "uids" / name) for name in _names(data / "uids")},
         "holders": {name.split(".")[0] for name in _names(data / "launcher" / "holders")},
         "mounts": _mounted(data / "spaces"),
-        "groups": _groups() & ever,
-        "processes": _alive() & ever,
+        "groups": {group.name for group in groups()} & ever,
+        "processes": {space_id for _pid, space_id in all_inhabitants()} & ever,
     }
 
 
@@ -76,28 +74,6 @@ def _names(folder: Path) -> list[str]:
 def _mounted(spaces: Path) -> set[str]:
     above = os.path.realpath(spaces)
     return {os.path.relpath(point, above).split("/")[0] for point in mounts_below(spaces)} - {"."}
-
-
-def _groups() -> set[str]:
-    return {
-        name
-        for tree in cgroupfs.hierarchies()
-        for _above, names, _files in os.walk(tree.mount)
-        for name in names
-        if name.startswith("sp_")
-    }
-
-
-def _alive() -> set[str]:
-    """The spaces of all processes that were started in one."""
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                match = _SPACE.search(Path(f"/proc/{name}/environ").read_bytes())
-                if match:
-                    found.add(match[1].decode())
-    return found
 
 
 def running_in(folder: Path) -> list[str]:

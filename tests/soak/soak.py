@@ -77,7 +77,12 @@ class Soak:
         project.mkdir()
         (project / PROJECT_FILE).write_bytes(PROJECT_TEXT)
         self._around = Surroundings(
-            self.report.ledger, Impatient(), project, self._life, lambda: nullcontext()
+            self.report.ledger,
+            Impatient(),
+            project,
+            self._life,
+            lambda: nullcontext(),
+            requests=True,
         )
 
     def _life(self) -> AbstractAsyncContextManager[None]:
@@ -97,7 +102,7 @@ class Soak:
                 for number in range(plan.clients)
             ]
             watching = await stack.enter_async_context(AsyncClient(data=self._data))
-            follower = Follower(watching)
+            follower = Follower(watching, dense=False)
             following = asyncio.create_task(follower.follow())
             try:
                 await self._phases(clients, following)
@@ -144,7 +149,8 @@ class Soak:
     async def _assert_nothing_left(self) -> None:
         until = time.monotonic() + SETTLE_S
         while True:
-            found = await asyncio.to_thread(reality.traces, self._data, self.report.ledger.ever)
+            ever = self.report.ledger.ever | self.report.ledger.workspaces
+            found = await asyncio.to_thread(reality.traces, self._data, ever)
             left = {kind: names for kind, names in found.items() if names}
             if not left:
                 return

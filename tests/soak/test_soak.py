@@ -19,4 +19,4 @@ async def test_a_short_soak() -> None:
             report = await Soak(data, project, plan).run()
     assert [figures.when for figures in report.figures] == ["start", "middle", "end"]
     assert report.ledger.counts["create"] >= plan.clients
-    assert report.events and report.ledger.runs
+    assert report.events and report.ledger.runs and report.ledger.counts["request"]

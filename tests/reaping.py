@@ -1,0 +1,42 @@
+"""Runs a command, and buries at once whatever was left alone below it.
+
+    python -m tests.reaping pytest …
+
+Tests kill launchers and daemons whose children go on. A sandbox is gone only when somebody has
+waited for the last of its processes, and the first process of some machines does so once in a
+second or two.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from carrel.linux import namespaces
+
+
+def run(argv: Sequence[str]) -> int:
+    """Its exit status, as a shell has it."""
+    namespaces.become_subreaper()
+    child = os.posix_spawnp(argv[0], [*argv], os.environ)
+    # From a terminal they come to the command as well.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

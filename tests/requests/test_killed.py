@@ -1,0 +1,106 @@
+"""The daemon is killed at every write of a request: what was promised is kept, and nothing of
+what was not is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.app.service import Services, open_service
+from carrel.config import Settings
+from carrel.domain.access import LOCAL
+from carrel.domain.requests import Request, RequestQuery, RequestState, Workspace
+from carrel.domain.storing import Forget
+from tests.etc import share_etc
+from tests.forking import forked
+from tests.launchers import forked_launchers, nursery
+from tests.load.clearing import end_everything
+from tests.requests.killing import play
+from tests.requests.rig import heard, paths
+from tests.service.rig import leftovers
+
+CHILD_S = 90.0
+MOST_WRITES = 100
+CASES = (
+    ("ephemeral", "before", 1),
+    ("ephemeral", "after", 3),
+    ("retained", "before", 3),
+    ("cancelled", "before", 3),
+    ("versioned", "before", 4),
+)
+"""Every write of a request, and of the others every third or fourth: most are the same."""
+
+
+def act(told: Path, data: Path, scenario: str, moment: str, number: int) -> list[dict[str, Any]]:
+    args = (nursery(), str(told), str(data), scenario, moment, number)
+    process = forked.Process(target=play, args=args)
+    process.start()
+    process.join(CHILD_S)
+    assert process.exitcode in (0, -9)
+    return [json.loads(line) for line in told.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("scenario", "moment", "step"), CASES)
+async def test_killed_at_its_writes(
+    scenario: str, moment: str, step: int, data: Path, tmp_path: Path
+) -> None:
+    share_etc(data)
+    try:
+        for number in range(1, MOST_WRITES, step):
+            told = tmp_path / "told"
+            said = await asyncio.to_thread(act, told, data, scenario, moment, number)
+            with forked_launchers():
+                async with open_service(Settings(data=data)) as services:
+                    await check(
+                        services, {key: value for one in said for key, value in one.items()}
+                    )
+                    await clear(services, data)
+            if any("writes" in one for one in said):
+                assert number > 1
+                return
+        raise AssertionError("a request never ends")
+    finally:
+        await asyncio.to_thread(end_everything, data)
+
+
+async def check(services: Services, told: dict[str, Any]) -> None:
+    for name in ("promised", "version"):
+        if name in told and "removed" not in told:
+            await check_promise(services, await services.requests.get(LOCAL, told[name]))
+    if "kept" in told and "removed" not in told:
+        await services.requests.settled()
+        request = await services.requests.get(LOCAL, told["kept"])
+        if request.workspace is Workspace.THERE:
+            files = await services.requests.files(LOCAL, request.key)
+            assert [file.path for file in files.files] == ["made.txt"]
+    if "cancelled" in told:
+        request = await services.requests.get(LOCAL, told["cancelled"])
+        assert request.state is RequestState.CANCELLED
+
+
+async def check_promise(services: Services, request: Request) -> None:
+    """It was written down: it is done, by whichever daemon, and once."""
+    frames = await heard(services, request.key)
+    assert paths(frames) == ["made.txt"]
+    assert frames[-1].data["complete"] is True
+    numbers = [frame.seq for frame in frames if frame.seq]
+    assert numbers == sorted(numbers)
+    await services.requests.delivered(LOCAL, request.key)
+
+
+async def clear(services: Services, data: Path) -> None:
+    """Everything can be removed, and then nothing is left."""
+    for request in await services.requests.list(LOCAL, RequestQuery(limit=1000)):
+        await services.requests.remove(LOCAL, request.key)
+    await services.requests.settled()
+    await services.reconciler.sweep()
+    assert services.journal.all() == []
+    assert await services.spaces.trashed(LOCAL) == []
+    assert leftovers(data) == []
+    found = await services.requests.list(LOCAL, RequestQuery(limit=1000))
+    assert all(one.workspace in (Workspace.GONE, Workspace.NONE) for one in found)
+    await services.store.write(Forget(requests=tuple(one.key for one in found)))
