@@ -19,7 +19,13 @@ from bench.agent_streams import stream
 from bench.measuring import Board, Spread, say, settle
 from bench.own_agents import EQUIPPED, PROGRAMS, Agent, Raw, first_replies, install, turn
 from bench.own_spaces import Daemon, open_daemon
-from bench.places import add_common_options, positive, run_main, workplace
+from bench.places import (
+    add_common_options,
+    add_rehearsal_option,
+    positive,
+    run_main,
+    workplace,
+)
 from bench.projects import Shape, make_project
 from bench.reporting import Report, Row, in_ms, machine
 from tests.agents.standins import serving
@@ -59,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--events", type=positive, default=4000, help="of each of them")
     parser.add_argument("--wide", type=positive, default=20, help="that begin at once")
     add_common_options(parser, rounds=10)
+    add_rehearsal_option(parser)
     return parser.parse_args()
 
 
@@ -91,9 +98,10 @@ class Comparison:
         raws = {_raw(agent): Raw(self._daemon, agent)}
         if agent is not SCRIPTED:
             raws[_equipped(agent)] = Raw(self._daemon, agent, EQUIPPED)
-        turn(space, agent)
-        for raw in raws.values():
-            raw.turn(space)
+        if self._options.rehearse:
+            turn(space, agent)
+            for raw in raws.values():
+                raw.turn(space)
         for number in range(self._options.rounds):
             say(f"{agent.name}: a turn, round {number + 1} of {self._options.rounds}")
             settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from carrel.instances.listening import tree
 _PRIVATE = ("Private_Clean", "Private_Dirty")
 _LISTENS = "0A"
 """As `/proc/net/tcp` writes the state of such a socket."""
+LOOKS, LOOK_S = 5, 0.01
 _KEEPING = ("bwrap", "hold", "launcher")
 
 
@@ -38,6 +40,16 @@ def footprint(pid: int) -> Footprint:
     found = {name: int(rest.split()[0]) for name, _, rest in (one.partition(":") for one in lines)}
     own = sum(found.get(name, 0) for name in _PRIVATE)
     return Footprint(own * 1024 / 1e6, found.get("Anonymous", 0) * 1024 / 1e6)
+
+
+def steady_own(pid: int) -> float:
+    """What it has when it forks nothing: until a child is another program, it has all of its
+    parent's pages too, and nothing is anybody's own."""
+    found = []
+    for _ in range(LOOKS):
+        found.append(footprint(pid).own)
+        time.sleep(LOOK_S)
+    return max(found)
 
 
 def together(pids: Iterable[int]) -> Footprint:

@@ -25,17 +25,29 @@ class Happenings:
 
     def await_loaded(self, server: str) -> None:
         """Until there is a process that has loaded it."""
+        self.loaded(server)
+
+    def loaded(self, server: str) -> int:
+        """That process."""
         launcher = Launcher(self._data)
         until = time.monotonic() + WAIT_S
         try:
-            while not any(
-                server in str(one) for one in launcher.call("zygotes", {}, [])[0]["zygotes"]
-            ):
-                if time.monotonic() > until:
-                    raise RuntimeError(f"no process has loaded {server}")
+            while time.monotonic() < until:
+                for one in launcher.call("zygotes", {}, [])[0]["zygotes"]:
+                    if server in one["name"] and one["state"] == "ready":
+                        return int(one["pid"])
                 time.sleep(LOOK_S)
         finally:
             launcher.close()
+        raise RuntimeError(f"no process has loaded {server}")
+
+    def await_compiled(self, count: int) -> None:
+        """Until what Node compiles is kept of so many programs."""
+        until = time.monotonic() + WAIT_S
+        while len(list((self._data / "compiled").glob("*/program.json"))) < count:
+            if time.monotonic() > until:
+                raise RuntimeError("what was compiled is not kept")
+            time.sleep(LOOK_S)
 
     def await_spare(self, handed: str) -> None:
         """Until one stands ready that is not the one that was just handed over."""

@@ -20,7 +20,13 @@ from bench.hub_measures import Side
 from bench.hub_rivals import Redis, Unavailable, open_redis
 from bench.measuring import Board, Spread, quantile, say, settle
 from bench.own_hub import OwnHub, open_hub
-from bench.places import add_common_options, positive, run_main, workplace
+from bench.places import (
+    add_common_options,
+    add_rehearsal_option,
+    positive,
+    run_main,
+    workplace,
+)
 from bench.reporting import Report, Row, machine
 
 STREAMS = 4
@@ -80,6 +86,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--missed", type=positive, default=10_000, help="before a reconnect")
     parser.add_argument("--idle", type=positive, default=1000, help="connected clients")
     add_common_options(parser, rounds=5)
+    add_rehearsal_option(parser)
     return parser.parse_args()
 
 
@@ -97,7 +104,8 @@ class Comparison:
         spaces = [hub.new_space() for _ in range(STREAMS)]
         if self._redis is not None:
             self._redis.set_sync(APPENDFSYNC[sync])
-        own.publish(spaces, max(1, options.messages // 10), window=options.window)
+        if options.rehearse:
+            own.publish(spaces, max(1, options.messages // 10), window=options.window)
         for number in self._rounds(_kept(PUBLISH, sync)):
             for name in PUBLISHERS:
                 self._publish(name, own, spaces, (number, sync))

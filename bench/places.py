@@ -36,6 +36,11 @@ def add_common_options(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
 
 
+def add_rehearsal_option(parser: argparse.ArgumentParser) -> None:
+    """What is timed is done once before, untimed, unless it is only to be seen whether it runs."""
+    parser.add_argument("--no-rehearsal", dest="rehearse", action="store_false")
+
+
 def positive(text: str) -> int:
     number = int(text)
     if number < 1:

@@ -1,0 +1,58 @@
+"""The same without Carrel's client: the package `websockets`, a token, and a lost connection that
+is made again."""
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+from typing import Any
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+SERVER, TOKEN = os.environ["CARREL_SERVER"], os.environ["CARREL_TOKEN"]
+INSTRUCTIONS = """\
+write hello.py print('hello')
+ask Is that all?
+say It is done."""
+
+
+async def generate(asked: dict[str, Any]) -> dict[str, Any]:
+    """The result. Raises RuntimeError with the error's code and sentence."""
+    request_id = asked.setdefault("request_id", str(uuid.uuid4()))
+    opening = {"type": "generate", **asked}
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    # `connect` comes back by itself, after longer and longer pauses.
+    async for socket in connect(f"ws://{SERVER}/v1/requests", additional_headers=headers):
+        try:
+            await socket.send(json.dumps(opening))
+            async for message in socket:
+                frame: dict[str, Any] = json.loads(message)
+                if "seq" in frame and frame["type"] != "input_needed":
+                    # From here on a new connection goes on where this one was. A question is
+                    # heard again until something came after it: the answer may have been lost.
+                    opening = {"type": "resume", "request_id": request_id, "after": frame["seq"]}
+                if frame["type"] == "progress":
+                    print(f"{frame['progress']:4.0%} {frame['message']}")
+                elif frame["type"] == "input_needed":
+                    answer = {"type": "answer", "request_id": request_id, "id": frame["id"]}
+                    await socket.send(json.dumps({**answer, "text": "yes"}))
+                elif frame["type"] == "result":
+                    return frame
+                elif frame["type"] == "error" and frame.get("to", "generate") != "answer":
+                    raise RuntimeError(f"{frame['code']}: {frame['message']}")
+        except ConnectionClosed:
+            continue
+    raise AssertionError("`connect` goes on until it is told to end")
+
+
+async def main() -> None:
+    result = await generate({"instructions": INSTRUCTIONS, "frontend": "scripted"})
+    for file in result["files"]:
+        print(file["change"], file["path"], file["lines"], file["language"])
+        print(file["text"])
+    sys.exit(0 if result["complete"] else 1)
+
+
+asyncio.run(main())
