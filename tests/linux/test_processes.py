@@ -42,3 +42,25 @@ def test_children_are_found_without_the_kernels_list() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert child.pid in processes._children_by_scan(os.getpid())
         child.kill()
+
+
+def test_a_process_between_two_programs_keeps_its_variables() -> None:
+    """It has neither program's environment for a moment."""
+    again = 'exec sh -c "$0" "$0"'
+    with subprocess.Popen(["sh", "-c", again, again], env={"MARK": "x"}) as restless:
+        try:
+            seen = [processes.has_variable(restless.pid, "MARK", "x") for _ in range(3000)]
+        finally:
+            restless.kill()
+    assert all(seen)
+    assert not processes.has_variable(restless.pid, "MARK", "x")
+
+
+def test_no_environment_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "EXECUTING_S", 3600.0)
+    assert not processes.has_variable(2, "MARK", "x"), "a process of the kernel"
+    with subprocess.Popen(["sleep", "60"], env={}) as bare:
+        assert not processes.has_variable(bare.pid, "MARK", "x")
+        bare.kill()
+        os.waitid(os.P_PID, bare.pid, os.WEXITED | os.WNOWAIT)
+        assert not processes.has_variable(bare.pid, "MARK", "x"), "a zombie"

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 MOST_ENVIRONMENT_BYTES = 1 << 20
 """So much of one is looked at."""
+EXECUTING_S = 0.5
+"""For a process that is between two programs, and has no environment of either: it takes less
+than a millisecond, but may have to wait for a core in the middle of it."""
 
 
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which the process started; with the pid it names a process
     for good. None when there is no such process, or only its zombie."""
+    fields = _status(pid)
+    return int(fields[19]) if fields is not None else None
+
+
+def _status(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the third on. None as for `start_time`."""
+    status = _read(f"/proc/{pid}/stat", 4096)
+    if status is None:
+        return None
+    fields = status.rpartition(b")")[2].split()
+    return None if fields[0] in (b"Z", b"X") else fields
+
+
+def _read(path: str, most: int) -> bytes | None:
     try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        fields = os.read(descriptor, 4096).rpartition(b")")[2].split()
+        return os.read(descriptor, most)
     except OSError:
         return None
     finally:
         os.close(descriptor)
-    if fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[19])
 
 
 def is_alive(pid: int, started: int) -> bool:
@@ -71,17 +86,22 @@ def descendants(pid: int) -> list[int]:
 
 def has_variable(pid: int, name: str, value: str) -> bool:
     """Whether the process was executed with it. No, when nobody may look."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        found = os.read(descriptor, MOST_ENVIRONMENT_BYTES)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    path = f"/proc/{pid}/environ"
+    end = time.monotonic() + EXECUTING_S
+    while not (found := _read(path, MOST_ENVIRONMENT_BYTES)):
+        if found is None or _has_none(pid) or time.monotonic() > end:
+            return False
+        time.sleep(0.0005)
     return f"\0{name}={value}\0".encode() in b"\0" + found + b"\0"
+
+
+def _has_none(pid: int) -> bool:
+    """Its environment is empty for good, or it has no memory. One that is being executed has
+    no place for an environment yet."""
+    fields = _status(pid)
+    if fields is None or fields[20] == b"0":
+        return True
+    return fields[47] == fields[48] != b"0"
 
 
 def send_signal(pid: int, number: int) -> bool:
