@@ -18,6 +18,7 @@ from tests.launchers import end_nursery
 def pytest_configure(config: pytest.Config) -> None:
     # Known without xdist too.
     config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs")
+    config.addinivalue_line("markers", "idle_time: on a loop of `tests.idle_time`")
     # What is loaded now stays to the end.
     gc.disable()
 

@@ -127,8 +127,9 @@ class Server:
         for connection in list(self._state.connections):
             if isinstance(connection, Connection):
                 connection.shutdown()
-        until = time.monotonic() + grace_s
-        while (self._state.connections or self._state.tasks) and time.monotonic() < until:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        while (self._state.connections or self._state.tasks) and loop.time() < until:
             await asyncio.sleep(_STEP_S)
         for connection in list(self._state.connections):
             connection.transport.abort()

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.daemon.rig import Daemon, fresh_daemon, good
+from tests.idle_time import IdleTimeLoop
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("idle_time") is not None:
+        return {"idle time": IdleTimeLoop}
+    return {"real time": asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ from websockets.exceptions import ConnectionClosed
 from carrel.daemon.listening import Server
 from carrel.interfaces.http import connections, socket_connections
 from carrel.interfaces.http.closing import Closing
+from tests.idle_time import IdleTimeLoop
 
+pytestmark = pytest.mark.idle_time
 SOON_S = 20.0
 """Nothing here takes as long, on any machine."""
 HEAD = b"POST / HTTP/1.1\r\nHost: carrel\r\n"
@@ -248,6 +250,30 @@ async def test_a_slow_application_is_not_the_clients_fault(rig: Rig, patch: Patc
         client.send(b"Content-Length: %d\r\n\r\n" % size + bytes(size))
         asyncio.get_running_loop().call_later(0.5, rig.app.go.set)
         assert await client.answer() == (200, str(size).encode())
+
+
+async def test_time_in_which_nobody_read_is_not_the_clients(rig: Rig, patch: Patch) -> None:
+    patch("BODY_S", 0.3)
+    size = 1 << 16
+    async with rig.client() as client:
+        client.send(b"POST /later HTTP/1.1\r\nHost: carrel\r\n")
+        client.send(b"Content-Length: %d\r\n\r\n" % (2 * size) + bytes(size + 1))
+        await asyncio.sleep(0.29)
+        rig.app.go.set()
+        await asyncio.sleep(0.29)
+        client.send(bytes(size - 1))
+        assert await client.answer() == (200, str(2 * size).encode())
+
+
+async def test_what_came_while_all_were_busy_is_in_time(rig: Rig, patch: Patch) -> None:
+    patch("BODY_S", 0.3)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, IdleTimeLoop)
+    async with rig.client() as client:
+        client.send(HEAD + b"Content-Length: 10\r\n\r\nhalf")
+        loop.call_later(0.1, loop.work, 1.0)
+        loop.call_later(0.2, client.send, b"of it.")
+        assert await client.answer() == (200, b"10")
 
 
 async def test_a_body_that_nobody_wants(rig: Rig, patch: Patch) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -43,6 +44,8 @@ STALLED_S = 60.0
 """For a client to read what waits for it."""
 FLUSH_S = 10.0
 """From the end of a connection to its abort, if the client does not read the rest."""
+SECOND_LOOK_S = 0.001
+"""After the time of a request is over: what came while we were busy is read in it."""
 CHUNK_OVERHEAD = 16
 """A body in chunks of one byte is sixfold; more than this around it is an attack."""
 
@@ -51,6 +54,17 @@ class _Stage(Enum):
     IDLE = auto()
     HEAD = auto()
     BODY = auto()
+
+
+class _Flow(FlowControl):
+    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._resumed = resumed
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self._resumed()
+        super().resume_reading()
 
 
 class HeaderTooLarge(RequestError):
@@ -80,6 +94,7 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._refusal: CarrelError | None = None
         self._unwanted = False
+        self._late = False
         self._timer: TimerHandle | None = None
         self._stall: TimerHandle | None = None
         self._flush: TimerHandle | None = None
@@ -88,6 +103,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._read_again)
         self.app_state["abort"] = transport.abort
         if not may_connect(transport):
             transport.abort()
@@ -170,6 +186,7 @@ class Connection(HttpToolsProtocol):
             self._arm(HEAD_S - (now - self._since))
             return
         self._since = now
+        self._late = False
         if self._around_body > MAX_HEAD + CHUNK_OVERHEAD * self._body_bytes:
             self._refuse(_too_much(), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
@@ -180,6 +197,7 @@ class Connection(HttpToolsProtocol):
         self._stage = _Stage.HEAD
         self._since = self.loop.time()
         self._head_bytes = 0
+        self._late = False
         self._began_now = True
 
     def on_url(self, url: bytes) -> None:
@@ -272,11 +290,20 @@ class Connection(HttpToolsProtocol):
             # It is us who do not read.
             self._since = now
         left = (HEAD_S if self._stage is _Stage.HEAD else BODY_S) - (now - self._since)
-        if left > 0.001:
+        if left > SECOND_LOOK_S:
+            self._late = False
             self._arm(left)
+            return
+        if not self._late:
+            self._late = True
+            self._arm(SECOND_LOOK_S)
             return
         error = RequestTimeout("The request took too long to come.", hint="Send it again.")
         self._refuse(error, HTTPStatus.REQUEST_TIMEOUT)
+
+    def _read_again(self) -> None:
+        """For the client to go on after we did not read."""
+        self._since = self.loop.time()
 
     def _abort_later(self) -> None:
         """A connection that is closed goes when its client has read the rest, or does not."""
