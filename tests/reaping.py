@@ -21,9 +21,11 @@ from carrel.linux import namespaces
 def run(argv: Sequence[str]) -> int:
     """Its exit status, as a shell has it."""
     namespaces.become_subreaper()
-    child = os.posix_spawnp(argv[0], [*argv], os.environ)
+    keys = (signal.SIGINT, signal.SIGQUIT)
+    # What a shell starts in the background does not know them, and tests are about them.
+    child = os.posix_spawnp(argv[0], [*argv], os.environ, setsigdef=keys)
     # From a terminal they come to the command as well.
-    for number in (signal.SIGINT, signal.SIGQUIT):
+    for number in keys:
         signal.signal(number, signal.SIG_IGN)
 
     def pass_on(number: int, _frame: FrameType | None) -> None:

@@ -178,8 +178,8 @@ async def test_a_refusal_and_a_loss_before_it_runs_are_errors(
 
 async def test_one_who_says_nothing_is_asked_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("streaming", "aio_streaming"):
-        monkeypatch.setattr(f"carrel.client.{module}.QUIET_S", 0.1)
-        monkeypatch.setattr(f"carrel.client.{module}.DEAD_S", 0.3)
+        monkeypatch.setattr(f"carrel.client.{module}.QUIET_S", 0.2)
+        monkeypatch.setattr(f"carrel.client.{module}.DEAD_S", 2.0)
 
     def silent(guest: Guest) -> None:
         guest.socket.sendall(agree(guest) + STARTED)

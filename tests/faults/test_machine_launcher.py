@@ -118,7 +118,7 @@ async def test_a_run_is_not_given_up_at_the_first_refusal(
     real = Launcher.ask
 
     async def ask(
-        self: Launcher, op: str, fields: Reply, descriptors: list[int], timeout_s: float = ANSWER_S
+        self: Launcher, op: str, fields: Reply, descriptors: list[int], timeout_s: float = BOUND_S
     ) -> tuple[Reply, list[int]]:
         nonlocal refusals
         if op == "attach" and refusals:
@@ -158,17 +158,20 @@ async def test_an_end_of_the_daemon_and_of_the_launcher(data: Path) -> None:
 # Hung
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (Launcher.ask, Launcher.call):
-        monkeypatch.setattr(method, "__defaults__", (ANSWER_S,))
-    monkeypatch.setattr(client, "ANSWER_S", ANSWER_S)
-    monkeypatch.setattr(client, "START_S", ANSWER_S)
-    monkeypatch.setattr(engine, "STOP_MARGIN_S", ANSWER_S)
+@contextmanager
+def _impatient() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for method in (Launcher.ask, Launcher.call):
+            patch.setattr(method, "__defaults__", (ANSWER_S,))
+        patch.setattr(client, "ANSWER_S", ANSWER_S)
+        patch.setattr(client, "START_S", ANSWER_S)
+        patch.setattr(engine, "STOP_MARGIN_S", ANSWER_S)
+        yield
 
 
 @contextmanager
 def hung(data: Path) -> Iterator[None]:
+    """Only so long is nobody waited for: one that is awake has all the time it needs."""
     pid = launcher_pid(data)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -177,12 +180,13 @@ def hung(data: Path) -> Iterator[None]:
         while "\nState:\tT" not in Path(f"/proc/{pid}/status").read_text():
             assert time.monotonic() < until
             time.sleep(0.01)
-        yield
+        with _impatient():
+            yield
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_launcher_that_hangs(data: Path, impatient: None) -> None:
+async def test_a_launcher_that_hangs(data: Path) -> None:
     """Calls end in time and say why; later all is well again. A space needs nobody to be
     made, and its first command tells that there is nobody to run it."""
     async with ending(data), serving(data) as services:
@@ -211,7 +215,7 @@ async def test_a_launcher_that_hangs(data: Path, impatient: None) -> None:
 
 @pytest.mark.parametrize("killed", [True, False])
 async def test_what_was_refused_does_not_run_later(
-    data: Path, impatient: None, monkeypatch: pytest.MonkeyPatch, killed: bool
+    data: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     """The caller was told that it did not run. That it is killed as well may come too late."""
 
@@ -234,7 +238,7 @@ async def test_what_was_refused_does_not_run_later(
         await remove_all(services, data)
 
 
-async def test_a_launcher_that_hangs_while_the_daemon_starts(data: Path, impatient: None) -> None:
+async def test_a_launcher_that_hangs_while_the_daemon_starts(data: Path) -> None:
     """The daemon serves all the same, and what it could not settle is settled later."""
     async with ending(data):
         async with serving(data) as services:

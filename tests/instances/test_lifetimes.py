@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from tests.instances.rig import call, leftovers, processes, server, serving, sta
 
 OVER = (InstanceState.ENDED, InstanceState.FAILED)
 OK = server("ok")
+LEASE_S, IDLE_S = 2.0, 2.0
+"""In which a busy machine comes to what takes it milliseconds otherwise."""
 
 
 @pytest.fixture
@@ -48,9 +51,10 @@ async def test_a_time_to_live(data: Path, services: Services, project: Path) -> 
 
 
 async def test_a_lease_is_kept_by_heartbeats(services: Services, project: Path) -> None:
-    instance = (await start(services, OK, project, lease_s=0.5)).instance
-    for _ in range(8):
-        await asyncio.sleep(0.1)
+    instance = (await start(services, OK, project, lease_s=LEASE_S)).instance
+    until_s = time.monotonic() + 1.2 * LEASE_S
+    while time.monotonic() < until_s:
+        await asyncio.sleep(LEASE_S / 10)
         beaten = await services.instances.heartbeat(LOCAL, instance.instance_id)
         assert beaten.state is InstanceState.READY
     ended = await until(services, instance.instance_id, *OVER)
@@ -58,9 +62,9 @@ async def test_a_lease_is_kept_by_heartbeats(services: Services, project: Path) 
 
 
 async def test_one_that_is_idle(services: Services, project: Path) -> None:
-    handed = await start(services, OK, project, idle_s=0.6)
+    handed = await start(services, OK, project, idle_s=IDLE_S)
     reader, writer = await asyncio.open_connection("127.0.0.1", handed.instance.port)
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(1.5 * IDLE_S)
     connected = await services.instances.get(LOCAL, handed.instance.instance_id)
     assert connected.state is InstanceState.READY
     writer.close()

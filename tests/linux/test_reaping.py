@@ -20,8 +20,8 @@ while [ -e /proc/$pid ]; do :; done
 """
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "tests.reaping", "sh", "-c", script]
+def run(script: str, *before: str) -> subprocess.CompletedProcess[str]:
+    argv = [*before, sys.executable, "-m", "tests.reaping", "sh", "-c", script]
     return subprocess.run(
         argv, cwd=SOURCE, capture_output=True, text=True, timeout=RUN_S, check=False
     )
@@ -35,3 +35,8 @@ def test_what_is_left_alone_is_adopted_and_buried() -> None:
 @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", 137)])
 def test_how_it_ended_is_told(script: str, status: int) -> None:
     assert run(script).returncode == status
+
+
+def test_an_interrupt_is_one_in_the_background_too() -> None:
+    background = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    assert run("kill -INT $$; exit 3", *background).returncode == 130
