@@ -358,21 +358,28 @@ def begins(folder: Path) -> list[str]:
     return [PYTHON, "-I", str(folder / "begins.py"), SCRIPT, str(folder / "pids")]
 
 
-async def test_it_begins_at_once_and_the_first_client_has_it(tmp_path: Path) -> None:
+async def test_the_first_two_find_theirs_begun(tmp_path: Path) -> None:
+    """The one who looks whether it answers, and the one it is for. Others have theirs begun when
+    they come: nobody knows whether there are any."""
+    pids = tmp_path / "pids"
     with served(tmp_path, BRIDGE, begins(tmp_path)) as bridged:
-        (first,) = await until_noted(tmp_path / "pids", 1)
-        for count in (1, 2):
+        for begun, count in ((1, 1), (2, 2), (2, 3), (3, 4)):
+            before = await until_noted(pids, begun)
+            assert len(before) == begun
             async with connected(bridged.url, mode="legacy") as client:
                 result = await client.call_tool("about", {})
                 assert isinstance(result.content[0], TextContent)
                 pid = json.loads(result.content[0].text)["pid"]
-            assert noted(tmp_path / "pids")[-1] == pid and len(noted(tmp_path / "pids")) == count
-        assert noted(tmp_path / "pids")[0] == first
+            assert noted(pids)[count - 1] == pid
 
 
-async def test_one_that_nobody_came_to_ends_with_the_bridge(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clients", [0, 1])
+async def test_one_that_nobody_came_to_ends_with_the_bridge(tmp_path: Path, clients: int) -> None:
     with served(tmp_path, BRIDGE, begins(tmp_path)) as bridged:
-        (pid,) = await until_noted(tmp_path / "pids", 1)
+        for _ in range(clients):
+            async with connected(bridged.url, mode="legacy") as client:
+                await client.call_tool("echo", {"text": "hello"})
+        pid = (await until_noted(tmp_path / "pids", clients + 1))[-1]
         started = start_time(pid)
         assert started is not None
         bridged.process.terminate()

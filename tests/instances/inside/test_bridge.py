@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from mcp.types import CreateMessageRequestParams, CreateMessageResult, ElicitRes
 from carrel.domain.instances import ToolCall
 from carrel.domain.reception import NotReady
 from carrel.instances import inside
+from carrel.instances.inside import bridge
 from carrel.instances.speaking import greet
 from tests.instances.inside.doors import TOKEN, WAIT_S, Served, connected, served
 from tests.instances.installed import MODULES, require
@@ -218,3 +220,15 @@ async def test_the_real_filesystem_server(tmp_path: Path) -> None:
             large = "x" * 6_000_000
             await client.call_tool("write_file", {"path": path, "content": large})
             assert Path(path).read_text() == large
+
+
+def test_a_process_between_two_programs_has_its_mark() -> None:
+    again = 'exec sh -c "$0" "$0"'
+    with subprocess.Popen(["sh", "-c", again, again], env={"MARK": "x"}) as restless:
+        try:
+            assert all(bridge.has(restless.pid, b"MARK=x") for _ in range(3000))
+        finally:
+            restless.kill()
+        os.waitid(os.P_PID, restless.pid, os.WEXITED | os.WNOWAIT)
+        assert not bridge.has(restless.pid, b"MARK=x"), "a zombie"
+    assert not bridge.has(restless.pid, b"MARK=x")

@@ -9,7 +9,8 @@ with the doors and the token of `uvicorn_shim.py`. The stateless protocol of 202
 in the way that has clients begin with a handshake: a process on streams needs one.
 
 The process of the first session is started before anything else is done: the SDK takes as long
-to load as most servers do to start.
+to load as most servers do to start. That session is the manager's, who looks whether the server
+answers; the process of the next one is started when it ends, for that is who asked for it all.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from typing import TYPE_CHECKING
 MARK = "CARREL_BRIDGE_SESSION"
 """In the environment of a session's processes, so that those who went away from their parent
 are found too."""
+EXECUTING_S = 0.5
+"""For a process that is between two programs, and has no environment of either."""
 KILL_S = 5.0
 """For killed processes to be gone; only what hangs in the kernel takes longer."""
 SESSIONS = "bridge_sessions"
@@ -99,32 +102,52 @@ def processes() -> list[int]:
 
 def has(pid: int, wanted: bytes) -> bool:
     """What has ended, and is not reaped yet, has no environment."""
+    folder, until = Path("/proc", str(pid)), time.monotonic() + EXECUTING_S
     try:
-        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        while not (found := (folder / "environ").read_bytes()):
+            if not _is_executing(folder) or time.monotonic() > until:
+                return False
+            time.sleep(0.0005)
     except OSError:
         return False
+    return wanted in found.split(b"\0")
+
+
+def _is_executing(folder: Path) -> bool:
+    """It has memory, and its environment is not at its place, or has got there meanwhile."""
+    fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+    return fields[20] != b"0" and (fields[47] != fields[48] or fields[48] == b"0")
 
 
 class Children:
-    """Makes them, one of them ahead."""
+    """Makes them, the first two ahead of those who need them."""
 
     def __init__(self, command: list[str]) -> None:
         self.command = command
-        self._first: Child | None = None
+        self._ahead: Child | None = None
+        self._more = 2
 
     def begin(self) -> None:
+        if not self._more or self._ahead is not None:
+            return
+        self._more -= 1
         with contextlib.suppress(OSError):
             # Who asks for it is told.
-            self._first = Child(self.command)
+            self._ahead = Child(self.command)
 
     def take(self) -> Child:
         """Raises OSError."""
-        first, self._first = self._first, None
-        return first if first is not None and first.lives else Child(self.command)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.lives:
+            return ahead
+        if ahead is not None:
+            ahead.kill()
+        return Child(self.command)
 
     def close(self) -> None:
-        if self._first is not None:
-            self._first.kill()
+        self._more = 0
+        if self._ahead is not None:
+            self._ahead.kill()
 
 
 def sessions() -> ModuleType:

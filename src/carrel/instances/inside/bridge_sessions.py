@@ -81,6 +81,8 @@ class Child(Protocol):
 class Children(Protocol):
     command: list[str]
 
+    def begin(self) -> None: ...
+
     def take(self) -> Child: ...
 
 
@@ -286,6 +288,7 @@ class Bridge:
         self._children = children
         self._sessions: dict[str, Place] = {}
         self._tasks: TaskGroup | None = None
+        self._ending = False
         names = [f"{host}:*" for host in LOCAL]
         self._security = TransportSecuritySettings(
             allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names]
@@ -298,6 +301,7 @@ class Bridge:
             self._tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
+        self._ending = True
         for place in list(self._sessions.values()):
             await place.transport.terminate()
 
@@ -378,6 +382,9 @@ class Bridge:
         async with streams_of(child) as streams, anyio.create_task_group() as both:
             both.start_soon(session.until_it_ends, streams, both.cancel_scope)
             await session.to_server(source, first, streams)
+            if not self._ending:
+                # Before this one is waited for, which may take its time.
+                self._children.begin()
             both.cancel_scope.cancel()
 
 
