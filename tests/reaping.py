@@ -21,9 +21,9 @@ from carrel.linux import namespaces
 def run(argv: Sequence[str]) -> int:
     """Its exit status, as a shell has it."""
     namespaces.become_subreaper()
-    keys = (signal.SIGINT, signal.SIGQUIT)
-    # What a shell starts in the background does not know them, and tests are about them.
-    child = os.posix_spawnp(argv[0], [*argv], os.environ, setsigdef=keys)
+    keys, others = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
+    # What a shell or nohup starts in the background ignores some, and tests are about them.
+    child = os.posix_spawnp(argv[0], [*argv], os.environ, setsigdef=[*keys, *others])
     # From a terminal they come to the command as well.
     for number in keys:
         signal.signal(number, signal.SIG_IGN)
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         os.kill(child, number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in others:
         signal.signal(number, pass_on)
     while True:
         pid, status = os.wait()

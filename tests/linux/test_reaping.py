@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -37,6 +38,10 @@ def test_how_it_ended_is_told(script: str, status: int) -> None:
     assert run(script).returncode == status
 
 
-def test_an_interrupt_is_one_in_the_background_too() -> None:
-    background = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
-    assert run("kill -INT $$; exit 3", *background).returncode == 130
+@pytest.mark.parametrize("name", ["HUP", "INT"])
+def test_a_signal_is_one_in_the_background_too(name: str) -> None:
+    background = ("sh", "-c", f"trap '' {name}; exec \"$@\"", "sh")
+    assert (
+        run(f"kill -{name} $$; exit 3", *background).returncode
+        == 128 + signal.Signals[f"SIG{name}"]
+    )
