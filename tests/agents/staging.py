@@ -120,6 +120,10 @@ class Program:
 
 @asynccontextmanager
 async def started(prepared: Prepared, seat: Seat, translator: Translator) -> AsyncIterator[Program]:
+    for name, content in prepared.files.items():
+        file = Path(seat.state, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *prepared.argv,
@@ -133,10 +137,6 @@ async def started(prepared: Prepared, seat: Seat, translator: Translator) -> Asy
     )
     assert process.stdin is not None
     try:
-        for name, content in prepared.files.items():
-            file = Path(seat.state, name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
         process.stdin.write(prepared.first)
         await process.stdin.drain()
         if not prepared.duplex:

@@ -6,7 +6,7 @@ changed there comes back. The workspace goes as the request says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -339,7 +339,9 @@ class VersionFiles:
 class Differing(Protocol):
     """How two versions differ. Blocking."""
 
-    def diff(self, before: VersionFiles | None, after: VersionFiles) -> Iterator[bytes]:
+    def diff(
+        self, before: VersionFiles | None, after: VersionFiles
+    ) -> Generator[bytes, None, None]:
         """As `git diff` tells it, file by file in the order of their paths; what is no text is
-        only named. None: nothing was there."""
+        only named. None: nothing was there. Both sides were read when the first piece comes."""
         ...

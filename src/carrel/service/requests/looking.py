@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import BinaryIO
 
 from carrel.domain.access import LOCAL, Caller, ScopeKind
 from carrel.domain.errors import (
     MessageInvalid,
     RequestNotFound,
+    SpaceNotFound,
     VersionNotFound,
     WorkspaceGone,
 )
 from carrel.domain.requests import Collected, Request, RequestQuery, VersionFiles, Workspace
+from carrel.domain.spaces import Space
 from carrel.service.desk import Desk
 from carrel.service.requests.book import Book, Live
 from carrel.service.requests.hearing import Hearing
@@ -70,39 +73,61 @@ class Looking:
 
     async def files(self, caller: Caller, word: str, after: str = "", most: int = 0) -> Collected:
         """What changed in its workspace, in pages by path. `WorkspaceGone`."""
-        desk = await self._desk(await self.get(caller, word))
+        request = await self.get(caller, word)
         most = min(most or self._parts.rules.most_files, self._parts.rules.most_files)
         collect = self._parts.collecting.collect
-        return await asyncio.to_thread(collect, desk.driver, desk.tree, most=most, after=after)
+        async with self._staying(request):
+            desk = await self._desk(request)
+            return await asyncio.to_thread(collect, desk.driver, desk.tree, most=most, after=after)
 
     async def open(self, caller: Caller, word: str, path: str) -> BinaryIO:
         """One file. `WorkspaceGone`, `PathError`s."""
         request = await self.get(caller, word)
-        await self._desk(request)
-        return await self._parts.files.use(
-            LOCAL, request.space_id, lambda files: files.open_read(path)
-        )
+        self._space(request)
+        try:
+            return await self._parts.files.use(
+                LOCAL, request.space_id, lambda files: files.open_read(path)
+            )
+        except SpaceNotFound:
+            raise self._gone(request) from None
 
     async def archive(self, caller: Caller, word: str, *, everything: bool) -> Iterator[bytes]:
         """A tar.gz: of what was made, or of all that is there. Made while it is read, in a
         worker thread. An archived version has everything only."""
         request = await self.get(caller, word)
-        if request.workspace is Workspace.ARCHIVED:
-            path = self._keeper.archive_of(request.key)
-            return _pieces(await asyncio.to_thread(path.open, "rb"))
-        desk = await self._desk(request)
-        return self._parts.collecting.archive(desk.driver, desk.tree, everything=everything)
+        async with self._staying(request):
+            found = await self._version(request)
+            if found.archive is not None:
+                return _pieces(await asyncio.to_thread(found.archive.open, "rb"))
+            assert found.driver is not None and found.tree is not None
+            return self._parts.collecting.archive(found.driver, found.tree, everything=everything)
+
+    @asynccontextmanager
+    async def _staying(self, *requests: Request) -> AsyncIterator[None]:
+        """Their workspaces do not go meanwhile, but may have gone before."""
+        async with AsyncExitStack() as held:
+            for space_id in sorted({one.space_id for one in requests} - {""}):
+                await held.enter_async_context(self._parts.shared.locks.shared(space_id))
+            yield
 
     async def _desk(self, request: Request) -> Desk:
-        space = self._parts.journal.get(request.space_id) if request.space_id else None
-        if request.workspace is not Workspace.THERE or space is None:
-            raise WorkspaceGone(
-                f"The workspace of {request.request_id} is {request.workspace}.",
-                hint="Ask for `retain` or `hold_s` to fetch files later.",
-            )
-        desk = await self._parts.desks.of(space)
+        desk = await self._parts.desks.of(self._space(request))
         await self._parts.desks.ensure(desk)
         return desk
+
+    def _space(self, request: Request) -> Space:
+        space = self._parts.journal.get(request.space_id) if request.space_id else None
+        if request.workspace is not Workspace.THERE or space is None:
+            raise self._gone(request)
+        return space
+
+    def _gone(self, request: Request) -> WorkspaceGone:
+        there = request.workspace is Workspace.THERE
+        return WorkspaceGone(
+            f"The workspace of {request.request_id} is "
+            f"{Workspace.GONE if there else request.workspace}.",
+            hint="Ask for `retain` or `hold_s` to fetch files later.",
+        )
 
     async def versions(self, caller: Caller, series: str) -> Sequence[Request]:
         """Newest first. `VersionNotFound` when there is none."""
@@ -113,21 +138,25 @@ class Looking:
 
     async def diff(self, caller: Caller, series: str, before: int, after: int) -> Iterator[bytes]:
         """As `git diff` has it; `before` 0 is nothing at all. Made while it is read."""
+        if not after:
+            raise MessageInvalid("Versions count from 1.", hint="Say which two.")
         known = {one.version: one for one in await self.versions(caller, series)}
-        sides = []
         for number in (before, after):
             if number and number not in known:
                 raise VersionNotFound(
                     f"{series} has no version {number}.", hint="List its versions first."
                 )
-            sides.append(await self._version(known[number]) if number else None)
-        if sides[1] is None:
-            raise MessageInvalid("Versions count from 1.", hint="Say which two.")
-        return self._parts.differing.diff(sides[0], sides[1])
+        new, old = known[after], known[before] if before else None
+        async with self._staying(new, *([old] if old is not None else [])):
+            first = await self._version(old) if old is not None else None
+            pieces = self._parts.differing.diff(first, await self._version(new))
+            return _after(await asyncio.to_thread(next, pieces, b""), pieces)
 
     async def _version(self, request: Request) -> VersionFiles:
-        if request.workspace is Workspace.ARCHIVED:
-            return VersionFiles(archive=self._keeper.archive_of(request.key))
+        """An archive that is there is whole, be the workspace still on its way out."""
+        archive = self._keeper.archive_of(request.key)
+        if request.workspace is Workspace.ARCHIVED or await asyncio.to_thread(archive.exists):
+            return VersionFiles(archive=archive)
         desk = await self._desk(request)
         return VersionFiles(driver=desk.driver, tree=desk.tree)
 
@@ -140,3 +169,9 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
     with file:
         while piece := file.read(1 << 16):
             yield piece
+
+
+def _after(first: bytes, rest: Generator[bytes, None, None]) -> Iterator[bytes]:
+    with closing(rest):
+        yield first
+        yield from rest
