@@ -49,6 +49,14 @@ COLD, FORKED_MS, FORKED, STARTED_MS = 1.05, 800.0, 4.0, 100.0
 """So many times the raw server's own time; a fork is so quick, or so many times as quick."""
 FORKED_MEMORY, MANAGER_KB, GONE_MS = 0.5, 200.0, 500.0
 STREAMS = "filesystem on streams"
+GATEWAY = Server(
+    "supergateway",
+    (
+        *("supergateway", "--stdio", "mcp-server-filesystem {project}", "--stateful"),
+        *("--outputTransport", "streamableHttp", "--port", "0", "--logLevel", "none"),
+    ),
+)
+"""What people put in front of a server on streams who need it over HTTP."""
 WIDE_ROUNDS = {EVERYTHING.name: 3, SERENA.name: 1}
 
 
@@ -65,6 +73,8 @@ def main() -> None:
                 comparison.cold(server)
         if installed(FILESYSTEM):
             comparison.streams()
+            if installed(GATEWAY, report):
+                comparison.gateway()
         for server in (EVERYTHING, SERENA):
             if server.name in options.many and installed(server):
                 comparison.at_once(server)
@@ -168,6 +178,17 @@ class Comparison:
                 _cold(STREAMS), number, self._own.on_streams(FILESYSTEM.name, self._project)
             )
 
+    def gateway(self) -> None:
+        """Both until the client itself has an answer."""
+        for number in self._rounds("filesystem over HTTP, and behind a gateway"):
+            settle()
+            self._board.add(
+                _raw(GATEWAY.name), number, raw_start(GATEWAY, self._project, self._place)
+            )
+            self._board.add(
+                GREETED, number, self._own.until_greeted(FILESYSTEM.name, self._project)
+            )
+
     def warm(self, own: OwnInstances) -> None:
         """Cold in the same rounds: by the other daemon, which keeps nothing warm. The first is
         not timed."""
@@ -252,6 +273,8 @@ class Comparison:
             self._report.rows.append(Row(name, _unit(name), self._memory.spread(name)))
         for name in (EVERYTHING.name, FILESYSTEM.name, STREAMS, SERENA.name):
             self._tell_cold(name)
+        if GREETED in self._board:
+            self._report.add_ratio(self._board, GREETED, _raw(GATEWAY.name))
         self._tell_warm()
         self._tell_many()
 
@@ -302,6 +325,7 @@ class Comparison:
 FORKED_START = "carrel: serena, forked, a project that is new"
 STARTED_START = "carrel: serena, pre-started, a project of lately"
 COLD_AGAIN = "carrel: serena, cold, in the same rounds"
+GREETED = "carrel: filesystem over HTTP, until its client's own handshake"
 OVERTAKEN = "many at once: overtaken by others, most"
 STARTING = "many at once: starting at the same time, most"
 GATE = "a gate's own memory"

@@ -55,6 +55,16 @@ class OwnInstances:
             time.sleep(LOOK_S)
         return time.perf_counter() - begun
 
+    def until_greeted(self, server: str, project: Path) -> float:
+        """Seconds until its client's own handshake over HTTP was answered."""
+        begun = time.perf_counter()
+        instance = self._instances.start(server, project=project)
+        try:
+            asyncio.run(greet(instance.url, instance.headers))
+            return time.perf_counter() - begun
+        finally:
+            instance.release()
+
     def on_streams(self, server: str, project: Path) -> float:
         """Seconds until it has answered a handshake on the socket that is its streams."""
         begun = time.perf_counter()

@@ -231,13 +231,15 @@ def test_agents(data: Path) -> None:
 
 
 def test_instances(data: Path) -> None:
-    for name in ("everything", "filesystem", "serena"):
+    for name in ("everything", "filesystem", "serena", "supergateway"):
         require(name)
     report = report_of(data, *INSTANCES)
     check_shape(report)
     assert report["benchmark"] == "instances" and names(report, "skipped") == set()
     assert names(report, "rows") >= {
         "raw: serena",
+        "raw: supergateway",
+        "carrel: filesystem over HTTP, until its client's own handshake",
         "carrel: serena, cold",
         "carrel: serena, forked, a project that is new",
         "carrel: serena, pre-started, a project of lately",

@@ -14,6 +14,7 @@ SERENA = SERVERS / "serena" / "bin"
 PROGRAMS = {
     "everything": (MODULES / "mcp-server-everything",),
     "filesystem": (MODULES / "mcp-server-filesystem",),
+    "supergateway": (MODULES / "supergateway",),
     "serena": (SERENA / "serena", SERENA / "jedi-language-server"),
 }
 
