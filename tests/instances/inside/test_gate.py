@@ -344,6 +344,22 @@ def test_who_sends_and_is_gone_is_nobody(gates: Callable[..., Gate], stranger: A
     assert heard == [b"own"]
 
 
+def test_who_breaks_off_before_it_is_accepted_ends_nothing(gates: Callable[..., Gate]) -> None:
+    """Such a connection has no address of the other end any more."""
+    gate = gates()
+    with target(named(b"served")) as address:
+        gate.tell(address)
+        with gate.connect() as client:
+            assert everything(client) == b"served"
+        gate.process.send_signal(signal.SIGSTOP)
+        for _ in range(3):
+            with gate.connect() as gone:
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        gate.process.send_signal(signal.SIGCONT)
+        with gate.connect() as client:
+            assert everything(client) == b"served"
+
+
 def test_an_address_of_the_newer_kind(gates: Callable[..., Gate]) -> None:
     gate = gates(family=socket.AF_INET6)
     with target(named(b"six")) as address:

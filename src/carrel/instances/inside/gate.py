@@ -29,7 +29,11 @@ AGAIN_S = 1.0
 LINE = 1024
 """Bytes of one line of input."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EINTR)
+GONE = (
+    *(errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM, errno.ENETDOWN, errno.ENONET),
+    *(errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH),
+)
+"""What accepting says of the one who came, as accept(2) has it, and not of the listener."""
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 # As linux/netlink.h and linux/inet_diag.h have it.
@@ -213,18 +217,33 @@ class Gate:
                 if error.errno in GONE:
                     continue
                 raise
-            self._admit(End(socket(fileno=number), None))
+            self._admit(socket(fileno=number))
 
-    def _admit(self, client: End) -> None:
-        self._ends[client.socket.fileno()] = client
+    def _admit(self, came: socket) -> None:
+        """Whatever is wrong with it is wrong with this one alone: who has reset the connection
+        already has no address any more."""
+        try:
+            client = End(came, None)
+            admitted = self._peers.admits(came)
+        except OSError:
+            came.close()
+            return
+        self._ends[came.fileno()] = client
         self._clients += 1
-        if not self._peers.admits(client.socket):
+        if not admitted:
             self._drop(client, reset=True)
-        elif self._target is None:
-            self._waiting.append(client)
-            self._watch(client, 0)
-        else:
+        elif self._target is not None:
             self._connect(client, self._target)
+        else:
+            self._wait(client)
+
+    def _wait(self, client: End) -> None:
+        try:
+            self._watch(client, 0)
+        except OSError:
+            self._drop(client, reset=True)
+        else:
+            self._waiting.append(client)
 
     def _connect(self, client: End, target: tuple[str, int]) -> None:
         try:
