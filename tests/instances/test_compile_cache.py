@@ -20,7 +20,8 @@ from carrel.instances.compiling import CACHE, MOST, OWN, PROGRAM, CompileCaches
 from carrel.instances.locating import Locator
 from tests.instances.inside.doors import connected
 from tests.instances.installed import require, search_path
-from tests.instances.rig import WAIT_S, call, leftovers, serving, start
+from tests.instances.rig import PYTHON, WAIT_S, call, leftovers, serving, start
+from tests.instances.rig import SCRIPT as SERVER
 
 SCRIPT = """\
 const fs = require('node:fs'), lines = require('node:readline');
@@ -234,6 +235,26 @@ async def test_one_that_cannot_be_filled_is_started_as_before(
     assert leftovers(data, fillers[0].instance_id) == []
 
 
+async def test_one_that_leaves_nothing_is_tried_once(
+    data: Path, services: Services, project: Path
+) -> None:
+    """A `node` that an instance may write is not even asked for its version where the daemon
+    is: what it can do, a sandbox shows."""
+    node = project / "node"
+    shutil.copy(os.path.realpath(PYTHON), node)
+    words = (str(node), SERVER, "stdio")
+    server = Server("old", words, transport=Transport.STDIO, binds=(SERVER,))
+    for _ in range(2):
+        handed = await start(services, server, project)
+        await settled(services)
+        await services.instances.release(LOCAL, handed.instance.instance_id)
+    assert kept(data) == []
+    ended = await services.instances.list(LOCAL, ended=True)
+    (filler,) = [one for one in ended if one.server.name == "old-compiling"]
+    assert filler.problem is not None and filler.problem.code == "compiled"
+    assert leftovers(data, filler.instance_id) == []
+
+
 @pytest.mark.parametrize("said", [{CACHE: "{state}/own"}, {"NODE_OPTIONS": "--no-warnings"}])
 async def test_who_says_otherwise_is_left_alone(
     data: Path, services: Services, program: Path, project: Path, said: dict[str, str]
@@ -320,15 +341,18 @@ def test_there_are_no_more_than_so_many(tmp_path: Path, found: Found, program: P
     assert [path for path in paths if caches.is_filled(path)] == paths[:1]
 
 
-@pytest.mark.parametrize(
-    ("said", "can"),
-    [("v22.1.0", True), ("v24.0.1", True), ("v22.0.0", False), ("v20.19.2", False), ("", False)],
-)
-def test_only_a_node_that_can(tmp_path: Path, said: str, can: bool) -> None:
-    node = tmp_path / "node"
-    node.write_text(f"#!/bin/sh\necho '{said}'\n")
-    node.chmod(0o755)
-    assert CompileCaches(tmp_path).can_fill(Found((str(node), "script.js"))) is can
+def test_nothing_is_taken_by_way_of_a_link(tmp_path: Path, found: Found) -> None:
+    """The sandbox owns the folder that its own one is in."""
+    caches = CompileCaches(tmp_path / "compiled")
+    entries = tmp_path / "elsewhere" / OWN / "v22"
+    entries.mkdir(parents=True)
+    (entries / "secret").write_bytes(b"another's")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".instance").symlink_to(tmp_path / "elsewhere")
+    path = caches.of(Server("noded", found.argv), found)
+    with caches.empty_project(), pytest.raises(OSError):
+        caches.keep(path, found, tmp_path / "home" / ".instance")
+    assert list((tmp_path / "compiled").iterdir()) == []
 
 
 def test_it_is_for_node_alone(tmp_path: Path) -> None:

@@ -176,10 +176,6 @@ class CompileCaches(Protocol):
         """By which a server uses the folder that is among these, if one is."""
         ...
 
-    def can_fill(self, found: Found) -> bool:
-        """Its interpreter is one that can."""
-        ...
-
     def filling(self, server: Server, *, streams: bool) -> Server:
         """The definition of one that leaves what was compiled in its own folder when it is
         asked to end."""

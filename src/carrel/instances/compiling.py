@@ -2,7 +2,9 @@
 
 A folder for each program as it is on the disk now. Sandboxes see it read-only; what comes into it
 was written in the own folder of one that served nobody (see `service/instances/compiling.py`).
-Node looks itself whether an entry is of the source that it has, and of its own version.
+Node looks itself whether an entry is of the source that it has, and of its own version; one before
+22.1 leaves nothing. It is not asked for its version: it may be a file that an instance can write,
+and runs in sandboxes only.
 """
 
 from __future__ import annotations
@@ -14,20 +16,16 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from carrel.domain.instances import Found, Server, Transport, Wrap
+from carrel.instances.states import open_state
 from carrel.linux.openat2 import open_beneath
 
 NODES = ("node", "nodejs")
-OLDEST = (22, 1)
-"""Of Node's versions that can do it."""
-VERSION_S = 10.0
-"""For Node to say its version."""
 CACHE, DISABLED, OPTIONS = "NODE_COMPILE_CACHE", "NODE_DISABLE_COMPILE_CACHE", "NODE_OPTIONS"
 OWN = "compiled"
 """The folder below a server's own that it writes to when it is to be filled."""
@@ -63,21 +61,6 @@ class CompileCaches:
     def variables(self, binds: Collection[str]) -> dict[str, str]:
         mine = [path for path in binds if path.startswith(f"{self._folder}/")]
         return {CACHE: mine[0]} if mine else {}
-
-    def can_fill(self, found: Found) -> bool:
-        try:
-            said = subprocess.run(
-                [found.argv[0], "--version"],
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                timeout=VERSION_S,
-                env={},
-            ).stdout
-        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-            return False
-        version = re.match(r"v(\d+)\.(\d+)\.", said)
-        return version is not None and (int(version[1]), int(version[2])) >= OLDEST
 
     def filling(self, server: Server, *, streams: bool) -> Server:
         if streams:
@@ -168,7 +151,7 @@ def _collect(state: Path, to: Path) -> int:
     """How many files. The sandbox may have left anything there; nothing runs in it any more.
     Raises OSError."""
     count = size = 0
-    root = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = open_state(state)
     try:
         for folder in _names(root, OWN):
             for name in _names(root, f"{OWN}/{folder}"):

@@ -20,6 +20,7 @@ from carrel.instances.listening import Lookout, connections
 from carrel.instances.preparing import INSIDE, SHIM, WARM_BRIDGE, Preparing, Python
 from carrel.instances.reserving import Reserved
 from carrel.instances.servers import HOST, port_in
+from carrel.instances.states import open_state
 from carrel.linux.openat2 import open_beneath
 
 PORT_BYTES = 16
@@ -151,7 +152,7 @@ def _give(folder: str, owner: Owner) -> None:
 def _written(state: Path, path: str) -> int | None:
     """The sandbox may make anything of its folders, links to elsewhere too."""
     try:
-        root = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = open_state(state)
     except OSError:
         return None
     try:

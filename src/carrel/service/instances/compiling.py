@@ -52,6 +52,7 @@ class Compiling:
         self._asked: dict[tuple[str, ...], Live] = {}
         """What was started last, by its command."""
         self._tried: set[str] = set()
+        """Once each, for one that leaves nothing would do so again: its interpreter is too old."""
         self._timer: asyncio.TimerHandle | None = None
         self._work: asyncio.Task[None] | None = None
 
@@ -91,10 +92,9 @@ class Compiling:
         if not path or path in self._tried or self._caches.is_filled(path):
             return
         self._tried.add(path)
-        if await asyncio.to_thread(self._caches.can_fill, found):
-            used = {path for live in self._book.all() for path in live.instance.binds}
-            await asyncio.to_thread(self._caches.sweep, used)
-            await self._fill(path, asked, found)
+        used = {path for live in self._book.all() for path in live.instance.binds}
+        await asyncio.to_thread(self._caches.sweep, used)
+        await self._fill(path, asked, found)
 
     async def _fill(self, path: str, asked: Live, found: Found) -> None:
         with self._caches.empty_project() as project:
