@@ -56,6 +56,7 @@ class Beginner:
                 await self._prepare(live)
                 async with self._staying(live.instance.space_id):
                     await self._first(live)
+            await self._is_ready(live, begun)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -64,13 +65,17 @@ class Beginner:
             if told is error:
                 raise
             raise told from error
-        await self._is_ready(live, begun)
 
     async def again(self, live: Live) -> None:
-        """Under the same id, and at the same port where that is still to be had."""
+        """Under the same id, and at the same port where that is still to be had. Its program may
+        be elsewhere by now."""
         begun = time.monotonic()
         async with self._turns, self._staying(live.instance.space_id):
-            wanted = await self._wanted(live)
+            found = await self._located(live)
+            if live.instance.binds:
+                shown = await asyncio.to_thread(self._shown, live.instance, found)
+                self._book.note(live, binds=shown)
+            wanted = self._wanted(live, found)
             try:
                 await self._starter.start(live, wanted, again=True)
             except WarmUnavailable:
@@ -88,7 +93,8 @@ class Beginner:
 
     async def _first(self, live: Live) -> None:
         """Warm, if it can be; when that process has gone meanwhile, cold."""
-        wanted = await self._wanted(live)
+        found, live.found = await self._located(live), None
+        wanted = self._wanted(live, found)
         try:
             await self._starter.start(live, wanted)
         except WarmUnavailable:
@@ -174,9 +180,8 @@ class Beginner:
             private = (await self._places.of(instance)).around.private_network
         return self._parts.reception.checks_token(instance.server, private_network=private)
 
-    async def _wanted(self, live: Live) -> Wanted:
+    def _wanted(self, live: Live, found: Found) -> Wanted:
         instance, server = live.instance, live.instance.server
-        found, live.found = await self._located(live), None
         warm = f"warm-{server.name}" if instance.state_at else ""
         if not warm and not live.streams:
             warm = self._parts.bridging.name(instance)
@@ -209,6 +214,7 @@ class Beginner:
             started_in_ms=round((time.monotonic() - begun) * 1000, 1),
             notes=notes(live.instance, runtime.capabilities),
         )
+        live.ready_since = now
         self._on_ready(live)
 
 

@@ -48,7 +48,9 @@ class Lifetimes:
         hub.on_gone(self._hub_client_gone)
 
     def begin(self, live: Live) -> None:
-        """Of one that is ready, or was taken up: all that may end it."""
+        """Of one that is ready, or was taken up: all that may end it, and nothing twice when it
+        was started again."""
+        live.take_back()
         instance = live.instance
         now, loop = self._book.clock(), asyncio.get_running_loop()
         live.active_at = max(live.active_at, instance.heard_at, now)

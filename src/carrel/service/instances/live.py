@@ -51,6 +51,8 @@ class Live:
     cpu_seconds: float = 0.0
     failures: int = 0
     """In a row."""
+    ready_since: float = 0.0
+    """By the clock; whatever is changed of it later."""
     said: str = ""
     """What came instead of an answer."""
 
@@ -60,10 +62,14 @@ class Live:
 
     def drop(self) -> None:
         """Lets go of what this process has of it."""
+        self.take_back()
+        self.drop_handles()
+
+    def take_back(self) -> None:
+        """What was to end it does not any more."""
         for take_back in self.ends:
             take_back()
         self.ends.clear()
-        self.drop_handles()
 
     def drop_handles(self) -> None:
         for run in (self.run, self.gate):

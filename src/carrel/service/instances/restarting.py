@@ -19,7 +19,7 @@ from carrel.service.instances.live import Book, Live
 from carrel.service.instances.places import Place, Places
 from carrel.service.instances.secrets import Secrets
 from carrel.service.instances.starting import how
-from carrel.service.journal import problem_of
+from carrel.service.journal import plain, problem_of
 from carrel.service.tasks import Errands
 
 FIRST_S, MOST_S = 0.5, 30.0
@@ -27,6 +27,7 @@ FIRST_S, MOST_S = 0.5, 30.0
 STEADY_S = 60.0
 """One that lived so long did not fail in a row."""
 MOST_FAILURES = 5
+"""In a row: with the last it is given up."""
 AT_ONCE = 8
 """Taken up at the same time."""
 LOST = Exit(ExitReason.LOST, None, None, 0.0, 0.0, 0.0, 0)
@@ -65,6 +66,9 @@ class Restarter:
         self._errands.begin(self._failed(live, problem))
 
     async def _ended(self, live: Live, ended: Exit) -> None:
+        if _is_at_work(live):
+            # It ended by what starts it again.
+            return
         stopped = ended.reason is ExitReason.STOPPED and live.instance.space_id
         if stopped or not self._places.is_open(live.instance):
             why = Problem("run", "space_stopped", "Its space was stopped.")
@@ -80,11 +84,12 @@ class Restarter:
             await self._failed(live, problem)
 
     async def _failed(self, live: Live, problem: Problem) -> None:
-        # One that an earlier daemon was starting again has nobody who does it now.
-        restarting = live.instance.state is InstanceState.RESTARTING and live.work is not None
-        if live.leaving or restarting:
+        """One failure may be told twice, by the run's end and by its limit: who is first decides
+        before it waits for anything."""
+        first = live.instance.state is InstanceState.STARTING
+        if live.leaving or (_is_at_work(live) and not first):
             return
-        if live.instance.restart is Restart.NEVER or live.instance.socket:
+        if first or live.instance.restart is Restart.NEVER or live.instance.socket:
             await self._give_up(live, problem)
             return
         live.work = asyncio.current_task()
@@ -92,29 +97,31 @@ class Restarter:
 
     async def _restart(self, live: Live, problem: Problem) -> None:
         """Until it is ready, or has failed too often."""
-        if self._book.clock() - live.instance.updated_at > STEADY_S:
+        if self._book.clock() - live.ready_since > STEADY_S:
             live.failures = 0
         while True:
             live.failures += 1
-            if live.failures > MOST_FAILURES:
+            if live.failures >= MOST_FAILURES:
                 await self._give_up(live, problem)
                 return
-            await self._ender.stop(live)
-            await self._book.change(
-                live,
-                state=InstanceState.RESTARTING,
-                problem=problem,
-                restarts=live.instance.restarts + 1,
-            )
-            self._tell(live)
+            failed = await _failing(self._stop(live, problem))
+            if failed is None:
+                self._tell(live)
             await asyncio.sleep(min(FIRST_S * 2 ** (live.failures - 1), MOST_S))
-            try:
-                await self._again(live)
-            except CarrelError as error:
-                problem = problem_of("restart", error)
-                continue
-            self._tell(live)
-            return
+            failed = failed or await _failing(self._again(live))
+            if failed is None:
+                self._tell(live)
+                return
+            problem = failed
+
+    async def _stop(self, live: Live, problem: Problem) -> None:
+        await self._ender.stop(live)
+        await self._book.change(
+            live,
+            state=InstanceState.RESTARTING,
+            problem=problem,
+            restarts=live.instance.restarts + 1,
+        )
 
     async def _give_up(self, live: Live, problem: Problem) -> None:
         holds = live.instance.holds
@@ -209,6 +216,20 @@ class Restarter:
 
     async def close(self) -> None:
         await self._errands.close()
+
+
+def _is_at_work(live: Live) -> bool:
+    """Somebody starts it, or starts it again; not so what an earlier daemon was at."""
+    return live.work is not None and not live.work.done()
+
+
+async def _failing(work: Awaitable[None]) -> Problem | None:
+    """Why it could not be done. A full disk and a path that has gone are failures like others."""
+    try:
+        await work
+    except (CarrelError, OSError) as error:
+        return problem_of("restart", plain(error))
+    return None
 
 
 def _not_seen_to(error: BaseException) -> None:
