@@ -23,8 +23,10 @@ async def generate(asked: dict[str, Any]) -> dict[str, Any]:
     request_id = asked.setdefault("request_id", str(uuid.uuid4()))
     opening = {"type": "generate", **asked}
     headers = {"Authorization": f"Bearer {TOKEN}"}
+    # Results hold files: they may be larger than the library takes by default.
+    address = f"ws://{SERVER}/v1/requests"
     # `connect` comes back by itself, after longer and longer pauses.
-    async for socket in connect(f"ws://{SERVER}/v1/requests", additional_headers=headers):
+    async for socket in connect(address, additional_headers=headers, max_size=None):
         try:
             await socket.send(json.dumps(opening))
             async for message in socket:

@@ -53,7 +53,7 @@ async def open_api(
             idle_s=settings.idle_s,
             keep_s=settings.keep_s,
         )
-        closing = Closing()
+        closing = Closing(found.requests.ending)
         listening = Listening(found.hub)
         sockets = SpaceSockets(listening, found.desks, found.journal)
         listening.open_local(Path(places.make_folder(settings.data)))

@@ -29,6 +29,8 @@ MOVES: dict[S, frozenset[S]] = {
 LIVE = frozenset({S.READY, S.RUNNING})
 """Commands can be run."""
 
+LEAVING = frozenset({S.REMOVING, S.REMOVED})
+"""Something of it may be gone already."""
 SETTLED = frozenset({S.READY, S.RUNNING, S.STOPPED, S.FAILED, S.REMOVED})
 """No operation is under way."""
 

@@ -8,10 +8,10 @@ from typing import BinaryIO, TypeVar
 
 from carrel.domain.access import Caller
 from carrel.domain.collaborators import Contents
-from carrel.domain.errors import StateConflict, TreeDamaged
+from carrel.domain.errors import SpaceNotFound, StateConflict, TreeDamaged
 from carrel.domain.files import Files
 from carrel.domain.spaces import SpaceState
-from carrel.lifecycle.table import SETTLED
+from carrel.lifecycle.table import LEAVING, SETTLED
 from carrel.service.desk import Desk, Desks
 from carrel.service.journal import Journal
 from carrel.service.shared import Shared
@@ -60,7 +60,13 @@ class SpaceFiles:
         """A tar.zst, made while it is read (in a worker thread)."""
         space = await self._spaces.existing(caller, word)
         desk = await self._open(space.space_id)
-        return self._contents.archive(desk.driver, desk.tree, path)
+        pieces = self._contents.archive(desk.driver, desk.tree, path)
+        return whole(pieces, lambda: self._there(space.space_id))
+
+    def _there(self, space_id: str) -> None:
+        space = self._journal.get(space_id)
+        if space is None or space.state in LEAVING:
+            raise SpaceNotFound(f"{space_id} was removed while it was read.", hint="Try another.")
 
     async def unpack(self, caller: Caller, word: str, stream: BinaryIO, path: str) -> None:
         space = await self._spaces.existing(caller, word)
@@ -79,3 +85,19 @@ class SpaceFiles:
         desk = await self._desks.of(space)
         await self._desks.ensure(desk)
         return desk
+
+
+def whole(pieces: Iterator[bytes], check: Callable[[], object]) -> Iterator[bytes]:
+    """All of them. Where a tree goes while it is packed, its files are only not there: then
+    `check` raises, and the last piece does not come, so that nobody takes it for all."""
+    try:
+        held = next(pieces, b"")
+        for piece in pieces:
+            yield held
+            held = piece
+        check()
+        yield held
+    finally:
+        close = getattr(pieces, "close", None)
+        if close is not None:
+            close()

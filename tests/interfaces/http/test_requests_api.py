@@ -39,7 +39,7 @@ def made(client: httpx.Client, instructions: str, **content: Any) -> dict[str, A
 
 
 def test_asked_and_waited_for(client: httpx.Client) -> None:
-    secret = {"url": "http://user:word@127.0.0.1:9/x?key=1", "secret": "dear"}
+    secret = {"url": "http://127.0.0.1:9/x?key=dear", "secret": "dear"}
     asked = ask(client, "write a b", owner="ann", env={"KEY": "dear"}, labels={"a": "b"})
     name = asked["request_id"]
     assert asked["key"] == name and name.startswith("rq_") and asked["env"] == ["KEY"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -18,14 +18,18 @@ REASON = "The daemon ends; what runs in spaces goes on."
 class Closing:
     """Set once. Streams end then, and long waits are answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[], None] | None = None) -> None:
+        """`before` is called when it begins, while all are still there."""
         self._begun = asyncio.Event()
+        self._before = before
 
     @property
     def begun(self) -> bool:
         return self._begun.is_set()
 
     def begin(self) -> None:
+        if self._before is not None and not self.begun:
+            self._before()
         self._begun.set()
 
     async def wait(self) -> None:

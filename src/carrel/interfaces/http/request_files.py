@@ -86,7 +86,11 @@ async def fetch_made(
 def _path(request: Http) -> str:
     """As it stands in the request: the usual decoding would replace what is no UTF-8."""
     raw: bytes = request.scope["raw_path"].partition(b"?")[0]
-    named = raw.split(b"/", 5)[5]
+    words = raw.split(b"/", 5)
+    if len(words) < 6:
+        # Some slash of the route was encoded.
+        raise MessageInvalid("The path names no file.", hint="Write /files/PATH.", field="path")
+    named = words[5]
     return unquote_to_bytes(named).decode("utf-8", "surrogateescape")
 
 

@@ -101,6 +101,7 @@ async def show_request(
     found = await here.services.requests.get(who, request_id)
     if wait and not found.ended:
         found = await while_wanted(request, here.closing, _ended(here, who, found, wait))
+    here.services.requests.noticed(who, found)
     response = answer(request_view(here.services.requests, found))
     if _is_delivery(who, found) and not here.services.requests.followed(found):
         response.background = BackgroundTask(here.services.requests.delivered, who, found.key)

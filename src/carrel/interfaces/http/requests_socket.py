@@ -15,7 +15,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from carrel.domain.errors import Capacity, CarrelError
 from carrel.domain.ids import new_id
-from carrel.domain.requests import FrameKind, Generate, Request
+from carrel.domain.requests import FrameKind
 from carrel.interfaces.http.access import still_allowed
 from carrel.interfaces.http.closing import REASON
 from carrel.interfaces.http.encoding import encode
@@ -43,6 +43,8 @@ MOST_AT_WORK = 2 * MOST_FOLLOWED
 MOST_TOLD = 1000
 """Outcomes of which is known that this client has heard them."""
 ONLY_OUTCOME = 1 << 62
+Heard = tuple[str, int]
+"""The request that is to be heard of now, and from where on; or nothing."""
 SendUntilRead = Callable[[str], Awaitable[bool]]
 POLICY, RESTART = 1008, 1012
 _GONE = (WebSocketDisconnect, ClientDisconnected)
@@ -71,6 +73,8 @@ class Session:
         self._following: dict[str, asyncio.Task[Any]] = {}
         self._told: OrderedDict[str, None] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tied: set[asyncio.Task[Heard]] = set()
+        """What asks for something that ends with this connection, and is not followed yet."""
 
     async def attend(self) -> None:
         """Until the client has gone, its token is no longer good, or the daemon ends."""
@@ -86,6 +90,8 @@ class Session:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
+            for doing in self._tied:
+                self._background.spawn(self._came_and_went(doing))
         failures = [one for one in results[: len(ways)] if isinstance(one, Exception)]
         await self._end(failures[0] if failures else None)
 
@@ -121,7 +127,20 @@ class Session:
             except CarrelError as error:
                 await self._send(refusal(error, content))
                 continue
-            self._spawn(self._see_to(frame, content))
+            self._spawn(self._see_to(self._begin(frame), frame, content))
+
+    def _begin(self, frame: ClientFrame) -> asyncio.Task[Heard]:
+        """What is said is done, also when who said it leaves at once."""
+        doing: asyncio.Task[Heard] = self._background.spawn(self._in_turn(frame))
+        if isinstance(frame, GenerateFrame) and frame.tied:
+            self._tied.add(doing)
+        doing.add_done_callback(self._done)
+        return doing
+
+    def _done(self, doing: asyncio.Task[Heard]) -> None:
+        # Nobody else may ask for it any more.
+        if doing.cancelled() or doing.exception() is not None:
+            self._tied.discard(doing)
 
     def _make_room(self, frame: ClientFrame) -> None:
         follows = isinstance(frame, GenerateFrame | ResumeFrame)
@@ -137,12 +156,13 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _see_to(self, frame: ClientFrame, content: dict[str, Any]) -> None:
+    async def _see_to(
+        self, doing: asyncio.Task[Heard], frame: ClientFrame, content: dict[str, Any]
+    ) -> None:
         try:
-            async with self._turn(frame.request_id):
-                key, after = await self._do(frame)
+            key, after = await asyncio.shield(doing)
             if key:
-                await self._follow(key, after)
+                await self._follow(key, after, doing)
         except _GONE:
             # The reader sees it too, and ends the session.
             return
@@ -150,6 +170,10 @@ class Session:
             problem = foreseen(error, f"the frame {frame.type}")
             with contextlib.suppress(*_GONE):
                 await self._send(refusal(problem, content))
+
+    async def _in_turn(self, frame: ClientFrame) -> Heard:
+        async with self._turn(frame.request_id):
+            return await self._do(frame)
 
     def _turn(self, word: str) -> asyncio.Lock:
         """What is said of one request is done in the order in which it was said."""
@@ -160,11 +184,10 @@ class Session:
                 self._turns[word] = lock
         return lock
 
-    async def _do(self, frame: ClientFrame) -> tuple[str, int]:
-        """Gives the request that is to be heard of now, and from where on; or nothing."""
+    async def _do(self, frame: ClientFrame) -> Heard:
         requests, who = self._requests, self._caller
         if isinstance(frame, GenerateFrame):
-            return await self._submit(asked_of(frame)), 0
+            return (await requests.submit(who, asked_of(frame), self._id)).key, 0
         key = (await requests.get(who, frame.request_id)).key
         if isinstance(frame, CancelFrame):
             await requests.cancel(who, key)
@@ -178,27 +201,17 @@ class Session:
             return "", 0
         return key, frame.after
 
-    async def _submit(self, asked: Generate) -> str:
-        work = self._requests.submit(self._caller, asked, self._id)
-        submitting = self._background.spawn(work)
-        try:
-            return str((await asyncio.shield(submitting)).key)
-        except asyncio.CancelledError:
-            if asked.tied:
-                self._background.spawn(self._came_and_went(submitting))
-            raise
-
-    async def _came_and_went(self, submitting: asyncio.Task[Request]) -> None:
-        """The connection of one that is tied to it went before it was written down."""
+    async def _came_and_went(self, doing: asyncio.Task[Heard]) -> None:
+        """The connection of one that is tied to it went before it could be followed."""
         with contextlib.suppress(CarrelError, TimeoutError):
-            key = (await submitting).key
+            key, _ = await doing
             frames = self._requests.follow(self._caller, key)
             async with contextlib.aclosing(frames), asyncio.timeout(0):
                 await anext(frames)
 
     # What is told
 
-    async def _follow(self, key: str, after: int) -> None:
+    async def _follow(self, key: str, after: int, doing: asyncio.Task[Heard]) -> None:
         """At the client's pace. One that is followed already is from here on followed from
         there."""
         own = asyncio.current_task()
@@ -211,6 +224,7 @@ class Session:
             frames = self._requests.follow(self._caller, key, after)
             async with contextlib.aclosing(frames):
                 async for frame in frames:
+                    self._tied.discard(doing)
                     if frame.kind in (FrameKind.RESULT, FrameKind.ERROR):
                         await self._tell_outcome(key, frame_view(frame))
                     else:

@@ -16,7 +16,7 @@ from websockets.http11 import Request
 
 from carrel.interfaces.http.connections import FLUSH_S, STALLED_S, UNWANTED_S
 
-GOING_AWAY, TRY_AGAIN_LATER = 1001, 1013
+NORMAL, WITHOUT_CODE, TRY_AGAIN_LATER = 1000, 1005, 1013
 PING_S = 20.0
 """A client that is gone without a word is noticed after two of these."""
 MAX_MESSAGE = 1 << 20
@@ -78,8 +78,10 @@ class SocketConnection(WebSocketsSansIOProtocol):
                 return
 
     def handle_close(self, event: Frame) -> None:
-        # A page that is left may be there again in a moment, and ask.
-        self._heard(self.conn.close_rcvd is not None and self.conn.close_rcvd.code != GOING_AWAY)
+        # Any other end is one before it was read, or too large: a page that is left may be there
+        # again in a moment, and ask.
+        closed = self.conn.close_rcvd
+        self._heard(closed is not None and closed.code in (NORMAL, WITHOUT_CODE))
         super().handle_close(event)
 
     def _heard(self, whether: bool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 
 from carrel.interfaces.notifying.notifier import Notice, NotTold
 
@@ -35,7 +36,7 @@ class Webhook:
             with error:
                 for_good = error.code < 500 and error.code not in LATER
             raise NotTold(f"the webhook answered {error.code}", for_good=for_good) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise NotTold(f"the webhook cannot be reached: {error}") from None
 
 

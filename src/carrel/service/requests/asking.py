@@ -23,6 +23,7 @@ MAX_HOLD_S = 86_400.0
 MAX_VERSIONS = 1000
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _SERIES = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
+_ADDRESS = re.compile(r"[!-~]{1,2000}")
 _OWN_ID = re.compile(r"rq_.*")
 
 
@@ -109,8 +110,12 @@ def _check_webhook(caller: Caller, webhook: Webhook, rules: RequestRules) -> Non
         host, _ = parts.hostname, parts.port
     except ValueError:
         parts, host = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not host or len(webhook.url) > 2000:
+    if parts.scheme not in ("http", "https") or not host or not _ADDRESS.fullmatch(webhook.url):
         raise RequestInvalid("The webhook is no address.", hint="Use http:// or https://.")
+    if parts.username is not None or parts.password is not None:
+        raise RequestInvalid(
+            "The webhook's address names a user.", hint="Have it know us by the `secret`."
+        )
     if caller.scope.kind is not ScopeKind.ADMIN and host not in rules.webhook_hosts:
         raise Forbidden(
             f"This token may not have results sent to {host[:80]}.",

@@ -28,6 +28,10 @@ class Live:
     lonely: asyncio.TimerHandle | None = None
     making: str = ""
     """What is being done for its workspace."""
+    cancelling: bool = False
+    """It is to end by that, whatever becomes of its agent meanwhile."""
+    due: bool = False
+    """Something is to be done for one that has ended."""
     writing: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
     @property

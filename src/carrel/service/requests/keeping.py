@@ -10,11 +10,12 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from carrel.domain.access import LOCAL
-from carrel.domain.errors import CarrelError, SpaceNotFound
+from carrel.domain.errors import SpaceNotFound
 from carrel.domain.pauses import pauses
 from carrel.domain.requests import (
     Older,
@@ -26,6 +27,8 @@ from carrel.domain.requests import (
     Workspace,
 )
 from carrel.domain.storing import Forget
+from carrel.lifecycle.table import LIVE
+from carrel.service.desk import Desk
 from carrel.service.requests.book import Book, Live
 from carrel.service.requests.parts import NotSent, RequestParts
 from carrel.service.requests.viewing import outcome
@@ -35,6 +38,10 @@ EVERY_S = 20.0
 FORGET_EVERY = 50
 CONTENT_BYTES = 64 << 20
 MANY = 1 << 20
+DRAFT = ".new"
+"""How the name of an archive ends that is being written."""
+Table = dict[str, asyncio.Task[None]]
+"""By the keys of requests: one at a time for each."""
 _log = logging.getLogger("carrel")
 
 
@@ -44,7 +51,8 @@ class Keeper:
     def __init__(self, parts: RequestParts, book: Book) -> None:
         self._parts = parts
         self._book = book
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._settling: Table = {}
+        self._telling: Table = {}
         self._since_forgetting = 0
         self._contents: deque[tuple[str, int]] = deque()
         """Of outcomes that were delivered, the oldest first."""
@@ -52,32 +60,45 @@ class Keeper:
 
     # At its end
 
-    def see_to(self, live: Live) -> None:
-        """Does all that is due for one that has ended, and goes on without the caller."""
-        task = asyncio.create_task(self._settle(live))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def see_to(self, live: Live) -> asyncio.Task[None]:
+        """Does all that is due for one that has ended, and goes on without the caller. Who
+        comes while that is under way waits for the same."""
+        live.due = True
+        return _under_way(self._settling, live.key) or _begin(
+            self._settling, live.key, self._settle(live)
+        )
+
+    async def seen_to(self, live: Live) -> None:
+        """All that is due is done, or will be tried again."""
+        await asyncio.shield(self.see_to(live))
 
     async def _settle(self, live: Live) -> None:
-        try:
-            await self._look(live)
-            await self._retain(live)
-            await self._rest(live)
-            if live.request.version:
-                await self._newest_only(live.request)
-            if live.request.asked.webhook is not None and live.request.delivered_at is None:
-                await self._send(live)
-            await self.tidy(live)
-        except Exception:
-            # The next look, or the next daemon, goes on with it.
-            _log.exception("what is left of the request %s could not be settled", live.key)
+        """One step that fails keeps no other from being done."""
+        while live.due:
+            live.due = failed = False
+            for step in (self._look, self._retain, self._rest, self._newest_only, self.tidy):
+                try:
+                    await step(live)
+                except Exception:
+                    _log.exception("what is left of the request %s is not settled", live.key)
+                    failed = True
+            self._tell(live)
+            if failed and not live.due:
+                # The next look, or the next daemon, goes on with it.
+                live.due = True
+                return
 
     async def _look(self, live: Live) -> None:
         """Somebody may have removed the space, or a daemon did and could not write it down."""
         request = live.request
         there = self._parts.journal.get(request.space_id) is not None
-        if request.workspace is Workspace.THERE and not there:
+        if request.workspace is not Workspace.THERE or there:
+            return
+        size = await asyncio.to_thread(_size, self.archive_of(live.key))
+        if size is None:
             await self._book.change(live, workspace=Workspace.GONE)
+        else:
+            await self._book.change(live, workspace=Workspace.ARCHIVED, archive_bytes=size)
 
     async def _retain(self, live: Live) -> None:
         request, keeping = live.request, live.request.asked.keeping
@@ -90,6 +111,9 @@ class Keeper:
     async def _rest(self, live: Live) -> None:
         """Nothing runs in a workspace that is kept."""
         request = live.request
+        space = self._parts.journal.get(request.space_id)
+        if space is None or space.state not in LIVE:
+            return
         if request.workspace is Workspace.THERE and self.stays(request):
             with contextlib.suppress(SpaceNotFound):
                 await self._parts.spaces.stop(LOCAL, request.space_id, GRACE_S)
@@ -118,7 +142,7 @@ class Keeper:
             return
         if request.workspace is Workspace.THERE:
             await self.remove(live, Workspace.GONE)
-        if live.request.is_bare:
+        if live.request.is_bare and self._book.get(live.key) is live:
             self._book.forget(live)
             self._remember(live.request)
             await self._forget_old()
@@ -161,7 +185,25 @@ class Keeper:
 
     # Webhooks
 
+    def _tell(self, live: Live) -> None:
+        """Nobody waits for the one who is told: that may take its time, or never be."""
+        request = live.request
+        if request.asked.webhook is None or request.delivered_at is not None or not request.ended:
+            return
+        if not _under_way(self._telling, live.key):
+            _begin(self._telling, live.key, self._send(live))
+
     async def _send(self, live: Live) -> None:
+        try:
+            await self._try_to_send(live)
+            await self._book.change(live, delivered_at=self._book.clock())
+        except Exception:
+            _log.exception("the webhook of %s could not be told", live.key)
+            live.due = True
+            return
+        self.see_to(live)
+
+    async def _try_to_send(self, live: Live) -> None:
         webhook = live.request.asked.webhook
         assert webhook is not None
         frame = outcome(live.request)
@@ -173,21 +215,19 @@ class Keeper:
             await self._book.change(live, told=tries)
             try:
                 await self._parts.sender.send(webhook, body)
-                break
+                return
             except NotSent as error:
                 _log.warning("the webhook of %s: %s", live.key, error)
                 if error.for_good or tries >= self._parts.rules.webhook_tries:
                     note = f"The webhook was tried {tries} times: {error}."
                     await self._book.change(live, notes=(*live.request.notes, note))
-                    break
+                    return
             await asyncio.sleep(pause_s)
-        await self._book.change(live, delivered_at=self._book.clock())
 
     async def received(self, live: Live) -> None:
         """Its client has all that it wants: nothing is held for it any more."""
         await self._book.change(live, delivered_at=0.0, result=_listed(live.request))
-        self.see_to(live)
-        await self.settled()
+        await self.seen_to(live)
 
     async def _strip(self, key: str) -> None:
         request = await self._parts.store.request(key)
@@ -208,34 +248,60 @@ class Keeper:
         found = [one for one in await self._parts.store.requests(query) if one.version]
         return sorted(found, key=lambda one: one.version, reverse=True)
 
-    async def _newest_only(self, request: Request) -> None:
-        keeping = request.asked.keeping
+    async def _newest_only(self, live: Live) -> None:
+        """As the newest of them has it: what an old one asked for is over."""
+        request = live.request
+        if not request.version:
+            return
         async with self._parts.shared.locks.alone(series_lock(request)):
-            for one in (await self.versions(request.caller, keeping.series))[keeping.newest :]:
+            found = await self.versions(request.caller, request.asked.keeping.series)
+            keeping = found[0].asked.keeping if found else request.asked.keeping
+            for one in found[keeping.newest :]:
                 if one.workspace is not Workspace.THERE:
                     continue
-                live = self._book.get(one.key) or Live(one)
+                old = self._book.get(one.key) or Live(one)
                 if keeping.older is Older.ARCHIVE:
-                    await self._archive(live)
+                    await self._archive(old)
                 else:
-                    await self.remove(live, Workspace.GONE)
-                self._book.forget(live)
+                    await self.remove(old, Workspace.GONE)
+                self._book.forget(old)
 
     async def _archive(self, live: Live) -> None:
-        space = self._parts.journal.get(live.request.space_id)
-        if space is None:
+        space_id = live.request.space_id
+        async with self._parts.shared.locks.shared(space_id):
+            space = self._parts.journal.get(space_id)
+            if space is not None:
+                desk = await self._parts.desks.of(space)
+                await self._parts.desks.ensure(desk)
+                await asyncio.to_thread(self._write_archive, live.key, desk)
+        size = await asyncio.to_thread(_size, self.archive_of(live.key))
+        if size is None:
             await self._book.change(live, workspace=Workspace.GONE)
-            return
-        desk = await self._parts.desks.of(space)
-        await self._parts.desks.ensure(desk)
-        target = self.archive_of(live.key)
+        else:
+            await self.remove(live, Workspace.ARCHIVED, archive_bytes=size)
 
-        def write() -> int:
-            pieces = self._parts.collecting.archive(desk.driver, desk.tree, everything=True)
-            return _write(target, pieces)
+    def _write_archive(self, key: str, desk: Desk) -> None:
+        pieces = self._parts.collecting.archive(desk.driver, desk.tree, everything=True)
+        _write(self.archive_of(key), pieces)
 
-        size = await asyncio.to_thread(write)
-        await self.remove(live, Workspace.ARCHIVED, archive_bytes=size)
+    async def discard(self, live: Live) -> None:
+        """Of its workspace nothing is left, in whatever form it was kept."""
+        if live.request.workspace is Workspace.THERE:
+            await self.remove(live, Workspace.GONE)
+        elif live.request.workspace is Workspace.ARCHIVED:
+            await self._book.change(live, workspace=Workspace.GONE)
+        await asyncio.to_thread(self.archive_of(live.key).unlink, missing_ok=True)
+
+    async def sweep(self) -> None:
+        """Archives that a daemon had not finished writing, or removing."""
+        for path in await asyncio.to_thread(_listed_in, self._parts.archives):
+            key = path.name.partition(".")[0]
+            if path.suffix == DRAFT or not await self._has_archive(key):
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def _has_archive(self, key: str) -> bool:
+        request = await self._parts.store.request(key)
+        return request is not None and request.workspace in (Workspace.THERE, Workspace.ARCHIVED)
 
     def archive_of(self, key: str) -> Path:
         return self._parts.archives / f"{key}.tar.gz"
@@ -250,21 +316,41 @@ class Keeper:
 
     async def tidy_all(self) -> None:
         for live in self._book.all():
-            try:
-                await self._look(live)
-                await self.tidy(live)
-            except CarrelError as error:
-                _log.warning("the request %s could not be tidied: %s", live.key, error)
+            if not live.request.ended:
+                continue
+            if live.due or self._is_over(live.request):
+                await self.seen_to(live)
+
+    def _is_over(self, request: Request) -> bool:
+        """Something is to go, or has gone by itself."""
+        gone = self._parts.journal.get(request.space_id) is None
+        return not self.stays(request) or (request.workspace is Workspace.THERE and gone)
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._settling.values(), *self._telling.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def settled(self) -> None:
         """What is under way now is done."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        while tasks := [*self._settling.values(), *self._telling.values()]:
+            await asyncio.wait(tasks)
+
+
+def _under_way(table: Table, key: str) -> asyncio.Task[None] | None:
+    task = table.get(key)
+    return task if task is not None and not task.done() else None
+
+
+def _begin(table: Table, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def over(done: asyncio.Task[None]) -> None:
+        if table.get(key) is done:
+            del table[key]
+
+    task = table[key] = asyncio.create_task(work)
+    task.add_done_callback(over)
+    return task
 
 
 def _content_bytes(request: Request) -> int:
@@ -285,16 +371,30 @@ def series_lock(request: Request) -> str:
     return f"series\0{request.caller}\0{request.asked.keeping.series}"
 
 
-def _write(target: Path, pieces: Iterable[bytes]) -> int:
+def _size(path: Path) -> int | None:
+    """None: it is not there."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _listed_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def _write(target: Path, pieces: Iterable[bytes]) -> None:
     """Whole or not at all."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = target.with_suffix(".new")
+    draft = target.with_suffix(DRAFT)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
-    draft.replace(target)
-    return size
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -18,7 +18,9 @@ from carrel.domain.errors import (
 )
 from carrel.domain.requests import Collected, Request, RequestQuery, VersionFiles, Workspace
 from carrel.domain.spaces import Space
+from carrel.lifecycle.table import LEAVING
 from carrel.service.desk import Desk
+from carrel.service.files import whole
 from carrel.service.requests.book import Book, Live
 from carrel.service.requests.hearing import Hearing
 from carrel.service.requests.keeping import Keeper
@@ -100,7 +102,8 @@ class Looking:
             if found.archive is not None:
                 return _pieces(await asyncio.to_thread(found.archive.open, "rb"))
             assert found.driver is not None and found.tree is not None
-            return self._parts.collecting.archive(found.driver, found.tree, everything=everything)
+            pieces = self._parts.collecting.archive(found.driver, found.tree, everything=everything)
+        return whole(pieces, lambda: self._space(request))
 
     @asynccontextmanager
     async def _staying(self, *requests: Request) -> AsyncIterator[None]:
@@ -116,8 +119,9 @@ class Looking:
         return desk
 
     def _space(self, request: Request) -> Space:
+        """As it is now: one that is on its way out has gone."""
         space = self._parts.journal.get(request.space_id) if request.space_id else None
-        if request.workspace is not Workspace.THERE or space is None:
+        if request.workspace is not Workspace.THERE or space is None or space.state in LEAVING:
             raise self._gone(request)
         return space
 
@@ -155,7 +159,7 @@ class Looking:
     async def _version(self, request: Request) -> VersionFiles:
         """An archive that is there is whole, be the workspace still on its way out."""
         archive = self._keeper.archive_of(request.key)
-        if request.workspace is Workspace.ARCHIVED or await asyncio.to_thread(archive.exists):
+        if await asyncio.to_thread(archive.exists):
             return VersionFiles(archive=archive)
         desk = await self._desk(request)
         return VersionFiles(driver=desk.driver, tree=desk.tree)

@@ -29,7 +29,7 @@ from carrel.domain.requests import (
 )
 from carrel.service.requests import asking, steering
 from carrel.service.requests.book import Live
-from carrel.service.requests.keeping import MANY
+from carrel.service.requests.keeping import MANY, series_lock
 from carrel.service.requests.looking import Looking
 from carrel.service.requests.parts import RequestParts
 from carrel.service.requests.presence import Presence
@@ -160,6 +160,7 @@ class Requests(Looking):
                 self._next()
         if live.request.ended:
             self._keeper.see_to(live)
+            self._presence.look(live)
 
     # Hearing
 
@@ -182,10 +183,16 @@ class Requests(Looking):
         return live is not None and live.followers > 0
 
     async def delivered(self, caller: Caller, word: str) -> None:
-        """The outcome has reached who asked for it."""
+        """The outcome has reached this one: that counts when it is who asked for it."""
         live = await self._live(caller, word)
-        if live.request.ended:
+        if live.request.ended and live.request.caller == caller.name:
             await self._keeper.delivered(live)
+
+    def noticed(self, caller: Caller, request: Request) -> None:
+        """Somebody has looked after it: if it is who asked for it, it is not given up yet."""
+        live = self._book.get(request.key)
+        if live is not None and request.caller == caller.name:
+            self._presence.look(live)
 
     async def done(self, caller: Caller, word: str) -> Request:
         """Its files were fetched: what was held for that goes."""
@@ -217,6 +224,7 @@ class Requests(Looking):
         await self._parts.shared.tasks.see_through(self._cancel_now(live, failure))
 
     async def _cancel_now(self, live: Live, failure: Failure) -> None:
+        live.cancelling = True
         if not await self._worker.cancel(live, failure):
             return
         task = live.task
@@ -227,8 +235,7 @@ class Requests(Looking):
             await asyncio.wait({task})
             # It may have been just about to be made.
             await self._keeper.remove(live, Workspace.GONE)
-        self._keeper.see_to(live)
-        await self._keeper.settled()
+        await self._keeper.seen_to(live)
 
     async def answer(self, caller: Caller, word: str, answer: RequestAnswer) -> None:
         """To what its agent asked. `StateConflict` when it asks nothing."""
@@ -255,14 +262,12 @@ class Requests(Looking):
         live = await self._live(caller, word)
         if not live.request.ended:
             return await self.cancel(caller, word)
-        if live.request.workspace is Workspace.ARCHIVED:
-            path = self._keeper.archive_of(live.key)
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-            await self._book.change(live, workspace=Workspace.GONE)
-        elif live.request.workspace is Workspace.THERE:
-            await self._keeper.remove(live, Workspace.GONE)
+        async with self._parts.shared.locks.alone(_removal_lock(live.request)):
+            # It may have been archived until now.
+            live = await self._live(caller, word)
+            await self._keeper.discard(live)
         await self._keeper.delivered(live)
-        await self._keeper.settled()
+        await self._keeper.seen_to(live)
         return live.request
 
     # The daemon's beginning and end
@@ -270,6 +275,7 @@ class Requests(Looking):
     async def take_up(self) -> None:
         """What an earlier daemon had not finished, in the order of asking. Turns and runs have
         been taken up before."""
+        await self._keeper.sweep()
         found = await self._parts.store.requests(RequestQuery(bare=False, limit=MANY))
         for request in sorted(found, key=lambda one: (one.created_at, one.key)):
             if request.ended and request.workspace is Workspace.ARCHIVED:
@@ -285,6 +291,10 @@ class Requests(Looking):
             self._presence.look(live)
         self._regular = asyncio.create_task(self._keeper.run())
         self._next()
+
+    def ending(self) -> None:
+        """The daemon will end: who is cut off by that has not gone away."""
+        self._presence.stop()
 
     async def close(self) -> None:
         """The daemon ends; agents go on, and requests when it is there again."""
@@ -304,6 +314,10 @@ class Requests(Looking):
     async def settled(self) -> None:
         """What is being cleaned up now is gone."""
         await self._keeper.settled()
+
+
+def _removal_lock(request: Request) -> str:
+    return series_lock(request) if request.version else f"removal\0{request.key}"
 
 
 def _cancelled(request: Request, message: str) -> Failure:

@@ -49,10 +49,15 @@ class Presence:
             return 0.0 if live.followed else TIED_S
         if asked.webhook is not None or asked.keeping.policy is not Policy.EPHEMERAL:
             return None
+        if not live.followed and not live.request.ended:
+            # Who only asks now and then is not there in between; an agent has its own time.
+            return None
         return self._given_up_s
 
     def _over(self, live: Live) -> None:
         live.lonely = None
+        if self._closed:
+            return
         task = asyncio.create_task(self._leave(live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -61,9 +66,12 @@ class Presence:
         if not live.followers:
             await self._give_up(live)
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         """The daemon ends: that is nobody's going away."""
         self._closed = True
+
+    async def close(self) -> None:
+        self.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ every step looks first at what of it is done."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from carrel.domain.access import LOCAL
@@ -16,7 +17,6 @@ from carrel.domain.errors import (
     SpaceNotFound,
     StateConflict,
     StoreBusy,
-    StoreError,
 )
 from carrel.domain.ids import new_id
 from carrel.domain.pauses import pauses
@@ -43,6 +43,8 @@ from carrel.service.requests.wanting import space_request, telling, wants_conten
 MOST_ATTEMPTS = 5
 """A daemon that was killed each time is no reason to go on for ever."""
 SUMMARY_CHARACTERS = 20_000
+PLACES = "places"
+"""The lock of all folders that callers name."""
 _PASSING = frozenset(
     {InsufficientDisk.code, StoreBusy.code, "sandbox_unavailable", "launcher_unavailable"}
     | {AgentCrashed.code, "timeout", "interrupted", "project_changed", "git_timeout"}
@@ -65,7 +67,8 @@ class Worker:
         except CarrelError as error:
             await self.fail(live, error)
         except Exception as error:
-            _log.exception("the request %s failed", live.key)
+            if not live.cancelling:
+                _log.exception("the request %s failed", live.key)
             await self.fail(live, CarrelError(f"{type(error).__name__}: {error}"))
 
     async def _step(self, live: Live) -> None:
@@ -82,6 +85,9 @@ class Worker:
                 await self._collect(live)
 
     async def fail(self, live: Live, error: CarrelError) -> None:
+        if live.cancelling:
+            # By that: whoever cancels it writes it down.
+            return
         step = str(live.request.state)
         failure = Failure(error.code, error.message, step, error.code in _PASSING, error.hint)
         await self._end(live, RequestState.FAILED, failure=failure)
@@ -113,8 +119,7 @@ class Worker:
                 # The daemon ended while it was made, and nothing of it is left.
                 await self._book.change(live, state=RequestState.QUEUED)
                 return
-            wanted = await asyncio.to_thread(space_request, self._parts, request)
-            await self._parts.spaces.create(LOCAL, wanted, telling(self._book, live))
+            await self._create(live)
         elif space.state not in LIVE:
             raise StateConflict(f"{space.space_id} is {space.state}.", state=str(space.state))
         for name, text in request.asked.context_files.items():
@@ -123,6 +128,14 @@ class Worker:
         await self._book.move(
             live, RequestState.WORKING, f"{frontend} begins", workspace=Workspace.THERE
         )
+
+    async def _create(self, live: Live) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            if live.request.asked.workspace_path:
+                # Whether somebody works there is looked at before it is known that we do.
+                await held.enter_async_context(self._parts.shared.locks.alone(PLACES))
+            wanted = await asyncio.to_thread(space_request, self._parts, live.request)
+            await self._parts.spaces.create(LOCAL, wanted, telling(self._book, live))
 
     async def _was_begun(self, request: Request) -> bool:
         """By an earlier daemon: of what this one has not begun there is no message."""
@@ -270,9 +283,23 @@ class Worker:
             try:
                 await self._book.move(live, state, "", **changes)
                 return
-            except StoreError:
+            except CarrelError as error:
                 # However long the disk is full: an outcome is not lost.
+                _log.warning("the end of the request %s is not written: %s", live.key, error)
+                if live.cancelling:
+                    await self._halt(live)
                 await asyncio.sleep(pause_s)
+
+    async def _halt(self, live: Live) -> None:
+        """What runs for one that was cancelled may be what fills the disk."""
+        space = self._parts.journal.get(live.request.space_id)
+        if space is None:
+            return
+        try:
+            desk = await self._parts.desks.of(space)
+            await desk.runtime.stop(desk.sandbox, 0.0)
+        except CarrelError as error:
+            _log.warning("what runs for the request %s goes on: %s", live.key, error)
 
     async def cancel(self, live: Live, failure: Failure) -> bool:
         """Whether it had not ended. What it made goes with it; that is the keeper's."""
