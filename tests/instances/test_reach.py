@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
@@ -15,10 +16,10 @@ import pytest
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.errors import InstanceFailed
-from carrel.domain.instances import Handed, PortBy, Transport
+from carrel.domain.instances import Handed, InstanceState, PortBy, Restart, Transport
 from tests.accounts import Account, run_as
 from tests.instances import probing
-from tests.instances.rig import call, server, serving, start
+from tests.instances.rig import call, server, serving, start, until
 
 two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 
@@ -40,6 +41,7 @@ try:
 except OSError as error:
     print(type(error).__name__)
 """
+OVER = (InstanceState.ENDED, InstanceState.FAILED)
 REFUSED = ("ConnectionResetError", "RemoteDisconnected", "BrokenPipeError")
 
 
@@ -120,6 +122,24 @@ async def test_what_is_in_reach(
     closed = [one["name"] for one in found["processes"] if not one["read"]]
     assert "gate" in closed, found["processes"]
     await call(handed, "echo", text="still")
+
+
+async def test_a_project_that_became_a_link_is_not_shown(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that may write in the folder above exchanges it, and another is started again."""
+    monkeypatch.setattr("carrel.service.instances.restarting.FIRST_S", 0.01)
+    project, secret = tmp_path / "project", tmp_path / "secret"
+    project.mkdir()
+    secret.mkdir()
+    handed = await start(services, server("ok"), project, restart=Restart.ON_FAILURE)
+    project.rename(tmp_path / "moved")
+    project.symlink_to(secret)
+    os.kill(handed.instance.pid, signal.SIGKILL)
+    ended = await until(services, handed.instance.instance_id, *OVER)
+    assert ended.state is InstanceState.FAILED
+    assert ended.problem is not None and ended.problem.code == "tree_unavailable"
+    assert list(secret.iterdir()) == []
 
 
 async def test_the_token_is_written_nowhere(services: Services, data: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bundles and archives of a user who is nobody special: the tests beside this one, run again."""
+"""Bundles, archives and projects of a user who is nobody special: tests beside this one again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ FILES = (
     "test_archives.py",
     "test_bad_bundles.py",
     "test_broken_archives.py",
+    "test_projects.py",
     "test_unpacking.py",
 )
 

@@ -55,6 +55,10 @@ class PlainProjects:
         return Owner(found.st_uid, found.st_gid)
 
     def mount(self, path: Path, owner: Owner) -> TreeMount:
+        """An ordinary user's is resolved once more when it is bound, so a link is refused here:
+        whoever may write in a folder above could have put one there since the last start."""
+        with tree_errors("show the project to a sandbox"):
+            os.close(open_real(path))
         if os.geteuid() != 0:
             return TreeMount(path)
         return TreeMount(path, detached=partial(_clone, path, owner))

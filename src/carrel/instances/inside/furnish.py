@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ABOVE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_BYTES = 64 << 20
@@ -38,7 +39,7 @@ class Furnisher:
                     file.write(text)
 
     def copy(self, project: str, copies: dict[str, str]) -> None:
-        """What is not there, or is a link, is left out."""
+        """What is not there, or is a link, is left out. The project is named by its real path."""
         for source, target in copies.items():
             above = _walk(project, os.path.dirname(source))
             if above is None:
@@ -80,14 +81,12 @@ class Furnisher:
 
 
 def _walk(folder: str, path: str) -> int | None:
-    """A descriptor of a folder below another."""
-    try:
-        here = os.open(folder, _FOLDER)
-    except OSError:
-        return None
-    for part in filter(None, path.split("/")):
+    """A descriptor of a folder below another, whose own path is a real one: a link on the way
+    was put there to lead us elsewhere."""
+    here = os.open("/", _ABOVE)
+    for part in filter(None, f"{folder}/{path}".split("/")):
         try:
-            below = os.open(part, _FOLDER, dir_fd=here)
+            below = os.open(part, _ABOVE, dir_fd=here)
         except OSError:
             return None
         finally:
@@ -100,4 +99,5 @@ def fill(order: Any) -> None:
     os.makedirs(order["state"], 0o700, exist_ok=True)
     furnisher = Furnisher(order["state"])
     furnisher.put(order["files"])
-    furnisher.copy(order["project"], order["copies"])
+    # In a sandbox there is nothing to be led to.
+    furnisher.copy(os.path.realpath(order["project"]), order["copies"])
