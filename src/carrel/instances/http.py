@@ -8,7 +8,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+PIECE = 65_536
+"""Bytes that are read at a time."""
 MAX_HEAD = 65_536
+"""Bytes before a head is complete, and bytes in a row of which none is of the body: what follows
+it is no shorter if nobody counts."""
 MAX_BODY = 16 << 20
 """Of an answer that is read to its end."""
 
@@ -36,6 +40,8 @@ class Answer:
         self._parts: list[bytes] = []
         self._headed = False
         self._complete = False
+        self._beside = 0
+        """Bytes since the head, or since the last part."""
         self._parser = HttpResponseParser(self)
 
     @property
@@ -45,12 +51,15 @@ class Answer:
     # What the parser calls
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self._headed:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._headed = True
+        self._beside = 0
 
     def on_body(self, body: bytes) -> None:
+        self._beside = 0
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
@@ -82,13 +91,16 @@ class Answer:
     async def _more(self) -> bool:
         from httptools import HttpParserError
 
-        data = await self._reader.read(MAX_HEAD)
+        data = await self._reader.read(PIECE)
         if not data:
             return False
+        self._beside += len(data)
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
             raise HttpError(f"it does not speak HTTP: {error}") from error
+        if self._beside > MAX_HEAD:
+            raise HttpError("its headers are too long")
         return True
 
 
