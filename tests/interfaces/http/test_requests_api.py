@@ -293,3 +293,16 @@ def test_bad_bodies(client: httpx.Client) -> None:
         deep = {"x": deep}
     answer = client.post("/v1/requests", json={"instructions": "say x", "architecture": deep})
     assert answer.status_code in (202, 422)
+
+
+def test_a_path_whose_slash_is_encoded(client: httpx.Client) -> None:
+    bad(client.get("/v1/requests/rq_none/files%2Fa"), 422, "message_invalid")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:word@127.0.0.1/x", "http://127.0.0.1/a b", "http://127.0.0.1/\u00fc", "ftp://x"],
+)
+def test_addresses_that_nothing_can_be_sent_to(client: httpx.Client, url: str) -> None:
+    body = {"instructions": "write a b", "webhook": url}
+    bad(client.post("/v1/requests", json=body), 422, "request_invalid")

@@ -1,0 +1,279 @@
+"""What is due at the end of a request is done, whatever fails on the way, and waits for nobody
+else's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL
+from carrel.domain.errors import InsufficientDisk, LauncherUnavailable
+from carrel.domain.ids import new_id
+from carrel.domain.requests import (
+    FrameKind,
+    Generate,
+    Keeping,
+    Policy,
+    Request,
+    RequestState,
+    Webhook,
+    Workspace,
+)
+from carrel.interfaces.notifying.outcomes import OutcomeSender
+from carrel.service.journal import Journal
+from carrel.service.spaces import Spaces
+from tests.requests.rig import ANSWER_S, heard, made, paths
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+NOWHERE = Webhook("http://127.0.0.1:9/nobody")
+
+
+class Disk:
+    """Full for what says that a request has ended."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.refused = asyncio.Event()
+
+    def take(self, records: tuple[Any, ...]) -> None:
+        if self.full and any(isinstance(one, Request) and one.ended for one in records):
+            self.refused.set()
+            raise InsufficientDisk("The disk is full.")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk, real = Disk(), Journal.write
+
+    async def write(self: Journal, *records: Any, **named: Any) -> Any:
+        disk.take(records)
+        return await real(self, *records, **named)
+
+    monkeypatch.setattr(Journal, "write", write)
+    yield disk
+    disk.full = False
+
+
+@contextmanager
+def sending(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A receiver that is silent until this ends; what was sent to it."""
+    sent: list[str] = []
+    go = asyncio.Event()
+
+    async def send(_self: OutcomeSender, webhook: Webhook, _body: bytes) -> None:
+        sent.append(webhook.url)
+        await go.wait()
+
+    monkeypatch.setattr(OutcomeSender, "send", send)
+    try:
+        yield sent
+    finally:
+        go.set()
+
+
+async def until(done: Any) -> None:
+    async with asyncio.timeout(ANSWER_S):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+async def working(services: Services, asked: Generate) -> Request:
+    """One whose agent has begun."""
+    request = await services.requests.submit(LOCAL, asked)
+    async with asyncio.timeout(ANSWER_S):
+        async for frame in services.requests.follow(LOCAL, request.key):
+            if frame.kind is FrameKind.EVENT and "sleep" in str(frame.data):
+                break
+    return await services.requests.get(LOCAL, request.key)
+
+
+def running(mark: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        if any(mark in word for word in process.info["cmdline"] or ()):
+            found.append(process.info["pid"])
+    return found
+
+
+async def test_an_outcome_waits_for_room(services: Services, disk: Disk) -> None:
+    disk.full = True
+    request = await services.requests.submit(LOCAL, Generate("write a.txt 1"))
+    following = asyncio.create_task(heard(services, request.key))
+    async with asyncio.timeout(ANSWER_S):
+        await disk.refused.wait()
+    assert not (await services.requests.get(LOCAL, request.key)).ended
+    disk.full = False
+    assert paths(await following) == ["a.txt"]
+    await services.requests.delivered(LOCAL, request.key)
+    await services.requests.settled()
+
+
+async def test_what_is_cancelled_ends_on_a_full_disk(services: Services, disk: Disk) -> None:
+    """It may be what fills it."""
+    mark = new_id("mk")
+    request = await working(services, Generate(f"run sleep 1000 # {mark}"))
+    await until(lambda: running(mark))
+    disk.full = True
+    cancelling = asyncio.create_task(services.requests.cancel(LOCAL, request.key))
+    await until(lambda: not running(mark))
+    assert not cancelling.done()
+    disk.full = False
+    async with asyncio.timeout(ANSWER_S):
+        assert (await cancelling).state is RequestState.CANCELLED
+    assert services.journal.get(request.space_id) is None
+
+
+async def test_nobody_waits_for_anothers_webhook(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sending(monkeypatch) as sent:
+        first = await services.requests.submit(LOCAL, Generate("write a 1", webhook=NOWHERE))
+        await until(lambda: sent)
+        keeping = Keeping(hold_s=600.0)
+        held = await services.requests.submit(LOCAL, Generate("write a 1", keeping=keeping))
+        await heard(services, held.key)
+        other = await working(services, Generate("run sleep 1000", webhook=NOWHERE))
+        async with asyncio.timeout(ANSWER_S):
+            done = await services.requests.done(LOCAL, held.key)
+            assert done.workspace is Workspace.GONE
+            cancelled = await services.requests.cancel(LOCAL, other.key)
+            assert cancelled.workspace is Workspace.GONE
+        assert (await services.requests.get(LOCAL, first.key)).delivered_at is None
+        await until(lambda: len(sent) == 2)
+    async with asyncio.timeout(ANSWER_S):
+        await services.requests.settled()
+    assert len(sent) == 2, "each is told once"
+    assert (await services.requests.get(LOCAL, first.key)).workspace is Workspace.GONE
+
+
+async def test_one_step_that_fails_keeps_no_other_from_being_done(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails, real = True, Spaces.stop
+
+    async def stop(self: Spaces, *words: Any, **named: Any) -> Any:
+        if fails:
+            raise LauncherUnavailable("The launcher does not answer.")
+        return await real(self, *words, **named)
+
+    monkeypatch.setattr(Spaces, "stop", stop)
+    with sending(monkeypatch) as sent:
+        asked = Generate("write a 1", keeping=Keeping(Policy.RETAIN), webhook=NOWHERE)
+        request = await services.requests.submit(LOCAL, asked)
+        await until(lambda: sent)
+    await services.requests.settled()
+    found = await services.requests.get(LOCAL, request.key)
+    assert found.delivered_at is not None and found.retained_until is not None
+    space = services.journal.get(request.space_id or found.space_id)
+    assert space is not None and space.state == "ready"
+    fails = False
+    await services.requests.tidy()
+    space = services.journal.get(found.space_id)
+    assert space is not None and space.state == "stopped", "it was tried again"
+    await services.requests.remove(LOCAL, request.key)
+
+
+async def test_one_that_cannot_be_removed_is_nobody_elses_trouble(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = Keeping(Policy.RETAIN, seconds=1.0)
+    stuck, free = [
+        (await made(services, Generate("write a 1", keeping=keeping)))[0] for _ in range(2)
+    ]
+    real, now = Spaces.remove, services.journal.clock()
+
+    async def remove(self: Spaces, caller: Any, word: str, **named: Any) -> Any:
+        if word == stuck.space_id:
+            raise OSError(16, "Device or resource busy")
+        return await real(self, caller, word, **named)
+
+    monkeypatch.setattr(Spaces, "remove", remove)
+    monkeypatch.setattr(services.journal, "clock", lambda: now + 3600.0)
+    await services.requests.tidy()
+    workspaces = [(await services.requests.get(LOCAL, one.key)).workspace for one in (stuck, free)]
+    assert workspaces == [Workspace.THERE, Workspace.GONE]
+    monkeypatch.setattr(Spaces, "remove", real)
+    await services.requests.tidy()
+    assert (await services.requests.get(LOCAL, stuck.key)).workspace is Workspace.GONE
+
+
+async def test_only_one_at_a_time_in_a_folder(services: Services, tmp_path: Path) -> None:
+    """However close together they are asked for."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    folder.chmod(0o777)
+    tmp_path.chmod(0o755)
+    asked = Generate("write a.txt 1\nsleep 1000", workspace_path=str(folder))
+    both = [await services.requests.submit(LOCAL, asked) for _ in range(2)]
+    following = [asyncio.create_task(heard(services, one.key)) for one in both]
+    done, _ = await asyncio.wait(following, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+    (refused,) = done
+    last = refused.result()[-1]
+    assert (last.kind, last.data["code"]) == (FrameKind.ERROR, "project_in_use")
+    for one in both:
+        await services.requests.cancel(LOCAL, one.key)
+    await asyncio.gather(*following)
+
+
+# Whether anybody is there
+
+
+@pytest.fixture
+def impatient(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services.requests._presence, "_given_up_s", 0.2)
+
+
+async def test_who_asks_now_and_then_is_waited_for(services: Services, impatient: None) -> None:
+    """The agent has its own time, and the result waits from its end on."""
+    script = "run while [ ! -e go ]; do sleep 0.05; done\nwrite a.txt 1"
+    request = await services.requests.submit(LOCAL, Generate(script))
+    live = services.requests._book.get(request.key)
+    assert live is not None and live.lonely is None
+    await until(lambda: live.request.state is RequestState.WORKING)
+    assert live.lonely is None
+    await services.files.use(
+        LOCAL, live.request.space_id, lambda files: files.write("go", b""), writes=True
+    )
+    await until(lambda: live.request.ended)
+    assert live.request.state is RequestState.DONE and live.request.result is not None
+    # Nobody comes for it.
+    await until(lambda: live.request.delivered_at is not None)
+    await services.requests.settled()
+    assert live.request.workspace is Workspace.GONE
+
+
+async def test_a_look_is_a_sign_of_life(services: Services, impatient: None) -> None:
+    request = await services.requests.submit(LOCAL, Generate("write a.txt 1"))
+    live = services.requests._book.get(request.key)
+    assert live is not None
+    await until(lambda: live.lonely is not None)
+    before = live.lonely
+    services.requests.noticed(LOCAL, live.request)
+    assert before is not None and before.cancelled() and live.lonely is not before
+    await until(lambda: live.request.delivered_at is not None)
+    await services.requests.settled()
+
+
+async def test_the_daemons_end_is_nobodys_going_away(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = await working(services, Generate("run sleep 1000"))
+    tied = await services.requests.submit(LOCAL, Generate("sleep 1000", tied=True))
+    monkeypatch.setattr(services.requests._presence, "_closed", False)
+    frames = services.requests.follow(LOCAL, tied.key)
+    await anext(frames)
+    services.requests.ending()
+    await frames.aclose()
+    for _ in range(10):
+        await asyncio.sleep(0.01)
+    assert not (await services.requests.get(LOCAL, tied.key)).ended
+    monkeypatch.undo()
+    for one in (tied, request):
+        await services.requests.cancel(LOCAL, one.key)
