@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,9 +17,11 @@ from carrel.domain.reception import Doors
 from carrel.domain.runtimes import Run
 from carrel.domain.storing import Forget, Store
 from carrel.service.journal import Journal
+from carrel.service.tasks import Errands
 
 KEEP_ENDED = 1000
 """So many records of instances that have ended are kept: a second release finds them there."""
+_log = logging.getLogger("carrel")
 
 
 @dataclasses.dataclass
@@ -85,6 +88,9 @@ class Book:
         self._store = store
         self._journal = journal
         self._live: dict[str, Live] = {}
+        self._unwritten: dict[str, Instance] = {}
+        """They are over, which the disk has not taken yet."""
+        self._errands = Errands(_not_written)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -103,7 +109,7 @@ class Book:
         live = self._live.get(instance_id)
         if live is not None:
             return live.instance
-        found = await self._store.instance(instance_id)
+        found = self._unwritten.get(instance_id) or await self._store.instance(instance_id)
         if found is None:
             raise InstanceNotFound(
                 f"There is no instance {instance_id[:40]!r}.",
@@ -112,7 +118,9 @@ class Book:
         return found
 
     async def ended(self, limit: int) -> list[Instance]:
-        return [*await self._store.instances(live=False, limit=limit)]
+        stored = [*await self._store.instances(live=False, limit=limit)]
+        known = {one.instance_id for one in stored}
+        return stored + [one for key, one in self._unwritten.items() if key not in known]
 
     async def stored(self) -> list[Instance]:
         """What an earlier daemon left as living."""
@@ -142,23 +150,39 @@ class Book:
             raise
 
     async def close(self, live: Live, **changes: Any) -> None:
-        """It is over. Written down however long the disk refuses; nobody waits for that."""
+        """It is over. Whoever waits for that does not wait for a disk that refuses: what could
+        not be written now is tried again until it is."""
         now = self.clock()
-        live.instance = dataclasses.replace(
+        live.instance = over = dataclasses.replace(
             live.instance, updated_at=now, ended_at=now, pid=0, holds=(), **changes
         )
-        assert live.instance.state not in LIVE
-        self._live.pop(live.instance_id, None)
-        forget = Forget(ended_instances_but=KEEP_ENDED)
+        assert over.state not in LIVE
+        self._unwritten[over.instance_id] = over
+        self._live.pop(over.instance_id, None)
         try:
-            for pause_s in pauses():
-                with contextlib.suppress(CarrelError):
-                    await self._journal.write(live.instance, self._told(live.instance), forget)
-                    return
-                live.over.set()
-                await asyncio.sleep(pause_s)
+            await self._write_end(over)
+        except BaseException as error:
+            self._errands.begin(self._write_later(over))
+            if not isinstance(error, CarrelError):
+                raise
         finally:
             live.over.set()
+
+    async def _write_end(self, over: Instance) -> None:
+        forget = Forget(ended_instances_but=KEEP_ENDED)
+        await self._journal.write(over, self._told(over), forget)
+        self._unwritten.pop(over.instance_id, None)
+
+    async def _write_later(self, over: Instance) -> None:
+        for pause_s in pauses():
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(CarrelError):
+                await self._write_end(over)
+                return
+
+    async def shut(self) -> None:
+        """The daemon ends: what is not written by now, the next one finds out."""
+        await self._errands.close()
 
     def _told(self, instance: Instance) -> NewEvent:
         data: dict[str, object] = {
@@ -171,3 +195,7 @@ class Book:
         if instance.problem is not None and instance.state is not InstanceState.READY:
             data["problem"] = dataclasses.asdict(instance.problem)
         return self._journal.event(EventType.INSTANCE_STATE, instance.space_id, **data)
+
+
+def _not_written(error: BaseException) -> None:
+    _log.error("the end of an instance could not be written down", exc_info=error)

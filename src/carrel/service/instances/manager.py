@@ -19,6 +19,7 @@ from carrel.domain.instances import (
     Handed,
     Instance,
     InstanceRequest,
+    InstanceState,
     Released,
     Restart,
     Servers,
@@ -39,6 +40,7 @@ from carrel.service.instances.secrets import Secrets
 from carrel.service.instances.sharing import Sharing
 from carrel.service.instances.spares import Spares
 from carrel.service.instances.starting import TAIL_BYTES, Starter
+from carrel.service.journal import problem_of
 
 MOST_LOG = 1 << 20
 
@@ -52,7 +54,7 @@ class Instances:
         self._ender = Ender(parts.book, parts.places, self._tail)
         self._kept = Secrets(parts.places)
         self._drafts = Drafts(parts)
-        self._sharing = Sharing(parts.book, self._ender)
+        self._sharing = Sharing(parts.book, self._ender, parts.shared.tasks)
         self._beginner = Beginner(parts, self._starter, self._ender, self._kept, self._is_ready)
         self._lifetimes = Lifetimes(
             parts.book,
@@ -90,30 +92,45 @@ class Instances:
             if shared is not None:
                 return shared
         live = self._spares.take(draft)
-        if live is not None:
-            await self._sharing.hand_over(live, draft, begun)
-            self._lifetimes.begin(live)
-        else:
+        if live is None or not await self._hand_over(live, draft, begun):
             live = draft
             await self._begin(live, begun)
         self._spares.refill(asked)
         self._compiling.started(asked)
         return Handed(live.instance, live.token)
 
+    async def _hand_over(self, live: Live, draft: Live, begun: float) -> bool:
+        """False when it ended meanwhile."""
+        try:
+            await self._sharing.hand_over(live, draft, begun)
+        except BaseException as error:
+            await self._abandon(live, error)
+            raise
+        if live.leaving:
+            return False
+        self._lifetimes.begin(live)
+        return True
+
+    async def _abandon(self, live: Live, error: BaseException) -> None:
+        """Nobody has it, and nobody else would ever let it go."""
+        why, state = problem_of("start", error), InstanceState.FAILED
+        if isinstance(error, asyncio.CancelledError):
+            why = Problem("start", "abandoned", "Whoever asked for it has gone.")
+            state = InstanceState.ENDED
+        await self._parts.shared.tasks.see_through(self._ender.end(live, why, state))
+
     async def _begin(self, live: Live, begun: float) -> None:
         self._drafts.check_room(live.instance.caller)
         work = self._beginner.begin(live, begun)
         try:
             await asyncio.shield(work)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if work.cancelled() and not _is_cancelled():
                 raise InstanceFailed(
                     f"{live.instance.server.name} was released while it started.",
                     hint="Ask again.",
                 ) from None
-            # Whoever asked has gone.
-            why = Problem("start", "abandoned", "Whoever asked for it has gone.")
-            await self._parts.shared.tasks.see_through(self._ender.end(live, why))
+            await self._abandon(live, error)
             raise
 
     async def _start_spare(self, draft: Instance) -> Live:
@@ -160,7 +177,8 @@ class Instances:
         if space_id:
             space_id = (await self._parts.spaces.get(caller, space_id)).space_id
         found = await self._book.ended(200) if ended else []
-        found += [live.instance for live in self._book.all() if not live.spare]
+        # Nobody has one that stands ready, or is not needed any more.
+        found += [live.instance for live in self._book.all() if live.instance.holds]
         seen = [one for one in found if self._sees(caller, one)]
         wanted = [one for one in seen if not space_id or one.space_id == space_id]
         return sorted(wanted, key=lambda one: one.created_at, reverse=True)
@@ -261,6 +279,7 @@ class Instances:
         await self._parts.bridging.close([live.instance for live in left])
         for live in left:
             await self._ender.let_go(live)
+        await self._book.shut()
 
 
 def _is_cancelled() -> bool:

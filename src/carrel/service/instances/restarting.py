@@ -188,6 +188,10 @@ class Restarter:
             why = Problem("start", "interrupted", text)
             await self._ender.end(live, why, InstanceState.FAILED)
             return
+        if not self._places.folder(instance.instance_id).is_dir():
+            # It has ended, and the disk took no word of that.
+            await self._ender.end(live, instance.problem)
+            return
         # One that was being started again has not answered yet: it is begun anew.
         restarting = instance.state is InstanceState.RESTARTING
         ended = LOST if restarting else await self._attach(live)

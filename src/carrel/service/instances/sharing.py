@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
+from carrel.domain.errors import CarrelError
 from carrel.domain.instances import LIVE, Handed, Hold, Released, Warmth
 from carrel.domain.spaces import Problem
 from carrel.service.instances.ending import Ender
 from carrel.service.instances.lifetimes import Lifetimes
 from carrel.service.instances.live import Book, Live
+from carrel.service.tasks import Tasks
 
 _SAME = (
     *("server", "caller", "project_path", "space_id", "share", "network", "limits"),
@@ -22,9 +25,10 @@ _TAKEN = (
 
 
 class Sharing:
-    def __init__(self, book: Book, ender: Ender) -> None:
+    def __init__(self, book: Book, ender: Ender, tasks: Tasks) -> None:
         self._book = book
         self._ender = ender
+        self._tasks = tasks
 
     async def join(self, draft: Live, lifetimes: Lifetimes) -> Handed | None:
         """One that others of the same project have, when it is ready."""
@@ -34,12 +38,23 @@ class Sharing:
             if live.leaving or live.instance.state not in LIVE:
                 continue
             hold = draft.instance.holds[0]
-            await self._book.change(
-                live, holds=(*live.instance.holds, hold), heard_at=self._book.clock()
-            )
+            await self._hold(live, hold)
+            if live.leaving:
+                continue
             lifetimes.hold(live, hold)
             return Handed(live.instance, live.token)
         return None
+
+    async def _hold(self, live: Live, hold: Hold) -> None:
+        """One more. Who goes away meanwhile, or could not be written down, does not have it."""
+        holds = (*live.instance.holds, hold)
+        try:
+            await self._book.change(live, holds=holds, heard_at=self._book.clock())
+        except BaseException:
+            why = Problem("start", "abandoned", "Whoever asked for it has gone.")
+            with contextlib.suppress(CarrelError):
+                await self._tasks.see_through(self.leave(live, hold, why))
+            raise
 
     def _shared(self, draft: Live) -> Live | None:
         for live in self._book.all():

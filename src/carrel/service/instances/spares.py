@@ -56,8 +56,7 @@ class Spares:
             return
         oldest = sorted(same, key=lambda live: live.instance.created_at)
         for live in oldest[: max(0, len(same) + 1 - server.warm)]:
-            why = Problem("spare", "not_needed", "Other projects were asked for since.")
-            self._errands.begin(self._ender.end(live, why))
+            self._let_go(live, "Other projects were asked for since.")
         self._errands.begin(self._make(last))
 
     async def _make(self, last: Instance) -> None:
@@ -67,8 +66,20 @@ class Spares:
 
     def _unused(self, live: Live) -> None:
         if live.spare:
-            why = Problem("spare", "not_needed", "Nobody asked for it.")
-            self._errands.begin(self._ender.end(live, why))
+            self._let_go(live, "Nobody asked for it.")
+
+    def _let_go(self, live: Live, why: str) -> None:
+        # Its end only begins later, and until then somebody might take it.
+        live.spare = False
+        self._errands.begin(self._end(live, Problem("spare", "not_needed", why)))
+
+    async def _end(self, live: Live, why: Problem) -> None:
+        try:
+            await self._ender.end(live, why)
+        except BaseException:
+            # It is there all the same.
+            live.spare = True
+            raise
 
     async def settled(self) -> None:
         """When all that is to stand ready does."""
