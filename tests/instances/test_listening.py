@@ -72,3 +72,13 @@ def test_a_port_that_is_kept() -> None:
             one.close()
             with socket.create_connection(("127.0.0.1", one.port), 10):
                 pass
+
+
+def test_the_same_port_again_or_another() -> None:
+    with Reserved() as one, Reserved.again(one.port) as same:
+        assert same.port == one.port
+    with (
+        socket.create_server(("127.0.0.1", 0)) as stranger,
+        Reserved.again(stranger.getsockname()[1]) as other,
+    ):
+        assert other.port not in (0, stranger.getsockname()[1])

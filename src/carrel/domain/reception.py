@@ -32,6 +32,8 @@ class Surroundings:
     """Its client speaks on streams."""
     preloaded: bool = False
     """It is a fork of a process that has loaded it."""
+    port: int = 0
+    """Where its clients found it before, if it is started again."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Prepared:
     """In a fork of a warm process, instead of the command."""
     files: Mapping[str, str] = field(default_factory=dict)
     """What its own folder has before it starts."""
+
+    @property
+    def on_host(self) -> bool:
+        """It binds a port of the host itself: it is there where it was found last."""
+        return not self.direct and not self.gated
 
 
 class Doors(Protocol):
@@ -112,7 +119,12 @@ class Reception(Protocol):
     def prepare(
         self, server: Server, found: Found, around: Surroundings, env: Mapping[str, str]
     ) -> Prepared:
-        """Raises `MessageInvalid` when it cannot be started like this."""
+        """What it keeps for this one `open` takes, or else `let_go`. Raises `MessageInvalid` when
+        it cannot be started like this, and OSError."""
+        ...
+
+    def let_go(self, prepared: Prepared) -> None:
+        """Of what was kept for one that was not opened. Idempotent."""
         ...
 
     def furnish(self, prepared: Prepared, around: Surroundings, owner: Owner) -> None:

@@ -47,12 +47,26 @@ class LocalReception:
     def prepare(
         self, server: Server, found: Found, around: Surroundings, env: Mapping[str, str]
     ) -> Prepared:
-        port = 0
-        if server.port_by is PortBy.RESERVED and not around.private_network:
-            reserved = Reserved()
-            port = reserved.port
+        reserved = self._reserve(around.port) if _needs_port(server, around) else None
+        port = reserved.port if reserved is not None else 0
+        preparing = Preparing(server, found, around, env, self._python, port, can_pass())
+        try:
+            prepared = preparing.prepare()
+        except BaseException:
+            if reserved is not None:
+                reserved.close()
+            raise
+        if reserved is not None:
             self._reserved[port] = reserved
-        return Preparing(server, found, around, env, self._python, port, can_pass()).prepare()
+        return prepared
+
+    def _reserve(self, port: int) -> Reserved:
+        """Not the one that is just kept for another, who came while nobody had it."""
+        return Reserved() if port in self._reserved else Reserved.again(port)
+
+    def let_go(self, prepared: Prepared) -> None:
+        if prepared.on_host and (reserved := self._reserved.pop(prepared.port, None)) is not None:
+            reserved.close()
 
     def furnish(self, prepared: Prepared, around: Surroundings, owner: Owner) -> None:
         state = str(around.state_path)
@@ -102,7 +116,7 @@ class LocalReception:
     def open(self, prepared: Prepared, socket: Path | None, port: int = 0) -> Doors:
         if socket is not None:
             return StreamDoors(socket)
-        if prepared.direct or prepared.gated:
+        if not prepared.on_host:
             return TcpDoors(port, gated=prepared.gated)
         reserved = self._reserved.pop(prepared.port, None)
         return NoDoors() if reserved is None else ReservedDoors(reserved)
@@ -140,6 +154,12 @@ class LocalReception:
 
     def connections(self, ports: frozenset[int]) -> Mapping[int, int]:
         return connections(ports)
+
+
+def _needs_port(server: Server, around: Surroundings) -> bool:
+    """Of the host: what is wrapped, or speaks on streams, is given a socket."""
+    given = around.streams or server.wrap or around.private_network
+    return server.port_by is PortBy.RESERVED and not given
 
 
 def _give(folder: str, owner: Owner) -> None:

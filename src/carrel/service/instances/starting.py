@@ -13,7 +13,14 @@ from pathlib import Path
 from carrel.domain.errors import CarrelError, InstanceFailed
 from carrel.domain.ids import new_id
 from carrel.domain.instances import Found, Instance, Server, ToolCall, Wrap
-from carrel.domain.reception import Looking, NotReady, Prepared, Reception, Visit
+from carrel.domain.reception import (
+    Looking,
+    NotReady,
+    Prepared,
+    Reception,
+    Surroundings,
+    Visit,
+)
 from carrel.domain.runs import Recordings, Stream
 from carrel.domain.runtimes import Command, Exit, ExitReason, Run
 from carrel.service.instances.live import Book, Live
@@ -70,21 +77,32 @@ class Starter:
         """Until it answers. Raises `InstanceFailed` and what runtimes raise; what was begun is
         the caller's to end."""
         place = await self._places.make(live.instance, streams=wanted.streams)
-        around = dataclasses.replace(place.around, preloaded=bool(wanted.warm))
+        around = dataclasses.replace(
+            place.around, preloaded=bool(wanted.warm), port=live.instance.port
+        )
         place = dataclasses.replace(place, around=around)
         env = {**wanted.env, **live.env}
         if live.token:
             env["CARREL_TOKEN"] = live.token
-        prepared = self._reception.prepare(wanted.server, wanted.found, around, env)
-        if not again:
-            await self._furnish(place, prepared)
-        self._open(live, prepared, wanted)
+        prepared = self._prepare(wanted, around, env)
+        try:
+            if not again:
+                await self._furnish(place, prepared)
+            self._open(live, prepared, wanted)
+        finally:
+            self._reception.let_go(prepared)
         await self._run(live, place, prepared, wanted)
         if not wanted.streams:
             await self._ready(live, place, prepared, wanted)
         if live.doors is not None and not self._keeps_doors(live):
             live.doors.close()
             live.doors = None
+
+    def _prepare(self, wanted: Wanted, around: Surroundings, env: Mapping[str, str]) -> Prepared:
+        try:
+            return self._reception.prepare(wanted.server, wanted.found, around, env)
+        except OSError as error:
+            raise _no_socket(wanted.server, error) from error
 
     @staticmethod
     def _keeps_doors(live: Live) -> bool:
@@ -111,21 +129,22 @@ class Starter:
             )
 
     def _open(self, live: Live, prepared: Prepared, wanted: Wanted) -> None:
-        """Written down with the run that they are for."""
-        if live.doors is not None:
+        """Written down with the run that they are for. Those that were kept are used again; a
+        port that the server binds itself is kept anew before the older ones let go of it."""
+        kept = live.doors
+        if kept is not None and not prepared.on_host:
             return
         path = self._places.folder(live.instance_id) / "socket" if wanted.streams else None
         try:
             live.doors = self._reception.open(prepared, path, live.instance.port)
         except OSError as error:
-            raise InstanceFailed(
-                f"No socket can be opened for {prepared.server.name}: {error.strerror}.",
-                hint="Release some instances, or try again.",
-            ) from error
+            raise _no_socket(prepared.server, error) from error
+        if kept is not None:
+            kept.close()
         self._book.note(
             live,
             host="" if wanted.streams else "127.0.0.1",
-            port=live.doors.port,
+            port=live.doors.port or live.instance.port,
             socket=str(path) if path is not None else "",
         )
 
@@ -226,7 +245,7 @@ class Starter:
         except (NotReady, TimeoutError) as error:
             live.said = str(error)
             return False
-        if not live.instance.port:
+        if prepared.on_host:
             self._book.note(live, host="127.0.0.1", port=port)
         return True
 
@@ -286,6 +305,13 @@ class Starter:
                 )
                 found += piece.data
         return found[-limit:]
+
+
+def _no_socket(server: Server, error: OSError) -> InstanceFailed:
+    return InstanceFailed(
+        f"No socket can be opened for {server.name}: {error.strerror}.",
+        hint="Release some instances, or try again.",
+    )
 
 
 def _not_left(error: BaseException) -> None:
