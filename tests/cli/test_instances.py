@@ -176,6 +176,35 @@ def test_run_that_is_killed(carrel: Program, project: Path) -> None:
     _until(lambda: live(carrel) == [])
 
 
+def test_who_runs_a_shared_one_keeps_it(carrel: Program, project: Path) -> None:
+    """Who began it leaves first."""
+    words = (NAME, str(project), "--share")
+    with running(carrel, *words, stdin=subprocess.DEVNULL) as first:
+        config_of(first)
+        with running(carrel, *words, stdin=subprocess.DEVNULL) as second:
+            entry = json.loads(config_of(second))["mcpServers"][NAME]
+            [name] = live(carrel)
+            first.send_signal(signal.SIGINT)
+            assert first.wait(TIMEOUT_S) == 0 and first.stderr is not None
+            assert f"{name}: released." in first.stderr.read().decode()
+            shown = carrel.json("instance", "show", name)
+            assert (shown["state"], shown["clients"]) == ("ready", 1)
+            assert greet(entry["url"], entry.get("headers", {})) == "small"
+            second.send_signal(signal.SIGINT)
+            assert second.wait(TIMEOUT_S) == 0 and second.stderr is not None
+            assert f"{name}: terminated." in second.stderr.read().decode()
+
+
+def test_a_share_is_given_up_by_its_name(carrel: Program, project: Path) -> None:
+    words = ("instance", "start", NAME, str(project), "--share")
+    one = carrel.json(*words)
+    name, hold = one["instance_id"], one["hold"]
+    assert "hold" in carrel.good(*words)
+    for _ in "12":
+        assert carrel.good("instance", "stop", name, "--hold", hold) == f"{name} released\n"
+    assert carrel.good("instance", "stop", name) == f"{name} terminated\n"
+
+
 def _until(holds: Any) -> None:
     """Nobody tells when it is so; each look is a command."""
     until = time.monotonic() + TIMEOUT_S

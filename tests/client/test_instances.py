@@ -45,6 +45,16 @@ def test_it_is_let_go_at_the_end(client: Client, project: Path) -> None:
     assert server.refresh().state is InstanceState.ENDED
 
 
+def test_each_lets_go_of_its_own_share(client: Client, project: Path) -> None:
+    one, two = [client.instances.start(small(), project=project, share="project") for _ in "12"]
+    assert one.id == two.id and one.hold != two.hold
+    assert one.refresh().clients == 2
+    assert [one.release(), one.release()] == ["released", "released"]
+    assert client.instances.get(two.id).hold == ""
+    assert two.refresh().clients == 1
+    assert two.release() == "terminated"
+
+
 def test_in_a_space(client: Client, space: Space) -> None:
     space.files.write(FILE, SCRIPT)
     with client.instances.start(small(), space=space.name) as server:
@@ -83,6 +93,9 @@ async def test_awaited(async_client: AsyncClient, project: Path) -> None:
         assert len(await instances.list()) == 1
     assert await instances.list() == []
     assert await server.release() == "already_gone"
+    one, two = [await instances.start(small(), project=project, share="project") for _ in "12"]
+    assert [await one.release(), await one.release()] == ["released", "released"]
+    assert await two.release() == "terminated"
     await instances.add_server("mine-too", command("http"))
     assert "mine-too" in [one.name for one in await instances.servers()]
     await instances.remove_server("mine-too")

@@ -126,9 +126,16 @@ def warn(call: Call, instance: dict[str, Any]) -> None:
         call.note(f"{loud('note !')} {clean(note)}")
 
 
-def release(call: Call, instance_id: str) -> str:
-    request = Request("DELETE", instance_path(instance_id), timeout_s=LONG_S, again=True)
+def release(call: Call, instance_id: str, hold: str = "") -> str:
+    """`hold`: as its start was answered; nobody else's goes then."""
+    query = [("hold", hold)] if hold else []
+    request = Request("DELETE", instance_path(instance_id), query, timeout_s=LONG_S, again=True)
     return str(call.link.json(request)["status"])
+
+
+def let_go(call: Call, instance: dict[str, Any]) -> str:
+    """One that we started."""
+    return release(call, instance["instance_id"], instance.get("hold") or "")
 
 
 def last_lines(call: Call, instance_id: str) -> str:
@@ -167,6 +174,7 @@ def describe(instance: dict[str, Any]) -> str:
         ("limits", limits_text(instance)),
         ("process", str(instance["pid"] or "")),
         ("shared by", str(instance["clients"]) if instance["share"] != "none" else ""),
+        ("hold", (instance.get("hold") or "") if instance["share"] != "none" else ""),
         ("ends", _ends(instance)),
         ("created", f"{instance['created_at']} ({age_of(instance['created_at'])} ago)"),
         ("ready in", f"{instance['started_in_ms']:.0f} ms ({instance['warmth']})"),

@@ -33,6 +33,7 @@ class AsyncInstance(_Handle, Told):
     def __init__(self, link: AsyncLink, info: InstanceInfo) -> None:
         super().__init__(link)
         self.info = info
+        self.hold = info.hold or ""
 
     async def __aenter__(self) -> AsyncInstance:
         return self
@@ -57,7 +58,7 @@ class AsyncInstance(_Handle, Told):
 
     async def release(self) -> str:
         """`terminated`, `released` (others share it) or `already_gone`."""
-        return await self._send(calls.release(self.id))
+        return await self._send(calls.release(self.id, self.hold))
 
 
 class AsyncInstances(_Handle):

@@ -112,9 +112,10 @@ def instances(space: str, ended: bool) -> Call[list[InstanceInfo]]:
     return Call(request, lambda told: models.decode(told["instances"], list[InstanceInfo]))
 
 
-def release(instance_id: str) -> Call[str]:
+def release(instance_id: str, hold: str) -> Call[str]:
     """Asked again after a broken connection: it is gone then, or goes."""
-    request = Request("DELETE", instance_path(instance_id), timeout_s=LONG_S, again=True)
+    query = [("hold", hold)] if hold else []
+    request = Request("DELETE", instance_path(instance_id), query, timeout_s=LONG_S, again=True)
     return Call(request, lambda told: str(models.decode(told, Release).status))
 
 

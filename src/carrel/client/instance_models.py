@@ -28,6 +28,8 @@ class InstanceInfo(Record, frozen=True, kw_only=True):
     """For what runs in the same space."""
     has_token: bool = False
     token: str | None = None
+    hold: str | None = None
+    """What it is released by; told when it is started."""
     pid: int = 0
     started_in_ms: float = 0.0
     project_path: str = ""
@@ -64,6 +66,8 @@ class Told:
     """What a handle tells of its instance: `info` is what was last heard."""
 
     info: InstanceInfo
+    hold: str
+    """Our share of it, which `release` gives up; empty of one that was only looked up."""
 
     @property
     def id(self) -> str:

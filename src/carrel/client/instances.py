@@ -36,6 +36,7 @@ class Instance(_Handle, Told):
     def __init__(self, link: Link, info: InstanceInfo) -> None:
         super().__init__(link)
         self.info = info
+        self.hold = info.hold or ""
 
     def __enter__(self) -> Instance:
         return self
@@ -59,7 +60,7 @@ class Instance(_Handle, Told):
 
     def release(self) -> str:
         """`terminated`, `released` (others share it) or `already_gone`."""
-        return self._send(calls.release(self.id))
+        return self._send(calls.release(self.id, self.hold))
 
 
 class Instances(_Handle):

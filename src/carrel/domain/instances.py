@@ -179,6 +179,13 @@ class Hold:
     owner_started: int = 0
     """When that process was started, in the kernel's ticks: its number alone may be reused."""
     hub_client: str = ""
+    hold_id: str = ""
+    """By which its client lets go of it; empty in records that know of none."""
+
+    @property
+    def is_owned(self) -> bool:
+        """It goes away by itself."""
+        return self.owner_pid is not None or bool(self.hub_client)
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,8 @@ class Handed:
 
     instance: Instance
     token: str = ""
+    hold: str = ""
+    """The id of this client's `Hold`; only who has just started it is told."""
 
 
 class Released(StrEnum):

@@ -65,7 +65,6 @@ PLAIN = {
     "GET /v1/agents",
     "POST /v1/agents/{name}/install",
     "GET /v1/instances/{instance}",
-    "DELETE /v1/instances/{instance}",
     "POST /v1/instances/{instance}/heartbeat",
     "GET /v1/servers",
     "DELETE /v1/servers/{name}",

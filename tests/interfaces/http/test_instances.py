@@ -81,6 +81,21 @@ def test_one_from_its_start_to_its_end(client: httpx.Client, project: Path) -> N
     assert {"ended"} == {one["state"] for one in ended if one["instance_id"] == made["instance_id"]}
 
 
+def test_who_shares_gives_up_its_own_share(client: httpx.Client, project: Path) -> None:
+    one, two = [start(client, small(), project, share="project") for _ in "12"]
+    path = f"/v1/instances/{one['instance_id']}"
+    assert two["instance_id"] == one["instance_id"] and two["hold"] != one["hold"]
+    assert good(client.get(path))["hold"] is None
+    for _ in "12":
+        # Asked again when no answer came.
+        assert good(client.delete(path, params={"hold": one["hold"]})) == {"status": "released"}
+        assert good(client.get(path))["clients"] == 1
+    assert greet(two) == "small"
+    assert good(client.delete(path, params={"hold": two["hold"]})) == {"status": "terminated"}
+    assert good(client.delete(path, params={"hold": two["hold"]})) == {"status": "already_gone"}
+    bad(client.delete(path, params={"hold": "x" * 256}), 422, "message_invalid")
+
+
 def test_in_a_space(client: httpx.Client, project: Path) -> None:
     origin = {"project": {"kind": "folder", "location": str(project)}}
     space = good(client.post("/v1/spaces", json=origin))

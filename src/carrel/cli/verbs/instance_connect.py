@@ -48,7 +48,7 @@ def run(call: Call) -> int:
         with Signals(instancing.STOPPING) as signals:
             return _serve(call, instance, signals)
     finally:
-        _release(call, instance["instance_id"])
+        _release(call, instance)
 
 
 def _serve(call: Call, instance: dict[str, Any], signals: Signals) -> int:
@@ -81,11 +81,11 @@ def _explain(call: Call, instance_id: str) -> int:
     return 1
 
 
-def _release(call: Call, instance_id: str) -> None:
+def _release(call: Call, instance: dict[str, Any]) -> None:
     """Without us it ends anyway: it is ours by our process."""
     from carrel.domain.errors import DaemonUnavailable, InstanceNotFound
 
     try:
-        instancing.release(call, instance_id)
+        instancing.let_go(call, instance)
     except (DaemonUnavailable, InstanceNotFound):
         return

@@ -50,7 +50,7 @@ def run(call: Call) -> int:
             _tell(call, name, format)
             return _hold(call, name, signals)
     finally:
-        call.note(f"{name}: {instancing.release(call, name)}.")
+        call.note(f"{name}: {instancing.let_go(call, instance)}.")
 
 
 def _tell(call: Call, name: str, format: str) -> None:

@@ -144,7 +144,8 @@ def _spoken(one: Instance) -> Transport:
 
 
 def handed_view(handed: Handed) -> View:
-    return {**instance_view(handed.instance), "token": handed.token or None}
+    own = {"token": handed.token or None, "hold": handed.hold or None}
+    return {**instance_view(handed.instance), **own}
 
 
 def server_view(status: ServerStatus) -> View:

@@ -44,7 +44,7 @@ async def start(request: Request, wanted: InstanceRequest) -> Handed:
     handed = await while_wanted(request, here.closing, starting)
     if await request.is_disconnected():
         # It left in the same moment, and nobody else would ever let it go.
-        await here.services.instances.release(who, handed.instance.instance_id)
+        await here.services.instances.release(who, handed.instance.instance_id, handed.hold)
         raise ClientGone
     return handed
 
@@ -68,9 +68,12 @@ async def show_instance(request: Request, instance: str) -> Response:
 
 
 @router.delete("/v1/instances/{instance}", response_model=ReleasedView, responses=errors(*INSTANCE))
-async def release_instance(request: Request, instance: str) -> Response:
-    """Nothing of it runs when this is answered, unless others share it."""
-    status = await serving(request).services.instances.release(caller(request), instance)
+async def release_instance(
+    request: Request, instance: str, hold: Annotated[str, Query(max_length=255)] = ""
+) -> Response:
+    """Nothing of it runs when this is answered, unless others share it. `hold` is what the start
+    was answered with: with it, nobody else's share is given up, however often this is asked."""
+    status = await serving(request).services.instances.release(caller(request), instance, hold)
     return answer({"status": status})
 
 

@@ -108,7 +108,7 @@ class Drafts:
                 f"There is no connection {request.hub_client[:40]!r} to the hub.",
                 hint="Name it by its `client_id`.",
             )
-        return Hold(request.owner_pid, started, request.hub_client)
+        return Hold(request.owner_pid, started, request.hub_client, new_id("ho"))
 
     def check_room(self, caller: str) -> None:
         """Raises `TooManyInstances`."""

@@ -97,7 +97,7 @@ class Instances:
             await self._begin(live, begun)
         self._spares.refill(asked)
         self._compiling.started(asked)
-        return Handed(live.instance, live.token)
+        return Handed(live.instance, live.token, asked.instance.holds[0].hold_id)
 
     async def _hand_over(self, live: Live, draft: Live, begun: float) -> bool:
         """False when it ended meanwhile."""
@@ -235,12 +235,13 @@ class Instances:
 
     # Letting go
 
-    async def release(self, caller: Caller, instance_id: str) -> Released:
+    async def release(self, caller: Caller, instance_id: str, hold_id: str = "") -> Released:
+        """`hold_id`: whose hold of it, as `start` told; that of another one stays."""
         await self.get(caller, instance_id)
         live = self._book.get(instance_id)
         if live is None:
             return Released.ALREADY_GONE
-        return await self._parts.shared.tasks.see_through(self._sharing.release(live))
+        return await self._parts.shared.tasks.see_through(self._sharing.release(live, hold_id))
 
     def limit_hit(self, hit: LimitHit) -> None:
         """Called on the event loop, for sandboxes of instances."""

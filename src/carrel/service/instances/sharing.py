@@ -16,7 +16,7 @@ from carrel.service.tasks import Tasks
 
 _SAME = (
     *("server", "caller", "project_path", "space_id", "share", "network", "limits"),
-    *("restart", "ttl_s", "confined"),
+    *("restart", "ttl_s", "lease_s", "idle_s", "survive", "confined"),
 )
 _TAKEN = (
     *("caller", "created_at", "ttl_s", "lease_s", "idle_s", "holds", "survive"),
@@ -42,7 +42,7 @@ class Sharing:
             if live.leaving:
                 continue
             lifetimes.hold(live, hold)
-            return Handed(live.instance, live.token)
+            return Handed(live.instance, live.token, hold.hold_id)
         return None
 
     async def _hold(self, live: Live, hold: Hold) -> None:
@@ -72,9 +72,13 @@ class Sharing:
             started_in_ms=round((time.monotonic() - begun) * 1000, 1),
         )
 
-    async def release(self, live: Live) -> Released:
-        if live.instance.clients > 1:
-            await self._book.change(live, holds=_without(live.instance.holds, None))
+    async def release(self, live: Live, hold_id: str = "") -> Released:
+        """By the client with that hold; who asks again, because no answer came, takes nobody
+        else's. Without one, by a client that would not go by itself."""
+        left = _released(live.instance.holds, hold_id)
+        if left and not live.leaving:
+            if left != live.instance.holds:
+                await self._book.change(live, holds=left)
             return Released.SHARED
         gone = await self._ender.end(live, None)
         return Released.TERMINATED if gone else Released.ALREADY_GONE
@@ -94,9 +98,15 @@ def _alike(one: Live, other: Live) -> bool:
     return all(getattr(one.instance, name) == getattr(other.instance, name) for name in _SAME)
 
 
-def _without(holds: tuple[Hold, ...], gone: Hold | None) -> tuple[Hold, ...]:
-    """One less: that one, or else one that would not go by itself."""
-    if gone is None:
-        gone = next((hold for hold in holds if hold == Hold()), holds[-1])
+def _released(holds: tuple[Hold, ...], hold_id: str) -> tuple[Hold, ...]:
+    if hold_id:
+        return tuple(hold for hold in holds if hold.hold_id != hold_id)
+    if not holds:
+        return ()
+    return _without(holds, next((hold for hold in holds if not hold.is_owned), holds[-1]))
+
+
+def _without(holds: tuple[Hold, ...], gone: Hold) -> tuple[Hold, ...]:
+    """One less: records that know of no ids have some that are alike."""
     at = holds.index(gone)
     return (*holds[:at], *holds[at + 1 :])

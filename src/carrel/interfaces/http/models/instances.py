@@ -165,6 +165,8 @@ class HandedView(InstanceView):
 
     token: str | None
     """To be shown as `Authorization: Bearer`; null where none is checked."""
+    hold: str | None
+    """For who started it, to release it by; null when it is only looked at."""
 
 
 class InstanceList(Answer):
