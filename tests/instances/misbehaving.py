@@ -27,7 +27,7 @@ its standard error when it has bound. None lives longer than ten minutes, whatev
 
 With --token-from NAME it lets in only who shows the token in that variable. Its tools do at
 once what modes do later: `echo` (text), `about`, `crash` (code), `hang`, `spawn`, `flood` and
-`eat` (bytes).
+`eat` (bytes; with `child`, in a process of its own).
 """
 
 from __future__ import annotations
@@ -101,6 +101,15 @@ def eat(size: int) -> None:
         size -= len(eaten[-1])
 
 
+def eat_apart(size: int) -> None:
+    """As a language server would; we go on without it."""
+    child = os.fork()
+    if child == 0:
+        eat(size)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
 def crash(code: int) -> None:
     say(f"giving up with {code}")
     os._exit(code)
@@ -124,7 +133,9 @@ def call(name: str, words: dict[str, Any]) -> str:
         "hang": hang,
         "spawn": lambda: str(spawn(orphan=bool(words.get("orphan", True)))),
         "flood": lambda: flood(int(words.get("bytes", FLOOD_BYTES))),
-        "eat": lambda: eat(int(words.get("bytes", EAT_BYTES))),
+        "eat": lambda: (eat_apart if words.get("child") else eat)(
+            int(words.get("bytes", EAT_BYTES))
+        ),
     }
     if name not in does:
         raise LookupError(f"There is no tool {name!r}.")

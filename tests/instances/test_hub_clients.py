@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,8 +16,10 @@ import pytest
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.instances import InstanceState, Restart
+from carrel.domain.limits import Limits
+from carrel.domain.reception import NotReady
 from carrel.hub.access import Identity
-from tests.instances.rig import WAIT_S, leftovers, server, serving, start, until
+from tests.instances.rig import WAIT_S, call, leftovers, server, serving, start, until
 
 
 class Heard:
@@ -88,3 +91,22 @@ async def test_that_it_failed_is_told(services: Services, tmp_path: Path) -> Non
     instance = (await start(services, server("ok"), tmp_path, **more)).instance
     os.kill(instance.pid, signal.SIGKILL)
     assert await heard.states(1) == ["failed"]
+
+
+async def test_a_child_at_the_memory_limit_stops_it_and_is_told(
+    data: Path, services: Services, tmp_path: Path
+) -> None:
+    """The server itself would go on, as if nothing were."""
+    heard = Heard()
+    connection = services.hub.connect(Identity(LOCAL), heard)
+    more = {"hub_client": connection.client_id, "limits": Limits(memory_bytes=200 << 20)}
+    handed = await start(services, server("ok"), tmp_path, **more)
+    with contextlib.suppress(NotReady):
+        # It may be stopped before it answers.
+        await call(handed, "eat", bytes=1 << 30, child=True)
+    assert await heard.states(1) == ["failed"]
+    (told,) = [one["payload"] for one in heard.messages if one["type"] == "instance_state"]
+    assert told["problem"]["code"] == "memory_limit" and "200 MiB" in told["problem"]["message"]
+    ended = await services.instances.get(LOCAL, handed.instance.instance_id)
+    assert ended.state is InstanceState.FAILED
+    assert leftovers(data, handed.instance.instance_id) == []

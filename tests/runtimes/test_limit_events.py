@@ -12,7 +12,7 @@ import pytest
 from carrel.domain.errors import LimitsUnavailable
 from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.runtimes import ExitReason
-from carrel.runtimes.limits import cgroups, disk
+from carrel.runtimes.limits import cgroups, disk, watching
 from carrel.runtimes.limits.sites import Survey
 from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Rig, finish, open_rig
 
@@ -42,6 +42,51 @@ async def test_memory(rig: Rig) -> None:
     assert (event.kind, event.figure) == (LimitKind.MEMORY, 64 * MIB)
     assert str(64 * MIB) in event.message or "6.7" in event.message
     assert (await rig.run(sandbox, "true")).exit.code == 0
+
+
+EATS = "import os\nif os.fork() == 0:\n    x = bytearray(400 << 20)\n    os._exit(0)\nos.wait()\n"
+"""In a child; what began it goes on."""
+
+
+async def test_memory_of_a_child(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the command runs, and once for each that the kernel killed at a time."""
+    monkeypatch.setattr(watching, "PERIOD_S", 0.01)
+    _needs(rig, LimitKind.MEMORY)
+    sandbox = await rig.start(limits=Limits(memory_bytes=64 * MIB))
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    run = await rig.begin(sandbox, PYTHON, "-c", f"{wait}{EATS}time.sleep(600)")
+    (sandbox.spec.tree / "go").touch()
+    async with asyncio.timeout(WAIT_S):
+        while not rig.events:
+            await asyncio.sleep(0.01)
+    (event,) = rig.events
+    assert (event.kind, event.figure, event.run_id) == (LimitKind.MEMORY, 64 * MIB, run.run_id)
+    assert f"{run.run_id} lost a process" in event.message
+    await rig.runtime.kill(sandbox, run.run_id)
+    assert (await finish(run)).exit.signal == 9
+    assert rig.events == [event]
+
+
+async def test_memory_of_a_child_that_nobody_saw_in_time(rig: Rig) -> None:
+    """Its command ends before the next look."""
+    _needs(rig, LimitKind.MEMORY)
+    sandbox = await rig.start(limits=Limits(memory_bytes=64 * MIB))
+    done = await rig.run(sandbox, PYTHON, "-c", EATS)
+    assert (done.exit.reason, done.exit.code) == (ExitReason.EXITED, 0)
+    assert [(event.kind, event.figure) for event in rig.events] == [(LimitKind.MEMORY, 64 * MIB)]
+    assert (await rig.run(sandbox, "true")).exit.code == 0
+    assert len(rig.events) == 1
+
+
+async def test_memory_that_is_seen_before_the_end_is_told_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "PERIOD_S", 0.0)
+    _needs(rig, LimitKind.MEMORY)
+    sandbox = await rig.start(limits=Limits(memory_bytes=64 * MIB))
+    done = await rig.run(sandbox, PYTHON, "-c", "x = bytearray(400 << 20)")
+    assert done.exit.reason is ExitReason.MEMORY
+    assert [(event.kind, event.figure) for event in rig.events] == [(LimitKind.MEMORY, 64 * MIB)]
 
 
 async def test_processes(rig: Rig) -> None:
