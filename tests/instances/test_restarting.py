@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from carrel.domain.access import LOCAL
 from carrel.domain.instances import Instance, InstanceState, Restart, Server
 from carrel.domain.limits import Limits
 from carrel.domain.reception import NotReady
+from carrel.service.instances.places import Places
 from carrel.service.instances.restarting import STEADY_S
 from tests.instances.rig import (
     PYTHON,
@@ -128,6 +130,25 @@ async def test_its_program_has_gone(
     assert leftovers(data, instance.instance_id) == []
 
 
+async def test_one_that_is_given_up_and_does_not_end_at_once(
+    data: Path, services: Services, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = Places.end, [1, 2]
+
+    async def end(places: Places, instance: Instance, runs: tuple[str, ...]) -> None:
+        if left:
+            left.pop()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        await real(places, instance, runs)
+
+    instance = (await start(services, OK, project)).instance
+    monkeypatch.setattr(Places, "end", end)
+    os.kill(instance.pid, signal.SIGKILL)
+    ended = await until(services, instance.instance_id, *OVER)
+    assert (ended.state, left) == (InstanceState.FAILED, [])
+    assert leftovers(data, instance.instance_id) == []
+
+
 @pytest.mark.usefixtures("_at_once")
 async def test_one_that_lived_long_did_not_fail_in_a_row(services: Services, project: Path) -> None:
     """However often it was said meanwhile that it is wanted."""
@@ -158,11 +179,12 @@ async def test_what_may_end_it_is_watched_once(services: Services, project: Path
         instance = (await start(services, OK, project, **more)).instance
         live = services.instances._book.get(instance.instance_id)
         assert live is not None
-        before = len(live.ends)
+        before = len(live.ends) + len(live.hold_ends)
         assert watches(owner.pid) == 1
         os.kill(instance.pid, signal.SIGKILL)
         await again(services, instance.instance_id, 1)
-        assert (watches(owner.pid), len(live.ends)) == (1, before)
+        after = len(live.ends) + len(live.hold_ends)
+        assert (watches(owner.pid), after) == (1, before)
     finally:
         owner.kill()
         owner.communicate()

@@ -90,7 +90,11 @@ class Lifetimes:
             def gone() -> None:
                 self._spawn(self._leave(live, hold, why))
 
-            live.ends.append(self._owners.on_end(hold.owner_pid, hold.owner_started, gone))
+            take_back = self._owners.on_end(hold.owner_pid, hold.owner_started, gone)
+            if hold.hold_id:
+                live.hold_ends[hold.hold_id] = take_back
+            else:
+                live.ends.append(take_back)
         if hold.hub_client and not self._hub.is_there(hold.hub_client):
             self._hub_client_gone(hold.hub_client)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from carrel.domain.errors import CarrelError, InstanceNotFound
 from carrel.domain.events import EventType, NewEvent
-from carrel.domain.instances import LIVE, Found, Instance, InstanceState
+from carrel.domain.instances import LIVE, Found, Hold, Instance, InstanceState
 from carrel.domain.pauses import pauses
 from carrel.domain.reception import Doors
 from carrel.domain.runtimes import Run
@@ -45,6 +45,8 @@ class Live:
     """Waits for its end."""
     ends: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     """Take back what was to end it: timers, and looks at its owners."""
+    hold_ends: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
+    """The same for one of its clients, by the id of that one's hold."""
     over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     spare: bool = False
     """It stands ready, and nobody has it."""
@@ -70,9 +72,16 @@ class Live:
 
     def take_back(self) -> None:
         """What was to end it does not any more."""
-        for take_back in self.ends:
+        for take_back in (*self.ends, *self.hold_ends.values()):
             take_back()
         self.ends.clear()
+        self.hold_ends.clear()
+
+    def take_back_of(self, hold: Hold) -> None:
+        """That client has it no more: one that comes and goes leaves nothing here."""
+        take_back = self.hold_ends.pop(hold.hold_id, None)
+        if take_back is not None:
+            take_back()
 
     def drop_handles(self) -> None:
         for run in (self.run, self.gate):

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from carrel.domain.errors import CarrelError, InstanceNotFound, RunNotFound
 from carrel.domain.instances import Hold, Instance, InstanceState, Restart
 from carrel.domain.limits import LimitKind
+from carrel.domain.pauses import pauses
 from carrel.domain.reception import HubClients
 from carrel.domain.runtimes import Exit, ExitReason, LimitHit, Run
 from carrel.domain.spaces import Problem
@@ -124,8 +125,15 @@ class Restarter:
         )
 
     async def _give_up(self, live: Live, problem: Problem) -> None:
+        """Until nothing of it is left: what kept it from coming back may keep it from going."""
         holds = live.instance.holds
-        await self._ender.end(live, problem, InstanceState.FAILED)
+        for pause_s in pauses():
+            try:
+                await self._ender.end(live, problem, InstanceState.FAILED)
+                break
+            except (CarrelError, OSError):
+                _log.exception("the instance %s does not end yet", live.instance_id)
+            await asyncio.sleep(pause_s)
         self._tell(live, holds)
 
     def _tell(self, live: Live, holds: tuple[Hold, ...] = ()) -> None:

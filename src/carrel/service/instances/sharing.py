@@ -77,8 +77,7 @@ class Sharing:
         else's. Without one, by a client that would not go by itself."""
         left = _released(live.instance.holds, hold_id)
         if left and not live.leaving:
-            if left != live.instance.holds:
-                await self._book.change(live, holds=left)
+            await self._keep(live, left)
             return Released.SHARED
         gone = await self._ender.end(live, None)
         return Released.TERMINATED if gone else Released.ALREADY_GONE
@@ -88,9 +87,17 @@ class Sharing:
         if live.leaving or hold not in live.instance.holds:
             return
         if live.instance.clients > 1:
-            await self._book.change(live, holds=_without(live.instance.holds, hold))
+            await self._keep(live, _without(live.instance.holds, hold))
         else:
             await self._ender.end(live, why)
+
+    async def _keep(self, live: Live, left: tuple[Hold, ...]) -> None:
+        """The others do not have it any more."""
+        gone = [hold for hold in live.instance.holds if hold not in left]
+        for hold in gone:
+            live.take_back_of(hold)
+        if left != live.instance.holds:
+            await self._book.change(live, holds=left)
 
 
 def _alike(one: Live, other: Live) -> bool:
