@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,6 @@ for line in sys.stdin:
     if "id" in asked:
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
 """
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 async def loaded(services: Services, project: Path, **more: Any) -> Handed:

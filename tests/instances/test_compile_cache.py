@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from carrel.instances.compiling import CACHE, MOST, OWN, PROGRAM, CompileCaches
 from carrel.instances.locating import Locator
 from tests.instances.inside.doors import connected
 from tests.instances.installed import require, search_path
-from tests.instances.rig import PYTHON, WAIT_S, call, leftovers, serving, start
+from tests.instances.rig import PYTHON, WAIT_S, call, leftovers, start
 from tests.instances.rig import SCRIPT as SERVER
 
 SCRIPT = """\
@@ -85,12 +84,6 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 def noded(program: Path, **more: Any) -> Server:

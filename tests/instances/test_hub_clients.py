@@ -7,11 +7,9 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
@@ -19,7 +17,7 @@ from carrel.domain.instances import InstanceState, Restart
 from carrel.domain.limits import Limits
 from carrel.domain.reception import NotReady
 from carrel.hub.access import Identity
-from tests.instances.rig import WAIT_S, call, leftovers, server, serving, start, until
+from tests.instances.rig import WAIT_S, call, leftovers, server, start, until
 
 
 class Heard:
@@ -53,12 +51,6 @@ class Heard:
     def _states(self) -> list[str]:
         told = [one for one in self.messages if one["type"] == "instance_state"]
         return [one["payload"]["to"] for one in told]
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 async def test_it_ends_with_the_connection(data: Path, services: Services, tmp_path: Path) -> None:

@@ -24,18 +24,12 @@ from carrel.domain.instances import (
 from carrel.domain.limits import Limits
 from carrel.domain.spaces import Space
 from tests.instances.installed import require
-from tests.instances.rig import WAIT_S, call, serving, until
+from tests.instances.rig import WAIT_S, call, until
 from tests.instances.small import put_small
 from tests.service.rig import make, run
 
 SMALL = Server("small", ("/usr/bin/python3", "-I", "{project}/small.py", "http"))
 OVER = (InstanceState.ENDED, InstanceState.FAILED)
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ OVER = (InstanceState.ENDED, InstanceState.FAILED)
 OK = server("ok")
 LEASE_S, IDLE_S = 2.0, 2.0
 """In which a busy machine comes to what takes it milliseconds otherwise."""
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 @pytest.fixture

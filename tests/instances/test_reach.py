@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from carrel.domain.errors import InstanceFailed
 from carrel.domain.instances import Handed, InstanceState, PortBy, Restart, Transport
 from tests.accounts import Account, run_as
 from tests.instances import probing
-from tests.instances.rig import call, server, serving, start, until
+from tests.instances.rig import call, server, start, until
 
 two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 
@@ -43,12 +43,6 @@ except OSError as error:
 """
 OVER = (InstanceState.ENDED, InstanceState.FAILED)
 REFUSED = ("ConnectionResetError", "RemoteDisconnected", "BrokenPipeError")
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 async def ask_as(account: Account, handed: Handed, token: str = "") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,11 @@ from tests.daemon.rig import Daemon, good
 from tests.instances.inside.doors import connected
 from tests.instances.installed import require, search_path
 from tests.instances.projects import Project, add_memory, make_project
-from tests.instances.rig import WAIT_S, leftovers, processes, serving, start
+from tests.instances.rig import WAIT_S, leftovers, processes, start
 
 STATELESS = "2026-07-28"
 WORKING_S = 2.0
 """Of CPU: so much it uses only for a call that never ends."""
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 def to(handed: Handed, **options: Any) -> AbstractAsyncContextManager[Client]:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -31,7 +30,6 @@ from tests.instances.rig import (
     leftovers,
     processes,
     server,
-    serving,
     start,
     until,
 )
@@ -39,12 +37,6 @@ from tests.instances.rig import (
 OK = server("ok")
 AGAIN = {"restart": Restart.ON_FAILURE}
 OVER = (InstanceState.ENDED, InstanceState.FAILED)
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 @pytest.fixture

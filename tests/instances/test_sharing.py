@@ -8,7 +8,7 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.instances.rig import WAIT_S, call, leftovers, processes, server, serv
 
 OK = server("ok")
 SHARED = {"share": Share.PROJECT}
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -38,15 +37,8 @@ from tests.instances.rig import (
     post,
     processes,
     server,
-    serving,
     start,
 )
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 @pytest.fixture

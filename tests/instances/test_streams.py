@@ -18,7 +18,7 @@ from carrel.domain.access import LOCAL
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.instances import Handed, Instance, InstanceState, Server, Share, Transport
 from tests.instances.installed import require
-from tests.instances.rig import WAIT_S, leftovers, processes, server, serving, start, until
+from tests.instances.rig import WAIT_S, leftovers, processes, server, start, until
 
 OVER = (InstanceState.ENDED, InstanceState.FAILED)
 STDIO = server("stdio", transport=Transport.STDIO)
@@ -71,12 +71,6 @@ async def connected(instance: Instance) -> AsyncIterator[Streams]:
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
-
-
-@pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    async with serving(data) as services:
-        yield services
 
 
 async def begin(services: Services, wanted: str | Server, project: Path, **more: object) -> Handed:
