@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException, InvalidURL
 
 from carrel.domain.requests import Webhook
-from carrel.interfaces.notifying.webhook import LATER, WAIT_S, NoRedirect
+from carrel.interfaces.notifying.webhook import NoRedirect, post
 from carrel.service.requests.parts import NotSent
 
 AT_ONCE = 8
@@ -37,14 +35,6 @@ class OutcomeSender:
         if webhook.secret:
             signed = hmac.new(webhook.secret.encode(), body, hashlib.sha256).hexdigest()
             headers[SIGNATURE] = f"sha256={signed}"
-        request = urllib.request.Request(webhook.url, body, headers, method="POST")
-        try:
-            with self._opener.open(request, timeout=WAIT_S) as answer:
-                answer.read(1)
-        except urllib.error.HTTPError as error:
-            with error:
-                for_good = error.code < 500 and error.code not in LATER
-            raise NotSent(f"it answered {error.code}", for_good=for_good) from None
-        except (OSError, ValueError, HTTPException) as error:
-            for_good = isinstance(error, InvalidURL)
-            raise NotSent(f"it cannot be reached: {error}", for_good=for_good) from None
+        refusal = post(self._opener, webhook.url, body, headers)
+        if refusal is not None:
+            raise NotSent(f"it {refusal.message}", for_good=refusal.for_good)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from http.client import HTTPException
+from dataclasses import dataclass
+from http.client import HTTPException, InvalidURL
 
 from carrel.interfaces.notifying.notifier import Notice, NotTold
 
@@ -28,16 +29,35 @@ class Webhook:
 
     def _post(self, body: bytes) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "carrel"}
-        request = urllib.request.Request(self._address, body, headers, method="POST")
-        try:
-            with self._opener.open(request, timeout=WAIT_S) as answer:
-                answer.read(1)
-        except urllib.error.HTTPError as error:
-            with error:
-                for_good = error.code < 500 and error.code not in LATER
-            raise NotTold(f"the webhook answered {error.code}", for_good=for_good) from None
-        except (OSError, ValueError, HTTPException) as error:
-            raise NotTold(f"the webhook cannot be reached: {error}") from None
+        refusal = post(self._opener, self._address, body, headers)
+        if refusal is not None:
+            raise NotTold(f"the webhook {refusal.message}", for_good=refusal.for_good)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something did not arrive, after the name of who was to have it, and whether another
+    try is of no use."""
+
+    message: str
+    for_good: bool = False
+
+
+def post(
+    opener: urllib.request.OpenerDirector, url: str, body: bytes, headers: dict[str, str]
+) -> Refusal | None:
+    """Blocking."""
+    request = urllib.request.Request(url, body, headers, method="POST")
+    try:
+        with opener.open(request, timeout=WAIT_S) as answer:
+            answer.read(1)
+    except urllib.error.HTTPError as error:
+        with error:
+            for_good = error.code < 500 and error.code not in LATER
+        return Refusal(f"answered {error.code}", for_good)
+    except (OSError, ValueError, HTTPException) as error:
+        return Refusal(f"cannot be reached: {error}", isinstance(error, InvalidURL))
+    return None
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
