@@ -4,6 +4,7 @@ else's."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +27,13 @@ from carrel.domain.requests import (
     Webhook,
     Workspace,
 )
+from carrel.domain.spaces import SpaceRequest
 from carrel.interfaces.notifying.outcomes import OutcomeSender
 from carrel.service.journal import Journal
+from carrel.service.requests import wanting
+from carrel.service.requests import working as working_room
+from carrel.service.requests.parts import RequestParts
+from carrel.service.requests.working import PLACES
 from carrel.service.spaces import Spaces
 from tests.requests.rig import ANSWER_S, heard, made, paths
 
@@ -204,8 +210,23 @@ async def test_one_that_cannot_be_removed_is_nobody_elses_trouble(
     assert (await services.requests.get(LOCAL, stuck.key)).workspace is Workspace.GONE
 
 
-async def test_only_one_at_a_time_in_a_folder(services: Services, tmp_path: Path) -> None:
-    """However close together they are asked for."""
+async def test_only_one_at_a_time_in_a_folder(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However close together they are asked for: who has looked waits for the other to come."""
+    looked: list[str] = []
+    real, locks = wanting.space_request, services.spaces._locks._locks
+
+    def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
+        wanted = real(parts, request)
+        looked.append(request.key)
+        until_s = time.monotonic() + ANSWER_S
+        while len(looked) < 2 and not (PLACES in locks and locks[PLACES].wanted):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        return wanted
+
+    monkeypatch.setattr(working_room, "space_request", space_request)
     folder = tmp_path / "work"
     folder.mkdir()
     folder.chmod(0o777)

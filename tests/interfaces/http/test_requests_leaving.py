@@ -64,6 +64,9 @@ def test_it_is_asked_together_with_its_result_whether_it_has_it(
             said = b""
             while b'"type":"result"' not in said:
                 said += connection.recv(1 << 20)
+            # Whatever the first goodbye was taken for has been written down by now.
+            (one,) = good(client.get("/v1/requests", params={"owner": name}))["requests"]
+            assert one["delivered_at"] is None
         assert b'"text":"a\\n"' in said
     good(client.post(f"/v1/requests/{name}/done"))
 
