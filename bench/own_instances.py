@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from bench.footprints import inhabitants, steady_own, together
 from bench.happenings import Happenings
-from bench.own_spaces import Daemon, open_daemon
+from bench.own_spaces import Daemon, configured_daemon
 from bench.raw_servers import GREETING
 from carrel.client import AsyncClient, AsyncInstance, Instance
 from carrel.client.instances import Instances
@@ -166,14 +165,5 @@ def taken(instance: Instance) -> Taken:
 
 @contextmanager
 def open_instances(data: Path, settings: str = "") -> Iterator[OwnInstances]:
-    config = data.with_suffix(".toml")
-    config.write_text(settings)
-    before = os.environ.get("CARREL_CONFIG")
-    os.environ["CARREL_CONFIG"] = str(config)
-    try:
-        with open_daemon(data) as daemon:
-            yield OwnInstances(daemon)
-    finally:
-        os.environ.pop("CARREL_CONFIG")
-        if before is not None:
-            os.environ["CARREL_CONFIG"] = before
+    with configured_daemon(data, settings) as daemon:
+        yield OwnInstances(daemon)

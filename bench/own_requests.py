@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, unix_connect
 
 from bench.measuring import say
-from bench.own_spaces import Daemon, open_daemon
+from bench.own_spaces import Daemon, configured_daemon
 from carrel.client.requests import asking
 from carrel.daemon import places
 
@@ -186,14 +185,5 @@ class OwnRequests:
 @contextmanager
 def open_requests(data: Path, settings: str = "") -> Iterator[OwnRequests]:
     """Of a daemon with these settings."""
-    config = data.with_suffix(".toml")
-    config.write_text(settings)
-    before = os.environ.get("CARREL_CONFIG")
-    os.environ["CARREL_CONFIG"] = str(config)
-    try:
-        with open_daemon(data) as daemon:
-            yield OwnRequests(daemon)
-    finally:
-        os.environ.pop("CARREL_CONFIG")
-        if before is not None:
-            os.environ["CARREL_CONFIG"] = before
+    with configured_daemon(data, settings) as daemon:
+        yield OwnRequests(daemon)

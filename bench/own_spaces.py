@@ -188,6 +188,22 @@ async def _use(space: AsyncSpace) -> None:
 
 
 @contextmanager
+def configured_daemon(data: Path, settings: str) -> Iterator[Daemon]:
+    """With these settings, and none of a person's."""
+    config = data.with_suffix(".toml")
+    config.write_text(settings)
+    before = os.environ.get("CARREL_CONFIG")
+    os.environ["CARREL_CONFIG"] = str(config)
+    try:
+        with open_daemon(data) as daemon:
+            yield daemon
+    finally:
+        os.environ.pop("CARREL_CONFIG")
+        if before is not None:
+            os.environ["CARREL_CONFIG"] = before
+
+
+@contextmanager
 def open_daemon(data: Path) -> Iterator[Daemon]:
     """Afterwards its spaces are removed, and it and its launcher have ended."""
     daemon = Daemon(data)
