@@ -4,6 +4,8 @@ else's."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ from carrel.interfaces.notifying.outcomes import OutcomeSender
 from carrel.service.journal import Journal
 from carrel.service.requests import wanting
 from carrel.service.requests import working as working_room
+from carrel.service.requests.book import Live
 from carrel.service.requests.parts import RequestParts
 from carrel.service.requests.working import PLACES
 from carrel.service.spaces import Spaces
@@ -298,3 +301,15 @@ async def test_the_daemons_end_is_nobodys_going_away(
     monkeypatch.undo()
     for one in (tied, request):
         await services.requests.cancel(LOCAL, one.key)
+
+
+async def test_nothing_is_told_of_a_workspace_before_it_is_accepted(services: Services) -> None:
+    """The record may be ahead of the log that the rest is told from."""
+    request, _ = await made(services, Generate("write a.txt 1"))
+    making = dataclasses.replace(request, state=RequestState.MAKING, space_id=new_id("sp"))
+    live = Live(making, making="storing: 0")
+    async with contextlib.aclosing(services.requests._hearing.follow(live, 0)) as frames:
+        first = asyncio.ensure_future(anext(frames))
+        assert (await asyncio.wait({first}, timeout=0.2))[0] == set()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)

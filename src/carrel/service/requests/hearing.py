@@ -67,6 +67,9 @@ class Hearing:
                 told.place = place
                 return [Frame(FrameKind.QUEUED, request.request_id, 0, {"place": place})]
         elif request.state is RequestState.MAKING and live.making not in ("", told.making):
+            if not told.accepted:
+                # The log is a moment behind, and that comes first.
+                return []
             told.making = live.making
             said = {"progress": PROGRESS[request.state], "message": live.making}
             return [Frame(FrameKind.PROGRESS, request.request_id, 0, said)]
@@ -85,6 +88,7 @@ class Hearing:
             )
             for body in bodies:
                 for frame in view.frames(body):
+                    told.accepted = told.accepted or frame.kind is FrameKind.ACCEPTED
                     if told.after < frame.seq < last:
                         yield frame
             if reached == told.reached:
@@ -99,6 +103,7 @@ class Hearing:
         if told.view is None or told.space_id != request.space_id:
             self._close(told)
             told.space_id, told.reached, told.parts = request.space_id, 0, deque(maxlen=MOST_PARTS)
+            told.accepted = False
             told.view = View(request, self.path_of(request))
             self._parts_of.setdefault(request.space_id, []).append(told.parts)
         return told.view
@@ -124,6 +129,8 @@ class _Told:
         self.after = after
         self.place = 0
         """In the line, as it was told last."""
+        self.accepted = False
+        """It has heard of its workspace, or knows of it."""
         self.making = ""
         self.space_id = ""
         self.reached = 0

@@ -93,7 +93,11 @@ class Requests(Looking):
     async def _admitted(self, caller: Caller, asked: Generate) -> Request:
         """As this caller may ask it, and as it can be made: what is wrong is told at once."""
         request = self._drafted(caller, asked)
-        wanted = await asyncio.to_thread(space_request, self._parts, request)
+        if asked.workspace_path:
+            wanted = await asyncio.to_thread(space_request, self._parts, request)
+        else:
+            # It looks at no folder, and threads would change the order of those who ask.
+            wanted = space_request(self._parts, request)
         wanted = dataclasses.replace(wanted, labels=asked.labels)
         admitted = self._parts.spaces.check(caller, wanted)
         asked = dataclasses.replace(asked, labels=dict(admitted.labels), frontend=admitted.agent)
