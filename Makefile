@@ -13,14 +13,17 @@ CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.
 # starts sandboxes: more than eight only wait for the disk.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 TESTS ?=
+# The tests that try a sample by default, as they ask tests/sampling.py how much to try.
+SAMPLED = $(shell grep -rl --include='test_*.py' 'from tests.sampling import' tests)
 
 help:
 	@echo "make setup   the virtual environment and the programs the tests need"
 	@echo "make demo    a private copy and a sandbox, shown at work"
-	@echo "make test    all tests (TESTS='tests/trees -k overlay' for some of them)"
+	@echo "make test    all tests, then the core on the other Pythons (TESTS='tests/trees -k overlay' for some of them)"
 	@echo "make check   style, types, import rules"
 	@echo "make bench   the benchmarks, side by side with other tools"
-	@echo "make soak    ten minutes of twenty clients, five thousand requests, two hundred killed daemons"
+	@echo "make soak    ten minutes of twenty clients, five thousand requests, two hundred killed daemons, and"
+	@echo "             all of what 'make test' tries a sample of"
 	@echo "make clean   removes what these made"
 
 setup:
@@ -31,12 +34,14 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m tests.reaping $(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup $(TESTS)
+	@$(if $(TESTS),,WORKERS=$(WORKERS) scripts/pythons test)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
+	$(BIN)/python tools/unasync.py --check
 
 bench: setup
 	$(BIN)/python bench/trees.py
@@ -52,6 +57,7 @@ soak: setup
 	$(BIN)/python -m tests.soak.requests
 	$(BIN)/python -m tests.faults.kills
 	$(BIN)/python -m tests.faults.hub_kills
+	CARREL_EXHAUSTIVE=1 $(BIN)/python -m tests.reaping $(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup --timeout=900 $(SAMPLED)
 
 clean:
 	rm -rf .venv tools/*/node_modules tools/servers/serena build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -107,23 +107,53 @@ def _control_groups() -> set[Path]:
 
 
 @contextmanager
+def waiting_containers(
+    place: Path, project: Path
+) -> Iterator[tuple[dict[str, tuple[Engine, str]], dict[str, str]]]:
+    """A container that waits and has `cat` and the project, of each engine that answers as it
+    is: none is started. By the engine's name; for the others why not."""
+    found: dict[str, tuple[Engine, str]] = {}
+    missing: dict[str, str] = {}
+    with _control_groups_as_before(), ExitStack() as stack:
+        for name, opened in (("podman", _podman), ("docker", _running_docker)):
+            folder = place / f"{name}-waiting"
+            folder.mkdir()
+            try:
+                engine = stack.enter_context(opened(folder))
+                held = _waiting(engine, folder, ("cat", "sleep"), project)
+                found[name] = (engine, stack.enter_context(held))
+            except Unavailable as error:
+                missing[name] = str(error)
+        yield found, missing
+
+
+@contextmanager
 def _ready(engine: Engine, folder: Path, project: Path | None) -> Iterator[list[Rival]]:
     """An image with two programs of this machine, and a container that waits."""
-    mark = f"carrel-bench-{secrets.token_hex(4)}"
-    if project is not None and (driver := engine.ask(*_DRIVER[engine.name]).strip()) == "vfs":
-        raise Unavailable(f"its storage here ({driver}) copies the whole image each time")
-    archive = folder / "image.tar"
-    write_image(archive, ("sh", "sleep"), project)
-    engine.ask("import", str(archive), mark)
-    archive.unlink()
-    try:
+    with _waiting(engine, folder, ("sh", "sleep"), project) as mark:
         run = ("run", "--rm", "--network=none", "--pull=never", mark, *WORDS)
-        held = ("run", "--detach", "--network=none", "--pull=never", "--name", mark, mark)
-        engine.ask(*held, "sleep", "3600")
         yield [
             Rival(f"{engine.name} run", (*engine.argv, *run), engine.env),
             Rival(f"{engine.name} exec", (*engine.argv, "exec", mark, *WORDS), engine.env),
         ]
+
+
+@contextmanager
+def _waiting(
+    engine: Engine, folder: Path, programs: Sequence[str], project: Path | None
+) -> Iterator[str]:
+    """The name of an image, and of a container of it that sleeps."""
+    mark = f"carrel-bench-{secrets.token_hex(4)}"
+    if project is not None and (driver := engine.ask(*_DRIVER[engine.name]).strip()) == "vfs":
+        raise Unavailable(f"its storage here ({driver}) copies the whole image each time")
+    archive = folder / "image.tar"
+    write_image(archive, programs, project)
+    engine.ask("import", str(archive), mark)
+    archive.unlink()
+    try:
+        held = ("run", "--detach", "--network=none", "--pull=never", "--name", mark, mark)
+        engine.ask(*held, "sleep", "3600")
+        yield mark
     finally:
         # Killed first: it would have ten seconds to end by itself, and does not.
         for words in (("kill", mark), ("rm", "--force", mark), ("rmi", "--force", mark)):
@@ -151,11 +181,8 @@ def _podman(folder: Path) -> Iterator[Engine]:
 @contextmanager
 def _docker(folder: Path) -> Iterator[Engine]:
     """One that runs already, else one of our own."""
-    if shutil.which("docker") is None:
-        raise Unavailable("not installed")
-    running = Engine("docker", ("docker",), {})
     try:
-        running.ask("version")
+        running = _answering_docker()
     except Unavailable as error:
         if os.geteuid() != 0 or shutil.which("dockerd") is None:
             raise Unavailable(
@@ -165,6 +192,19 @@ def _docker(folder: Path) -> Iterator[Engine]:
             yield engine
     else:
         yield running
+
+
+@contextmanager
+def _running_docker(_folder: Path) -> Iterator[Engine]:
+    yield _answering_docker()
+
+
+def _answering_docker() -> Engine:
+    if shutil.which("docker") is None:
+        raise Unavailable("not installed")
+    engine = Engine("docker", ("docker",), {})
+    engine.ask("version")
+    return engine
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from carrel.instances.listening import tree
+from carrel.instances.processes import tree
 
 _PRIVATE = ("Private_Clean", "Private_Dirty")
 _LISTENS = "0A"

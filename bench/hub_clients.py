@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.hub_jobs import TYPE, Job, Result, await_end, await_go, filler
 from carrel.client import AsyncHub
-from carrel.client.hub_messages import HubMessage
+from carrel.client.hub_protocol import HubMessage
 
 AT_ONCE = 20
 """Clients that connect at the same time."""

@@ -25,7 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.footprints import footprint
 from bench.measuring import Board, Spread, quantile, say, settle
 from bench.own_instances import OwnInstances, Taken, open_instances, taken, use
-from bench.places import add_common_options, positive, run_main, workplace
+from bench.places import (
+    add_common_options,
+    add_rehearsal_option,
+    positive,
+    run_main,
+    workplace,
+)
 from bench.raw_servers import raw_start, raw_starts
 from bench.reporting import Report, Row, in_ms, machine
 from carrel.client import Instance
@@ -36,6 +42,7 @@ from tests.instances.installed import PROGRAMS, search_path
 from tests.instances.projects import MODULE, make_project
 
 SHOWN = ("at_once", "live", "rounds")
+SERVERS = (EVERYTHING, FILESYSTEM, SERENA)
 WARM = "[servers.serena]\nwarm = 2\n"
 PYTHON = "/usr/bin/python3"
 SMALL: dict[str, object] = {
@@ -68,7 +75,8 @@ def main() -> None:
         report = Report("instances", shown, {**machine(place), "node": node_version()})
         cold = stack.enter_context(open_instances(place / "cold"))
         comparison = Comparison(options, place, cold, report)
-        for server in (EVERYTHING, FILESYSTEM, SERENA):
+        servers = [one for one in SERVERS if one.name in options.servers]
+        for server in servers:
             if installed(server, report):
                 comparison.cold(server)
         if installed(FILESYSTEM):
@@ -79,7 +87,7 @@ def main() -> None:
             if server.name in options.many and installed(server):
                 comparison.at_once(server)
         comparison.managed()
-        if installed(SERENA):
+        if SERENA in servers and installed(SERENA):
             comparison.warm(stack.enter_context(open_instances(place / "warm", WARM)))
         comparison.tell()
         report.show(as_json=options.json)
@@ -89,11 +97,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--at-once", type=positive, default=20, help="that are asked for at once")
     parser.add_argument("--many", default="everything,serena", help="which of the two that are")
+    parser.add_argument("--servers", default=",".join(one.name for one in SERVERS))
     parser.add_argument("--live", type=positive, default=20, help="in each of two steps")
-    parser.add_argument(
-        "--unprepared", action="store_true", help="do not wait for what makes later starts quick"
-    )
     add_common_options(parser, rounds=7)
+    add_rehearsal_option(parser)
     return parser.parse_args()
 
 
@@ -139,9 +146,10 @@ class Comparison:
 
     def cold(self, server: Server) -> None:
         """The first of each is not timed: the walls are proven, files are read."""
-        self._own.release(self._own.start(server.name, self._project)[0])
-        self._prepare(server)
-        raw_start(server, self._project, self._place)
+        if self._options.rehearse:
+            self._own.release(self._own.start(server.name, self._project)[0])
+            self._prepare(server)
+            raw_start(server, self._project, self._place)
         for number in self._rounds(f"{server.name}, cold and raw"):
             say(f"{server.name}: round {number + 1} of {self._options.rounds}")
             settle()
@@ -158,7 +166,7 @@ class Comparison:
 
     def _prepare(self, server: Server) -> None:
         """The start after it proves its walls anew: they show what was compiled, too."""
-        if server is SERENA or self._options.unprepared:
+        if server is SERENA:
             return
         self._compiled += 1
         say(f"{server.name}: until what it compiles is kept")
@@ -193,9 +201,10 @@ class Comparison:
         """Cold in the same rounds: by the other daemon, which keeps nothing warm. The first is
         not timed."""
         own.happenings.await_loaded(SERENA.name)
-        first, _ = own.start(SERENA.name, self._new_project())
-        own.happenings.await_spare(first.id)
-        first.release()
+        if self._options.rehearse:
+            first, _ = own.start(SERENA.name, self._new_project())
+            own.happenings.await_spare(first.id)
+            first.release()
         for number in self._rounds("serena, warm and cold"):
             say(f"warm: round {number + 1} of {self._options.rounds}")
             settle()

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.own_spaces import Daemon
-from carrel.agents import interpreting
-from carrel.agents.locating import Locator
+from carrel.agents import programs
+from carrel.agents.folders import CONTEXT, HUB, STATE, WORKSPACE
+from carrel.agents.programs import Locator
 from carrel.agents.registry import Registry
-from carrel.agents.seating import CONTEXT, HUB, STATE, WORKSPACE
 from carrel.client import AsyncClient, Space
-from carrel.domain.agents import Seat, TurnRequest
+from carrel.domain.agents import AgentSetup, TurnRequest
 from carrel.domain.hub import HUB_SOCKET
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "tools" / "agents"
@@ -43,10 +43,10 @@ def install(daemon: Daemon, names: list[str]) -> None:
         (own / name).symlink_to(PROGRAMS, target_is_directory=True)
 
 
-BARE = Seat(WORKSPACE, STATE, CONTEXT, confined=True)
+BARE = AgentSetup(WORKSPACE, STATE, CONTEXT, confined=True)
 EQUIPPED = replace(
     BARE,
-    mcp=interpreting.python("carrel.cli.main", "mcp"),
+    mcp=programs.python("carrel.cli.main", "mcp"),
     mcp_env={"CARREL_HUB": f"{HUB}/{HUB_SOCKET}"},
 )
 """With the space's MCP server, as agents in spaces have it: programs take their time with any."""
@@ -55,8 +55,8 @@ EQUIPPED = replace(
 class Raw:
     """The program itself, as a command."""
 
-    def __init__(self, daemon: Daemon, agent: Agent, seat: Seat = BARE) -> None:
-        self._seat = seat
+    def __init__(self, daemon: Daemon, agent: Agent, setup: AgentSetup = BARE) -> None:
+        self._setup = setup
         self._frontend = Registry(Locator(daemon.data / "agents")).get(agent.name)
         self._agent = agent
         self._count = 0
@@ -71,7 +71,7 @@ class Raw:
             model=self._agent.model,
             env=self._agent.env,
         )
-        prepared = self._frontend.prepare(request, self._seat)
+        prepared = self._frontend.prepare(request, self._setup)
         begun = time.perf_counter()
         done = space.run(prepared.argv, env=prepared.env, stdin=prepared.first, timeout_s=TURN_S)
         took_s = time.perf_counter() - begun

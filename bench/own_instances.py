@@ -18,7 +18,7 @@ from bench.raw_servers import GREETING
 from carrel.client import AsyncClient, AsyncInstance, Instance
 from carrel.client.instances import Instances
 from carrel.domain.instances import ToolCall
-from carrel.instances.speaking import greet
+from carrel.instances.handshake import greet
 from carrel.linux.processes import start_time
 
 GONE_S = 30.0

@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 
 from bench.measuring import say
 from bench.own_spaces import Daemon, configured_daemon
-from carrel.client.requests import asking
+from carrel.client.http import asking
 from carrel.daemon import places
 
 ANSWER_S = 300.0

@@ -12,7 +12,7 @@ from bench.sandbox_rivals import SAID, WORDS
 from carrel.app import App, open_app
 from carrel.config import Settings
 from carrel.domain.ids import new_id
-from carrel.domain.runtimes import Command, Runtime, Sandbox, SandboxSpec
+from carrel.domain.runtimes import Command, LocalRuntime, Sandbox, SandboxSpec
 from carrel.domain.trees import TreeMount
 from carrel.linux import processes
 from carrel.trees.removal import remove_tree
@@ -26,7 +26,7 @@ class Sandboxes:
     """One data folder, and the sandboxes that are started now."""
 
     app: App
-    started: list[tuple[Runtime, Sandbox]] = field(default_factory=list)
+    started: list[tuple[LocalRuntime, Sandbox]] = field(default_factory=list)
 
     def spec(self) -> SandboxSpec:
         """With an empty tree of its owner's."""
@@ -40,12 +40,12 @@ class Sandboxes:
             os.chown(tree, owner.uid, owner.gid)
         return SandboxSpec(sandbox_id, folder, tree, owner)
 
-    async def start(self, runtime: Runtime, spec: SandboxSpec) -> Sandbox:
+    async def start(self, runtime: LocalRuntime, spec: SandboxSpec) -> Sandbox:
         sandbox = await runtime.start(spec, TreeMount(spec.tree))
         self.started.append((runtime, sandbox))
         return sandbox
 
-    async def run(self, runtime: Runtime, sandbox: Sandbox) -> None:
+    async def run(self, runtime: LocalRuntime, sandbox: Sandbox) -> None:
         """The command that all subjects run, to its end, and its output."""
         run = await runtime.run(sandbox, TreeMount(sandbox.spec.tree), Command(WORDS))
         try:
@@ -56,7 +56,7 @@ class Sandboxes:
         finally:
             run.close()
 
-    async def stop(self, runtime: Runtime, sandbox: Sandbox) -> None:
+    async def stop(self, runtime: LocalRuntime, sandbox: Sandbox) -> None:
         await runtime.stop(sandbox, GRACE_S)
         self.started.remove((runtime, sandbox))
         self.app.identities.give_back(sandbox.spec.sandbox_id, sandbox.spec.owner)

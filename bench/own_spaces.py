@@ -15,10 +15,10 @@ from pathlib import Path
 from bench.measuring import say
 from bench.sandbox_rivals import SAID, WORDS
 from carrel.client import AsyncClient, AsyncSpace, Client, Space
-from carrel.client.calls import command_content
-from carrel.client.exchange import Exchange
-from carrel.client.requests import asking
-from carrel.client.streaming import RunStream
+from carrel.client.exchange import RunExchange
+from carrel.client.http import asking
+from carrel.client.options import command_content
+from carrel.client.streams import RunStream
 from carrel.daemon import control
 from carrel.launcher.client import Launcher, Reply
 from carrel.linux import processes
@@ -58,7 +58,7 @@ class Daemon:
         space = self.client.create(base=self.base)
         created = time.perf_counter()
         content = {**command_content(WORDS, {}), "stdin": False}
-        with RunStream(self.client.link, Exchange.starting(space.id, content)).open() as stream:
+        with RunStream(self.client.link, RunExchange.starting(space.id, content)).open() as stream:
             outputs = stream.exchange.take()
             while not outputs:
                 stream.wait()

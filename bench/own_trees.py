@@ -15,7 +15,7 @@ from carrel.config import Settings
 from carrel.domain.errors import CarrelError
 from carrel.domain.ids import new_id
 from carrel.domain.projects import BaseRequest, Progress, Project, ProjectKind
-from carrel.domain.runtimes import Command, Runtime, Sandbox, SandboxSpec
+from carrel.domain.runtimes import Command, LocalRuntime, Sandbox, SandboxSpec
 from carrel.domain.trees import Base, Tree, TreeDriver, TreeMount, TreeRequest
 from carrel.linux import mounts
 from carrel.linux.libc import call
@@ -108,7 +108,7 @@ async def sandbox_on(trees: Trees, tree: Tree) -> AsyncIterator[RunIn]:
                 remove_tree(tree.folder / name)
 
 
-async def run_to_end(runtime: Runtime, sandbox: Sandbox, shown: TreeMount, *argv: str) -> str:
+async def run_to_end(runtime: LocalRuntime, sandbox: Sandbox, shown: TreeMount, *argv: str) -> str:
     """What it wrote. Raises RuntimeError when it fails."""
     run = await runtime.run(sandbox, shown, Command(argv))
     try:

@@ -14,16 +14,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.instances import Server, Transport
-from carrel.domain.reception import NotReady
+from carrel.domain.server_adapter import NotReady
+from carrel.instances.handshake import HANDSHAKE, greet
 from carrel.instances.inside.furnish import Furnisher
-from carrel.instances.listening import Lookout, tree
-from carrel.instances.locating import Locator
-from carrel.instances.servers import HOST, fill, fill_files
-from carrel.instances.speaking import HANDSHAKE, greet
+from carrel.instances.processes import PortWatch, tree
+from carrel.instances.programs import ServerLocator
+from carrel.instances.servers import HOST, fill, filled
 
 READY_S = 120.0
 """For many that start at once on a few cores."""
@@ -58,13 +58,13 @@ def recipe(server: Server, project: Path, place: Path) -> Iterator[Recipe]:
     with tempfile.TemporaryDirectory(prefix="raw-", dir=place) as state:
         places = {"project": str(project), "state": state, "host": HOST}
         furnisher = Furnisher(state)
-        furnisher.put(fill_files(server, places))
+        furnisher.put(filled(server.files, places))
         furnisher.copy(str(project), dict(server.copies))
-        found = Locator().locate(server)
-        filled = fill(replace(server, command=found.argv), places)
+        found = ServerLocator().locate(server)
+        argv = tuple(fill(word, places) for word in found.argv)
         path = os.pathsep.join(filter(None, (found.path, os.environ.get("PATH", os.defpath))))
-        env = {"PATH": path, "HOME": state, "LANG": "C.UTF-8", **filled.env}
-        yield Recipe(server, tuple(filled.argv), env, state)
+        env = {"PATH": path, "HOME": state, "LANG": "C.UTF-8", **filled(server.env, places)}
+        yield Recipe(server, argv, env, state)
 
 
 class RawServer:
@@ -83,7 +83,7 @@ class RawServer:
                 stderr=output,
                 start_new_session=True,
             )
-        self._lookout = Lookout(self.pid)
+        self._port_watch = PortWatch(self.pid)
 
     @property
     def pid(self) -> int:
@@ -104,7 +104,7 @@ class RawServer:
                 await asyncio.sleep(look_s)
 
     async def _greeted(self) -> bool:
-        for endpoint in sorted(self._lookout.look(whole_network=False)):
+        for endpoint in sorted(self._port_watch.look(whole_network=False)):
             try:
                 await greet(f"http://{HOST}:{endpoint.port}{self._recipe.server.path}", {})
             except NotReady:

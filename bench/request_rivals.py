@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bench.own_requests import RequestFailed, Took, Wanted
 from bench.projects import git
-from carrel.agents.locating import Locator
+from carrel.agents.programs import Locator
 from carrel.agents.registry import Registry
-from carrel.domain.agents import Prepared, Seat, TurnRequest
+from carrel.domain.agents import AgentSetup, Prepared, TurnRequest
 
 AGENT = "scripted"
 TURN_S = 60.0
@@ -90,9 +90,9 @@ class ByHand:
 def prepare(wanted: Wanted, folder: Path) -> Prepared:
     """The agent's command, in the way that a turn starts it. Without walls it would ask before it
     does anything, so it is told that there are some."""
-    seat = Seat(str(folder / "work"), str(folder / "state"), "", confined=True)
+    setup = AgentSetup(str(folder / "work"), str(folder / "state"), "", confined=True)
     request = TurnRequest(AGENT, wanted.instructions, session_id="raw", run_id="raw")
-    return Registry(Locator(folder)).get(AGENT).prepare(request, seat)
+    return Registry(Locator(folder)).get(AGENT).prepare(request, setup)
 
 
 def by_xargs(place: Path, wanted: Sequence[Wanted], at_once: int) -> float:

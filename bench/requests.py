@@ -25,8 +25,8 @@ from bench.projects import Shape, make_project
 from bench.reporting import Report, Row, in_ms, machine
 from bench.request_crowds import behind_a_greedy_one, crowd, crowd_by_hand
 from bench.request_rivals import ByHand, by_xargs
-from carrel.service.requests.keeping import FORGET_EVERY
-from carrel.store.opening import KEEP_EVENTS
+from carrel.service.requests.retention import FORGET_EVERY
+from carrel.store.database import KEEP_EVENTS
 from tests.load.holdings import EVENTS, REQUESTS, Holdings, holdings
 from tests.load.reality import Process
 

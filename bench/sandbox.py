@@ -24,7 +24,7 @@ from bench.own_sandboxes import Footprint, Sandboxes, footprint, open_sandboxes
 from bench.places import add_common_options, positive, run_main, workplace
 from bench.reporting import Report, Row, machine
 from bench.sandbox_rivals import BWRAP, Rival, RivalFailed, absent, plain_rivals
-from carrel.domain.runtimes import Runtime
+from carrel.domain.runtimes import LocalRuntime
 
 DEFAULT = "bubblewrap"
 REPEATS = 3
@@ -110,7 +110,7 @@ class Comparison:
                 await self._measure(runtimes, rivals + self._working(containers))
         self._tell()
 
-    async def _measure(self, runtimes: list[Runtime], rivals: list[Rival]) -> None:
+    async def _measure(self, runtimes: list[LocalRuntime], rivals: list[Rival]) -> None:
         settle()
         await self._one_at_a_time(runtimes, rivals)
         await self._many_at_once(runtimes, rivals)
@@ -119,7 +119,7 @@ class Comparison:
         except PermissionError:
             self._report.skip("memory", "only root may look at what gave up its privileges")
 
-    async def _runtimes(self) -> list[Runtime]:
+    async def _runtimes(self) -> list[LocalRuntime]:
         """Those that work here. Trying them out proves them, so no start has to."""
         found = []
         for runtime in self._sandboxes.app.runtimes:
@@ -141,10 +141,10 @@ class Comparison:
                 found.append(rival)
         return found
 
-    async def _one_at_a_time(self, runtimes: list[Runtime], rivals: list[Rival]) -> None:
+    async def _one_at_a_time(self, runtimes: list[LocalRuntime], rivals: list[Rival]) -> None:
         """The order changes from round to round."""
 
-        def own(runtime: Runtime) -> Callable[[int], Awaitable[None]]:
+        def own(runtime: LocalRuntime) -> Callable[[int], Awaitable[None]]:
             return lambda number: self._try_own(runtime, number)
 
         def other(rival: Rival) -> Callable[[int], Awaitable[None]]:
@@ -158,7 +158,7 @@ class Comparison:
             for subject in subjects[turn:] + subjects[:turn]:
                 await subject(number)
 
-    async def _try_own(self, runtime: Runtime, number: int) -> None:
+    async def _try_own(self, runtime: LocalRuntime, number: int) -> None:
         name, sandboxes = runtime.name, self._sandboxes
         spec = sandboxes.spec()
         await asyncio.sleep(PAUSE_S)
@@ -185,7 +185,7 @@ class Comparison:
         except RivalFailed as error:
             self._report.skip(f"{rival.name}, round {number + 1}", str(error))
 
-    async def _many_at_once(self, runtimes: list[Runtime], rivals: list[Rival]) -> None:
+    async def _many_at_once(self, runtimes: list[LocalRuntime], rivals: list[Rival]) -> None:
         places = self._options.at_once
         for number in range(min(PARALLEL_ROUNDS, self._options.rounds)):
             say(f"{places} at once, round {number + 1}")
@@ -201,7 +201,7 @@ class Comparison:
                 else:
                     self._rates.add(rival.name, number, rate)
 
-    async def _own_rate(self, runtime: Runtime, count: int) -> float:
+    async def _own_rate(self, runtime: LocalRuntime, count: int) -> float:
         """Commands a second, all places busy, each sandbox warm."""
         sandboxes, places = self._sandboxes, self._options.at_once
         warm = [await sandboxes.start(runtime, sandboxes.spec()) for _ in range(count)]
@@ -224,14 +224,14 @@ class Comparison:
         await sandboxes.stop_all()
         return rate
 
-    async def _memory(self, runtimes: list[Runtime]) -> None:
+    async def _memory(self, runtimes: list[LocalRuntime]) -> None:
         launcher = await self._footprint()
         name = f"carrel: launcher, {launcher.processes} processes"
         self._add_row(name, "MiB", [launcher.mebibytes])
         for runtime in runtimes:
             await self._memory_of(runtime)
 
-    async def _memory_of(self, runtime: Runtime) -> None:
+    async def _memory_of(self, runtime: LocalRuntime) -> None:
         """What warm, idle sandboxes add to the launcher, which stays when they are gone."""
         sandboxes, places = self._sandboxes, self._options.at_once
         before = await self._footprint()

@@ -24,6 +24,7 @@ from bench.places import add_common_options, positive, run_main, workplace
 from bench.projects import Shape, make_project
 from bench.reporting import Report, Row, machine
 from bench.sandbox_rivals import RivalFailed
+from bench.space_outputs import Outputs
 from bench.space_rivals import Rival, folder_rivals, of_containers
 
 INTERACTIVE = "carrel: time to interactive"
@@ -49,7 +50,10 @@ VERBS = ("ls", "show", "new", "rm")
 
 def main() -> None:
     options = parse()
-    shown = {name: getattr(options, name) for name in ("files", "count", "burst", "live", "rounds")}
+    shown = {
+        name: getattr(options, name)
+        for name in ("files", "count", "output", "burst", "live", "rounds")
+    }
     with workplace(options.folder) as place:
         report = Report("spaces", shown, machine(place))
         project = place / "project"
@@ -70,6 +74,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--few", type=positive, default=10, help="spaces to compare many with")
     parser.add_argument("--live", type=positive, default=1000, help="how many are many")
     parser.add_argument("--repeats", type=positive, default=20, help="of each verb")
+    parser.add_argument(
+        "--output", type=positive, default=200_000_000, help="bytes of one command, all read"
+    )
     parser.add_argument("--no-containers", action="store_true", help="leave out podman and docker")
     add_common_options(parser, rounds=10)
     return parser.parse_args()
@@ -89,6 +96,7 @@ class Comparison:
         self._warm_up()
         self._one_after_the_other()
         self._with_rivals(project)
+        Outputs(self._options, self._place, self._daemon, self._report).measure()
         self._at_once()
         self._program()
         self._few_and_many()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import carrel
-from carrel.client.results import RunResult
+from carrel.client.models import RunResult
 from carrel.client.spaces import Space
 from carrel.daemon import control
 from carrel.domain.errors import CarrelError

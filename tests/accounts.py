@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.sampling import EXHAUSTIVE, VARIABLE
+
 SOURCE = Path(__file__).resolve().parent.parent
 PYTHON = "python"
 """As the first word of a command for `run_as`: an interpreter that the user can start."""
@@ -73,6 +75,8 @@ def run_as(
         words[0] = interpreter.executable
         full["PYTHONPATH"] = interpreter.pythonpath
         full["PYTHONDONTWRITEBYTECODE"] = "1"
+        if EXHAUSTIVE:
+            full[VARIABLE] = "1"
     full.update(env or {})
     return _run(account, words, full, cwd, timeout)
 

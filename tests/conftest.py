@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +12,27 @@ import pytest
 
 from tests.accounts import Account, ordinary_account
 from tests.etc import one_etc
-from tests.folders import remove_folder
+from tests.folders import remove_folder, unmount_below
 from tests.launchers import end_nursery
+from tests.sampling import EXHAUSTIVE
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Known without xdist too.
     config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs")
     config.addinivalue_line("markers", "idle_time: on a loop of `tests.idle_time`")
+    config.addinivalue_line("markers", "exhaustive: no part of the sample of tests.sampling")
     # What is loaded now stays to the end.
     gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is given more time than usual begins first: at the end, one worker would be alone
+    with it. What is only in the whole set is left out of a sample."""
+    if not EXHAUSTIVE:
+        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 def pytest_collection_finish() -> None:
@@ -70,6 +82,15 @@ def _one_etc() -> Iterator[None]:
 def _nursery_ends() -> Iterator[None]:
     yield
     end_nursery()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a daemon that did not answer left: pytest could not remove its folders, neither
+    now nor after a later run."""
+    yield
+    if os.geteuid() == 0:
+        unmount_below(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture

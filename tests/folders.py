@@ -23,11 +23,7 @@ def mounts_below(folder: Path) -> list[str]:
     return points[::-1]
 
 
-def remove_folder(folder: Path) -> None:
-    """Unmounts what is mounted below it, then removes it, read-only folders too.
-
-    Refuses while a mount remains: to delete through one would empty what is behind it.
-    """
+def unmount_below(folder: Path) -> None:
     for point in mounts_below(folder):
         subprocess.run(
             ["umount", "--lazy", "--", point],
@@ -35,6 +31,14 @@ def remove_folder(folder: Path) -> None:
             capture_output=True,
             check=False,
         )
+
+
+def remove_folder(folder: Path) -> None:
+    """Unmounts what is mounted below it, then removes it, read-only folders too.
+
+    Refuses while a mount remains: to delete through one would empty what is behind it.
+    """
+    unmount_below(folder)
     if remaining := mounts_below(folder):
         raise RuntimeError(f"still mounted, so not removed: {remaining}")
     if not folder.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -26,14 +27,16 @@ OWN_ROOMS = {
     "cleanup": {"cleanup", "domain", "linux"},
     "environments": {"environments", "domain", "linux"},
     "lifecycle": {"lifecycle", "domain"},
-    "service": {"service", "lifecycle", "domain"},
-    "hub": {"hub", "domain"},
-    "interfaces": {"interfaces", "service", "hub", "lifecycle", "domain"},
-    "mcp": {"mcp", "client", "domain"},
+    "api": {"api", "domain"},
+    "service": {"api", "service", "lifecycle", "domain"},
+    "hub": {"api", "hub", "domain"},
+    "interfaces": {"api", "interfaces", "service", "hub", "lifecycle", "domain"},
+    "mcp": {"api", "mcp", "client", "domain", "linux"},
     "agents": {"agents", "domain"},
     "instances": {"domain", "instances", "linux"},
 }
 LIBRARIES: dict[str, set[str]] = {
+    "api": {"msgspec"},
     "trees": {"msgspec", "pathspec", "zstandard"},
     "runtimes": {"msgspec", "psutil"},
     "config": {"msgspec"},
@@ -41,14 +44,10 @@ LIBRARIES: dict[str, set[str]] = {
     "hub": {"msgspec"},
     "agents": {"acp", "anyio", "claude_agent_sdk", "mcp", "msgspec"},
     "instances": {"httptools", "msgspec"},
-    "mcp": {"anyio", "mcp", "mcp_types", "psutil", "pydantic", "starlette", "uvicorn"},
+    "mcp": {"anyio", "mcp", "mcp_types", "msgspec", "psutil", "starlette", "uvicorn"},
     "interfaces": {
-        "annotated_types",
-        "fastapi",
         "httptools",
         "msgspec",
-        "pydantic",
-        "pydantic_core",
         "starlette",
         "typing_extensions",
         "uvicorn",
@@ -70,7 +69,8 @@ OFFENCES = {
     "trees": ["carrel.runtimes", "carrel.launcher", "carrel.config", "carrel.cli", "click"],
     "runtimes": ["carrel.trees", "carrel.launcher", "carrel.app", "zstandard"],
     "store": ["carrel.trees", "carrel.service", "click"],
-    "service": ["carrel.store", "carrel.trees", "carrel.runtimes", "fastapi"],
+    "api": ["carrel.service", "carrel.hub", "carrel.linux"],
+    "service": ["carrel.store", "carrel.trees", "carrel.runtimes", "starlette"],
     "interfaces": ["carrel.app", "carrel.store", "carrel.trees"],
     "cleanup": ["carrel.service", "carrel.trees"],
     "lifecycle": ["carrel.service", "carrel.store"],
@@ -139,9 +139,9 @@ def test_the_mcp_server_is_imported_by_its_verb_alone(graph: grimp.ImportGraph) 
     """Its library takes a second to import."""
     room = {"carrel.mcp"} | graph.find_descendants("carrel.mcp")
     importers = set().union(*map(graph.find_modules_that_directly_import, room))
-    assert importers - room == {"carrel.cli.verbs.mcp", "carrel.cli.verbs.codesmith"}
+    assert importers - room == {"carrel.cli.verbs.mcp"}
     # The scripted agent asks it as a client, in its own process.
-    asking = {"carrel.agents.frontends.space_tools"}
+    asking = {"carrel.agents.frontends.scripted_driver"}
     # A program of its own, in the sandbox of a server.
     asking.add(bridge := f"{INSIDE}bridge_sessions")
     assert graph.find_modules_that_directly_import(bridge) == set()
@@ -163,3 +163,16 @@ def test_each_room_imports_only_what_it_may(graph: grimp.ImportGraph) -> None:
                 if ".".join(target.split(".")[:depth]) not in allowed and not spoken:
                     stray.append(f"{module} -> {target}")
     assert stray == []
+
+
+def test_class_names_are_unique() -> None:
+    """A name means one thing in the whole house. What is generated repeats its source."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src" / "carrel").rglob("*.py")):
+        text = path.read_text()
+        if "tools/unasync.py" in text[:500]:
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -1,6 +1,6 @@
-// Requests of Carrel from a web page. It needs nothing but WebSocket and fetch, which Node 22 has too.
+// Sends requests to Carrel from a web page. It needs only WebSocket and fetch, which Node 22 has too.
 
-const ATTEMPTS = 8; // connections in a row on which nothing is heard
+const ATTEMPTS = 8; // connections in a row without a frame
 const FIRST_PAUSE_MS = 200;
 
 export class Requests {
@@ -9,8 +9,8 @@ export class Requests {
     this.token = token;
   }
 
-  // Asks, tells `onFrame` all that is heard, and gives the result. Questions of the agent go to
-  // `onQuestion`, which gives the answer. A lost connection is made again, and nothing is missed.
+  // Sends a request, calls `onFrame` with each frame, and returns the result. `onQuestion` gets the
+  // agent's questions and returns the answers. It reconnects after a lost connection, and misses nothing.
   async generate(asked, { onFrame = () => {}, onQuestion = () => "", signal } = {}) {
     const request_id = asked.request_id ?? crypto.randomUUID();
     const talk = { request_id, after: 0, asked, said: [], socket: null, onFrame, onQuestion };
@@ -27,8 +27,7 @@ export class Requests {
     throw new Error("The daemon cannot be reached.");
   }
 
-  // Throws when the daemon is there and lets nobody in with this token: a page is told by no
-  // socket why it was refused.
+  // Throws if the daemon refuses the token: a browser does not tell a page why a WebSocket failed.
   async #refused() {
     try {
       await this.ask("GET", "/v1/requests?limit=1");
@@ -37,19 +36,19 @@ export class Requests {
     }
   }
 
-  // One connection, to the outcome; nothing when it was lost before.
+  // Uses one connection until the outcome. Returns null if the connection is lost before that.
   #connection(talk) {
     const { request_id } = talk;
-    // A page cannot set headers here: the token goes beside the name of the protocol.
+    // A page cannot set headers for a WebSocket: the token goes beside the name of the protocol.
     const address = `${this.server.replace(/^http/, "ws")}/v1/requests`;
     const socket = new WebSocket(address, ["carrel", `carrel.token.${this.token}`]);
     return new Promise((then) => {
       socket.onopen = () => {
         talk.socket = socket;
-        // Until something was heard it is asked again: the same id makes no second workspace.
+        // Repeat the request until a frame arrives: the same id makes no second workspace.
         const again = { type: "resume", request_id, after: talk.after };
         const opening = talk.heard ? again : { type: "generate", ...talk.asked, request_id };
-        // What was said on a connection that was lost may be lost too; to say it twice does no harm.
+        // Frames sent on a lost connection may be lost too; sending them twice does no harm.
         for (const frame of [opening, ...talk.said]) socket.send(JSON.stringify(frame));
       };
       socket.onmessage = (message) => {
@@ -78,12 +77,12 @@ export class Requests {
     talk.socket?.send(JSON.stringify(frame));
   }
 
-  // What was made, as one tar.gz.
+  // Returns the files as one tar.gz.
   async archive(request_id) {
     return (await this.ask("GET", `/v1/requests/${request_id}/archive`)).blob();
   }
 
-  // The files were fetched: what was held for that goes.
+  // Says that the files were fetched: Carrel removes what it held for that.
   async done(request_id) {
     await this.ask("POST", `/v1/requests/${request_id}/done`);
   }
@@ -97,7 +96,7 @@ export class Requests {
   }
 }
 
-// An error may also be about something that was said meanwhile: `to` says what. That ends nothing.
+// An error with another `to` is about a frame that this client sent, and does not end the request.
 function isOutcome({ type, to = "generate" }) {
   return type === "result" || (type === "error" && (to === "generate" || to === "resume"));
 }

@@ -1,4 +1,4 @@
-"""Has something made, by the Python client, and puts the files into a folder."""
+"""Makes a request with the Python client, and saves the files in a folder."""
 
 import carrel
 

@@ -1,5 +1,5 @@
-"""The same without Carrel's client: the package `websockets`, a token, and a lost connection that
-is made again."""
+"""Makes a request without Carrel's client: with the package `websockets` and a token. It reconnects
+after a lost connection."""
 
 import asyncio
 import json
@@ -19,21 +19,21 @@ say It is done."""
 
 
 async def generate(asked: dict[str, Any]) -> dict[str, Any]:
-    """The result. Raises RuntimeError with the error's code and sentence."""
+    """Returns the result. Raises RuntimeError with the error's code and message."""
     request_id = asked.setdefault("request_id", str(uuid.uuid4()))
     opening = {"type": "generate", **asked}
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    # Results hold files: they may be larger than the library takes by default.
+    # Results contain files: they may be larger than the library's default limit.
     address = f"ws://{SERVER}/v1/requests"
-    # `connect` comes back by itself, after longer and longer pauses.
+    # `connect` reconnects automatically, after longer and longer pauses.
     async for socket in connect(address, additional_headers=headers, max_size=None):
         try:
             await socket.send(json.dumps(opening))
             async for message in socket:
                 frame: dict[str, Any] = json.loads(message)
                 if "seq" in frame and frame["type"] != "input_needed":
-                    # From here on a new connection goes on where this one was. A question is
-                    # heard again until something came after it: the answer may have been lost.
+                    # From here on a new connection continues after this frame. A question is
+                    # sent again until a later frame arrives: the answer may have been lost.
                     opening = {"type": "resume", "request_id": request_id, "after": frame["seq"]}
                 if frame["type"] == "progress":
                     print(f"{frame['progress']:4.0%} {frame['message']}")
@@ -46,7 +46,7 @@ async def generate(asked: dict[str, Any]) -> dict[str, Any]:
                     raise RuntimeError(f"{frame['code']}: {frame['message']}")
         except ConnectionClosed:
             continue
-    raise AssertionError("`connect` goes on until it is told to end")
+    raise AssertionError("`connect` reconnects without end")
 
 
 async def main() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from carrel.domain.agents import (
     AgentEventType,
+    AgentSetup,
     FoundFrontend,
     FrontendKind,
     Prepared,
     Provider,
-    Seat,
     Told,
     TurnError,
     TurnRequest,
@@ -37,7 +37,7 @@ class Shell:
     def binds(self) -> tuple[str, ...]:
         return ()
 
-    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+    def prepare(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         if request.continuation is not None:
             raise ContinuationNotFound("A shell remembers nothing.")
         return Prepared(argv=("/bin/sh", "-s"), env=request.env, first=request.prompt.encode())

@@ -1,4 +1,4 @@
-"""Carrel: a private desk for every coding-agent session."""
+"""Carrel: a private, sandboxed workspace for every coding-agent session."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "AsyncClient": "carrel.client.aio",
-    "AsyncHub": "carrel.client.hub_aio",
+    "AsyncHub": "carrel.client.aio_hub",
     "Attachment": "carrel.domain.agents",
     "Client": "carrel.client.sync",
-    "CommandFailed": "carrel.client.results",
-    "Hub": "carrel.client.hub_sync",
-    "HubMessage": "carrel.client.hub_messages",
+    "CommandFailed": "carrel.client.models",
+    "Hub": "carrel.client.hub",
+    "HubMessage": "carrel.client.hub_protocol",
     "Limits": "carrel.domain.limits",
     "Retention": "carrel.domain.spaces",
     "errors": "",

@@ -13,178 +13,218 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from carrel.domain.errors import CarrelError
+from carrel.domain.errors import INVALID, CarrelError
 
 _NOT_NEGATIVE = (
-    *("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "output_bytes"),
+    *("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "bases_s"),
+    "output_bytes",
     *("hub_messages", "hub_bytes", "hub_seconds", "restart_s"),
     *("instance_memory_bytes", "instances_starting"),
 )
-_AT_LEAST_ONE = ("hub_clients", "hub_rate", "instances_max", "instances_per_caller")
+_AT_LEAST_ONE = (
+    *("hub_clients", "hub_clients_in_space", "hub_questions", "hub_rate"),
+    *("instances_max", "instances_per_caller", "tcp_connections"),
+)
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_DISK = re.compile(r"none|(?P<share>[1-9][0-9]?)%|(?P<size>[1-9][0-9]{0,11})(?P<unit>[KMGT]?)")
+_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+LEAST_DISK = 64 << 20
+"""On a disk that is almost full, a share would be too little for any command."""
 SYSTEM_DATA = Path("/var/lib/carrel")
 SYSTEM_CONFIG = Path("/etc/carrel/config.toml")
 
 
 class SettingsInvalid(CarrelError):
     code = "settings_invalid"
+    kind = INVALID
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent of one's own that speaks ACP: `[agents.NAME]`."""
+    """An agent of your own that speaks ACP: `[agents.NAME]`."""
 
     command: tuple[str, ...]
-    """How it is started: a program, by its path or on the daemon's PATH, and its words."""
+    """The command that starts it: a program, by its path or on the daemon's PATH, and its
+    arguments."""
     provider: Literal["anthropic", "openai", "any"] = "any"
-    """Whose conversations it goes on with."""
+    """Whose conversations it can resume."""
     credentials: dict[str, str] = {}
-    """Keys of `carrel auth` that it is given: the name of each, and the variable for it."""
+    """The keys of `carrel auth` that it gets: the name of each key, and the variable for it."""
     binds: tuple[Path, ...] = ()
-    """What its sandbox must show beside the program: absolute paths, read-only."""
+    """Absolute paths that its sandbox shows read-only, beside the program itself."""
     network: bool = True
-    """It must reach a model's API."""
+    """Whether it needs the network, for a model's API."""
     env: dict[str, str] = {}
-    """Variables that it always has; no keys, for this file is not theirs."""
+    """Variables that it always gets. Do not put keys here: use `credentials`."""
 
 
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call that a server answers only when it is ready for work."""
+    """A tool call that a server answers only when it is ready for work."""
 
     name: str
-    """Of the tool."""
+    """The tool's name."""
     arguments: dict[str, Any] = {}
-    """What it is given."""
+    """The tool's arguments."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kind of MCP server: `[servers.NAME]`. Of one that is built in, what is not said stays as
-    it is. Commands, values and texts have places: `{project}`, `{state}`, `{host}`, `{port}`,
-    `{port_file}`, `{fd}`."""
+    """A kind of MCP server: `[servers.NAME]`. For a built-in server, fields that are left out keep
+    their built-in values. Commands, values and texts may have these placeholders: `{project}`,
+    `{state}`, `{host}`, `{port}`, `{port_file}`, `{fd}`."""
 
     command: tuple[str, ...] | UnsetType = UNSET
-    """How it is started: a program, by its path or on the daemon's PATH, and its words."""
+    """The command that starts it: a program, by its path or on the daemon's PATH, and its
+    arguments."""
     transport: Literal["streamable-http", "sse", "stdio"] | UnsetType = UNSET
-    """What it speaks; `stdio`: on its standard streams only."""
+    """The transport that it speaks; `stdio`: only on its standard streams."""
     port_by: Literal["socket", "file", "process", "log", "reserved"] | UnsetType = UNSET
-    """How its port is learned: it is given a socket (`{fd}`), it writes it (`{port_file}`), by
-    what its processes listen on, by a line of its output, or it is told one (`{port}`)."""
+    """How Carrel learns its port. `socket`: Carrel gives it a socket (`{fd}`). `file`: it writes
+    the port to a file (`{port_file}`). `process`: from the sockets of its processes. `log`: from a
+    line of its output. `reserved`: Carrel chooses the port (`{port}`)."""
     port_line: str | UnsetType = UNSET
     """For `log`: a regular expression whose first group is the port."""
     path: str | UnsetType = UNSET
-    """Of its address."""
+    """The path of its address."""
     wrap: Literal["", "uvicorn", "stdio"] | UnsetType = UNSET
-    """A small program of ours before it, so that its clients need a token: `uvicorn` for a
-    Python program that serves with that, `stdio` for one on its standard streams."""
+    """A small program of Carrel in front of it, which requires a token from its clients: `uvicorn`
+    for a Python program that serves with uvicorn, `stdio` for one on its standard streams."""
     stdio: tuple[str, ...] | UnsetType = UNSET
     """The command with which it speaks on its standard streams; empty: it cannot."""
     env: dict[str, str] | UnsetType = UNSET
-    """Variables that it always has, beside those that are built in."""
+    """Variables that it always gets, beside the built-in ones."""
     ready_s: float | UnsetType = UNSET
-    """So long it may take to answer."""
+    """How many seconds it may take to answer after its start."""
     tool_ready: ToolSettings | UnsetType = UNSET
-    """It counts as ready when it has answered this."""
+    """A tool call; the server counts as ready when it has answered it."""
     takes_token: str | UnsetType = UNSET
-    """The variable by which it takes a token that its clients must show; empty: it cannot."""
+    """The variable in which it takes a token that its clients must show; empty: it cannot."""
     network: Literal["none", "open"] | UnsetType = UNSET
-    """What it may reach: nothing but itself, or what the host does."""
+    """What it can reach: only itself (`none`), or everything that the host reaches (`open`)."""
     binds: tuple[Path, ...] | UnsetType = UNSET
-    """What its sandbox must show beside the program: absolute paths, read-only."""
+    """Absolute paths that its sandbox shows read-only, beside the program itself."""
     files: dict[str, str] | UnsetType = UNSET
-    """Texts that are below `{state}` before it starts, beside those that are built in."""
+    """Texts that Carrel writes below `{state}` before it starts, beside the built-in ones."""
     copies: dict[str, str] | UnsetType = UNSET
-    """What of the project it works on a copy of: where it is, and where below `{state}` that
-    is put."""
+    """Parts of the project that it gets as a copy: the path in the project, and the path of the
+    copy below `{state}`."""
     preload: tuple[str, ...] | UnsetType = UNSET
-    """Modules that a warm process has imported when an instance is asked for."""
+    """Modules that a warm process imports before an instance is asked for."""
     warm: int | UnsetType = UNSET
-    """How many ready ones are kept."""
+    """How many instances are started in advance."""
     install: str | UnsetType = UNSET
-    """The command that installs it, for who is told that it is missing."""
+    """The command that installs it, shown when it is missing."""
 
     def said(self) -> dict[str, object]:
-        """What is written there, and nothing else."""
+        """The fields that were set, and no others."""
         return dict(msgspec.to_builtins(self, enc_hook=str))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: Path
-    """Where bases, trees, homes and records are kept. Absolute. Wants to be on a local
-    disk: copies are instant only within one file system."""
+    """The folder for bases, trees, homes and records. An absolute path, best on a local disk:
+    copies are instant only within one file system."""
     idle_s: float = 0.0
-    """Spaces that say nothing themselves are stopped after so long without a command; 0:
+    """A space without a setting of its own is stopped after so many seconds without a command; 0:
     never."""
     keep_s: float = 0.0
-    """… and removed so long after they were stopped; 0: never. One with changes that nobody
-    took out stays."""
+    """A stopped space without a setting of its own is removed after so many seconds; 0: never. A
+    space with changes that were not copied out stays."""
     trash_bytes: int = 1 << 30
-    """How much is kept of the changes of removed spaces, in all."""
+    """How many bytes of the changes of removed spaces are kept in all."""
     trash_s: float = 7 * 86400.0
-    """… and for how long."""
+    """How many seconds the changes of removed spaces are kept."""
     bases_bytes: int = 0
-    """Unused bases are removed beyond so much, oldest first; 0: only those of which there is
-    a newer one of the same project."""
+    """Unused bases are removed, oldest first, when they take more bytes than this; 0: no limit. A
+    base is removed anyway if there is a newer one of the same project."""
+    bases_s: float = 7 * 86400.0
+    """An unused base is removed so many seconds after a space was last made from it; 0: never."""
+    space_disk: str = "50%"
+    """How much a space without a disk limit may write: a share of the room that is free when it is
+    made, a size such as "10G", or "none"."""
     output_bytes: int = 16 << 20
-    """How much of each stream of a command is kept; the last of it."""
+    """How many bytes of each stream of a command are kept, counted from its end."""
     durable: bool = False
-    """Every record is on the disk before it is acknowledged, so that it also outlives a loss
-    of power; slower. Without, it outlives every end of the daemon."""
+    """Whether every record is on the disk before it is acknowledged. It then survives a loss of
+    power too, but writing is slower. Otherwise it survives every end of the daemon."""
     hub_sync: Literal["disk", "process"] = "disk"
-    """When a message on the hub counts as kept: when it is on the disk, so that it outlives a
-    loss of power, or when it outlives every end of the daemon; faster."""
+    """When a message on the hub counts as kept. `disk`: when it is on the disk, and survives a loss
+    of power. `process`: when it survives every end of the daemon, which is faster."""
     hub_messages: int = 10_000
-    """So many messages are kept of each space; 0: no bound."""
+    """How many messages are kept for each space; 0: no limit."""
     hub_bytes: int = 100 << 20
-    """… and so many bytes."""
+    """How many bytes of messages are kept for each space; 0: no limit."""
     hub_seconds: float = 86_400.0
-    """… and for so long."""
+    """How many seconds messages are kept; 0: no limit."""
     hub_clients: int = 1000
-    """Who may be connected to the hub at the same time."""
+    """How many clients may be connected to the hub at the same time, beside as many of the daemon's
+    own user. One token may have a quarter of them."""
+    hub_clients_in_space: int = 32
+    """How many clients may be connected to the hub from inside one space."""
+    hub_questions: int = 100
+    """How many questions of one space may wait for a person."""
     hub_rate: float = 5000.0
-    """Messages a second that one client may send for long, and twice as many at once."""
+    """How many messages a second one client may send for long; it may send twice as many at
+    once."""
     restart_s: float = 1.0
-    """An agent in a terminal that failed is started again after so many seconds times 2, 4, 8
-    and 16."""
+    """An agent that failed in a terminal is started again after 2, 4, 8 and 16 times so many
+    seconds."""
     webhook: str = ""
-    """An address (http or https) to which questions of agents, and what they want to tell a
-    person, are sent as JSON; empty: none."""
+    """An address (http or https) that gets agents' questions and notifications as JSON; empty:
+    none."""
     desktop: bool = True
-    """They are shown on the desktop of the daemon's user too, where there is one."""
+    """Whether they are also shown on the desktop of the daemon's user, if there is one."""
     agents: dict[str, AgentSettings] = {}
-    """Agents beside those that are built in, by name."""
+    """Agents beside the built-in ones, by name."""
     servers: dict[str, ServerSettings] = {}
-    """MCP servers beside those that are built in, or instead of them, by name."""
+    """MCP servers beside the built-in ones, or instead of them, by name."""
     instances_max: int = 128
-    """So many MCP servers may run at the same time."""
+    """How many MCP servers may run at the same time."""
     instances_per_caller: int = 64
-    """… and so many of one caller."""
+    """How many MCP servers one caller may run at the same time."""
     instance_memory_bytes: int = 0
-    """One that says nothing itself is stopped when it takes more memory; 0: no bound."""
+    """An instance without a setting of its own is stopped when it takes more memory; 0: no
+    limit."""
     instances_starting: int = 0
-    """So many are started at the same time, and others wait; 0: as many as there are cores."""
+    """How many instances are started at the same time, while others wait; 0: one for each core."""
     requests_at_once: int = 0
-    """So many requests are worked on at the same time; 0: twice as many as there are cores."""
+    """How many requests run at the same time; 0: two for each core."""
     requests_waiting: int = 1000
-    """… and so many may wait; others are refused."""
+    """How many requests may wait; further ones are refused."""
     request_agent: str = "scripted"
     """The agent of a request that names none."""
     request_tier: str = "default"
-    """The limits of a request's workspace that says nothing itself."""
+    """The tier of limits for a request that names none."""
     request_s: float = 1800.0
-    """So long the agent of a request may take that says nothing itself."""
+    """How many seconds the agent of a request may take if the request does not say."""
     request_given_up_s: float = 600.0
-    """So long a request goes on, and its result waits, when nobody is connected for it."""
+    """How many seconds a request goes on, and its result is kept, while no client is connected for
+    it."""
     requests_remembered: int = 1000
-    """So many requests are remembered of which nothing but the outcome is left."""
+    """How many ended requests are remembered of which only the outcome is left."""
     request_webhook_hosts: tuple[str, ...] = ()
     """Hosts to which callers without full rights may have results sent."""
     project_roots: tuple[Path, ...] = ()
     """Folders below which callers with a token for a label may take projects."""
+    clone_hosts: tuple[str, ...] = ()
+    """Hosts on this machine or in a private network from which callers with a token for a label may
+    clone. They may always clone from public hosts."""
     listen: str = ""
-    """HOST:PORT to answer on beside the Unix socket; empty: none."""
+    """HOST:PORT to listen on beside the Unix socket; empty: none."""
+    tcp_connections: int = 2048
+    """How many TCP connections may be open at the same time: at most an eighth of them without a
+    token yet, and a quarter of one caller. The Unix socket does not count."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which TCP clients may call the daemon, beside those of the loopback."""
+    """Host names under which TCP clients may call the daemon, beside those of the loopback."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the daemon."""
+
+    def disk_for(self, free: int) -> int:
+        """How much a space without a disk limit may write if `free` bytes are free; 0: no limit."""
+        found = _DISK.fullmatch(self.space_disk)
+        if found is not None and found["share"]:
+            return max(LEAST_DISK, free * int(found["share"]) // 100)
+        if found is not None and found["size"]:
+            return int(found["size"]) << _SHIFTS[found["unit"]]
+        return 0
 
 
 def parse_settings(values: Mapping[str, object]) -> Settings:
@@ -203,10 +243,15 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
         )
     for name in _NOT_NEGATIVE:
         if getattr(settings, name) < 0:
-            raise SettingsInvalid(f"{name} cannot be less than 0.", hint="0 means: never.")
+            raise SettingsInvalid(f"{name} cannot be less than 0.", hint="Use 0 or more.")
+    if not _DISK.fullmatch(settings.space_disk):
+        raise SettingsInvalid(
+            f"space_disk cannot be {settings.space_disk[:80]!r}.",
+            hint='Use a share such as "50%", a size such as "10G", or "none".',
+        )
     if settings.webhook and not settings.webhook.startswith(("http://", "https://")):
         raise SettingsInvalid(
-            "The webhook is no address of a web server.", hint="It begins with https://."
+            "The webhook is not a web address.", hint="Begin it with https:// or http://."
         )
     for name, agent in settings.agents.items():
         _check_agent(name, agent)
@@ -214,32 +259,40 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
         _check_server(name, server)
     for name in _AT_LEAST_ONE:
         if getattr(settings, name) < 1:
-            raise SettingsInvalid(f"{name} cannot be less than 1.", hint="Leave it out.")
+            raise SettingsInvalid(
+                f"{name} cannot be less than 1.", hint="Use 1 or more, or leave it out."
+            )
     return settings
 
 
 def _check_agent(name: str, agent: AgentSettings) -> None:
     if not _NAME.fullmatch(name):
         raise SettingsInvalid(
-            f"{name[:80]!r} cannot be an agent's name.", hint="Lower-case letters, digits, dashes."
+            f"{name[:80]!r} cannot be an agent's name.",
+            hint="Use lower-case letters, digits and dashes.",
         )
     if not agent.command or not agent.command[0]:
-        raise SettingsInvalid(f"The agent {name} has no command.", hint="Say how it is started.")
+        raise SettingsInvalid(
+            f"The agent {name} has no command.", hint="Set `command` to its program and arguments."
+        )
     if not all(path.is_absolute() for path in agent.binds):
         raise SettingsInvalid(
-            f"What the agent {name} must see is said by absolute paths.", hint="Write / first."
+            f"The paths in `binds` of the agent {name} must be absolute.",
+            hint="Begin each path with /.",
         )
 
 
 def _check_server(name: str, server: ServerSettings) -> None:
-    """The rest is known to who knows those that are built in."""
+    """Checks the name and the paths; the rest needs the built-in servers."""
     if not _NAME.fullmatch(name):
         raise SettingsInvalid(
-            f"{name[:80]!r} cannot be a server's name.", hint="Lower-case letters, digits, dashes."
+            f"{name[:80]!r} cannot be a server's name.",
+            hint="Use lower-case letters, digits and dashes.",
         )
     if server.binds is not UNSET and not all(path.is_absolute() for path in server.binds):
         raise SettingsInvalid(
-            f"What the server {name} must see is said by absolute paths.", hint="Write / first."
+            f"The paths in `binds` of the server {name} must be absolute.",
+            hint="Begin each path with /.",
         )
 
 
@@ -275,10 +328,16 @@ def _from_file(env: Mapping[str, str]) -> dict[str, object]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         if env.get("CARREL_CONFIG"):
-            raise SettingsInvalid(f"{path} is not there.", hint="CARREL_CONFIG names it.") from None
+            raise SettingsInvalid(
+                f"The settings file {path} does not exist.",
+                hint="Create it, or unset CARREL_CONFIG.",
+            ) from None
         return {}
     except (OSError, ValueError) as error:
-        raise SettingsInvalid(f"{path} cannot be read: {error}.", hint="Mend the file.") from error
+        raise SettingsInvalid(
+            f"The settings file {path} cannot be read: {error}.",
+            hint="Correct the file: it must be valid TOML that this user may read.",
+        ) from error
 
 
 def default_data(env: Mapping[str, str]) -> Path:
@@ -293,7 +352,7 @@ def default_data(env: Mapping[str, str]) -> Path:
     if home is None:
         raise SettingsInvalid(
             "There is no data folder: this user has no home.",
-            hint="Set CARREL_DATA to a folder that it may write.",
+            hint="Set CARREL_DATA to a folder that this user may write.",
         )
     return home / ".local" / "share" / "carrel"
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from carrel.agents.locating import Locator
+from carrel.agents.programs import Locator
 from carrel.domain.agents import (
     AgentEventType,
+    AgentSetup,
     Continuation,
     Frontend,
     Prepared,
-    Seat,
     Told,
     TurnRequest,
     TurnResult,
@@ -66,10 +66,10 @@ def pinned(folder: Path, frontend: str) -> Locator:
     return Locator(own)
 
 
-def seat_at(folder: Path, mcp: tuple[str, ...] = (), **credentials: str) -> Seat:
+def seat_at(folder: Path, mcp: tuple[str, ...] = (), **credentials: str) -> AgentSetup:
     for name in ("workspace", "state", "context", "home"):
         (folder / name).mkdir()
-    return Seat(
+    return AgentSetup(
         workspace=str(folder / "workspace"),
         state=str(folder / "state"),
         context=str(folder / "context"),
@@ -79,35 +79,35 @@ def seat_at(folder: Path, mcp: tuple[str, ...] = (), **credentials: str) -> Seat
     )
 
 
-def write_files(prepared: Prepared, seat: Seat) -> None:
+def write_files(prepared: Prepared, setup: AgentSetup) -> None:
     for name, content in prepared.files.items():
-        file = Path(seat.state, name)
+        file = Path(setup.state, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
 
 
-def environment(prepared: Prepared, seat: Seat) -> dict[str, str]:
+def environment(prepared: Prepared, setup: AgentSetup) -> dict[str, str]:
     """As bare as a sandbox's."""
-    home = str(Path(seat.workspace).parent / "home")
+    home = str(Path(setup.workspace).parent / "home")
     return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": home, **prepared.env}
 
 
 def run(
     frontend: Frontend,
     request: TurnRequest,
-    seat: Seat,
+    setup: AgentSetup,
     stop_when: Callable[[], bool] | None = None,
     stop_by: int = signal.SIGINT,
 ) -> Done:
     """One turn, to its end. `stop_when` is asked until it says yes; then the signal is sent."""
-    prepared = frontend.prepare(request, seat)
-    write_files(prepared, seat)
-    errors = Path(seat.state, "stderr")
+    prepared = frontend.prepare(request, setup)
+    write_files(prepared, setup)
+    errors = Path(setup.state, "stderr")
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
             prepared.argv,
-            cwd=seat.workspace,
-            env=environment(prepared, seat),
+            cwd=setup.workspace,
+            env=environment(prepared, setup),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

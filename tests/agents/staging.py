@@ -1,4 +1,4 @@
-"""A stage, a seat and a program for the tests of drivers."""
+"""A stage, a setup and a program for the tests of drivers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from carrel.agents import wire
-from carrel.agents.locating import Locator
+from carrel.agents.programs import Locator
 from carrel.domain.agents import (
     AgentEventType,
+    AgentSetup,
     Control,
     ControlKind,
     Prepared,
-    Seat,
     Told,
     Translator,
     TurnResult,
@@ -34,10 +34,10 @@ PINNED = Path(__file__).parents[2] / "tools" / "agents"
 INTERRUPT = Control(ControlKind.INTERRUPT)
 
 
-def seat_in(folder: Path, *, confined: bool = True, mcp: tuple[str, ...] = ()) -> Seat:
+def setup_in(folder: Path, *, confined: bool = True, mcp: tuple[str, ...] = ()) -> AgentSetup:
     for name in ("workspace", "state", "context"):
         (folder / name).mkdir(exist_ok=True)
-    return Seat(
+    return AgentSetup(
         str(folder / "workspace"), str(folder / "state"), str(folder / "context"), confined, mcp
     )
 
@@ -119,9 +119,11 @@ class Program:
 
 
 @asynccontextmanager
-async def started(prepared: Prepared, seat: Seat, translator: Translator) -> AsyncIterator[Program]:
+async def started(
+    prepared: Prepared, setup: AgentSetup, translator: Translator
+) -> AsyncIterator[Program]:
     for name, content in prepared.files.items():
-        file = Path(seat.state, name)
+        file = Path(setup.state, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     pipe = asyncio.subprocess.PIPE
@@ -130,7 +132,7 @@ async def started(prepared: Prepared, seat: Seat, translator: Translator) -> Asy
         stdin=pipe,
         stdout=pipe,
         stderr=pipe,
-        cwd=seat.workspace,
+        cwd=setup.workspace,
         env={**os.environ, **prepared.env},
         start_new_session=True,
         limit=1 << 24,

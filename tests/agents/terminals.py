@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from carrel.domain.agents import Prepared, Seat
+from carrel.domain.agents import AgentSetup, Prepared
 from tests.agents.programs import environment, write_files
 
 WAIT_SECONDS = 60.0
@@ -48,15 +48,15 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(prepared: Prepared, seat: Seat) -> Iterator[Terminal]:
-    write_files(prepared, seat)
+def terminal(prepared: Prepared, setup: AgentSetup) -> Iterator[Terminal]:
+    write_files(prepared, setup)
     screen, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     try:
         process = subprocess.Popen(
             prepared.argv,
-            cwd=seat.workspace,
-            env={**environment(prepared, seat), "TERM": "xterm-256color"},
+            cwd=setup.workspace,
+            env={**environment(prepared, setup), "TERM": "xterm-256color"},
             stdin=side,
             stdout=side,
             stderr=side,

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from carrel.agents import conducting
-from carrel.agents.conducting import conduct
+from carrel.agents import turns
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.frontends.acp import COMMAND, Acp, ClaudeAgentAcp, CodexAcp
 from carrel.agents.frontends.acp_presets import PRESETS
-from carrel.agents.loading import load
-from carrel.agents.locating import Locator
+from carrel.agents.programs import Locator
+from carrel.agents.turns import conduct
+from carrel.agents.wire import load
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import (
+    AgentSetup,
     Continuation,
     Control,
     ControlKind,
     Permission,
-    Seat,
     Told,
     TurnRequest,
     TurnResult,
@@ -39,7 +39,7 @@ from tests.agents.staging import (
     Held,
     code_of,
     pinned,
-    seat_in,
+    setup_in,
 )
 from tests.agents.standins import Standin, serving
 
@@ -60,9 +60,9 @@ def api() -> Iterator[Standin]:
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Seat:
+def setup(tmp_path: Path) -> AgentSetup:
     keys = {"anthropic": "dummy-key", "openai": "dummy-key"}
-    return replace(seat_in(tmp_path), credentials=keys)
+    return replace(setup_in(tmp_path), credentials=keys)
 
 
 @pytest.fixture(params=REAL, ids=lambda cls: cls.name)
@@ -95,29 +95,31 @@ def going_on(request: TurnRequest, key: str) -> TurnRequest:
 
 
 async def play(
-    frontend: DrivenFrontend, seat: Seat, request: TurnRequest, heard: Heard | None = None
+    frontend: DrivenFrontend, setup: AgentSetup, request: TurnRequest, heard: Heard | None = None
 ) -> tuple[TurnResult, Heard]:
     heard = heard or Heard()
     driver = load(frontend.driver, frontend.options(request))
-    return await asyncio.wait_for(conduct(driver, request, seat, heard), WAIT_S), heard
+    return await asyncio.wait_for(conduct(driver, request, setup, heard), WAIT_S), heard
 
 
 # The real ones. What every frontend does in a space is in tests/conformance: conversations and
 # models that are not there, and turns of the driver as a program of its own.
 
 
-async def test_a_turn_and_the_next_one(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+async def test_a_turn_and_the_next_one(
+    real: DrivenFrontend, setup: AgentSetup, api: Standin
+) -> None:
     """Which writes a file, and uses a tool of the space."""
-    result, first = await play(real, seat, asking(real, api, "hello"))
+    result, first = await play(real, setup, asking(real, api, "hello"))
     assert result == TurnResult(True, "reply 1: hello")
     assert first.texts == ["reply 1: hello"] and first.of(Type.MESSAGE_DELTA)
     assert first.of(Type.USAGE)[0].payload["output_tokens"]
     prompt = 'WRITE a.txt words\nUSE mcp__carrel__shout {"text": "hey"}'
     request = going_on(asking(real, api, prompt), first.key)
-    result, second = await play(real, replace(seat, mcp=MCP), request)
+    result, second = await play(real, replace(setup, mcp=MCP), request)
     assert result == TurnResult(True, f"reply 2: {prompt}")
     assert second.texts == [f"reply 2: {prompt}"] and second.key == first.key
-    assert "words" in Path(seat.workspace, "a.txt").read_text()
+    assert "words" in Path(setup.workspace, "a.txt").read_text()
     calls, answers = second.of(Type.TOOL_CALL), second.of(Type.TOOL_RESULT)
     assert len(calls) == len(answers) == 2
     for call, answer in zip(calls, answers, strict=True):
@@ -127,31 +129,31 @@ async def test_a_turn_and_the_next_one(real: DrivenFrontend, seat: Seat, api: St
 
 
 async def test_it_is_interrupted_and_gone_on_with(
-    real: DrivenFrontend, seat: Seat, api: Standin, tmp_path: Path
+    real: DrivenFrontend, setup: AgentSetup, api: Standin, tmp_path: Path
 ) -> None:
     held, heard = Held(tmp_path), Heard()
     request = asking(real, api, f"RUN {held.command}")
-    turn = asyncio.ensure_future(play(real, seat, request, heard))
+    turn = asyncio.ensure_future(play(real, setup, request, heard))
     await held.taken()
     heard.controls.put_nowait(INTERRUPT)
     result, _ = await turn
     assert code_of(result) == "interrupted"
     assert held.is_free()
-    result, _ = await play(real, seat, going_on(asking(real, api, "again"), heard.key))
+    result, _ = await play(real, setup, going_on(asking(real, api, "again"), heard.key))
     assert result.success
 
 
 async def test_what_is_said_meanwhile_is_answered(
-    claude: DrivenFrontend, seat: Seat, api: Standin
+    claude: DrivenFrontend, setup: AgentSetup, api: Standin
 ) -> None:
     more = Control(ControlKind.INPUT, text="more")
     heard = Heard(lambda told: more if told.key else None)
-    result, _ = await play(claude, seat, asking(claude, api, "hello"), heard)
+    result, _ = await play(claude, setup, asking(claude, api, "hello"), heard)
     assert heard.texts == ["reply 1: hello", "reply 2: more"]
     assert result.final_output == "reply 2: more"
 
 
-async def test_it_asks(claude: DrivenFrontend, seat: Seat, api: Standin) -> None:
+async def test_it_asks(claude: DrivenFrontend, setup: AgentSetup, api: Standin) -> None:
     def decide(told: Told) -> Control | None:
         if told.type is not Type.PERMISSION or "decision" in told.payload:
             return None
@@ -160,24 +162,24 @@ async def test_it_asks(claude: DrivenFrontend, seat: Seat, api: Standin) -> None
 
     prompt = "WRITE no.txt words\nWRITE yes.txt words"
     request = replace(asking(claude, api, prompt), permission=Permission.ASK)
-    result, heard = await play(claude, seat, request, Heard(decide))
+    result, heard = await play(claude, setup, request, Heard(decide))
     assert result.success, result.error
-    assert [path.name for path in Path(seat.workspace).glob("*.txt")] == ["yes.txt"]
+    assert [path.name for path in Path(setup.workspace).glob("*.txt")] == ["yes.txt"]
     assert len(heard.of(Type.PERMISSION)) == 4
 
 
-async def test_it_is_denied(real: DrivenFrontend, seat: Seat, api: Standin) -> None:
+async def test_it_is_denied(real: DrivenFrontend, setup: AgentSetup, api: Standin) -> None:
     request = replace(asking(real, api, "WRITE a.txt words"), permission=Permission.DENY)
-    result, _ = await play(real, seat, request)
+    result, _ = await play(real, setup, request)
     assert result.success, result.error
-    assert not Path(seat.workspace, "a.txt").exists()
+    assert not Path(setup.workspace, "a.txt").exists()
 
 
 async def test_nothing_is_left_of_a_turn_that_is_stopped(
-    real: DrivenFrontend, seat: Seat, api: Standin, tmp_path: Path
+    real: DrivenFrontend, setup: AgentSetup, api: Standin, tmp_path: Path
 ) -> None:
     held = Held(tmp_path)
-    turn = asyncio.ensure_future(play(real, seat, asking(real, api, f"RUN {held.command}")))
+    turn = asyncio.ensure_future(play(real, setup, asking(real, api, f"RUN {held.command}")))
     await held.taken()
     turn.cancel()
     await asyncio.wait({turn}, timeout=WAIT_S)
@@ -194,55 +196,55 @@ def odd(how: str) -> tuple[Acp, TurnRequest]:
     return Acp(Locator(Path("/nonexistent"))), request
 
 
-async def test_one_that_dies_says_why(seat: Seat) -> None:
+async def test_one_that_dies_says_why(setup: AgentSetup) -> None:
     frontend, request = odd("dies")
-    result, _ = await play(frontend, seat, request)
+    result, _ = await play(frontend, setup, request)
     assert code_of(result) == "agent_crashed"
     assert result.error is not None and "7" in result.error.message
     assert result.error.details["stderr"] == "out of paper"
 
 
-async def test_one_that_cannot_load(seat: Seat) -> None:
+async def test_one_that_cannot_load(setup: AgentSetup) -> None:
     frontend, request = odd("plain")
-    result, _ = await play(frontend, seat, going_on(request, "k"))
+    result, _ = await play(frontend, setup, going_on(request, "k"))
     assert code_of(result) == "continuation_not_found"
     assert result.error is not None and "cannot" in result.error.message
 
 
-async def test_one_that_says_nothing(seat: Seat) -> None:
+async def test_one_that_says_nothing(setup: AgentSetup) -> None:
     frontend, request = odd("plain")
-    result, _ = await play(frontend, seat, request)
+    result, _ = await play(frontend, setup, request)
     assert code_of(result) == "empty_response"
 
 
-async def test_one_that_refuses(seat: Seat) -> None:
+async def test_one_that_refuses(setup: AgentSetup) -> None:
     frontend, request = odd("refuses")
-    result, _ = await play(frontend, seat, request)
+    result, _ = await play(frontend, setup, request)
     assert code_of(result) == "agent_crashed"
 
 
-async def test_strange_things_are_logged(seat: Seat) -> None:
+async def test_strange_things_are_logged(setup: AgentSetup) -> None:
     frontend, request = odd("strange")
-    result, heard = await play(frontend, seat, request)
+    result, heard = await play(frontend, setup, request)
     assert result.final_output == "x"
     assert any("from_the_future" in str(told.payload) for told in heard.of(Type.LOG))
 
 
 async def test_one_that_goes_on_when_it_is_interrupted_is_stopped(
-    seat: Seat, monkeypatch: pytest.MonkeyPatch
+    setup: AgentSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conducting, "INTERRUPT_S", 0.1)
+    monkeypatch.setattr(turns, "INTERRUPT_S", 0.1)
     frontend, request = odd("hangs")
     heard = Heard(lambda told: INTERRUPT if told.type is Type.MESSAGE_DELTA else None)
-    result, _ = await play(frontend, seat, request, heard)
+    result, _ = await play(frontend, setup, request, heard)
     assert code_of(result) == "interrupted"
 
 
-def test_which_agent_is_meant_must_be_said(seat: Seat) -> None:
+def test_which_agent_is_meant_must_be_said(setup: AgentSetup) -> None:
     frontend = Acp(Locator(Path("/nonexistent"), search=os.defpath))
     for command in ("", "no-such-program --acp", *PRESETS):
         with pytest.raises(FrontendNotInstalled):
-            frontend.prepare(TurnRequest("acp", "hello", env={COMMAND: command}), seat)
+            frontend.prepare(TurnRequest("acp", "hello", env={COMMAND: command}), setup)
 
 
 def test_they_are_found(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 from carrel.app.agents import open_agents
 from carrel.config import SettingsInvalid, parse_settings
 from tests.agents.test_faults import Space as ShellSpace
+from tests.cli.program import Program
+from tests.daemon.requesting import talking
 from tests.daemon.rig import Daemon, good
 
 AGENT = Path(__file__).with_name("acp_agent.py")
@@ -42,7 +44,7 @@ class Space(ShellSpace):
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("own-acp")
     folder.chmod(0o711)
     elsewhere = folder / "elsewhere"
@@ -56,9 +58,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         patch.setenv("CARREL_CONFIG", str(settings))
         daemon.start()
     try:
-        yield daemon.local()
+        yield daemon
     finally:
         daemon.close()
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> httpx.Client:
+    return daemon.local()
 
 
 def listed(client: httpx.Client) -> dict[str, Any]:
@@ -82,13 +89,32 @@ def test_one_that_is_not_there(client: httpx.Client) -> None:
     found = listed(client)
     assert not found["gone"]["installed"] and "nothing" in found["gone"]["problem"]
     assert not found["half"]["installed"] and "not there" in found["half"]["problem"]
+    plain = good(client.post("/v1/spaces", json={}))["id"]
     for name in ("gone", "half"):
-        space = Space(client, name)
-        answer = client.post(f"/v1/spaces/{space.id}/turns", json={"prompt": "hello"})
+        body = {"prompt": "hello", "frontend": name}
+        answer = client.post(f"/v1/spaces/{plain}/turns", json=body)
         assert answer.json()["code"] == "frontend_not_installed"
+
+
+@pytest.mark.parametrize("name", ["gone", "half", "unheard-of"])
+def test_nothing_is_made_for_one_that_is_not_there(
+    daemon: Daemon, client: httpx.Client, tmp_path: Path, name: str
+) -> None:
+    code = "unsupported_frontend" if name == "unheard-of" else "frontend_not_installed"
+
+    def spaces() -> list[str]:
+        return [one["id"] for one in good(client.get("/v1/spaces"))["spaces"]]
+
+    before, folders = spaces(), set(daemon.data.joinpath("spaces").iterdir())
+    assert client.post("/v1/spaces", json={"agent": name}).json()["code"] == code
+    with talking(daemon) as talk:
+        assert talk.made("x", frontend=name)["code"] == code
+    carrel = Program(daemon.data, tmp_path)
+    assert name in carrel.bad(None, "new", "--empty", "--agent", name, "-m", "hello")
+    assert spaces() == before and set(daemon.data.joinpath("spaces").iterdir()) == folders
 
 
 def test_built_in_ones_stay(tmp_path: Path) -> None:
     said = {"data": str(tmp_path), "agents": {"gemini": {"command": ["mine"]}}}
     with pytest.raises(SettingsInvalid, match="already"):
-        open_agents(parse_settings(said))
+        open_agents(parse_settings(said), lambda: None)

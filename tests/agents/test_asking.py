@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from carrel.agents.conducting import conduct
-from carrel.agents.frontends.claude_asking import ClaudeAskingDriver
+from carrel.agents.frontends.claude_driver import ClaudeAskingDriver
 from carrel.agents.frontends.pi_driver import PiDriver
 from carrel.agents.registry import Registry
+from carrel.agents.turns import conduct
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import (
+    AgentSetup,
     Control,
     ControlKind,
     Frontend,
     Permission,
-    Seat,
     Told,
     TurnRequest,
     TurnResult,
@@ -33,7 +33,7 @@ from tests.agents.staging import (
     Program,
     code_of,
     pinned,
-    seat_in,
+    setup_in,
     started,
 )
 from tests.agents.standins import Standin, serving
@@ -54,9 +54,9 @@ def api() -> Iterator[Standin]:
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Seat:
+def setup(tmp_path: Path) -> AgentSetup:
     keys = {"openai": "dummy-key", "anthropic": "dummy-key"}
-    return replace(seat_in(tmp_path), credentials=keys)
+    return replace(setup_in(tmp_path), credentials=keys)
 
 
 @pytest.fixture(params=NAMES)
@@ -76,11 +76,11 @@ def open_question(program: Program) -> str:
 
 
 async def test_what_is_said_meanwhile_is_heard(
-    frontend: Frontend, seat: Seat, api: Standin
+    frontend: Frontend, setup: AgentSetup, api: Standin
 ) -> None:
     request = asking(frontend, api, "WRITE a.txt words")
     async with started(
-        frontend.prepare(request, seat), seat, frontend.translator(request)
+        frontend.prepare(request, setup), setup, frontend.translator(request)
     ) as program:
         await program.until(Type.PERMISSION)
         await program.say(Control(ControlKind.INPUT, text="and then"))
@@ -90,20 +90,20 @@ async def test_what_is_said_meanwhile_is_heard(
     assert program.heard.texts == ["reply 1: WRITE a.txt words", "reply 2: and then"]
     tokens = [told.payload["output_tokens"] for told in program.heard.of(Type.USAGE)]
     assert sum(map(int, map(str, tokens))) == 60
-    assert Path(seat.workspace, "a.txt").read_text().strip() == "words"
+    assert Path(setup.workspace, "a.txt").read_text().strip() == "words"
 
 
 @pytest.mark.parametrize("frontend", NAMES[:2], indirect=True)
 @pytest.mark.parametrize("permission", [Permission.ASK, Permission.DENY])
 async def test_the_spaces_own_tools_need_no_permission(
-    frontend: Frontend, seat: Seat, api: Standin, permission: Permission
+    frontend: Frontend, setup: AgentSetup, api: Standin, permission: Permission
 ) -> None:
-    seat = replace(seat, mcp=MCP)
+    setup = replace(setup, mcp=MCP)
     tool = "mcp__carrel__shout" if frontend.name == "claude-code" else "shout"
     request = asking(frontend, api, f'USE {tool} {{"text": "aloud"}}')
     request = replace(request, permission=permission, answer_s=0.1)
     async with started(
-        frontend.prepare(request, seat), seat, frontend.translator(request)
+        frontend.prepare(request, setup), setup, frontend.translator(request)
     ) as program:
         result = await program.result()
     assert result.success, result
@@ -121,40 +121,44 @@ RULES = {
 @pytest.mark.parametrize("frontend", RULES, indirect=True)
 @pytest.mark.parametrize("permission", [Permission.ASK, Permission.DENY])
 async def test_what_the_project_allows_itself_is_not_allowed(
-    frontend: Frontend, seat: Seat, api: Standin, permission: Permission
+    frontend: Frontend, setup: AgentSetup, api: Standin, permission: Permission
 ) -> None:
     """Also when a terminal has noted before that the project is trusted. What the project tells
     agents is read all the same."""
     path, rules = RULES[frontend.name]
-    file = Path(seat.workspace, path)
+    file = Path(setup.workspace, path)
     file.parent.mkdir(parents=True)
     file.write_text(rules)
     for name in ("CLAUDE.md", "AGENTS.md"):
-        Path(seat.workspace, name).write_text("Remember the word kumquat.")
-    noted = Path(seat.state, "claude", ".claude.json")
+        Path(setup.workspace, name).write_text("Remember the word kumquat.")
+    noted = Path(setup.state, "claude", ".claude.json")
     noted.parent.mkdir()
-    trusted = {"projects": {seat.workspace: {"hasTrustDialogAccepted": True}}}
+    trusted = {"projects": {setup.workspace: {"hasTrustDialogAccepted": True}}}
     noted.write_text(json.dumps(trusted))
     request = replace(asking(frontend, api, "RUN touch b.txt"), answer_s=0.1, permission=permission)
     async with started(
-        frontend.prepare(request, seat), seat, frontend.translator(request)
+        frontend.prepare(request, setup), setup, frontend.translator(request)
     ) as program:
         await program.result()
-    assert not Path(seat.workspace, "b.txt").exists()
+    assert not Path(setup.workspace, "b.txt").exists()
     assert "kumquat" in json.dumps(api.requests[0].body)
     if permission is Permission.ASK:
         assert len(program.heard.of(Type.PERMISSION)) == 2
 
 
-async def test_a_model_that_is_not_there(frontend: Frontend, seat: Seat, api: Standin) -> None:
+async def test_a_model_that_is_not_there(
+    frontend: Frontend, setup: AgentSetup, api: Standin
+) -> None:
     request = replace(asking(frontend, api, "hello"), model="no-such-model")
     async with started(
-        frontend.prepare(request, seat), seat, frontend.translator(request)
+        frontend.prepare(request, setup), setup, frontend.translator(request)
     ) as program:
         assert code_of(await program.result()) == "model_not_supported"
 
 
-async def test_pi_does_nothing_without_what_asks(tmp_path: Path, seat: Seat, api: Standin) -> None:
+async def test_pi_does_nothing_without_what_asks(
+    tmp_path: Path, setup: AgentSetup, api: Standin
+) -> None:
     """A Pi that leaves out the last option, which is the extension."""
     bin = PINNED / "node_modules" / ".bin"
     bare = tmp_path / "pi"
@@ -162,9 +166,9 @@ async def test_pi_does_nothing_without_what_asks(tmp_path: Path, seat: Seat, api
     bare.chmod(0o755)
     request = asking(Registry(pinned(tmp_path, "pi-sdk")).get("pi-sdk"), api, "WRITE a.txt words")
     driver = PiDriver([str(bare)])
-    result = await asyncio.wait_for(conduct(driver, request, seat, Heard()), WAIT_S)
+    result = await asyncio.wait_for(conduct(driver, request, setup, Heard()), WAIT_S)
     assert code_of(result) == "agent_crashed" and "extension" in str(result.error)
-    assert not api.requests and not Path(seat.workspace, "a.txt").exists()
+    assert not api.requests and not Path(setup.workspace, "a.txt").exists()
 
 
 PRELUDE = """\
@@ -185,12 +189,12 @@ say(type="result", session_id="k", is_error=False, result="done")
 """
 
 
-async def play(script: str, seat: Seat, heard: Heard) -> TurnResult:
+async def play(script: str, setup: AgentSetup, heard: Heard) -> TurnResult:
     """One turn with a program that stands in for Claude Code, and does what that rarely does."""
     driver = ClaudeAskingDriver([sys.executable, "-c", PRELUDE + script])
     request = TurnRequest("claude-code", "hello", permission=Permission.ASK)
     return await asyncio.wait_for(
-        conduct(driver, request, replace(seat, context=""), heard), WAIT_S
+        conduct(driver, request, replace(setup, context=""), heard), WAIT_S
     )
 
 
@@ -198,12 +202,12 @@ def decisions(heard: Heard) -> list[object]:
     return [told.payload.get("decision") for told in heard.of(Type.PERMISSION)]
 
 
-async def test_a_request_that_nobody_knows_is_refused(seat: Seat) -> None:
+async def test_a_request_that_nobody_knows_is_refused(setup: AgentSetup) -> None:
     script = 'ask("q", subtype="something_new")\nassert hear()["response"]["subtype"] == "error"\n'
-    assert await play(script + DONE, seat, Heard()) == TurnResult(True, "done")
+    assert await play(script + DONE, setup, Heard()) == TurnResult(True, "done")
 
 
-async def test_a_question_that_is_taken_back(seat: Seat) -> None:
+async def test_a_question_that_is_taken_back(setup: AgentSetup) -> None:
     """When it has been told: the one after it is answered by then."""
     script = f"{TWO}hear()\nsay(type='control_cancel_request', request_id='q')\n{DONE}"
 
@@ -212,18 +216,18 @@ async def test_a_question_that_is_taken_back(seat: Seat) -> None:
         return Control(ControlKind.PERMISSION, id="u", allow=True) if second else None
 
     heard = Heard(decide)
-    assert (await play(script, seat, heard)).success
+    assert (await play(script, setup, heard)).success
     assert decisions(heard) == [None, None, "allow", "deny"]
 
 
-async def test_it_crashes_while_it_waits(seat: Seat) -> None:
+async def test_it_crashes_while_it_waits(setup: AgentSetup) -> None:
     heard = Heard()
-    result = await play(f'{WRITE}sys.stdin.close()\nsys.exit("no more")\n', seat, heard)
+    result = await play(f'{WRITE}sys.stdin.close()\nsys.exit("no more")\n', setup, heard)
     assert code_of(result) == "agent_crashed" and "no more" in str(result.error)
     assert decisions(heard) == [None, "deny"]
 
 
-async def test_questions_at_once_are_answered_in_any_order(seat: Seat) -> None:
+async def test_questions_at_once_are_answered_in_any_order(setup: AgentSetup) -> None:
     """The first one when the second has been."""
     script = (
         f"{TWO}answers = [hear()['response'], hear()['response']]\n"
@@ -240,4 +244,4 @@ async def test_questions_at_once_are_answered_in_any_order(seat: Seat) -> None:
             return Control(ControlKind.PERMISSION, id="t", allow=True)
         return None
 
-    assert await play(script + DONE, seat, Heard(decide)) == TurnResult(True, "done")
+    assert await play(script + DONE, setup, Heard(decide)) == TurnResult(True, "done")

@@ -13,14 +13,14 @@ from uuid import uuid4
 import pytest
 
 from carrel.agents.frontends.claude_code import ClaudeCode, session_key
-from carrel.agents.locating import Locator
+from carrel.agents.programs import Locator
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import (
+    AgentSetup,
     Continuation,
     Frontend,
     Interactive,
     Permission,
-    Seat,
     TurnRequest,
 )
 from carrel.domain.errors import (
@@ -49,7 +49,7 @@ def claude(tmp_path: Path) -> ClaudeCode:
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Seat:
+def setup(tmp_path: Path) -> AgentSetup:
     return seat_at(tmp_path, anthropic=KEY)
 
 
@@ -65,9 +65,9 @@ def test_it_implements_the_contracts(claude: ClaudeCode) -> None:
     assert callable(interactive.prepare_terminal)
 
 
-def test_a_turn_with_text(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+def test_a_turn_with_text(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
     request = asking(standin, "hello")
-    done = run(claude, request, seat)
+    done = run(claude, request, setup)
     assert done.result.success, done.result
     assert done.result.final_output == "reply 1: hello"
     assert [told.payload["text"] for told in done.of(Type.MESSAGE)] == ["reply 1: hello"]
@@ -80,9 +80,9 @@ def test_a_turn_with_text(claude: ClaudeCode, seat: Seat, standin: Standin) -> N
     assert usage.payload["output_tokens"] == 20
 
 
-def test_a_turn_that_writes(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
-    file = Path(seat.workspace, "made.txt")
-    done = run(claude, asking(standin, f"WRITE {file} by hand"), seat)
+def test_a_turn_that_writes(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
+    file = Path(setup.workspace, "made.txt")
+    done = run(claude, asking(standin, f"WRITE {file} by hand"), setup)
     assert done.result.success, done.result
     assert file.read_text() == "by hand"
     (call,), (answer,) = done.of(Type.TOOL_CALL), done.of(Type.TOOL_RESULT)
@@ -92,31 +92,31 @@ def test_a_turn_that_writes(claude: ClaudeCode, seat: Seat, standin: Standin) ->
 
 
 def test_a_resumed_conversation_is_the_old_one(
-    claude: ClaudeCode, seat: Seat, standin: Standin
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin
 ) -> None:
-    first = run(claude, asking(standin, "one"), seat)
+    first = run(claude, asking(standin, "one"), setup)
     request = replace(asking(standin, "two", "run-2"), continuation=first.continuation)
-    second = run(claude, request, seat)
+    second = run(claude, request, setup)
     assert second.result.final_output == "reply 2: two"
     assert second.key == first.key
     costs = [done.of(Type.USAGE)[0].payload["cost_usd"] for done in (first, second)]
     assert costs[0] == pytest.approx(costs[1])
 
 
-def test_an_unknown_conversation(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
+def test_an_unknown_conversation(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
     continuation = Continuation("anthropic", str(uuid4()))
-    done = run(claude, replace(asking(standin, "hello"), continuation=continuation), seat)
+    done = run(claude, replace(asking(standin, "hello"), continuation=continuation), setup)
     assert done.code == "continuation_not_found"
     assert not done.key
 
 
-def test_an_unknown_model(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
-    done = run(claude, replace(asking(standin, "hello"), model=UNKNOWN_MODEL), seat)
+def test_an_unknown_model(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
+    done = run(claude, replace(asking(standin, "hello"), model=UNKNOWN_MODEL), setup)
     assert done.code == "model_not_supported"
 
 
-def test_an_api_that_fails(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
-    done = run(claude, asking(standin, "FAIL 529"), seat)
+def test_an_api_that_fails(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
+    done = run(claude, asking(standin, "FAIL 529"), setup)
     assert done.code == "agent_crashed"
     assert done.result.error is not None
     assert done.result.error.details["status"] == 529
@@ -125,32 +125,36 @@ def test_an_api_that_fails(claude: ClaudeCode, seat: Seat, standin: Standin) -> 
 
 @pytest.mark.parametrize("stop_by", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_turn_can_be_resumed(
-    claude: ClaudeCode, seat: Seat, standin: Standin, stop_by: int
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin, stop_by: int
 ) -> None:
-    done = run(claude, asking(standin, "HANG"), seat, lambda: bool(standin.requests), stop_by)
+    done = run(claude, asking(standin, "HANG"), setup, lambda: bool(standin.requests), stop_by)
     assert done.code == "interrupted"
     request = replace(asking(standin, "on", "run-2"), continuation=done.continuation)
-    assert run(claude, request, seat).result.final_output == "reply 2: on"
+    assert run(claude, request, setup).result.final_output == "reply 2: on"
 
 
-def test_a_killed_turn_can_be_resumed(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
-    records = Path(seat.state, "claude", "projects")
+def test_a_killed_turn_can_be_resumed(
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin
+) -> None:
+    records = Path(setup.state, "claude", "projects")
 
     def recorded() -> bool:
         """It writes a conversation down a moment after it has asked the model."""
         texts = [file.read_text() for file in records.glob("*/*.jsonl")]
         return bool(standin.requests) and any("HANG" in text for text in texts)
 
-    done = run(claude, asking(standin, "HANG"), seat, recorded, signal.SIGKILL)
+    done = run(claude, asking(standin, "HANG"), setup, recorded, signal.SIGKILL)
     assert done.code == "agent_crashed"
     request = replace(asking(standin, "on", "run-2"), continuation=done.continuation)
-    assert run(claude, request, seat).result.success
+    assert run(claude, request, setup).result.success
 
 
-def test_nothing_that_needs_a_permission(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
-    file = Path(seat.workspace, "made.txt")
+def test_nothing_that_needs_a_permission(
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin
+) -> None:
+    file = Path(setup.workspace, "made.txt")
     request = replace(asking(standin, f"WRITE {file} x"), permission=Permission.DENY)
-    done = run(claude, request, seat)
+    done = run(claude, request, setup)
     assert done.result.success
     assert not file.exists()
     (denied,) = done.of(Type.PERMISSION)
@@ -160,68 +164,72 @@ def test_nothing_that_needs_a_permission(claude: ClaudeCode, seat: Seat, standin
 
 
 def test_the_space_tools_and_what_the_agent_is_told(
-    claude: ClaudeCode, seat: Seat, standin: Standin
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin
 ) -> None:
     server = str(Path(__file__).with_name("mcp_server.py"))
-    seat = replace(seat, mcp=(sys.executable, server), mcp_env={"SPACE_PASS": "planted"})
-    Path(seat.context, "notes.md").write_text("notes")
+    setup = replace(setup, mcp=(sys.executable, server), mcp_env={"SPACE_PASS": "planted"})
+    Path(setup.context, "notes.md").write_text("notes")
     request = asking(standin, 'USE mcp__carrel__shout {"text": "aloud"}')
     request = replace(request, system_prompt="Be kind to readers.")
-    done = run(claude, request, seat)
+    done = run(claude, request, setup)
     assert [told.payload["output"] for told in done.of(Type.TOOL_RESULT)] == ["ALOUD"]
     assert "Be kind to readers." in json.dumps(standin.requests[0].body)
-    assert seat.context in standin.texts()[0]
-    _assert_unseen(claude, request, seat, "planted")
+    assert setup.context in standin.texts()[0]
+    _assert_unseen(claude, request, setup, "planted")
 
 
-def test_a_changed_system_prompt_counts(claude: ClaudeCode, seat: Seat, standin: Standin) -> None:
-    first = run(claude, replace(asking(standin, "one"), system_prompt="Speak softly."), seat)
+def test_a_changed_system_prompt_counts(
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin
+) -> None:
+    first = run(claude, replace(asking(standin, "one"), system_prompt="Speak softly."), setup)
     request = replace(asking(standin, "two", "run-2"), continuation=first.continuation)
-    run(claude, replace(request, system_prompt="Speak clearly."), seat)
+    run(claude, replace(request, system_prompt="Speak clearly."), setup)
     body = json.dumps(standin.requests[-1].body)
     assert "Speak clearly." in body
     assert "Speak softly." not in body
 
 
 def test_secrets_are_in_the_environment_only(
-    claude: ClaudeCode, seat: Seat, standin: Standin
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin
 ) -> None:
     request = asking(standin, "hello")
-    _assert_unseen(claude, request, seat, KEY)
+    _assert_unseen(claude, request, setup, KEY)
 
 
-def test_a_subscription_goes_by_its_own_variable(claude: ClaudeCode, seat: Seat) -> None:
-    seat = replace(seat, credentials={"anthropic": "sk-ant-oat01-x"})
-    prepared = claude.prepare(TurnRequest("claude-code", "hi"), seat)
+def test_a_subscription_goes_by_its_own_variable(claude: ClaudeCode, setup: AgentSetup) -> None:
+    setup = replace(setup, credentials={"anthropic": "sk-ant-oat01-x"})
+    prepared = claude.prepare(TurnRequest("claude-code", "hi"), setup)
     assert prepared.env["CLAUDE_CODE_OAUTH_TOKEN"] == "sk-ant-oat01-x"
     assert "ANTHROPIC_API_KEY" not in prepared.env
 
 
-def test_what_the_turn_brings_wins_over_what_is_kept(claude: ClaudeCode, seat: Seat) -> None:
+def test_what_the_turn_brings_wins_over_what_is_kept(claude: ClaudeCode, setup: AgentSetup) -> None:
     env = {"ANTHROPIC_AUTH_TOKEN": "own"}
-    prepared = claude.prepare(TurnRequest("claude-code", "hi", env=env), seat)
+    prepared = claude.prepare(TurnRequest("claude-code", "hi", env=env), setup)
     assert "ANTHROPIC_API_KEY" not in prepared.env
     assert prepared.env["ANTHROPIC_AUTH_TOKEN"] == "own"
 
 
 @pytest.mark.parametrize("key", ["a title", "", "{6f0d3a0e-5c0b-4f5e-9d53-0d2f3c1b8a77}"])
-def test_what_is_no_id_is_not_started(claude: ClaudeCode, seat: Seat, key: str) -> None:
+def test_what_is_no_id_is_not_started(claude: ClaudeCode, setup: AgentSetup, key: str) -> None:
     request = TurnRequest("claude-code", "hi", continuation=Continuation("anthropic", key))
     with pytest.raises(ContinuationNotFound):
-        claude.prepare(request, seat)
+        claude.prepare(request, setup)
 
 
-def test_what_is_refused_before_the_start(claude: ClaudeCode, seat: Seat, tmp_path: Path) -> None:
+def test_what_is_refused_before_the_start(
+    claude: ClaudeCode, setup: AgentSetup, tmp_path: Path
+) -> None:
     request = TurnRequest("claude-code", "hi")
     with pytest.raises(ProviderMismatch):
-        claude.prepare(replace(request, continuation=Continuation("openai", "x")), seat)
+        claude.prepare(replace(request, continuation=Continuation("openai", "x")), setup)
     with pytest.raises(ResolveFailed):
-        claude.prepare(replace(request, kits=("kit:x",)), seat)
-    open_seat = replace(seat, confined=False)
+        claude.prepare(replace(request, kits=("kit:x",)), setup)
+    open_seat = replace(setup, confined=False)
     with pytest.raises(PermissionDenied):
         claude.prepare(replace(request, permission=Permission.SANDBOXED), open_seat)
     with pytest.raises(FrontendNotInstalled) as caught:
-        ClaudeCode(Locator(tmp_path / "none", search="")).prepare(request, seat)
+        ClaudeCode(Locator(tmp_path / "none", search="")).prepare(request, setup)
     assert "carrel agents install claude-code" in caught.value.hint
 
 
@@ -234,8 +242,10 @@ def test_it_is_found(claude: ClaudeCode, tmp_path: Path) -> None:
     assert missing.install == "carrel agents install claude-code"
 
 
-def _assert_unseen(claude: ClaudeCode, request: TurnRequest, seat: Seat, secret: str) -> None:
-    prepared = claude.prepare(request, seat)
+def _assert_unseen(
+    claude: ClaudeCode, request: TurnRequest, setup: AgentSetup, secret: str
+) -> None:
+    prepared = claude.prepare(request, setup)
     assert secret not in " ".join(prepared.argv)
     assert not [name for name, text in prepared.files.items() if secret.encode() in text]
     assert secret.encode() not in prepared.first
@@ -243,19 +253,19 @@ def _assert_unseen(claude: ClaudeCode, request: TurnRequest, seat: Seat, secret:
 
 
 def test_a_terminal_asks_nothing_and_goes_on(
-    claude: ClaudeCode, seat: Seat, standin: Standin
+    claude: ClaudeCode, setup: AgentSetup, standin: Standin
 ) -> None:
     request = asking(standin, "hello")
-    with terminal(claude.prepare_terminal(request, seat), seat) as first:
+    with terminal(claude.prepare_terminal(request, setup), setup) as first:
         first.until(lambda: "hello" in standin.texts())
-        first.until(lambda: "reply 1" in _records(seat))
-    (kept,) = Path(seat.state, "claude", "projects").glob("*/*.jsonl")
+        first.until(lambda: "reply 1" in _records(setup))
+    (kept,) = Path(setup.state, "claude", "projects").glob("*/*.jsonl")
     again = Continuation("anthropic", kept.stem)
     request = replace(asking(standin, "more", "run-2"), continuation=again)
-    with terminal(claude.prepare_terminal(request, seat), seat) as second:
-        second.until(lambda: "reply 2: more" in _records(seat))
+    with terminal(claude.prepare_terminal(request, setup), setup) as second:
+        second.until(lambda: "reply 2: more" in _records(setup))
 
 
-def _records(seat: Seat) -> str:
-    files = Path(seat.state, "claude", "projects").glob("*/*.jsonl")
+def _records(setup: AgentSetup) -> str:
+    files = Path(setup.state, "claude", "projects").glob("*/*.jsonl")
     return "\n".join(file.read_text() for file in files)

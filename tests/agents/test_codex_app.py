@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from carrel.agents.frontends.codex_app import DENIED, as_exec, completed
-from carrel.agents.frontends.codex_questions import nothing_for, question
-from carrel.agents.frontends.codex_stream import CodexTranslator
+from carrel.agents.frontends.codex_driver import (
+    CodexTranslator,
+    as_exec,
+    completed,
+    nothing_for,
+    question,
+)
 from carrel.agents.frontends.lines import Object, encode
+from carrel.agents.turns import DENIED
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import Told
 

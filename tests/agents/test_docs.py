@@ -6,15 +6,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from carrel.agents.frontends import acp
 from carrel.agents.registry import BUILT_IN
-from carrel.cli.spec import Verb
-from carrel.cli.table import find_verb
+from carrel.cli.commands import find_command, load
 from carrel.domain.agents import AgentEventType
 from tests import test_docs as examples
 from tests.agents.plugins import EXAMPLE
@@ -95,14 +93,13 @@ def _words(code: str) -> Iterator[list[str]]:
 def test_every_command_is_known(page: Path) -> None:
     for words in commands(page):
         said = f"carrel {' '.join(words)}"
-        found = find_verb(words)
+        found = find_command(words)
         assert found is not None, said
-        file, rest = found
-        verb: Verb = import_module(f"carrel.cli.verbs.{file}").VERB
-        flags = {flag for option in verb.options for flag in option.flags}
+        name, rest = found
+        flags = {flag for option in load(name).options for flag in option.flags}
         given = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)}
         assert given <= flags, said
-        if file == "agents":
+        if name == "agents":
             assert rest in ([], ["install"]) or (rest[0], len(rest)) == ("install", 2), said
 
 

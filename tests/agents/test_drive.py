@@ -13,27 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from carrel.agents import interpreting, wire
+from carrel.agents import programs, wire
 from carrel.agents.driven import DrivenTranslator
 from carrel.agents.frontends.scripted import Scripted
-from carrel.agents.locating import Locator
+from carrel.agents.programs import Locator
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import (
+    AgentSetup,
     Continuation,
     Control,
     ControlKind,
-    Seat,
     TurnRequest,
 )
 from carrel.domain.errors import ProviderMismatch, ResolveFailed
-from tests.agents.staging import INTERRUPT, Program, seat_in, started
+from tests.agents.staging import INTERRUPT, Program, setup_in, started
 
 FRONTEND = Scripted(Locator(Path("/nonexistent")))
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Seat:
-    return seat_in(tmp_path)
+def setup(tmp_path: Path) -> AgentSetup:
+    return setup_in(tmp_path)
 
 
 def asking(*lines: str) -> TurnRequest:
@@ -41,32 +41,32 @@ def asking(*lines: str) -> TurnRequest:
 
 
 @asynccontextmanager
-async def turn(seat: Seat, request: TurnRequest) -> AsyncIterator[Program]:
-    prepared = FRONTEND.prepare(request, seat)
-    async with started(prepared, seat, FRONTEND.translator(request)) as program:
+async def turn(setup: AgentSetup, request: TurnRequest) -> AsyncIterator[Program]:
+    prepared = FRONTEND.prepare(request, setup)
+    async with started(prepared, setup, FRONTEND.translator(request)) as program:
         yield program
 
 
-async def test_a_turn(seat: Seat) -> None:
-    async with turn(seat, asking("write a.txt x", "say é\u2028x", "hello")) as program:
+async def test_a_turn(setup: AgentSetup) -> None:
+    async with turn(setup, asking("write a.txt x", "say é\u2028x", "hello")) as program:
         result = await program.result()
     assert result.success and result.final_output == "turn 1: hello"
     assert program.heard.texts == ["é\u2028x", "turn 1: hello"]
     assert program.heard.key
     assert program.process.returncode == 0
-    assert Path(seat.workspace, "a.txt").read_text() == "x\n"
+    assert Path(setup.workspace, "a.txt").read_text() == "x\n"
 
 
-async def test_the_end_of_its_input_does_not_end_the_turn(seat: Seat) -> None:
-    async with turn(seat, asking("say before", "sleep 0.1", "say after")) as program:
+async def test_the_end_of_its_input_does_not_end_the_turn(setup: AgentSetup) -> None:
+    async with turn(setup, asking("say before", "sleep 0.1", "say after")) as program:
         assert program.process.stdin is not None
         program.process.stdin.close()
         result = await program.result()
     assert result.final_output == "after"
 
 
-async def test_it_is_spoken_to(seat: Seat) -> None:
-    async with turn(seat, asking("say now", "sleep 600")) as program:
+async def test_it_is_spoken_to(setup: AgentSetup) -> None:
+    async with turn(setup, asking("say now", "sleep 600")) as program:
         await program.until(Type.MESSAGE)
         assert program.process.stdin is not None
         program.process.stdin.write(b"nonsense\n")
@@ -78,8 +78,8 @@ async def test_it_is_spoken_to(seat: Seat) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_signals_stop_it_with_a_last_word(seat: Seat, number: signal.Signals) -> None:
-    async with turn(seat, asking("say now", "run sleep 600")) as program:
+async def test_signals_stop_it_with_a_last_word(setup: AgentSetup, number: signal.Signals) -> None:
+    async with turn(setup, asking("say now", "run sleep 600")) as program:
         await program.until(Type.TOOL_CALL)
         program.process.send_signal(number)
         result = await program.result()
@@ -87,22 +87,22 @@ async def test_signals_stop_it_with_a_last_word(seat: Seat, number: signal.Signa
     assert program.process.returncode == 1
 
 
-async def test_a_crash_has_no_last_word_and_can_be_gone_on_with(seat: Seat) -> None:
-    async with turn(seat, asking("say before", "crash")) as program:
+async def test_a_crash_has_no_last_word_and_can_be_gone_on_with(setup: AgentSetup) -> None:
+    async with turn(setup, asking("say before", "crash")) as program:
         result = await program.result()
     assert result.error is not None and result.error.code == "agent_crashed"
     assert program.heard.texts == ["before"]
     again = replace(
         asking("hello"), run_id="r2", continuation=Continuation("any", program.heard.key)
     )
-    async with turn(seat, again) as program:
+    async with turn(setup, again) as program:
         assert (await program.result()).final_output == "turn 2: hello"
 
 
-async def test_secrets_are_in_the_environment_only(seat: Seat) -> None:
+async def test_secrets_are_in_the_environment_only(setup: AgentSetup) -> None:
     request = replace(asking("run echo $OPENAI_API_KEY $OTHER"), env={"OTHER": "word"})
     given = replace(
-        seat, credentials={"openai": "planted-key"}, mcp_env={"CARREL_HUB": "planted-path"}
+        setup, credentials={"openai": "planted-key"}, mcp_env={"CARREL_HUB": "planted-path"}
     )
     prepared = FRONTEND.prepare(request, given)
     for value in (b"planted-key", b"planted-path", b"word"):
@@ -112,12 +112,12 @@ async def test_secrets_are_in_the_environment_only(seat: Seat) -> None:
     assert program.heard.of(Type.TOOL_RESULT)[0].payload["output"] == "planted-key word\n"
 
 
-def test_what_cannot_be_is_refused_before_it_is_started(seat: Seat) -> None:
+def test_what_cannot_be_is_refused_before_it_is_started(setup: AgentSetup) -> None:
     other = replace(asking("x"), continuation=Continuation("openai", "k"))
     with pytest.raises(ProviderMismatch):
-        FRONTEND.prepare(other, seat)
+        FRONTEND.prepare(other, setup)
     with pytest.raises(ResolveFailed):
-        FRONTEND.prepare(replace(asking("x"), kits=("kit:x",)), seat)
+        FRONTEND.prepare(replace(asking("x"), kits=("kit:x",)), setup)
 
 
 @pytest.mark.parametrize("first", [b"", b"nonsense\n", b"{}\n"])
@@ -129,16 +129,16 @@ def test_a_first_line_that_is_not_understood(first: bytes, tmp_path: Path) -> No
     assert done.returncode == 1
 
 
-def test_a_driver_that_cannot_be_loaded(seat: Seat) -> None:
-    start = wire.Start("no.such.module:Driver", asking("hello"), seat)
+def test_a_driver_that_cannot_be_loaded(setup: AgentSetup) -> None:
+    start = wire.Start("no.such.module:Driver", asking("hello"), setup)
     argv = [sys.executable, "-I", "-m", "carrel.agents.drive"]
     done = subprocess.run(argv, input=wire.line_of(start), capture_output=True, timeout=60)
     error = json.loads(done.stdout)["payload"]["result"]["error"]
     assert error["code"] == "frontend_not_installed"
 
 
-async def test_nothing_is_lost_of_many_events(seat: Seat) -> None:
-    async with turn(seat, asking("repeat 20000 say x", "say end")) as program:
+async def test_nothing_is_lost_of_many_events(setup: AgentSetup) -> None:
+    async with turn(setup, asking("repeat 20000 say x", "say end")) as program:
         result = await program.result()
     assert result.final_output == "end"
     assert len(program.heard.texts) == 20001
@@ -146,7 +146,7 @@ async def test_nothing_is_lost_of_many_events(seat: Seat) -> None:
 
 def test_nothing_heavy_is_loaded_for_a_script() -> None:
     code = (
-        "import sys, carrel.agents.driving, carrel.agents.frontends.scripted_driver\n"
+        "import sys, carrel.agents.driver_process, carrel.agents.frontends.scripted_driver\n"
         "heavy = ('mcp', 'acp', 'claude_agent_sdk', 'pydantic', 'anyio', 'msgspec', 'pathlib')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
@@ -195,6 +195,6 @@ def test_the_end_says_how_it_ended() -> None:
 
 
 def test_the_interpreter_and_this_package_are_shown() -> None:
-    shown = [Path(folder) for folder in interpreting.folders()]
+    shown = [Path(folder) for folder in programs.folders()]
     for path in (Path(sys.executable), Path(sys.prefix), Path(__file__).parents[2] / "src/carrel"):
         assert path.is_relative_to("/usr") or any(path.is_relative_to(one) for one in shown)

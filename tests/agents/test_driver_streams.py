@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from carrel.agents.driven import DrivenTranslator
 from carrel.agents.frontends import lines
-from carrel.agents.frontends.acp_stream import AcpTranslator
-from carrel.agents.frontends.pi_stream import PiTranslator
+from carrel.agents.frontends.acp_driver import AcpTranslator
+from carrel.agents.frontends.pi_driver import PiTranslator
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import Told, TurnResult
 from tests.agents.recordings import STREAMS, made_up

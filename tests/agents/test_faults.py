@@ -157,6 +157,18 @@ def test_it_is_spoken_to_and_does_not_listen(space: Space) -> None:
     assert over.json()["code"] == "state_conflict"
 
 
+def test_it_is_spoken_to_and_never_reads(space: Space) -> None:
+    """What it is told waits for it in the daemon's memory, but not without end."""
+    turn = space.begin("run kill -STOP $PPID; sleep 98$((700 + 66))", frontend="scripted")
+    until = time.monotonic() + TURN_S
+    while not marked("98766"):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    said = {"text": "x" * 500_000}
+    answers = [space.client.post(f"/v1/turns/{turn}/input", json=said) for _ in range(5)]
+    assert [one.status_code for one in answers][-2:] == [409, 409]
+
+
 def test_what_cannot_begin(client: httpx.Client, space: Space) -> None:
     def code(**body: Any) -> str:
         answer = client.post(f"/v1/spaces/{space.id}/turns", json=body)

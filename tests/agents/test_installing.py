@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.agents import installing
-from carrel.agents.installing import PACKAGES, Package, install
-from carrel.agents.locating import Locator
+from carrel.agents import programs
+from carrel.agents.programs import PACKAGES, Locator, Package, install
 from carrel.domain.errors import FrontendNotInstalled, UnsupportedFrontend
 from tests.agents.programs import PINNED
 
@@ -93,7 +92,7 @@ def test_a_package_without_the_program(tmp_path: Path) -> None:
 
 
 def test_an_install_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installing, "INSTALL_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "INSTALL_SECONDS", 0.01)
     packages = {"front": Package("tool", (archive(tmp_path, "1.0.0"),))}
     with pytest.raises(FrontendNotInstalled, match="took too long"):
         install("front", tmp_path / "own", packages)

@@ -12,21 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from carrel.agents.library import Library
-from carrel.agents.library_types import TurnOutcome
+from carrel.agents.library import Library, TurnOutcome
 from carrel.agents.registry import Registry
 from carrel.domain.agents import (
     AgentEvent,
+    AgentSetup,
     Continuation,
     InteractionMode,
     IoMode,
     Permission,
-    Seat,
     TurnRequest,
 )
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.errors import ResolveFailed, StateConflict, UnsupportedFrontend
-from tests.agents.staging import WAIT_S, code_of, pinned, seat_in
+from tests.agents.staging import WAIT_S, code_of, pinned, setup_in
 
 
 @pytest.fixture
@@ -35,8 +34,8 @@ def library(tmp_path: Path) -> Library:
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Seat:
-    return seat_in(tmp_path)
+def setup(tmp_path: Path) -> AgentSetup:
+    return setup_in(tmp_path)
 
 
 def asking(*lines: str, session: str = "s") -> TurnRequest:
@@ -44,10 +43,10 @@ def asking(*lines: str, session: str = "s") -> TurnRequest:
 
 
 async def run(
-    library: Library, seat: Seat, request: TurnRequest
+    library: Library, setup: AgentSetup, request: TurnRequest
 ) -> tuple[TurnOutcome, list[AgentEvent]]:
     events: list[AgentEvent] = []
-    turn = library.run_turn(request, seat, events.append)
+    turn = library.run_turn(request, setup, events.append)
     return await asyncio.wait_for(turn, WAIT_S), events
 
 
@@ -58,14 +57,14 @@ def types(events: Sequence[AgentEvent]) -> list[Type]:
 # Turns
 
 
-async def test_a_turn_and_the_next_one(library: Library, seat: Seat) -> None:
-    first, events = await run(library, seat, asking("hello"))
+async def test_a_turn_and_the_next_one(library: Library, setup: AgentSetup) -> None:
+    first, events = await run(library, setup, asking("hello"))
     assert first.result.final_output == "turn 1: hello"
     assert types(events) == [Type.STATE, Type.LOG, Type.MESSAGE, Type.STATE, Type.COMPLETE]
     assert [event.seq for event in events] == [1, 2, 3, 4, 5]
     assert first.continuation == events[-1].continuation is not None
     again = replace(asking("hello"), continuation=first.continuation)
-    second, _ = await run(library, seat, again)
+    second, _ = await run(library, setup, again)
     assert second.result.final_output == "turn 2: hello"
     assert second.continuation == first.continuation
 
@@ -84,22 +83,22 @@ async def test_a_turn_and_the_next_one(library: Library, seat: Seat) -> None:
     ],
 )
 async def test_every_failure_has_its_events(
-    library: Library, seat: Seat, change: dict[str, object], code: str
+    library: Library, setup: AgentSetup, change: dict[str, object], code: str
 ) -> None:
-    outcome, events = await run(library, seat, replace(asking("hello"), **change))  # type: ignore[arg-type]
+    outcome, events = await run(library, setup, replace(asking("hello"), **change))  # type: ignore[arg-type]
     assert code_of(outcome.result) == code
     assert types(events)[0] is Type.STATE
     assert types(events)[-2:] == [Type.STATE, Type.COMPLETE]
     assert events[-2].payload["state"] == "error"
 
 
-async def test_a_broken_callback_is_survived_and_known(library: Library, seat: Seat) -> None:
+async def test_a_broken_callback_is_survived_and_known(library: Library, setup: AgentSetup) -> None:
     heard: list[AgentEvent] = []
 
     def broken(event: AgentEvent) -> None:
         raise RuntimeError("no room")
 
-    outcome = await library.run_turn(asking("hello"), seat, broken, heard.append)
+    outcome = await library.run_turn(asking("hello"), setup, broken, heard.append)
     assert outcome.result.success
     assert outcome.broken == ("RuntimeError: no room",)
     assert any("no room" in str(event.payload) for event in heard)
@@ -111,11 +110,11 @@ async def test_two_turns_do_not_see_each_others_environment(
     turns = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        seat = replace(seat_in(tmp_path / name), credentials={"openai": f"key-{name}"})
+        setup = replace(setup_in(tmp_path / name), credentials={"openai": f"key-{name}"})
         request = replace(
             asking("run echo $WORD $OPENAI_API_KEY", session=name), env={"WORD": name}
         )
-        turns.append(run(library, seat, request))
+        turns.append(run(library, setup, request))
     before = dict(os.environ)
     results = await asyncio.gather(*turns)
     outputs = [
@@ -131,31 +130,31 @@ async def test_two_turns_do_not_see_each_others_environment(
 # While one runs
 
 
-async def test_a_session_has_one_turn_at_a_time(library: Library, seat: Seat) -> None:
+async def test_a_session_has_one_turn_at_a_time(library: Library, setup: AgentSetup) -> None:
     began = asyncio.Event()
     turn = asyncio.ensure_future(
-        library.run_turn(asking("say now", "sleep 600"), seat, lambda event: began.set())
+        library.run_turn(asking("say now", "sleep 600"), setup, lambda event: began.set())
     )
     await asyncio.wait_for(began.wait(), WAIT_S)
     with pytest.raises(StateConflict):
-        await library.run_turn(asking("hello"), seat)
-    other, _ = await run(library, seat, asking("hello", session="other"))
+        await library.run_turn(asking("hello"), setup)
+    other, _ = await run(library, setup, asking("hello", session="other"))
     assert other.result.success
     assert library.interrupt("s")
     outcome = await asyncio.wait_for(turn, WAIT_S)
     assert code_of(outcome.result) == "interrupted"
-    again, _ = await run(library, seat, asking("hello"))
+    again, _ = await run(library, setup, asking("hello"))
     assert again.result.success
 
 
-async def test_input_is_queued(library: Library, seat: Seat) -> None:
+async def test_input_is_queued(library: Library, setup: AgentSetup) -> None:
     def more(event: AgentEvent) -> None:
         if event.payload.get("text") == "now":
             said.append(library.queue_input("s", "say more"))
             said.append(library.queue_input("s", "say end"))
 
     said: list[object] = []
-    outcome = await library.run_turn(asking("say now", "sleep 0.01"), seat, more)
+    outcome = await library.run_turn(asking("say now", "sleep 0.01"), setup, more)
     assert outcome.result.final_output == "end"
     assert [str(one) for one in said] == [
         "Queued(accepted=True, pending=1)",
@@ -165,7 +164,7 @@ async def test_input_is_queued(library: Library, seat: Seat) -> None:
     assert not library.interrupt("s")
 
 
-async def test_input_that_comes_too_late_is_told(library: Library, seat: Seat) -> None:
+async def test_input_that_comes_too_late_is_told(library: Library, setup: AgentSetup) -> None:
     events: list[AgentEvent] = []
 
     def late(event: AgentEvent) -> None:
@@ -173,23 +172,23 @@ async def test_input_that_comes_too_late_is_told(library: Library, seat: Seat) -
         if event.payload.get("text") == "bye":
             library.queue_input("s", "one more thing")
 
-    outcome = await library.run_turn(asking("say bye"), seat, late)
+    outcome = await library.run_turn(asking("say bye"), setup, late)
     assert outcome.result.final_output == "bye"
     assert "one more thing" in str(events[-3].payload["text"])
 
 
-async def test_permissions_are_asked_for(library: Library, seat: Seat) -> None:
+async def test_permissions_are_asked_for(library: Library, setup: AgentSetup) -> None:
     def allow(event: AgentEvent) -> None:
         if event.type is Type.PERMISSION and "decision" not in event.payload:
             assert library.answer("s", str(event.payload["id"]), True)
 
     request = replace(asking("write a.txt x"), permission=Permission.ASK)
-    outcome = await library.run_turn(request, seat, allow)
+    outcome = await library.run_turn(request, setup, allow)
     assert outcome.result.success
-    assert Path(seat.workspace, "a.txt").exists()
+    assert Path(setup.workspace, "a.txt").exists()
 
 
-async def test_a_turn_that_is_cancelled_has_its_events(library: Library, seat: Seat) -> None:
+async def test_a_turn_that_is_cancelled_has_its_events(library: Library, setup: AgentSetup) -> None:
     events: list[AgentEvent] = []
     began = asyncio.Event()
 
@@ -197,7 +196,7 @@ async def test_a_turn_that_is_cancelled_has_its_events(library: Library, seat: S
         events.append(event)
         began.set()
 
-    turn = asyncio.ensure_future(library.run_turn(asking("say now", "sleep 600"), seat, hear))
+    turn = asyncio.ensure_future(library.run_turn(asking("say now", "sleep 600"), setup, hear))
     await asyncio.wait_for(began.wait(), WAIT_S)
     turn.cancel()
     await asyncio.wait({turn}, timeout=WAIT_S)
@@ -216,8 +215,8 @@ async def test_capabilities(library: Library) -> None:
     assert found["anthropic"].models
 
 
-def test_how_a_program_is_started(library: Library, seat: Seat) -> None:
-    given = replace(seat, credentials={"anthropic": "planted-key"})
+def test_how_a_program_is_started(library: Library, setup: AgentSetup) -> None:
+    given = replace(setup, credentials={"anthropic": "planted-key"})
     request = TurnRequest("claude-code", "hello", session_id="s", run_id="r")
     for mode, io in (
         (InteractionMode.HEADLESS, IoMode.PIPES),
@@ -227,9 +226,9 @@ def test_how_a_program_is_started(library: Library, seat: Seat) -> None:
         assert Path(invocation.spec.argv[0]).is_absolute()
         assert invocation.spec.io_mode is io
         assert "planted-key" not in invocation.spec.display_command
-    assert any(Path(seat.state).rglob("*"))
+    assert any(Path(setup.state).rglob("*"))
     with pytest.raises(UnsupportedFrontend, match="run_turn"):
-        library.build_invocation(asking("hello"), seat)
+        library.build_invocation(asking("hello"), setup)
 
 
 def test_kits_are_not_there_yet(library: Library) -> None:

@@ -133,7 +133,7 @@ async def test_a_refused_removal_changes_nothing(services: Services, project: Pa
     space = await seated(services, project)
     await told(services, space, "write new.txt x")
     (before,) = living(services, space)
-    with pytest.raises(Exception, match="nobody took out"):
+    with pytest.raises(Exception, match="not copied out"):
         await services.spaces.remove(LOCAL, space.space_id)
     assert living(services, space) == [before]
 

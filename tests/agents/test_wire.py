@@ -14,19 +14,19 @@ import pytest
 from carrel.agents import wire
 from carrel.domain.agents import (
     AgentEventType,
+    AgentServer,
+    AgentSetup,
     Attachment,
     Continuation,
     Control,
     ControlKind,
     InteractionMode,
     Permission,
-    Seat,
-    SeatServer,
     Told,
     TurnRequest,
 )
 
-SEAT = Seat(
+SEAT = AgentSetup(
     "/workspace",
     "/agent/state",
     "/agent/context",
@@ -34,8 +34,10 @@ SEAT = Seat(
     mcp=("carrel", "mcp"),
     mcp_env={"CARREL_HUB": "/run/hub"},
     credentials={"openai": "key"},
-    servers=(SeatServer("serena", "http://127.0.0.1:1/mcp", True, "TOKEN"), SeatServer("b", "")),
+    servers=(AgentServer("serena", "http://127.0.0.1:1/mcp", True, "TOKEN"), AgentServer("b", "")),
     server_env={"TOKEN": "shown"},
+    untrusted=(".claude",),
+    agreed=(".mcp.json",),
 )
 REQUEST = TurnRequest(
     "scripted",
@@ -52,6 +54,7 @@ REQUEST = TurnRequest(
     answer_s=2.5,
     kits=("kit:x",),
     mode=InteractionMode.INTERACTIVE,
+    trust=True,
 )
 
 
@@ -63,9 +66,9 @@ def test_the_examples_say_something_in_every_field(value: object) -> None:
 
 
 @pytest.mark.parametrize("request_", [REQUEST, TurnRequest("scripted", "say hi")])
-@pytest.mark.parametrize("seat", [SEAT, Seat("/w", "/s", "", False)])
-def test_a_start_comes_back_as_it_was(request_: TurnRequest, seat: Seat) -> None:
-    start = wire.Start("module:Name", request_, seat, {"own_process": True, "words": ["a"]})
+@pytest.mark.parametrize("setup", [SEAT, AgentSetup("/w", "/s", "", False)])
+def test_a_start_comes_back_as_it_was(request_: TurnRequest, setup: AgentSetup) -> None:
+    start = wire.Start("module:Name", request_, setup, {"own_process": True, "words": ["a"]})
     line = wire.line_of(start)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     found = wire.read_start(line)
@@ -83,9 +86,9 @@ def test_a_start_comes_back_as_it_was(request_: TurnRequest, seat: Seat) -> None
         b"{}",
         b"\xff",
         b"[" * 100_000,
-        b'{"driver":"m:n","request":1,"seat":{},"options":{}}',
-        b'{"driver":"m:n","request":{"frontend":"f"},"seat":{"mcp":[]},"options":{}}',
-        b'{"driver":"m:n","request":{"permission":"all"},"seat":{"mcp":[]},"options":{}}',
+        b'{"driver":"m:n","request":1,"setup":{},"options":{}}',
+        b'{"driver":"m:n","request":{"frontend":"f"},"setup":{"mcp":[]},"options":{}}',
+        b'{"driver":"m:n","request":{"permission":"all"},"setup":{"mcp":[]},"options":{}}',
     ],
 )
 def test_a_start_that_is_none(line: bytes) -> None:

@@ -13,7 +13,7 @@ from carrel.app.agents import HubTurnLog
 from carrel.domain.agents import AgentEvent, AgentEventType, Turn, TurnState
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy, StoreDamaged
 from carrel.domain.hub import Replay
-from carrel.hub.hub import Hub, Options
+from carrel.hub.hub import HubServer, Options
 from tests.hub.memory_log import MemoryLog
 from tests.hub.rig import SPACE, WAIT_S, KnownSpaces
 
@@ -32,7 +32,7 @@ async def log() -> MemoryLog:
 @pytest.fixture
 async def turn_log(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HubTurnLog]:
     monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.0))
-    hub = Hub(log, KnownSpaces(), Options())
+    hub = HubServer(log, KnownSpaces(), Options())
     await hub.open()
     yield HubTurnLog(hub)
     log.failing = None

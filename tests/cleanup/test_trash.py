@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from carrel.cleanup.trash import Trash
+from carrel.domain.cleanup import Bundle
 from carrel.domain.collaborators import TrashCan
 from carrel.domain.errors import SpaceInvalid, SpaceNotFound, TooLarge, TreeDamaged
 from carrel.domain.ids import new_id
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceState, Trashed
-from carrel.domain.trash import Bundle
 from carrel.domain.trees import Tree, TreeDriver
 from carrel.trees.bundles import TreeBundler
 from tests.conformance.tree_rig import Rig, open_launcher, open_rig

@@ -107,8 +107,8 @@ def test_what_an_agent_is_given(carrel: Program, desk: str) -> None:
 
 
 def test_what_a_real_agent_hears(own_daemon: Daemon, carrel: Program) -> None:
-    require_programs()
     program = Program(own_daemon.data, carrel.cwd)
+    require_programs()
     (own_daemon.data / "agents").mkdir()
     (own_daemon.data / "agents" / "claude-code").symlink_to(PROGRAMS)
     (carrel.cwd / "system.txt").write_text("Speak like a sailor.")
@@ -128,7 +128,7 @@ def test_what_a_real_agent_hears(own_daemon: Daemon, carrel: Program) -> None:
 def test_what_goes_wrong(carrel: Program, desk: str, space: str) -> None:
     assert "carrel agents" in carrel.bad(None, "new", "--empty", "--agent", "nobody")
     assert "--agent" in carrel.bad(None, "send", space, "hello")
-    assert "nothing to say" in carrel.bad(None, "send", desk, " ")
+    assert "prompt is empty" in carrel.bad(None, "send", desk, " ")
     assert "no conversation" in carrel.bad(None, "send", desk, "x", "--continue")
     assert "no space" in carrel.bad(None, "send", "nowhere", "hello").lower()
     assert "carrel agents install" in carrel.bad(None, "agents", "sing")
@@ -174,11 +174,49 @@ def test_keys(own_daemon: Daemon, carrel: Program) -> None:
     program.good("auth", "set", "anthropic", stdin=b"sk-other")
     assert file.read_text() == "sk-other"
     assert "sk-other" not in program.good("auth", "ls", "--json") + own_daemon.log()
+    program.good("auth", "set", "anthropic", "--endpoint", "https://a.example", stdin=b"")
+    assert file.read_text() == "sk-other"
+    assert program.good("auth", "ls") == "anthropic  https://a.example\n"
+    assert "endpoint" in program.bad(None, "auth", "set", "anthropic", "--endpoint", "a", stdin=b"")
     program.good("auth", "rm", "anthropic")
     assert not file.exists()
     assert "auth ls" in program.bad(None, "auth", "rm", "anthropic")
     for name, value in (("../x", b"v"), ("UPPER", b"v"), ("empty", b"  \n")):
         program.bad(None, "auth", "set", name, stdin=value)
+
+
+def test_trust(own_daemon: Daemon, carrel: Program) -> None:
+    """The project's hooks are agreed to by a verb, or by who is asked in a terminal."""
+    program = Program(own_daemon.data, carrel.cwd)
+    program.good("auth", "set", "anthropic", stdin=b"sk-planted")
+    hooks = carrel.cwd / "trusting" / ".claude" / "settings.json"
+    hooks.parent.mkdir(parents=True)
+    hooks.write_text("{}")
+    with own_daemon.equipped("claude-code"):
+        name = program.good("new", "trusting", "--agent", "claude-code").strip()
+    with in_terminal(program, "send", name, "hello") as terminal:
+        terminal.until(b".claude/settings.json")
+        terminal.until(b"[y/N] ")
+        terminal.type(b"n\r")
+        assert b"not installed" in terminal.rest()
+    assert program.json("trust", name, "--show")["agreed"] is False
+    with in_terminal(program, "send", name, "hello") as terminal:
+        assert b"[y/N]" not in terminal.rest()
+    assert program.good("trust", name) == ".claude/settings.json\n"
+    assert program.json("trust", name, "--show")["trusted"]
+    assert "goes without" in program("trust", name, "--no").err
+    with own_daemon.equipped("claude-code"):
+        name = program.good("new", "trusting", "--agent", "claude-code", "--trust").strip()
+    assert program.json("trust", name, "--show")["trusted"]
+    hooks.write_text('{"hooks": {}}')
+    with own_daemon.equipped("claude-code"):
+        name = program.good("new", "trusting", "--agent", "claude-code").strip()
+    assert not program.json("trust", name, "--show")["trusted"]
+    hooks.unlink()
+    hooks.symlink_to("/etc/passwd")
+    with own_daemon.equipped("claude-code"):
+        name = program.good("new", "trusting", "--agent", "claude-code").strip()
+    assert "cannot be agreed to" in program.bad(None, "trust", name)
 
 
 def test_a_key_is_asked_for_and_not_shown(own_daemon: Daemon, carrel: Program) -> None:

@@ -68,11 +68,11 @@ def test_standard_streams(carrel: Program, space: str) -> None:
 
 
 def test_mistakes(carrel: Program, space: str, tmp_path: Path) -> None:
-    assert "One side" in carrel.bad(2, "cp", "a", "b")
-    assert "One side" in carrel.bad(2, "cp", f"{space}:a", f"{space}:b")
+    assert "One path" in carrel.bad(2, "cp", "a", "b")
+    assert "One path" in carrel.bad(2, "cp", f"{space}:a", f"{space}:b")
     assert "nothing" in carrel.bad(3, "cp", f"{space}:nothing", "x")
     assert "nobody" in carrel.bad(3, "cp", "nobody:x", "y")
     assert "nothing" in carrel.bad(1, "cp", "nothing", f"{space}:x")
     (tmp_path / "folder").mkdir()
-    assert "folder" in carrel.bad(1, "cp", "folder", f"{space}:README.md")
+    assert "folder" in carrel.bad(4, "cp", "folder", f"{space}:README.md")
     assert sorted(os.listdir(tmp_path)) == ["folder", "project"]

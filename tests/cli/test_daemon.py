@@ -91,10 +91,26 @@ def test_tokens_and_tcp(carrel: Program, daemon: Daemon, space: str) -> None:
     assert carrel("status", env=elsewhere).code == 0
     carrel.good("token", "revoke", "mine")
     done = carrel("ls", env=elsewhere)
-    assert done.code == 5 and "opens nothing" in done.err
+    assert done.code == 5 and "revoked" in done.err
     assert carrel("--url", "http://127.0.0.1:1", "ls").code == 6
     assert "one scope" in carrel.bad(2, "token", "create", "--space", "x", "--label", "a=b")
     carrel.good("rm", other)
+
+
+def test_df(carrel: Program, space: str) -> None:
+    text = carrel.good("df")
+    assert space in text and "are free" in text
+    found = carrel.json("df")
+    assert space in {part["name"] for part in found["parts"] if part["kind"] == "space"}
+
+
+def test_unused_bases(carrel: Program, project: Path) -> None:
+    name = carrel.good("new", str(project)).strip()
+    base = carrel.json("show", name)["base"]
+    carrel.good("rm", "--force", name)
+    assert base in carrel.good("gc", "--bases", "--dry-run")
+    assert base in carrel.good("gc", "--bases")
+    assert base not in carrel.good("df")
 
 
 def test_doctor(carrel: Program) -> None:

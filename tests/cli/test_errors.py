@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from carrel.cli import failing
+from carrel.cli.commands import COMMANDS, SECTIONS
+from carrel.cli.errors import exit_code
 from carrel.client.problems import error_from
 from carrel.domain import errors
 from tests.cli.program import Program
@@ -21,7 +22,7 @@ from tests.cli.program import Program
         (["new", "--memory", "3Q"], "3Q"),
         (["new", "--network", "maybe"], "none, open"),
         (["new", "--label", "x"], "KEY=VALUE"),
-        (["new", "a", "--empty"], "one thing"),
+        (["new", "a", "--empty"], "only one of"),
         (["run", "nothing"], "nothing"),
         (["completion", "cmd"], "cmd"),
         (["--url", "ftp://x", "ls"], "ftp://x"),
@@ -51,11 +52,11 @@ def test_every_code_has_an_exit_code_that_is_meant() -> None:
     level: list[type[errors.CarrelError]] = [errors.CarrelError]
     while level:
         for kind in level:
-            code = failing.exit_code(error_from({"code": kind.code, "detail": "x"}))
+            code = exit_code(error_from({"code": kind.code, "detail": "x"}))
             assert code in (*range(1, 9), 126, 127), kind.code
         level = [below for kind in level for below in kind.__subclasses__()]
-    assert failing.exit_code(errors.SpaceNotFound("x")) == 3
-    assert failing.exit_code(RuntimeError("x")) == 1
+    assert exit_code(errors.SpaceNotFound("x")) == 3
+    assert exit_code(RuntimeError("x")) == 1
 
 
 def test_what_nobody_foresaw_is_one_sentence_too(
@@ -90,7 +91,11 @@ def test_an_interrupt_is_no_error(
 
 def test_help_is_there(carrel: Program) -> None:
     text = carrel.good("--help")
-    assert "exec" in text and "token" in text
+    assert all(f"\n{title}:\n" in text for title in SECTIONS)
+    listed = {
+        line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.strip()
+    }
+    assert {name.split()[0] for name in COMMANDS} <= listed
     assert carrel.good() == text
     assert "--memory" in carrel.good("new", "-h")
     assert "attach" in carrel.good("run", "--help")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,6 +16,9 @@ import pytest
 from tests.cli.program import TIMEOUT_S, Program
 from tests.client.killing import COUNT, COUNTING, kill
 from tests.daemon.rig import Daemon
+
+MUCH = 200_000_000
+"""More than anything on its way keeps."""
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ class TestRuns:
         script = "echo out; echo err >&2; sleep 0.2; exit 6"
         run = carrel.good("exec", "--detach", space, "--", "sh", "-c", script).strip()
         assert run.startswith("ru_")
-        assert "nobody waits" in carrel.bad(125, "exec", "-d", "-t", space, "sh")
+        assert "detached" in carrel.bad(125, "exec", "-d", "-t", space, "sh")
         assert carrel("run", "wait", run).code == 6
         done = carrel("run", "attach", run)
         assert (done.out, done.err, done.code) == ("out\n", "err\n", 6)
@@ -194,6 +198,69 @@ def test_output_is_complete_when_the_daemon_is_killed(own_daemon: Daemon, tmp_pa
     assert done.out.split() == [str(number) for number in range(COUNT)]
     assert done.err.split() == [f"e{number}" for number in range(COUNT)]
     assert done.code == 0
+
+
+def test_200_mb_come_through_whole_to_a_slow_reader_while_the_daemon_is_killed(
+    own_daemon: Daemon, tmp_path: Path
+) -> None:
+    carrel = Program(own_daemon.data, tmp_path)
+    space = carrel.good("new", "--empty").strip()
+    script = f"head -c {MUCH} /dev/urandom > f; sha256sum f"
+    wanted = carrel.good("exec", space, "--", "sh", "-c", script).split()[0]
+    process = carrel.start("exec", space, "--", "cat", "f", stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        head = process.stdout.read(1 << 20)
+        # Nobody reads: it cannot be done.
+        (run,) = [one for one in carrel.json("runs", space)["runs"] if one["argv"][0] == "cat"]
+        assert carrel("run", "wait", "--timeout", "2", run["id"]).code == 124
+        kill(own_daemon)
+        seen = hashlib.sha256(head)
+        size = len(head)
+        while piece := process.stdout.read(1 << 20):
+            seen.update(piece)
+            size += len(piece)
+        assert process.wait(TIMEOUT_S) == 0
+    assert (seen.hexdigest(), size) == (wanted, MUCH)
+
+
+def test_what_is_missing_is_said(carrel: Program, space: str) -> None:
+    """Nobody was attached: the newest part is there."""
+    script = "seq 3000000; seq 100 >&2"
+    run = carrel.good("exec", "-d", space, "--", "sh", "-c", script).strip()
+    assert carrel("run", "wait", run).code == 0
+    whole = b"".join(b"%d\n" % number for number in range(1, 3_000_001))
+    found = carrel("logs", space)
+    lost = len(whole) - len(found.bytes)
+    assert found.code == 0 and lost > 0 and whole.endswith(found.bytes)
+    assert f"carrel: {lost} bytes of the output are missing here" in found.err
+    assert carrel("logs", "-f", space).err.startswith(f"carrel: {lost} bytes")
+    shown = carrel.json("logs", space)
+    assert (shown["stdout_missing_bytes"], shown["stderr_missing_bytes"]) == (lost, 0)
+    attached = carrel("run", "attach", run)
+    assert attached.code == 125 and f"{lost} bytes" in attached.err
+    assert attached.bytes == found.bytes
+    done = carrel("run", "attach", "--new", run)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_who_leaves_on_purpose_does_not_keep_the_command(carrel: Program, space: str) -> None:
+    """Its output is more than is kept, so it could not end while somebody is waited for."""
+    script = "trap '' INT; echo ready; seq 4000000; echo done > mark"
+    process = carrel.start(
+        *("exec", space, "--", "sh", "-c", script),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        started(process)
+        run = carrel.json("runs", space)["runs"][0]["id"]
+        assert carrel("run", "wait", "--timeout", "0.5", run).code == 124
+        assert process.stdout is not None
+        process.stdout.close()
+        # A broken pipe ends the client; the command is told by a signal, as ever.
+        process.wait(TIMEOUT_S)
+    assert carrel("run", "wait", "--timeout", "30", run).code != 124
 
 
 def test_an_ended_daemon_is_not_called_back(own_daemon: Daemon, tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import pytest
 
 from carrel import Hub
 from carrel.hub import hub as hub_room
+from carrel.hub.envelopes import Said
 from tests.cli.program import TIMEOUT_S, Program
 from tests.cli.test_starting import HEAVY, OURS, modules_of
 from tests.client.hub_serving import DESK, OTHER, Served, serving_in_thread
@@ -88,12 +90,12 @@ def test_sending(carrel: Program, hub: Hub, served: Served) -> None:
 
 def test_mistakes(carrel: Program) -> None:
     assert "--space SPACE" in carrel.bad(2, "hub", "send", NOTE, "{}")
-    assert "no JSON object" in carrel.bad(2, "hub", "send", "--space", DESK, NOTE, "[1]")
-    assert "no JSON object" in carrel.bad(2, "hub", "send", "--space", DESK, NOTE, "{")
+    assert "not a JSON object" in carrel.bad(2, "hub", "send", "--space", DESK, NOTE, "[1]")
+    assert "not a JSON object" in carrel.bad(2, "hub", "send", "--space", DESK, NOTE, "{")
     assert "no type" in carrel.bad(2, "hub", "send", "--space", DESK, "nothing", "{}")
     unknown = "sp_cccccccccccc"
     assert unknown in carrel.bad(3, "hub", "send", "--space", unknown, NOTE, "{}")
-    assert "not both" in carrel.bad(2, "hub", "follow", "--from", "1", "--consumer", "me")
+    assert "together" in carrel.bad(2, "hub", "follow", "--from", "1", "--consumer", "me")
     assert "--space" in carrel.bad(2, "hub", "follow", "--from", "1")
     assert "nothing" in carrel.bad(2, "hub", "nothing")
     done = carrel("hub", "send", "--space", unknown, NOTE, "{}", "--json")
@@ -189,6 +191,20 @@ def test_dumping(carrel: Program, hub: Hub, served: Served) -> None:
     assert found == bodies(served) and len(found) == 2500
 
 
+def test_dumping_what_cannot_be_read(carrel: Program, served: Served) -> None:
+    """It is told as such, also as the last one; and what comes after it is shown."""
+    deep = b'{"space":"%b","seq":99,"n":' % DESK.encode() + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    bad = [msgspec.Raw(body) for body in (deep, b'{"n":' + b"9" * 5000 + b"}", b'{"no": JSON}')]
+    said = [Said(NOTE, body, reply_to='"space":"x","seq":7') for body in bad]
+    readable = Said(NOTE, msgspec.Raw(b'{"n": 1}'), "last")
+    served.run(served.here.hub.record(DESK, [said[0], readable, *said[1:]]))
+    found = [json.loads(line) for line in carrel.good("hub", "dump", "--space", DESK).splitlines()]
+    assert [one["seq"] for one in found] == [1, 2, 3, 4]
+    unreadable = "event.unreadable"
+    assert [one["type"] for one in found] == [unreadable, NOTE, unreadable, unreadable]
+    assert found[0]["bytes"] > 200_000 and found[1]["payload"] == {"n": 1}
+
+
 def test_who_is_there(carrel: Program, hub: Hub, served: Served) -> None:
     with Hub(socket=served.here.socket, kind="ide", name="an editor", spaces=[OTHER]) as editor:
         found = {one["client_id"]: one for one in carrel.json("hub", "clients")["clients"]}
@@ -218,7 +234,7 @@ def test_scripts_in_a_space(inside: Program, served: Served) -> None:
 
 def test_outside_a_space_they_say_what_they_are_for(carrel: Program) -> None:
     assert "hub send" in carrel.bad(2, "log", "hello")
-    assert "in a space" in carrel.bad(2, "notify", "hello")
+    assert "inside a space" in carrel.bad(2, "notify", "hello")
 
 
 @pytest.mark.parametrize("words", [["log", "hi"], ["notify", "hi"], ["hub", "send", NOTE, "{}"]])

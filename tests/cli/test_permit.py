@@ -87,5 +87,5 @@ def test_nothing_waits(carrel: Program, desk: str) -> None:
     assert carrel.json("permit", desk) == {"turn": None, "permissions": []}
     assert "Nothing waits" in carrel("permit", desk).err
     assert "No agent works" in carrel.bad(4, "permit", desk, "call-1-1")
-    assert "all of them" in carrel.bad(2, "permit", desk, "x", "--all")
-    assert "Which one" in carrel.bad(2, "permit", desk, "--deny")
+    assert "together" in carrel.bad(2, "permit", desk, "x", "--all")
+    assert "--deny needs" in carrel.bad(2, "permit", desk, "--deny")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from carrel import Client
-from carrel.cli.table import find_verb
+from carrel.cli.commands import find_command
 from tests.cli.program import TIMEOUT_S, Program, in_terminal
 from tests.daemon.rig import Daemon
 
@@ -110,7 +110,7 @@ def test_files_that_are_there_already(carrel: Program, tmp_path: Path) -> None:
     carrel.good("request", said, "--out", str(out), "--force")
     assert (out / "a.txt").read_text() == "theirs\n"
     err = carrel.bad(None, "request", said, "--out", str(out / "a.txt"))
-    assert "is no folder" in err
+    assert "is not a folder" in err
 
 
 def test_nothing_is_written_elsewhere(carrel: Program, tmp_path: Path) -> None:
@@ -237,18 +237,18 @@ def test_a_question_that_nobody_can_answer_here(carrel: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "file", "rest"),
+    ("words", "verb", "rest"),
     [
-        (["make a stack"], "request_new", ["make a stack"]),
-        (["ls"], "request_ls", []),
-        (["--", "ls"], "request_new", ["--", "ls"]),
-        (["new", "ls"], "request_new", ["ls"]),
-        (["--json", "make a stack"], "request_new", ["--json", "make a stack"]),
-        (["-"], "request_new", ["-"]),
+        (["make a stack"], "new", ["make a stack"]),
+        (["ls"], "ls", []),
+        (["--", "ls"], "new", ["--", "ls"]),
+        (["new", "ls"], "new", ["ls"]),
+        (["--json", "make a stack"], "new", ["--json", "make a stack"]),
+        (["-"], "new", ["-"]),
     ],
 )
-def test_the_verb_may_be_left_out(words: list[str], file: str, rest: list[str]) -> None:
-    assert find_verb(["request", *words]) == (file, rest)
+def test_the_verb_may_be_left_out(words: list[str], verb: str, rest: list[str]) -> None:
+    assert find_command(["request", *words]) == (f"request {verb}", rest)
 
 
 @pytest.mark.parametrize("words", [["lss"], ["--json", "ls"], ["--keep", "soon", "make it"]])

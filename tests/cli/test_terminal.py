@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,49 @@ def test_a_shell_is_a_shell(carrel: Program, space: str) -> None:
         terminal.until(b"read me")
         terminal.type(b"exit 7\r")
         assert terminal.end() == 7
+
+
+@pytest.mark.parametrize("typed", [b"", b"exit 0\n", b"cat README.md; exit 4"])
+def test_a_shell_without_a_local_terminal_ends_with_its_input(
+    carrel: Program, space: str, typed: bytes
+) -> None:
+    done = carrel("shell", space, stdin=typed)
+    assert (done.code, "read me" in done.out) == ((4, True) if b"cat" in typed else (0, False))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_shell_ends_with_its_client(carrel: Program, space: str, number: int) -> None:
+    """An interactive shell ignores SIGTERM; what hangs up ends it."""
+    with in_terminal(carrel, "shell", space) as terminal:
+        before = terminal.mode
+        terminal.type(b"echo rea''dy\r")
+        terminal.until(b"ready")
+        run = carrel.json("runs", space)["runs"][0]["id"]
+        terminal.process.send_signal(number)
+        terminal.process.wait(TIMEOUT_S)
+        assert terminal.mode == before
+    assert carrel("run", "wait", run).code == 129
+
+
+def test_who_is_told_twice_goes_at_once(carrel: Program, space: str) -> None:
+    """Though the command ignores it, and nobody reads what it writes."""
+    # On the stream that nobody reads afterwards: the other one waits for it.
+    script = "trap '' TERM; echo ready; exec yes"
+    words = ("exec", space, "--", "sh", "-c", script)
+    with carrel.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        run = carrel.json("runs", space)["runs"][0]["id"]
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + TIMEOUT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            # Two that come at the same moment are one.
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        assert process.returncode == 143
+        assert run.encode() in process.stderr.read()
+    carrel.good("run", "signal", run, "KILL")
 
 
 def test_every_key_goes_to_the_command(carrel: Program, space: str) -> None:
@@ -155,3 +201,21 @@ def test_output_to_a_pipe_that_is_slow_to_read(carrel: Program, space: str) -> N
             data += piece
         assert process.wait(TIMEOUT_S) == 0
     assert data.endswith(b"199999\n200000\n") and data.count(b"\n") == 200_000
+
+
+EVIL = b"\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m\ttab\xc2\x9b2Jover\xe2\x80\xaewrite\rback"
+
+
+def test_logs_do_not_steer_the_terminal(carrel: Program, space: str) -> None:
+    octal = "".join(f"\\{byte:03o}" for byte in EVIL)
+    assert carrel("exec", space, "--", "printf", f"{octal}\\r\\n").bytes == EVIL + b"\r\n"
+    for words in (("logs", space), ("logs", "-f", space)):
+        assert carrel(*words).bytes == EVIL + b"\r\n"
+        with in_terminal(carrel, *words) as terminal:
+            text = terminal.rest()
+        assert b"\x1b[31mred\x1b[0m\ttab" in text and b"back\r" in text, text
+        for steering in (b"\x07", b"\x1b]", b"\x1b[2J", b"\xc2\x9b", b"\xe2\x80\xae", b"\rback"):
+            assert steering not in text, (steering, text)
+        assert b"\\x1b]0;owned\\x07" in text
+    with in_terminal(carrel, "logs", "--raw", space) as terminal:
+        assert EVIL in terminal.rest()

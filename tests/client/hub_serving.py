@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from carrel.client.hub_aio import Timing
+from carrel.client.aio_hub import Timing
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.hub import HUB_SOCKET
 from carrel.domain.trees import Owner
-from carrel.hub.hub import Hub as HubServer
-from carrel.hub.hub import Options
-from carrel.interfaces.hub.listening import Listening
+from carrel.hub.hub import HubServer, Options
+from carrel.interfaces.hub.sockets import HubListener
+from carrel.interfaces.mcp import McpProcess
 from tests.hub.memory_log import MemoryLog
 
 T = TypeVar("T")
@@ -54,12 +54,12 @@ class Serving:
             one.mkdir()
         self.socket, self.inside = (one / HUB_SOCKET for one in self._folders)
         self.hub = HubServer(self.log, self.spaces, self.options)
-        self._listening: Listening | None = None
+        self._listening: HubListener | None = None
 
     async def open(self) -> None:
         self.hub = HubServer(self.log, self.spaces, self.options)
         await self.hub.open()
-        self._listening = Listening(self.hub)
+        self._listening = HubListener(self.hub, McpProcess(("false",)))
         self._listening.open_local(self._folders[0])
         self._listening.open_space(self._folders[1], DESK, Owner(0, 0))
 

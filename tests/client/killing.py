@@ -6,7 +6,7 @@ import os
 import select
 import signal
 
-from carrel.daemon import locking
+from carrel.daemon import places
 from tests.daemon.rig import Daemon
 
 GONE_S = 30.0
@@ -21,7 +21,7 @@ while [ $i -lt {COUNT} ]; do echo $i; echo e$i >&2; i=$((i+1)); sleep 0.05; done
 def kill(daemon: Daemon) -> None:
     """As the kernel does when memory is short: nobody is told. Returns when all of it is
     gone; its first thread alone may be, while others hold the socket open."""
-    found = locking.holder(daemon.data)
+    found = places.holder(daemon.data)
     assert found is not None
     descriptor = os.pidfd_open(found.pid)
     try:

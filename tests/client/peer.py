@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from carrel.client.places import Place
+from carrel.client.address import Address
 
 STEP_S = 20.0
 """For one step of a script, on a busy machine."""
@@ -64,8 +64,8 @@ class Peer:
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     @property
-    def place(self) -> Place:
-        return Place(socket=str(self.path))
+    def place(self) -> Address:
+        return Address(socket=str(self.path))
 
     def start(self) -> Peer:
         self._thread.start()

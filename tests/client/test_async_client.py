@@ -153,6 +153,7 @@ async def test_the_daemon_itself(async_client: AsyncClient, daemon: Daemon, proj
     assert (await async_client.info()).version == carrel.__version__
     assert (await async_client.gc(dry_run=True)).dry_run
     assert (await async_client.doctor()).findings
+    assert (await async_client.df()).parts
     base = await async_client.make_base(project)
     assert base.id in [one.id for one in await async_client.bases()]
     token = await async_client.tokens.create("admin", name="async")

@@ -10,6 +10,7 @@ import pytest
 
 import carrel
 from carrel import Client, CommandFailed, Limits, Retention, errors
+from carrel.api.types.spaces import SpaceOptions
 from carrel.client import Space, models
 from carrel.domain.spaces import SpaceState
 from carrel.domain.trees import ChangeKind, EntryType
@@ -47,7 +48,7 @@ class TestSpaces:
         space.remove(force=True)
 
     def test_options_arrive(self, client: Client, project: Path) -> None:
-        options = carrel.client.calls.SpaceOptions(
+        options = SpaceOptions(
             name="client-options",
             exclude=["sub"],
             network="open",
@@ -75,7 +76,7 @@ class TestSpaces:
             assert [one.name for one in space.files.list()] == ["README.md"]
 
     def test_all_pages_are_listed(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("carrel.client.calls.PAGE", 1)
+        monkeypatch.setattr("carrel.client.sync.PAGE", 1)
         made = [client.create(labels={"page": "yes"}) for _ in range(3)]
         try:
             found = [space.id for space in client.spaces(labels={"page": "yes"})]
@@ -227,6 +228,7 @@ class TestDaemon:
         assert info.version == carrel.__version__ and info.pid == daemon.pid
         assert info.scope == "admin" and info.data == str(daemon.data)
         assert info.tiers["minimal"].cpus == 0.5
+        assert any(part.kind == "records" for part in client.df().parts)
         diagnosis = client.doctor()
         assert {finding.area for finding in diagnosis.findings} >= {"machine", "runtime"}
         report = client.gc(dry_run=True)

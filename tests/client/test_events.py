@@ -10,8 +10,8 @@ import pytest
 
 from carrel import AsyncClient, Client, errors
 from carrel.client import models
+from carrel.client.events import GAP, EventLog, watch_events
 from carrel.client.link import Link
-from carrel.client.watching import GAP, Watch, watch_events
 from tests.client.killing import kill
 from tests.client.peer import Guest, peer
 from tests.daemon.rig import Daemon
@@ -74,8 +74,8 @@ def test_a_refusal_is_no_lost_connection() -> None:
 
 
 def test_what_is_no_longer_kept_is_told() -> None:
-    watch = Watch(3, [], [])
-    watch.connecting()
+    watch = EventLog(3, [], [])
+    watch.request()
     [found] = watch.receive(b'event: gap\ndata: {"after": 3, "first": 50}\n\n')
     assert (found.type, found.seq, found.data["first"]) == (GAP, 49, 50)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from carrel.client import frames
-from carrel.client.exchange import STDERR, STDOUT, Exchange, Lost, Patience
+from carrel.client import websocket
+from carrel.client.exchange import STDERR, STDOUT, Lost, RetryDelay, RunExchange
 from carrel.domain.errors import CommandNotFound, DaemonUnavailable
 
 RUN = {"id": "ru_x", "state": "running", "terminal": False}
@@ -23,18 +23,18 @@ def served(kind: int, data: bytes) -> bytes:
 
 
 def told(message: dict[str, Any]) -> bytes:
-    return served(frames.TEXT, json.dumps(message).encode())
+    return served(websocket.TEXT, json.dumps(message).encode())
 
 
 def output(stream: int, offset: int, data: bytes) -> bytes:
-    return served(frames.BINARY, bytes((stream,)) + offset.to_bytes(8, "big") + data)
+    return served(websocket.BINARY, bytes((stream,)) + offset.to_bytes(8, "big") + data)
 
 
 STARTED = told({"type": "started", "run": RUN})
 EXIT = told({"type": "exit", "run": ENDED})
 
 
-def sent(exchange: Exchange) -> list[tuple[int, bytes]]:
+def sent(exchange: RunExchange) -> list[tuple[int, bytes]]:
     """What waits to go out, read as a server would."""
     found, data = [], bytes(exchange.out)
     exchange.out.clear()
@@ -46,13 +46,13 @@ def sent(exchange: Exchange) -> list[tuple[int, bytes]]:
             size, start = int.from_bytes(data[2:10], "big"), 10
         mask = data[start : start + 4]
         body = data[start + 4 : start + 4 + size]
-        found.append((data[0] & 0x0F, frames.masked(body, mask)))
+        found.append((data[0] & 0x0F, websocket.masked(body, mask)))
         data = data[start + 4 + size :]
     return found
 
 
-def started(command: dict[str, Any] | None = None) -> Exchange:
-    exchange = Exchange.starting("sp", command or {"argv": ["x"]})
+def started(command: dict[str, Any] | None = None) -> RunExchange:
+    exchange = RunExchange.starting("sp", command or {"argv": ["x"]})
     exchange.connecting()
     exchange.connected(STARTED)
     exchange.out.clear()
@@ -60,11 +60,13 @@ def started(command: dict[str, Any] | None = None) -> Exchange:
 
 
 def test_the_command_is_the_first_frame() -> None:
-    exchange = Exchange.starting("my space", {"argv": ["a\udcff"]})
+    exchange = RunExchange.starting("my space", {"argv": ["a\udcff"]})
     assert exchange.connecting().where == "/v1/spaces/my%20space/exec"
     exchange.connected(b"")
     [(kind, data)] = sent(exchange)
-    assert kind == frames.TEXT and json.loads(data) == {"argv": ["a\udcff"]}
+    assert kind == websocket.TEXT
+    first = json.loads(data)
+    assert len(first.pop("reader")) == 16 and first == {"argv": ["a\udcff"]}
 
 
 @settings(deadline=None)
@@ -83,7 +85,11 @@ def test_nothing_is_missing_or_twice_however_often_the_connection_is_lost(
         data = f"[{number}]".encode()
         pieces.append((stream, len(whole[stream]), data))
         whole[stream] += data
-    exchange = started()
+    exchange = RunExchange.starting("sp", {"argv": ["x"]})
+    exchange.connecting()
+    exchange.connected(STARTED)
+    reader = json.loads(sent(exchange)[0][1])["reader"]
+    exchange.out.clear()
     got = {STDOUT: b"", STDERR: b""}
     for at, (stream, offset, data) in enumerate(pieces):
         if at in lost_at:
@@ -91,7 +97,7 @@ def test_nothing_is_missing_or_twice_however_often_the_connection_is_lost(
             where = exchange.connecting().where
             reached = {one: len(got[one]) for one in got}
             wanted = f"/v1/runs/ru_x/attach?stdout={reached[STDOUT]}&stderr={reached[STDERR]}"
-            assert where == wanted
+            assert where == f"{wanted}&reader={reader}"
             exchange.connected(STARTED)
             for one, size in reached.items():
                 begin = max(0, size - overlap)
@@ -121,7 +127,7 @@ def test_a_command_that_cannot_start_is_an_error() -> None:
 
 
 def test_before_it_runs_it_is_not_sent_twice() -> None:
-    exchange = Exchange.starting("sp", {"argv": ["x"]})
+    exchange = RunExchange.starting("sp", {"argv": ["x"]})
     exchange.connecting()
     exchange.connected(b"")
     with pytest.raises(DaemonUnavailable, match="whether the command runs"):
@@ -132,20 +138,20 @@ def test_before_it_runs_it_is_not_sent_twice() -> None:
 def test_why_a_connection_ends_is_known(code: int, going: bool) -> None:
     exchange = started()
     with pytest.raises(Lost) as caught:
-        exchange.receive(served(frames.CLOSE, code.to_bytes(2, "big")))
+        exchange.receive(served(websocket.CLOSE, code.to_bytes(2, "big")))
     assert caught.value.going is going
 
 
 def test_the_end_after_the_exit_is_no_loss() -> None:
     exchange = started()
-    exchange.receive(EXIT + served(frames.CLOSE, (1000).to_bytes(2, "big")))
+    exchange.receive(EXIT + served(websocket.CLOSE, (1000).to_bytes(2, "big")))
     assert exchange.ended
 
 
 def test_a_ping_is_answered() -> None:
     exchange = started()
-    exchange.receive(served(frames.PING, b"there?"))
-    assert sent(exchange) == [(frames.PONG, b"there?")]
+    exchange.receive(served(websocket.PING, b"there?"))
+    assert sent(exchange) == [(websocket.PONG, b"there?")]
 
 
 class TestInput:
@@ -157,8 +163,8 @@ class TestInput:
         exchange.resize(24, 80)
         exchange.close_input()
         kinds = sent(exchange)
-        assert kinds[0] == (frames.BINARY, b"x" * 200)
-        assert [json.loads(data) for kind, data in kinds if kind == frames.TEXT] == [
+        assert kinds[0] == (websocket.BINARY, b"x" * 200)
+        assert [json.loads(data) for kind, data in kinds if kind == websocket.TEXT] == [
             {"type": "signal", "signal": "INT"},
             {"type": "resize", "rows": 24, "cols": 80},
             {"type": "eof"},
@@ -206,7 +212,7 @@ class TestInput:
         assert sent(exchange) == []
         exchange.receive(told({"type": "started", "run": RUN, "input": had}))
         [(kind, data), (_, end)] = sent(exchange)
-        assert (kind, data) == (frames.BINARY, b"half of it all"[had:])
+        assert (kind, data) == (websocket.BINARY, b"half of it all"[had:])
         assert json.loads(end) == {"type": "eof"}
         exchange.receive(told({"type": "input", "bytes": 14}))
         assert not exchange.unconfirmed
@@ -223,7 +229,7 @@ class TestInput:
             exchange.connected(told({"type": "started", "run": RUN, "input": had}))
 
     def test_of_a_run_that_had_some_before(self) -> None:
-        exchange = Exchange.attaching("ru_x")
+        exchange = RunExchange.attaching("ru_x")
         exchange.connecting()
         exchange.connected(b"")
         exchange.input(b"early ")
@@ -235,11 +241,11 @@ class TestInput:
         exchange.lost(Lost("gone"))
         exchange.connecting()
         exchange.connected(told({"type": "started", "run": RUN, "input": 109}))
-        assert sent(exchange) == [(frames.BINARY, b"d")]
+        assert sent(exchange) == [(websocket.BINARY, b"d")]
 
     @pytest.mark.parametrize("first", [True, False])
     def test_nobody_waits_for_what_nobody_counts(self, first: bool) -> None:
-        exchange = Exchange.attaching("ru_x")
+        exchange = RunExchange.attaching("ru_x")
         exchange.connecting()
         exchange.connected(told({"type": "started", "run": RUN, "input": None if first else 0}))
         exchange.input(b"some")
@@ -268,13 +274,13 @@ class TestInput:
 
 
 def test_patience_grows_and_ends() -> None:
-    patience = Patience(100.0)
+    patience = RetryDelay(100.0)
     pauses = []
     now = 100.0
     while patience.failed(now):
         pauses.append(patience.next_at - now)
         now = patience.next_at
-    assert pauses[0] == pytest.approx(Patience.FIRST_S)
-    assert max(pauses) == pytest.approx(Patience.LONGEST_S)
+    assert pauses[0] == pytest.approx(RetryDelay.FIRST_S)
+    assert max(pauses) == pytest.approx(RetryDelay.LONGEST_S)
     assert pauses == sorted(pauses)
-    assert now - 100.0 == pytest.approx(Patience.TOTAL_S, abs=Patience.LONGEST_S)
+    assert now - 100.0 == pytest.approx(RetryDelay.TOTAL_S, abs=RetryDelay.LONGEST_S)

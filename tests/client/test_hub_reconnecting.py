@@ -11,8 +11,8 @@ from typing import Unpack
 import pytest
 
 from carrel import AsyncHub, HubMessage, errors
-from carrel.client.hub_messages import HubOptions
-from carrel.client.hub_problems import ConnectionLost
+from carrel.client.hub_protocol import HubOptions
+from carrel.client.problems import ConnectionLost
 from tests.client.hub_serving import DESK, OTHER, STEP_S, FakeTime, Serving, serving
 
 NOTE = "buffer_custom_note"
@@ -179,7 +179,7 @@ async def test_it_waits_longer_and_longer(here: Serving, time: FakeTime) -> None
 
 
 def test_the_pause_varies() -> None:
-    from carrel.client.hub_aio import Timing
+    from carrel.client.aio_hub import Timing
 
     found = {Timing().jitter() for _ in range(10)}
     assert len(found) > 1 and all(0 <= one <= 1 for one in found)

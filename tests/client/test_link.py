@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from carrel.client.address import Address
 from carrel.client.aio_link import AsyncLink
+from carrel.client.http import HttpAnswer, HttpRequest, asking, telling
 from carrel.client.link import Link
-from carrel.client.places import Place
 from carrel.client.problems import ConnectionBroken
-from carrel.client.requests import Answer, Request, asking, telling
 from carrel.domain.errors import (
     CarrelError,
     DaemonUnavailable,
@@ -33,10 +33,10 @@ LONG_PATH = 150
 class Sync:
     """Both clients behind one face, so that one test tries both."""
 
-    def __init__(self, place: Place, **options: Any) -> None:
+    def __init__(self, place: Address, **options: Any) -> None:
         self._link = Link(place, **options)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: HttpRequest) -> HttpAnswer:
         return self._link.ask(request)
 
     def close(self) -> None:
@@ -44,16 +44,16 @@ class Sync:
 
 
 class Async:
-    def __init__(self, place: Place, **options: Any) -> None:
+    def __init__(self, place: Address, **options: Any) -> None:
         self._closed = False
         self._runner = asyncio.Runner()
         self._link = self._runner.run(self._make(place, options))
 
     @staticmethod
-    async def _make(place: Place, options: dict[str, Any]) -> AsyncLink:
+    async def _make(place: Address, options: dict[str, Any]) -> AsyncLink:
         return AsyncLink(place, **options)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: HttpRequest) -> HttpAnswer:
         return self._runner.run(self._link.ask(request))
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ Make = Callable[..., Sync | Async]
 def link(request: pytest.FixtureRequest) -> Iterator[Make]:
     made: list[Sync | Async] = []
 
-    def make(place: Place, **options: Any) -> Sync | Async:
+    def make(place: Address, **options: Any) -> Sync | Async:
         made.append(request.param(place, **options))
         return made[-1]
 
@@ -171,7 +171,7 @@ def test_a_body_is_sent_in_chunks(link: Make) -> None:
 
     with peer(act) as server:
         body = iter([b"one", b"", b"four"])
-        answer = link(server.place).ask(Request("PUT", "/", body=body))
+        answer = link(server.place).ask(HttpRequest("PUT", "/", body=body))
     assert answer.body == b"3\r\none\r\n4\r\nfour\r\n0\r\n\r\n"
 
 
@@ -193,7 +193,7 @@ def test_a_refusal_before_the_end_of_a_body_is_heard(link: Make, body: Callable[
     with peer(act) as server, pytest.raises(PathDenied, match=r"No\."):
         own = link(server.place)
         try:
-            own.ask(Request("PUT", "/", body=body())).json()
+            own.ask(HttpRequest("PUT", "/", body=body())).json()
         finally:
             own.close()
 
@@ -207,7 +207,7 @@ def test_also_from_one_who_hangs_up_at_once() -> None:
         guest.socket.recv(65536)
 
     with peer(act) as server, pytest.raises(PathDenied, match=r"No\."):
-        Sync(server.place).ask(Request("PUT", "/", body=large())).json()
+        Sync(server.place).ask(HttpRequest("PUT", "/", body=large())).json()
 
 
 def test_problems_become_the_errors_they_are(link: Make) -> None:
@@ -252,7 +252,7 @@ def test_a_daemon_is_started_when_nobody_listens(link: Make) -> None:
                 listener.listen()
                 started.append(listener)
 
-            own = link(Place(socket=str(path)), start=start, timeout_s=0.1)
+            own = link(Address(socket=str(path)), start=start, timeout_s=0.1)
             with pytest.raises(ConnectionBroken, match="within"):
                 own.ask(asking("/"))
             assert len(started) == 1
@@ -261,10 +261,10 @@ def test_a_daemon_is_started_when_nobody_listens(link: Make) -> None:
 
 def test_without_a_daemon_it_is_said_how_to_start_one(link: Make) -> None:
     with pytest.raises(DaemonUnavailable) as caught:
-        link(Place(socket="/nonexistent/socket", data="/nonexistent")).ask(asking("/"))
+        link(Address(socket="/nonexistent/socket", data="/nonexistent")).ask(asking("/"))
     assert "/nonexistent" in caught.value.message and "carrel up" in caught.value.hint
     with pytest.raises(DaemonUnavailable, match=r"127\.0\.0\.1:1"):
-        link(Place(host="127.0.0.1", port=1)).ask(asking("/"))
+        link(Address(host="127.0.0.1", port=1)).ask(asking("/"))
 
 
 def test_a_socket_with_a_long_path_is_reached(link: Make) -> None:
@@ -273,7 +273,7 @@ def test_a_socket_with_a_long_path_is_reached(link: Make) -> None:
         deep.mkdir()
         with peer(one_answer) as server:
             server.path.rename(deep / "socket")
-            own = link(Place(socket=str(deep / "socket")))
+            own = link(Address(socket=str(deep / "socket")))
             assert own.ask(asking("/")).json() == {}
         assert not os.listdir(deep) or os.listdir(deep) == ["socket"]
 
@@ -284,4 +284,7 @@ def test_a_token_goes_over_tcp_only(link: Make) -> None:
         place.token = "secret"
         link(place).ask(asking("/"))
     assert b"secret" not in server.guests[0].heads[0]
-    assert Request("GET", "/").head(Place(host="h", port=1, token="secret")).count(b"secret") == 1
+    assert (
+        HttpRequest("GET", "/").head(Address(host="h", port=1, token="secret")).count(b"secret")
+        == 1
+    )

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from carrel import AsyncClient, Client
+from carrel.api.types.requests import RequestInfo
 from carrel.client import RequestStream
-from carrel.client.aio_generating import AsyncRequestStream
-from carrel.client.request_models import RequestFrame, RequestInfo
+from carrel.client.aio_requests import AsyncRequestStream
+from carrel.client.request_frames import RequestFrame
 from carrel.domain.errors import (
     AgentError,
     PathExists,
@@ -223,7 +224,7 @@ def test_saved(client: Client, made: RequestInfo, tmp_path: Path) -> None:
     with pytest.raises(PathExists):
         client.requests.save(made.key, tmp_path / "trap", replace=False)
     assert [one.name for one in (tmp_path / "trap").iterdir()] == ["src"]
-    with pytest.raises(Exception, match="no folder"):
+    with pytest.raises(Exception, match="not a folder"):
         client.requests.save(made.key, tmp_path / "trap")
     assert list(elsewhere.iterdir()) == []
 

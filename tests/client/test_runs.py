@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 
 from carrel import Client, CommandFailed, errors
-from carrel.client import RunHandle, Space
-from carrel.client.exchange import STDERR, STDOUT, Exchange
-from carrel.client.streaming import RunStream
+from carrel.client import OutputLost, RunHandle, Space
+from carrel.client.exchange import STDERR, STDOUT, RunExchange
+from carrel.client.streams import RunStream
 from carrel.daemon import control
 from carrel.domain.runs import RunState, Stream
 from carrel.domain.runtimes import ExitReason
 from tests.client.killing import COUNT, COUNTING, GONE_S, kill
-from tests.daemon.rig import Daemon
+from tests.daemon.rig import Daemon, good, post
 
+MUCH = 40_000_000
+"""More than is kept of a stream."""
 AWAY_S = 0.7
 """In which those that watch would start a daemon, if they did."""
 
@@ -37,6 +39,49 @@ class TestResults:
         words = ["", "a b", "*", "$HOME", "ü", os.fsdecode(b"\xff"), "--"]
         result = space.run(["printf", r"%s\n", *words])
         assert result.stdout_bytes == b"".join(os.fsencode(word) + b"\n" for word in words)
+
+    @pytest.mark.parametrize(
+        "words",
+        [["x" * 122_880] * 15, ["ab"] * 120_000, ["ж" * 60_000] * 8, [os.fsdecode(b"\xff")] * 9],
+        ids=["long", "many", "not ASCII", "no text"],
+    )
+    def test_all_that_the_kernel_takes(
+        self, space: Space, daemon: Daemon, words: list[str]
+    ) -> None:
+        size = sum(len(os.fsencode(word)) for word in words)
+        argv = ["sh", "-c", 'echo $#; printf %s "$@" | wc -c', "zero", *words]
+        assert space.run(argv).stdout.split() == [str(len(words)), str(size)]
+        with daemon.local() as http:
+            done = good(post(http, f"/v1/spaces/{space.id}/exec", {"argv": argv}))
+        assert done["stdout"].split() == [str(len(words)), str(size)]
+
+    @pytest.mark.parametrize(
+        ("words", "code"),
+        [
+            (["x" * 122_880] * 20, "command_invalid"),
+            (["a"] * 250_000, "command_invalid"),
+            (["x" * 131_072], "command_invalid"),
+            (["x" * 131_073], "message_invalid"),
+            (["x" * (1 << 20)], "message_invalid"),
+            (["a"] * 300_000, "message_invalid"),
+            (["x" * 122_880] * 40, "too_large"),
+            (["x" * 122_880] * 300, "too_large"),
+        ],
+    )
+    def test_more_than_that_is_refused(
+        self, space: Space, daemon: Daemon, words: list[str], code: str
+    ) -> None:
+        argv = ["true", *words]
+        with pytest.raises(errors.CarrelError) as caught:
+            space.run(argv)
+        assert caught.value.code == code and caught.value.hint
+        with pytest.raises(errors.CarrelError) as caught:
+            space.start_run(argv)
+        assert caught.value.code == code
+        with daemon.local() as http:
+            answer = post(http, f"/v1/spaces/{space.id}/exec", {"argv": argv})
+        assert answer.json()["code"] == code
+        assert space.run(["echo", "still"]).stdout == "still\n"
 
     def test_environment_and_folder(self, space: Space) -> None:
         result = space.run(["sh", "-c", "echo $X; pwd"], env={"X": "y"}, cwd="sub")
@@ -122,10 +167,35 @@ class TestHandles:
         assert run.info.state is RunState.ENDED
         assert [one.data for one in run.output(stdout=2, stderr=2)] == [b"2\n"]
 
+    def test_what_nobody_was_attached_for_is_told(self, space: Space) -> None:
+        """The newest part is there."""
+        run = space.start_run(["head", "-c", str(MUCH), "/dev/zero"])
+        run.wait()
+        outputs = list(run.output())
+        missing = sum(one.dropped for one in outputs)
+        kept = sum(len(one.data) for one in outputs)
+        assert missing > 0 and missing + kept == MUCH
+        with pytest.raises(OutputLost) as told:
+            run.read()
+        assert (told.value.missing, len(told.value.data)) == (missing, kept)
+        assert len(run.read(offset=missing)) == kept
+
+    def test_a_slow_reader_slows_the_command(self, space: Space) -> None:
+        """It is not done before most of it was read."""
+        command = {"argv": ["head", "-c", str(MUCH), "/dev/zero"]}
+        exchange = RunExchange.starting(space.id, command)
+        with RunStream(space._link, exchange).open() as stream:
+            outputs = iter(stream)
+            seen = len(next(outputs).data)
+            run = space.runs()[0]
+            assert run.wait(timeout_s=0.5).state is RunState.RUNNING
+            seen += sum(len(one.data) for one in outputs)
+        assert (seen, exchange.missing, exchange.run["exit"]["code"]) == (MUCH, 0, 0)
+
     def test_a_terminal_is_one(self, space: Space) -> None:
         command = {"argv": ["sh"], "terminal": True, "rows": 11, "cols": 22}
         link = space._link
-        with RunStream(link, Exchange.starting(space.id, command)).open() as stream:
+        with RunStream(link, RunExchange.starting(space.id, command)).open() as stream:
             stream.exchange.input(b"stty size; tty; exit 4\n")
             text = b"".join(output.data for output in stream)
         assert b"11 22" in text and b"/dev/pts/" in text
@@ -203,7 +273,7 @@ class TestRestarts:
     def test_one_who_does_not_come_back_is_given_up(
         self, own_daemon: Daemon, space: Space, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("carrel.client.exchange.Patience.TOTAL_S", 0.5)
+        monkeypatch.setattr("carrel.client.exchange.RetryDelay.TOTAL_S", 0.5)
         run = space.start_run(["sleep", "30"])
         with run.attach() as stream:
             # A daemon that ends waits for those that listen, so this goes on listening.

@@ -49,9 +49,10 @@ def test_events_are_the_same_however_they_are_cut(ending: str, places: list[int]
     assert parser.retry_s == 1.5
 
 
-def test_what_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", [b"data: 0123456789\n", b"data\n" * 10])
+def test_what_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT", 100)
     parser = EventParser()
     with pytest.raises(ValueError, match="too large"):
         for _ in range(30):
-            parser.receive(b"data: 0123456789\n")
+            parser.receive(line)

@@ -19,6 +19,8 @@ from tests.daemon.rig import Daemon, good
 
 TURN_S = 60.0
 """For one turn of a real agent on two busy cores."""
+LOOK_S = 0.1
+"""Agents start for seconds: who asks more often takes their time from them."""
 Turn = dict[str, Any]
 Event = dict[str, Any]
 UNKNOWN_KEY = "0b5bd2f4-31ac-4c57-9f2b-1f0a4c1d9e77"
@@ -42,6 +44,13 @@ def equipped(folder: Path) -> Iterator[Daemon]:
         daemon.close()
 
 
+def name_endpoint(client: httpx.Client, key: str, url: str) -> None:
+    """Beside those of the stand-ins that others have now."""
+    before = good(client.get("/v1/credentials"))["endpoints"][key]
+    named = {"endpoints": [*before, url][-20:]}
+    good(client.put(f"/v1/credentials/{key}", json=named))
+
+
 class Desk:
     """A space, its agent, and a stand-in for the model."""
 
@@ -53,6 +62,8 @@ class Desk:
         self.case = case
         self.standin = standin
         self.client = daemon.local()
+        if case.key:
+            name_endpoint(self.client, case.key, standin.url)
         wanted = {"agent": case.name, **more}
         self.space = good(self.client.post("/v1/spaces", json=wanted))["id"]
 
@@ -107,7 +118,7 @@ class Desk:
         until = time.monotonic() + TURN_S
         while not holds():
             assert time.monotonic() < until
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
 
     @contextlib.contextmanager
     def daemon_killed(self) -> Iterator[None]:

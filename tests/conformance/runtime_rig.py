@@ -10,37 +10,37 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from carrel.domain.ids import new_id
 from carrel.domain.limits import Limits
 from carrel.domain.runs import Stream
 from carrel.domain.runtimes import (
-    KEEP_BYTES,
     Bind,
     Command,
     Exit,
     LimitHit,
+    LimitsChanged,
+    LocalRun,
+    LocalRuntime,
     Network,
-    Output,
-    Run,
-    Runtime,
     Sandbox,
     SandboxSpec,
 )
 from carrel.domain.trees import TreeMount
 from carrel.launcher.client import Launcher
-from carrel.runtimes.bubblewrap.runtime import BubblewrapRuntime
+from carrel.runtimes.bubblewrap import BubblewrapRuntime
 from carrel.runtimes.engine import LINGER_S, Engine
-from carrel.runtimes.identity import Identities
 from carrel.runtimes.landlock import LandlockRuntime
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.limits.disk import ProjectQuotas
-from carrel.runtimes.limits.enforcing import Enforcement
+from carrel.runtimes.limits.enforcement import Enforcement
 from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover
-from carrel.runtimes.recordings import Recordings
+from carrel.runtimes.recordings import FileRecordings, Readers
+from carrel.runtimes.sandbox import Identities
 from tests.etc import share_etc
 from tests.folders import remove_folder
 
@@ -74,18 +74,26 @@ class Rig:
     def __post_init__(self) -> None:
         self.identities = Identities(self.data)
         self.cgroups = Cgroups()
+        self.readers = Readers(self.launcher)
         self.runtime = self.make_runtime()
 
-    def make_runtime(self) -> Runtime:
+    def make_runtime(self) -> LocalRuntime:
         """Another one on the same data folder is what a restarted daemon has."""
         enforcement = Enforcement(self.cgroups, ProjectQuotas())
-        engine = Engine(self.name, self.launcher, enforcement, self.events.append, self.linger_s)
+        engine = Engine(
+            *(self.name, self.launcher, enforcement, self.heard, self.linger_s),
+            self.readers,
+        )
         prover = self.prover or Prover(self.data, self.identities)
         if self.name == "bubblewrap":
             return BubblewrapRuntime(self.data, engine, prover)
         if self.name == "landlock":
             return LandlockRuntime(engine, prover)
         return ProcessRuntime(engine)
+
+    def heard(self, event: LimitHit | LimitsChanged) -> None:
+        if isinstance(event, LimitHit):
+            self.events.append(event)
 
     async def start(
         self,
@@ -94,8 +102,11 @@ class Rig:
         network: Network = Network.NONE,
         binds: tuple[Bind, ...] = (),
         env: dict[str, str] | None = None,
+        family: str = "",
+        account: str = "",
     ) -> Sandbox:
         spec = self.spec(limits or Limits(), network, binds, env or {})
+        spec = replace(spec, family=family, account=account)
         sandbox = await self.runtime.start(spec, TreeMount(spec.tree))
         self.sandboxes.append(sandbox)
         return sandbox
@@ -114,27 +125,14 @@ class Rig:
             os.chown(tree, owner.uid, owner.gid)
         return SandboxSpec(sandbox_id, folder, tree, owner, network, limits, binds, env)
 
-    async def begin(
-        self,
-        sandbox: Sandbox,
-        *argv: str,
-        output: Output = Output.FILES,
-        stdin: bool = False,
-        cwd: str = ".",
-        env: dict[str, str] | None = None,
-        timeout_s: float | None = None,
-        pty_size: tuple[int, int] = (24, 80),
-        keep_bytes: int = KEEP_BYTES,
-        run_id: str = "",
-    ) -> Run:
-        command = Command(
-            tuple(argv), env or {}, cwd, output, stdin, timeout_s, pty_size, keep_bytes, run_id
-        )
+    async def begin(self, sandbox: Sandbox, *argv: str, **options: Any) -> LocalRun:
+        """`options` are members of `Command`."""
+        command = Command(argv, **options)
         return await self.runtime.run(sandbox, TreeMount(sandbox.spec.tree), command)
 
     async def run(self, sandbox: Sandbox, *argv: str, **options: object) -> Finished:
         """To its end, with its output from the run's files."""
-        run = await self.begin(sandbox, *argv, **options)  # type: ignore[arg-type]
+        run = await self.begin(sandbox, *argv, **options)
         return await finish(run)
 
     async def sh(self, sandbox: Sandbox, script: str, **options: object) -> Finished:
@@ -144,7 +142,7 @@ class Rig:
         self, sandbox: Sandbox, run_id: str, text: str, stream: Stream = Stream.STDOUT
     ) -> str:
         """Follows a stream until it has this text in it; answers all that came."""
-        recordings, seen = Recordings(), b""
+        recordings, seen = FileRecordings(), b""
         follow = recordings.follow(sandbox.spec.folder, run_id, stream, 0, asyncio.Event())
         try:
             async with asyncio.timeout(WAIT_S), aclosing(follow):
@@ -176,7 +174,7 @@ class Rig:
             self.identities.give_back(sandbox.spec.sandbox_id, sandbox.spec.owner)
 
 
-async def finish(run: Run) -> Finished:
+async def finish(run: LocalRun) -> Finished:
     async with asyncio.timeout(WAIT_S):
         ended = await run.wait()
     out = run.stdout.read_text(errors="replace") if isinstance(run.stdout, Path) else ""

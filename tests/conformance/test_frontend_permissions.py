@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from tests.agents.standins import Standin, serving
-from tests.conformance.desks import TURN_S, UNKNOWN_KEY, Desk, Turn
-from tests.conformance.frontends import CLAUDE, CODEX, PI, SCRIPTED, Case, able, together
+from tests.conformance.desks import LOOK_S, TURN_S, UNKNOWN_KEY, Desk, Turn
+from tests.conformance.frontends import CLAUDE, CODEX, PI, SCRIPTED, SDK, Case, able, together
 from tests.daemon.rig import Daemon, good
-
-POLL_S = 0.02
+from tests.sampling import EXHAUSTIVE
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +25,7 @@ def standin() -> Iterator[Standin]:
         yield found
 
 
-@pytest.fixture(params=together(able("ask")))
+@pytest.fixture(params=together(one for one in able("ask") if EXHAUSTIVE or one is not SDK))
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
@@ -67,7 +66,7 @@ class Asking(Desk):
         end = time.monotonic() + TURN_S
         while not holds(now := self.show(turn)):
             assert now["state"] == "running" and time.monotonic() < end, (now, self.events(turn))
-            time.sleep(POLL_S)
+            time.sleep(LOOK_S)
         return now
 
     def answer(self, turn: str, permission: str, allow: bool) -> int:

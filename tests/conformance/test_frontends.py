@@ -6,7 +6,7 @@ What needs no turn of its own looks at one of the frontend's day.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import httpx
 import pytest
@@ -14,8 +14,26 @@ import pytest
 from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.conformance.days import Day, Days, days_at
 from tests.conformance.desks import UNKNOWN_KEY, Desk, Turn, written
-from tests.conformance.frontends import CASES, CLAUDE, CODEX, SCRIPTED, Case, able, together
+from tests.conformance.frontends import (
+    CASES,
+    CLAUDE,
+    CLAUDE_ACP,
+    CODEX,
+    SCRIPTED,
+    SDK,
+    Case,
+    able,
+    together,
+)
 from tests.daemon.rig import Daemon, good
+from tests.sampling import EXHAUSTIVE, every
+
+
+def sampled(cases: Iterable[Case]) -> list[Case]:
+    """One frontend speaks for both that speak ACP, and one for both that start Claude's program.
+    What is theirs alone is tried by `tests/agents/test_acp.py` and `test_agent_sdk.py`, and by the
+    tests of permissions, servers and trust."""
+    return [case for case in cases if EXHAUSTIVE or case not in (CLAUDE_ACP, SDK)]
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +44,7 @@ def days(shared: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
         yield found
 
 
-@pytest.fixture(params=together(CASES))
+@pytest.fixture(params=together(sampled(CASES)))
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
@@ -69,7 +87,7 @@ def test_a_conversation_goes_on(day: Day) -> None:
     assert fresh["continuation"] != talk.first["continuation"]
 
 
-@pytest.mark.parametrize("case", together(able("usage")), indirect=True)
+@pytest.mark.parametrize("case", together(sampled(able("usage"))), indirect=True)
 def test_what_is_used_is_counted_once(day: Day) -> None:
     """Some frontends tell what the whole conversation used, at every turn of it."""
     talk = day.talk
@@ -106,7 +124,7 @@ def test_documents_are_there_to_be_read(day: Day) -> None:
         assert "/agent/context" in work.heard.texts()[0]
 
 
-@pytest.mark.parametrize("case", together(able("attachments")), indirect=True)
+@pytest.mark.parametrize("case", together(sampled(able("attachments"))), indirect=True)
 def test_files_go_with_a_prompt(day: Day) -> None:
     said = json.dumps([one.body for one in day.work.heard.requests])
     assert "/workspace/notes.txt" in said and "/agent/context/the rules.md" in said
@@ -127,7 +145,7 @@ def code_of(answer: httpx.Response, desk: Desk) -> str:
     return str(turn["result"]["error"]["code"])
 
 
-@pytest.mark.parametrize("key", [UNKNOWN_KEY, "no-such-conversation"])
+@pytest.mark.parametrize("key", every(2, [UNKNOWN_KEY, "no-such-conversation"]))
 def test_an_unknown_conversation(desk: Desk, key: str) -> None:
     asked = {"provider": desk.case.provider, "key": key}
     assert code_of(desk.begin("hello", continuation=asked), desk) == "continuation_not_found"
@@ -138,7 +156,7 @@ def test_another_providers_conversation(desk: Desk) -> None:
     assert code_of(desk.begin("hello", continuation=asked), desk) == "provider_mismatch"
 
 
-@pytest.mark.parametrize("case", together(able("unknown_model")), indirect=True)
+@pytest.mark.parametrize("case", together(sampled(able("unknown_model"))), indirect=True)
 def test_an_unknown_model(desk: Desk) -> None:
     answer = desk.begin("hello", model=desk.case.unknown_model)
     assert code_of(answer, desk) == "model_not_supported"
@@ -208,7 +226,7 @@ def assert_whole(desk: Desk, turn: Turn, name: str) -> None:
 # Keys
 
 
-@pytest.mark.parametrize("case", together(able("keys")), indirect=True)
+@pytest.mark.parametrize("case", together(sampled(able("keys"))), indirect=True)
 def test_two_at_once_with_their_own_keys(day: Day) -> None:
     for number, mine in enumerate(day.two):
         other = day.two[1 - number]
@@ -217,7 +235,7 @@ def test_two_at_once_with_their_own_keys(day: Day) -> None:
         assert mine.key in mine.headers and other.key not in mine.headers
 
 
-@pytest.mark.parametrize("case", together(able("keys")), indirect=True)
+@pytest.mark.parametrize("case", together(sampled(able("keys"))), indirect=True)
 def test_a_key_of_the_turns_own_is_used_and_kept_nowhere(day: Day) -> None:
     for keyed in day.two:
         assert keyed.key in keyed.headers
@@ -230,7 +248,7 @@ def test_a_key_of_the_turns_own_is_used_and_kept_nowhere(day: Day) -> None:
         assert not any(key in content for key in keys), path
 
 
-@pytest.mark.parametrize("case", together(able("keys")), indirect=True)
+@pytest.mark.parametrize("case", together(sampled(able("keys"))), indirect=True)
 def test_the_key_is_given_and_shown_nowhere(day: Day) -> None:
     desk, turn = day.desk, day.talk.first
     planted = f"sk-{desk.case.key}-planted"

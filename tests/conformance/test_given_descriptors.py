@@ -11,7 +11,7 @@ import pytest
 from carrel.domain.errors import CommandInvalid
 from carrel.domain.runtimes import MOST_GIVEN, Command, Output, Sandbox
 from carrel.domain.trees import TreeMount
-from carrel.linux.listening import only_listens
+from carrel.linux.sockets import only_listens
 from tests.conformance.runtime_rig import WAIT_S, Finished, Rig, finish
 
 PYTHON = "/usr/bin/python3"
@@ -104,6 +104,81 @@ async def test_one_that_only_listens_is_no_way_out(rig: Rig) -> None:
             done = await _run(rig, sandbox, Command(words, descriptors=(listener.fileno(),)))
     assert done.exit.code == 0, done
     assert "connected" not in done.out and len(done.out.split()) == 2
+
+
+_LISTEN_ELSEWHERE = """
+import ctypes, socket, sys
+listener = socket.socket(fileno=3)
+accepted, _ = listener.accept()
+for end in (accepted, listener):
+    assert ctypes.CDLL(None).connect(end.fileno(), bytes(16), 16) == 0  # AF_UNSPEC
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        end.bind((sys.argv[1], 0))
+        end.listen(1)
+        print(end.getsockname()[1], flush=True)
+    except PermissionError:  # by Landlock
+        print(listener.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1"])
+async def test_one_that_only_listens_listens_nowhere_else(rig: Rig, address: str) -> None:
+    """Whoever comes there would speak with what has no network."""
+    sandbox = await rig.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        try:
+            only_listens(listener)
+        except PermissionError:
+            assert os.geteuid() != 0
+            return
+        words = (PYTHON, "-I", "-c", _LISTEN_ELSEWHERE, address)
+        command = Command(words, stdin=True, descriptors=(listener.fileno(),), output=Output.PIPES)
+        with socket.create_connection(listener.getsockname(), timeout=WAIT_S):
+            run = await rig.runtime.run(sandbox, TreeMount(sandbox.spec.tree), command)
+            assert isinstance(run.stdout, int)
+            ports = b""
+            async with asyncio.timeout(WAIT_S):
+                while ports.count(b"\n") < 2:
+                    piece = await asyncio.to_thread(os.read, run.stdout, 100)
+                    assert len(piece) > 0
+                    ports += piece
+    for port in map(int, ports.split()):
+        with pytest.raises((TimeoutError, ConnectionRefusedError)):
+            socket.create_connection(("127.0.0.1", port), timeout=0.3)
+    await run.close_input()
+    assert (await finish(run)).exit.code == 0
+
+
+_LEAVE_DEVICE = """
+import ctypes, socket
+listener = socket.socket(fileno=3)
+accepted, _ = listener.accept()
+for end in (accepted, listener):
+    assert ctypes.CDLL(None).connect(end.fileno(), bytes(16), 16) == 0  # AF_UNSPEC
+    for option in (25, 62):  # SO_BINDTODEVICE, SO_BINDTOIFINDEX
+        try:
+            end.setsockopt(socket.SOL_SOCKET, option, bytes(4))
+        except PermissionError:
+            print(end.getsockopt(socket.SOL_SOCKET, 25, 16).rstrip(bytes(1)).decode())
+"""
+
+
+async def test_one_that_only_listens_sends_nothing_from_the_machine(rig: Rig) -> None:
+    """The question for a connection alone can have data in it, and needs no answer for that."""
+    sandbox = await rig.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        try:
+            only_listens(listener)
+        except PermissionError:
+            assert os.geteuid() != 0
+            return
+        words = (PYTHON, "-I", "-c", _LEAVE_DEVICE)
+        with socket.create_connection(listener.getsockname(), timeout=WAIT_S):
+            done = await _run(rig, sandbox, Command(words, descriptors=(listener.fileno(),)))
+    assert done.exit.code == 0, done
+    assert done.out.split() == ["lo"] * 4
 
 
 async def test_many_come_in_their_order(rig: Rig) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from carrel.domain.errors import RunNotFound, SandboxUnavailable
 from carrel.domain.ids import new_id
-from carrel.domain.runtimes import ExitReason, Output, Run, Sandbox
+from carrel.domain.runtimes import ExitReason, LocalRun, Output, Sandbox
 from carrel.linux import processes
 from tests.conformance.runtime_rig import WAIT_S, Rig, finish
 
@@ -35,18 +35,18 @@ if sys.argv[1] == "stay": time.sleep(60)
 and one that is another program."""
 
 
-async def _begin(rig: Rig, sandbox: Sandbox, mode: str) -> Run:
+async def _begin(rig: Rig, sandbox: Sandbox, mode: str) -> LocalRun:
     run = await rig.begin(sandbox, "/usr/bin/python3", "-I", "-c", _FAMILY, mode)
     await rig.recorded(sandbox, run.run_id, "ready")
     return run
 
 
-def _of(run: Run) -> set[int]:
+def _of(run: LocalRun) -> set[int]:
     found = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-    return {pid for pid in found if processes.has_variable(pid, "CARREL_RUN", run.run_id)}
+    return set(processes.having_variable(found, "CARREL_RUN", run.run_id))
 
 
-async def _ended(run: Run) -> tuple[ExitReason, int | None]:
+async def _ended(run: LocalRun) -> tuple[ExitReason, int | None]:
     ended = (await finish(run)).exit
     return ended.reason, ended.signal
 

@@ -26,7 +26,8 @@ from carrel.domain.errors import (
 from carrel.domain.runtimes import Bind, Command, ExitReason, Network, Output
 from carrel.domain.trees import TreeMount
 from carrel.linux import processes
-from carrel.runtimes.handles import dump, load
+from carrel.runtimes.sandbox import FILTERED
+from tests.conformance.handles import dump, load
 from tests.conformance.runtime_rig import (
     RUNTIMES,
     WAIT_S,
@@ -102,7 +103,26 @@ async def test_the_environment_is_built_from_nothing(
             "LOGNAME",
         ),
         *("SHELL", "LANG", "TMPDIR", "PWD"),
+        *FILTERED,
     }
+
+
+async def test_files_with_set_id_bits_are_no_obstacle(rig: Rig) -> None:
+    """No sandbox makes one, and yet archives are unpacked, programs copied, and repositories
+    used that a group shares."""
+    sandbox = await rig.start()
+    script = """
+        set -e
+        echo x > f; tar --mode=6755 -cf a.tar f; rm f; tar -xf a.tar; cat f
+        cp -p /usr/bin/passwd copied
+        git init -q r; git -C r config core.sharedRepository group
+        cd r; echo a > a; git add a; git -c user.name=x -c user.email=x@y.z commit -qm one
+        git log --oneline | wc -l
+    """
+    done = await rig.sh(sandbox, script)
+    assert (done.exit.code, done.out.split()) == (0, ["x", "1"]), done.err
+    made = [path.stat().st_mode for path in (sandbox.spec.tree / "f", sandbox.spec.tree / "copied")]
+    assert rig.name == "process" or not [mode for mode in made if mode & 0o6000]
 
 
 async def test_a_large_environment_and_argument_list(rig: Rig) -> None:
@@ -475,7 +495,7 @@ import asyncio, os, sys
 from pathlib import Path
 from tests.conformance.runtime_rig import Rig
 from carrel.launcher.client import Launcher
-from carrel.runtimes.handles import dump
+from tests.conformance.handles import dump
 
 async def main(data, name):
     rig = Rig(Path(data), name, Launcher(Path(data)))

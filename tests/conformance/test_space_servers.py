@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carrel.service.instances import secrets
+from carrel.service.instances import book
 from tests.agents.standins import Standin, serving
 from tests.conformance.desks import Desk, Event, equipped, written
 from tests.conformance.frontends import (
@@ -86,7 +86,7 @@ def test_tools_of_its_servers(daemon: Daemon, standin: Standin, case: Case, tmp_
     assert {one["name"]: one["state"] for one in shown} == {"filesystem": "ready", "small": "ready"}
     # Some only name their tools, until a model asks for more.
     assert "list_directory" in json.dumps([seen.body for seen in standin.requests])
-    own = daemon.data / "instances" / shown[0]["instance"] / secrets.FILE
+    own = daemon.data / "instances" / shown[0]["instance"] / book.FILE
     token = json.loads(own.read_bytes())["token"].encode()
     assert [path for path in written(daemon.data) if token in path.read_bytes()] == [own]
 

@@ -24,6 +24,8 @@ from tests.daemon.rig import Daemon, good
 
 WAIT_S = 90.0
 """For a real agent's terminal, on two busy cores."""
+LOOK_S = 0.3
+"""To look at a terminal is a command in its sandbox."""
 _SPACES = re.compile(r"\x1b\[[0-9;?>]*[A-Za-z]|\x1b[()][A-Z0-9]|\s")
 DETACH = b"\x02d"
 CASES = (SCRIPTED, CLAUDE, CODEX)
@@ -43,7 +45,7 @@ class Room(Desk):
         until = time.monotonic() + WAIT_S
         while not holds():
             assert time.monotonic() < until, (self.activity, self.screen())
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
 
     def waits(self) -> None:
         self.until(lambda: self.activity == "waiting for input")
@@ -123,8 +125,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 IMPATIENT = """
 import sys
 if "carrel.daemon" in sys.orig_argv:
-    from carrel.service import hangups
-    hangups.WAIT_S = 1.0
+    from carrel.service import runs
+    runs.WAIT_S = 1.0
 """
 """A daemon reads it first; by itself it waits ten seconds for a client that was lost."""
 
@@ -169,7 +171,10 @@ def test_attach_and_detach(room: Room) -> None:
     """Who is told that it waits attaches, speaks, leaves and comes back: it is all still there."""
     turn = room.start("hello one")
     room.waits()
-    assert any("waits for your input" in text and "1: hello" in text for text in room.alerts())
+    # A person is told of it right after it is known.
+    room.until(
+        lambda: any("waits for your input" in one and "1: hello" in one for one in room.alerts())
+    )
     with room.attach() as terminal:
         until(terminal, "hello one")
         terminal.type(DETACH)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import struct
 import subprocess
 import tempfile
 import traceback
@@ -21,15 +22,14 @@ from carrel.domain.ids import new_id
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
 from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver, TreeMount, TreeRequest
 from carrel.launcher.client import Launcher
-from carrel.linux import mounts, namespaces
+from carrel.linux import libc, mounts, namespaces
 from carrel.linux.btrfs import is_subvolume
 from carrel.linux.ids import uid_range
-from carrel.trees.bases.layouts import SubvolumeLayout
+from carrel.trees.bases.disk import SubvolumeLayout
 from carrel.trees.bases.store import SANDBOX_OWNER, BaseStore
 from carrel.trees.drivers.btrfs import BtrfsDriver
-from carrel.trees.drivers.copy import CopyDriver
+from carrel.trees.drivers.copies import CopyDriver, ReflinkDriver
 from carrel.trees.drivers.overlay import OverlayDriver
-from carrel.trees.drivers.reflink import ReflinkDriver
 from tests.folders import remove_folder
 from tests.volumes import volume
 
@@ -265,7 +265,8 @@ def _become_sandbox_owner(owner: Owner, read_only: tuple[Path, ...]) -> None:
     Path("/proc/self/gid_map").write_text(f"{SANDBOX_OWNER.gid} {owner.gid} 1")
     for folder in read_only:
         bound = mounts.clone_mount(str(folder))
-        mounts.make_read_only(bound)
+        attributes = struct.pack("=QQQQ", 1, 0, 0, 0)
+        libc.syscall("mount_setattr", bound, b"", libc.AT_EMPTY_PATH, attributes, 32)
         mounts.attach(bound, str(folder))
     namespaces.drop_capabilities()
     namespaces.set_no_new_privileges()

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import httpx
 import pytest
 
-from carrel.app.notifying import FAILED, notifying
+from carrel.app.hub import FAILED, notifying
 from carrel.config import Settings
 from carrel.daemon import places
 from carrel.domain.events import EventType
 from carrel.domain.hub import ANSWER, HUB_SOCKET, MESSAGE, QUESTION, SEEN, SIGNAL, Keep
 from carrel.hub import hub as hub_room
-from carrel.hub.compacting import DROPPED, compact
+from carrel.hub.log import DROPPED, compact
 from tests.daemon.hub_examples import HEARD, Speaker, Tape, section_of
 from tests.daemon.rig import Daemon, good
 from tests.hub.rig import NOTE, SPACE, Envelope, HubRig, LineWire, open_rig, options

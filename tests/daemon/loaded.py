@@ -2,8 +2,7 @@
 
 import uvloop
 
-import carrel.daemon.assembling
-import carrel.daemon.listening
 import carrel.daemon.main
+import carrel.daemon.server
 
 __all__ = ["carrel", "uvloop"]

@@ -16,6 +16,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from carrel.daemon import control, places
+from tests.agents.installed import MODULES, require_programs
 from tests.daemon.forking import forking
 from tests.etc import share_etc
 from tests.folders import remove_folder
@@ -95,6 +96,22 @@ class Daemon:
             open_timeout=ANSWER_S,
             proxy=None,
         )
+
+    @contextlib.contextmanager
+    def equipped(self, *frontends: str) -> Iterator[None]:
+        """With the programs of real agents, as if it had installed them. Spaces can be made for
+        them; what is begun in one afterwards starts no program."""
+        require_programs()
+        own = self.data / "agents"
+        own.mkdir(parents=True, exist_ok=True)
+        links = [own / name for name in frontends]
+        for link in links:
+            link.symlink_to(MODULES.parent, target_is_directory=True)
+        try:
+            yield
+        finally:
+            for link in links:
+                link.unlink()
 
     # Ending
 

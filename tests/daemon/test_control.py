@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from carrel.daemon import control, locking, places
+from carrel.daemon import control, places
 from carrel.domain.errors import DaemonRunning, DaemonUnavailable
 from carrel.linux.processes import is_alive, start_time
 from tests.daemon.rig import ANY_PORT, Daemon, good
@@ -287,6 +287,50 @@ def test_a_lock_that_names_somebody_else_is_not_believed(data: Path) -> None:
     places.make_folder(data)
     with open(places.lock(data), "w") as lock:
         lock.write(f"{os.getpid()} {start_time(os.getpid())}\n")
-    assert locking.holder(data) is None
+    assert places.holder(data) is None
     assert control.stop(data) is None
     assert not control.status(data).running
+
+
+_SLOW_TO_REMOVE = """
+import os, sys
+data, ready, begun, never = sys.argv[1], *map(int, sys.argv[2:])
+import carrel.app.service as service
+import carrel.daemon.main as main
+import carrel.service.shared as tasks
+
+def remove_tree(folder):
+    os.write(begun, b"x")
+    os.read(never, 1)
+
+service.remove_tree = remove_tree
+main.TELL_S, main.LONGEST_S, tasks.CLOSE_S = 0.05, 6.0, 0.1
+sys.exit(main.main(["--data", data, "--ready-fd", str(ready)]))
+"""
+
+
+def test_who_ends_it_hears_what_it_still_does(stopped: Daemon) -> None:
+    """And waits for as long as it lives; what takes too long is left to the next daemon."""
+    pipes = [os.pipe() for _ in range(3)]
+    given = (pipes[0][1], pipes[1][1], pipes[2][0])
+    argv = [sys.executable, "-c", _SLOW_TO_REMOVE, str(stopped.data), *map(str, given)]
+    with subprocess.Popen(argv, pass_fds=given, stderr=subprocess.DEVNULL) as slow:
+        try:
+            assert select.select([pipes[0][0]], [], [], SOON_S)[0]
+            with stopped.local() as client:
+                space = good(client.post("/v1/spaces", json={"project": {"kind": "empty"}}))["id"]
+                with pytest.raises(httpx.TimeoutException):
+                    client.delete(f"/v1/spaces/{space}", params={"force": True}, timeout=0.5)
+            assert select.select([pipes[1][0]], [], [], SOON_S)[0]
+            told: list[str] = []
+            # Less than it takes: only a daemon that is silent for so long hangs.
+            assert control.stop(stopped.data, 3.0, told.append) == slow.pid
+            assert slow.wait(SOON_S) == 0
+        finally:
+            slow.kill()
+            for descriptor in (number for pipe in pipes for number in pipe):
+                os.close(descriptor)
+    assert told[0] == "1 space is being removed"
+    stopped.start()
+    with stopped.local() as client:
+        assert good(client.get("/v1/spaces"))["spaces"] == []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from carrel.service.inbox import MAX_TEXT
 from tests.daemon.hub_rig import make, speak
 from tests.daemon.rig import Daemon, bad, good
 
@@ -76,6 +77,26 @@ def test_questions_wait_until_they_are_answered(daemon: Daemon) -> None:
     daemon.stop()
     daemon.start()
     assert carrel(daemon, "inbox") == {"items": []}
+
+
+def test_a_long_one_is_shown_in_part(daemon: Daemon) -> None:
+    """All of all spaces is told at once. Nobody agrees to what is not shown."""
+    space = make(daemon)
+    asked = "Do you like tea?" + " " * MAX_TEXT + f"And may I remove {space}?"
+    told = {**signal(space, "x" * 50_000, "low"), "id": "told"}
+    speak(daemon, space, question(space, "long", asked), told)
+    with daemon.local() as client:
+        items = good(client.get("/v1/inbox"))["items"]
+        mine = [one for one in items if one["space"] == space]
+        assert [len(one["text"]) < MAX_TEXT + 50 for one in mine] == [True, True]
+        good(client.post("/v1/inbox/long/answer", json={"answer": "yes", "space": space}))
+        good(client.put(f"/v1/spaces/{space}/files", params={"path": "new"}, content=b"work"))
+    wanted = {"space": space, "agreed": "long"}
+    remove = {"type": "system_delete_space", "id": "d", "space": space, "payload": wanted}
+    (answer,) = speak(daemon, space, remove)
+    assert answer.get("status") != "success", answer
+    with daemon.local() as client:
+        good(client.get(f"/v1/spaces/{space}"))
 
 
 def test_a_token_sees_its_own_inbox(daemon: Daemon) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.daemon import control, detaching, locking, places
+from carrel.daemon import control, main, places
 from carrel.domain.errors import DaemonRunning
 from carrel.launcher.client import Launcher
 
@@ -112,11 +112,11 @@ def test_modes_are_as_the_code_says(data: Path) -> None:
 def test_the_log_turns_and_is_kept_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detaching, "LOG_BYTES", 2000)
+    monkeypatch.setattr(main, "LOG_BYTES", 2000)
     path = tmp_path / "log"
     saved = [os.dup(1), os.dup(2)]
     try:
-        handler = detaching.LogFile(str(path))
+        handler = main.LogFile(str(path))
         for number in range(200):
             record = logging.LogRecord("x", logging.INFO, "", 0, f"{number:040}", None, None)
             handler.handle(record)
@@ -133,14 +133,14 @@ def test_the_log_turns_and_is_kept_three_times(
 
 
 def test_the_lock_names_its_holder(data: Path) -> None:
-    with locking.held(data):
-        found = locking.holder(data)
+    with places.held(data):
+        found = places.holder(data)
         assert found is not None and found.pid == os.getpid()
-        with pytest.raises(DaemonRunning) as caught, locking.held(data):
+        with pytest.raises(DaemonRunning) as caught, places.held(data):
             pass
         assert caught.value.details["pid"] == os.getpid()
-    assert locking.holder(data) is None
-    with locking.held(data):
+    assert places.holder(data) is None
+    with places.held(data):
         pass
 
 
@@ -152,8 +152,8 @@ def test_a_look_at_the_lock_keeps_nobody_from_it(data: Path) -> None:
     release = threading.Timer(0.2, os.close, [descriptor])
     release.start()
     try:
-        with locking.held(data):
-            assert locking.holder(data) is not None
+        with places.held(data):
+            assert places.holder(data) is not None
     finally:
         release.join()
 

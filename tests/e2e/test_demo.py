@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.accounts import PYTHON, SOURCE, Account, interpreter_for, run_as
+from tests.sampling import every
 
 TIMEOUT_S = 100.0
 """Less than a test may take."""
 DEMO = "examples/demo.py"
 
 
-@pytest.fixture(params=["root", "ordinary"])
+ACCOUNTS = ("root", "ordinary")
+
+
+@pytest.fixture
 def account(request: pytest.FixtureRequest, ordinary_user: Account) -> Account:
     if request.param == "ordinary":
         return ordinary_user
@@ -48,6 +52,7 @@ def _demo(account: Account, data: Path, forbidden: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.parametrize("account", ACCOUNTS, indirect=True)
 def test_everything_is_confined(account: Account, data: Path) -> None:
     output = _demo(account, data, "")
     assert "walls by bubblewrap" in output
@@ -57,12 +62,14 @@ def test_everything_is_confined(account: Account, data: Path) -> None:
     assert " M greet.py" in output and "?? poems/" in output
 
 
+@pytest.mark.parametrize("account", every(2, ACCOUNTS, 1), indirect=True)
 def test_without_namespaces(account: Account, data: Path) -> None:
     output = _demo(account, data, "namespaces")
     assert "walls by landlock" in output and "not covered:" in output
     assert "POSSIBLE" not in output and "Nothing is left." in output
 
 
+@pytest.mark.parametrize("account", every(2, ACCOUNTS), indirect=True)
 def test_with_no_way_to_confine(account: Account, data: Path) -> None:
     output = _demo(account, data, "namespaces,landlock")
     assert "walls by process" in output and "NOTHING IS CONFINED" in output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.environments import table, versions
+from carrel.environments import language_table, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "environments.md").read_text()
@@ -24,8 +24,8 @@ def test_the_example_runs(
 
 
 def test_every_language_is_listed() -> None:
-    for title in {language.title for language in table.LANGUAGES}:
-        rows = [language for language in table.LANGUAGES if language.title == title]
+    for title in {language.title for language in language_table.LANGUAGES}:
+        rows = [language for language in language_table.LANGUAGES if language.title == title]
         markers = dict.fromkeys(f"`{name}`" for row in rows for name in row.markers)
         managers = dict.fromkeys(one.name for row in rows for one in row.managers)
         assert f"| {title} | {', '.join(markers)} | {', '.join(managers)} |" in TEXT

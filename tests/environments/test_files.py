@@ -17,10 +17,8 @@ from carrel.domain.errors import (
     ProjectUnreadable,
 )
 from carrel.environments import files as files_module
-from carrel.environments.discovery import inspect_files, inspect_project
-from carrel.environments.files import FolderFiles, TreeReads, open_folder
-from carrel.environments.reading import MAX_BYTES
-from carrel.trees.files import TreeFiles
+from carrel.environments.discovery import inspect_project
+from carrel.environments.files import MAX_BYTES, FolderFiles, open_folder
 from tests.environments.rig import NO_PROGRAMS, messages
 
 ORDINARY = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -45,11 +43,11 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["folder", "tree"])
-def files(request: pytest.FixtureRequest, root: Path) -> Iterator[ReadFiles]:
+@pytest.fixture
+def files(root: Path) -> Iterator[ReadFiles]:
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
-        yield FolderFiles(fd) if request.param == "folder" else TreeReads(TreeFiles(fd))
+        yield FolderFiles(fd)
     finally:
         os.close(fd)
 
@@ -166,17 +164,6 @@ def test_names_that_cannot_be_shown(tmp_path: Path) -> None:
     with open(os.fsencode(tmp_path) + b"/\xff.csproj", "xb"):
         pass
     assert inspect_project(tmp_path, NO_PROGRAMS).languages == ()
-
-
-def test_a_tree_is_inspected_as_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "go.mod").write_text("module x\n\ngo 1.22\n")
-    fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
-    try:
-        report = inspect_files(TreeReads(TreeFiles(fd)), NO_PROGRAMS)
-    finally:
-        os.close(fd)
-    assert report == inspect_project(tmp_path, NO_PROGRAMS)
-    assert report.image.reference == "golang:1.22"
 
 
 def test_a_project_that_cannot_be_opened(tmp_path: Path) -> None:

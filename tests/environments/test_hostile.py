@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carrel.environments.reading import MAX_BYTES, MAX_NOTES
-from carrel.environments.table import LANGUAGES
+from carrel.environments.files import MAX_BYTES, MAX_NOTES
+from carrel.environments.language_table import LANGUAGES
 from tests.environments.rig import think
 
 CPU_S = 10.0

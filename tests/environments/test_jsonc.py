@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carrel.environments.jsonc import parse_json, parse_jsonc
-from carrel.environments.malformed import Malformed
+from carrel.environments.files import MalformedFile, parse_json, parse_jsonc
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
@@ -59,7 +58,7 @@ def test_what_is_allowed(text: str, value: object) -> None:
     ],
 )
 def test_what_is_not(text: str, line: int) -> None:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(MalformedFile) as caught:
         parse_jsonc(text)
     assert caught.value.line == line
 
@@ -67,12 +66,12 @@ def test_what_is_not(text: str, line: int) -> None:
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", '"\\ud800"', "[" * 100_000, "9" * 5000])
 def test_what_python_would_choke_on(text: str) -> None:
     for parse in (parse_json, parse_jsonc):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedFile):
             parse(text)
 
 
 def test_plain_json_has_no_comments() -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFile):
         parse_json('{"a": 1, // one\n "b": 2}')
 
 
@@ -107,11 +106,11 @@ def test_comments_and_commas_change_nothing(value: object, data: st.DataObject) 
 @settings(deadline=None)
 @given(st.text('{}[],:"\\/*\n a1') | st.text())
 def test_anything_is_read_or_malformed(text: str) -> None:
-    strict: object = Malformed
-    with contextlib.suppress(Malformed):
+    strict: object = MalformedFile
+    with contextlib.suppress(MalformedFile):
         strict = parse_json(text)
-    lenient: object = Malformed
-    with contextlib.suppress(Malformed):
+    lenient: object = MalformedFile
+    with contextlib.suppress(MalformedFile):
         lenient = parse_jsonc(text)
     # What is JSON already means the same with comments allowed.
-    assert strict is Malformed or lenient == strict
+    assert strict is MalformedFile or lenient == strict

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.environments import EnvironmentReport, Rule
-from carrel.environments.table import LANGUAGES
-from carrel.environments.tags import image_tag
+from carrel.environments.language_table import LANGUAGES
+from carrel.environments.versions import image_tag
 from tests.environments.rig import inspect_written, messages, think
 
 WITH_CONTENT = {

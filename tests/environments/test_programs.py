@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.environments import ProgramNeeded
-from carrel.environments import default
+from carrel.environments import languages
 from carrel.environments.discovery import inspect_project
+from carrel.environments.language_table import LANGUAGES
 from carrel.environments.programs import PROGRAMS, PYTHON_VENV, HostPrograms, look_up
-from carrel.environments.table import LANGUAGES
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_what_to_do_about_a_missing_one(name: str, hint: str) -> None:
 
 
 def test_the_tables_agree() -> None:
-    needed = set(default.PROGRAMS)
+    needed = set(languages.BASIC_PROGRAMS)
     for language in LANGUAGES:
         needed |= set(language.programs)
         for manager in language.managers:

@@ -23,7 +23,7 @@ from carrel.domain.events import Event
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.domain.storing import Record
+from carrel.domain.store import Record
 from carrel.store.sqlite import SqliteStore
 from tests.launchers import fork_launchers
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,16 @@ def make_room(folder: Path) -> None:
 
 
 def remount(folder: Path, options: str) -> None:
-    _run("mount", "-o", f"remount,{options}", str(folder))
+    """Looks again for a while: a file that was closed a moment ago may still count as open."""
+    until = time.monotonic() + 10.0
+    while True:
+        try:
+            _run("mount", "-o", f"remount,{options}", str(folder))
+            return
+        except subprocess.CalledProcessError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def unmount(point: str) -> None:

@@ -29,7 +29,7 @@ from carrel.domain.errors import DaemonRunning, DaemonUnavailable
 from carrel.domain.spaces import SpaceState
 from carrel.lifecycle.table import SETTLED
 from carrel.runtimes.engine import LINGER_S
-from carrel.service.locks import Locks
+from carrel.service.shared import Locks
 from tests.load import reality
 from tests.load.clients import PROJECT_FILE, PROJECT_TEXT, LoadClient, Surroundings
 from tests.load.events import Follower

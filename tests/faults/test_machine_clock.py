@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carrel.app.service import Services
-from carrel.cli.showing import age_of
+from carrel.cli.values import age_of
 from carrel.domain.access import LOCAL
 from carrel.domain.events import EventQuery
 from carrel.domain.spaces import Retention, SpaceQuery, SpaceState

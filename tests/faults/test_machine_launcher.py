@@ -17,11 +17,12 @@ from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.errors import LauncherUnavailable
 from carrel.domain.runs import RunRecord, RunState
-from carrel.domain.runtimes import Command, ExitReason
+from carrel.domain.runtimes import Command, ExitReason, Output
 from carrel.domain.spaces import Space, SpaceState
 from carrel.launcher import client
 from carrel.launcher.client import Launcher, Reply
 from carrel.runtimes import engine
+from tests.accounts import Account
 from tests.faults.rig import (
     assert_sound,
     assert_works,
@@ -33,11 +34,41 @@ from tests.faults.rig import (
     serving,
 )
 from tests.service.rig import RUN_S, make, output, run
+from tests.trees.again import run_again
 
 ANSWER_S = 0.5
 """Instead of half a minute."""
 BOUND_S = 20.0
 """Several waits of `ANSWER_S` in a row, on a loaded machine."""
+SENDS = """
+import os, socket
+null, pairs = os.open("/dev/null", os.O_RDONLY), []
+try:
+    while True:
+        pairs.append(socket.socketpair())
+        pairs[-1][0].setblocking(False)
+        try:
+            while True:
+                socket.send_fds(pairs[-1][0], [b"x"], [null] * 250)
+        except BlockingIOError:
+            pass
+except OSError:
+    print("no more", flush=True)
+os.read(os.pipe()[0], 1)
+"""
+"""Sends descriptors to itself until the kernel takes no more, and receives none."""
+OPENS = """
+import os
+opened = []
+try:
+    while True:
+        opened.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+except OSError:
+    print(len(opened), flush=True)
+os.read(os.pipe()[0], 1)
+"""
+"""As many terminals as there are for it."""
+OF_AN_ORDINARY_USER = "test_another_launcher or test_descriptors or test_one_space"
 LINES = 100
 """At least: it is told to end when its launcher has been killed often enough."""
 
@@ -76,7 +107,50 @@ async def test_another_launcher_takes_its_place(data: Path) -> None:
             await asyncio.to_thread(kill_launcher, data)
             fresh = await make(services)
             await services.spaces.remove(LOCAL, fresh.space_id)
+        await services.spaces.stop(LOCAL, space.space_id, 0.2)
+        await asyncio.to_thread(kill_launcher, data)
+        await services.spaces.start(LOCAL, space.space_id)
+        await assert_works(services, space, "cat work.txt", "work\n")
+        await asyncio.to_thread(kill_launcher, data)
+        assert (await services.spaces.verify(LOCAL, space.space_id)).holds
         await remove_all(services, data)
+
+
+@pytest.mark.parametrize("runtime", ["bubblewrap", "landlock"])
+async def test_descriptors_on_their_way_keep_nobody_out(data: Path, runtime: str) -> None:
+    """The kernel counts for each user those that were sent and not received."""
+    async with ending(data), serving(data) as services:
+        space = await make(services, runtime=runtime)
+        other = await make(services)
+        record = await begin(services, space, f"exec python3 -c '{SENDS}'")
+        await _more_output(services, record)
+        assert await output(services, record) == "no more\n"
+        await assert_works(services, other, "echo works", "works\n")
+        await assert_works(services, await make(services), "echo works", "works\n")
+        assert await _said_in_a_terminal(services, other) == "works\r\n"
+        await remove_all(services, data)
+
+
+async def _said_in_a_terminal(services: Services, space: Space) -> str:
+    terminal = Command(("echo", "works"), output=Output.PTY)
+    return (await end(services, await services.runs.start(space.space_id, terminal)))[1]
+
+
+async def test_one_space_leaves_terminals_for_others(data: Path) -> None:
+    """The machine has a few thousand, and each space counts its own."""
+    async with ending(data), serving(data) as services:
+        space, other = await make(services), await make(services)
+        record = await begin(services, space, f"exec python3 -c '{OPENS}'")
+        await _more_output(services, record)
+        assert await output(services, record) == "256\n"
+        assert await _said_in_a_terminal(services, other) == "works\r\n"
+        await remove_all(services, data)
+
+
+@needs_root
+def test_the_same_for_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    """Whose trees are mounted as long as their launcher lives, and whose spaces run as himself."""
+    run_again(__file__, ordinary_user, data, "-k", OF_AN_ORDINARY_USER)
 
 
 @needs_root

@@ -25,7 +25,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.events import Event
 from carrel.domain.spaces import Space
-from carrel.domain.storing import Record
+from carrel.domain.store import Record
 from carrel.lifecycle.table import SETTLED
 from carrel.store.sqlite import SqliteStore, open_store
 from tests.faults.rig import (

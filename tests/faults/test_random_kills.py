@@ -9,7 +9,7 @@ import pytest
 from tests.faults.kills import Kills, Plan
 from tests.soak.__main__ import soaked
 
-MOMENTS = 8
+MOMENTS = 5
 LEAST = 3
 """Of them, on a machine on which every start takes seconds."""
 SECONDS = 40.0

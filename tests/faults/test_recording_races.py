@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.runs import Stream
-from carrel.linux import sparse
-from carrel.runtimes.recordings import Recordings
+from carrel.linux import files
+from carrel.runtimes.recordings import FileRecordings
 
 RUN = "ru_aaaaaaaaaaaa"
 
@@ -21,7 +21,7 @@ def test_what_comes_while_one_looks_is_not_skipped(
     folder.mkdir(parents=True)
     file = folder / "stdout"
     file.write_bytes(b"first\n")
-    real = sparse.next_data
+    real = files.next_data
     written = False
 
     def looked(descriptor: int, offset: int) -> int | None:
@@ -33,8 +33,8 @@ def test_what_comes_while_one_looks_is_not_skipped(
                 more.write(b"second\n")
         return found
 
-    monkeypatch.setattr(sparse, "next_data", looked)
-    recordings = Recordings()
+    monkeypatch.setattr(files, "next_data", looked)
+    recordings = FileRecordings()
     offset, data = 0, b""
     for _ in range(3):
         piece = recordings.read(tmp_path, RUN, Stream.STDOUT, offset, 1000)

@@ -37,6 +37,7 @@ REQUIRED = {
     "consume.new": "A new consumer gets all that is kept.",
     "consume.added": "A consumer that adds a space gets what it has not acknowledged there.",
     "consume.replaced": "A consumer that comes again takes its own place.",
+    "consume.owner": "A name is its owner's: the same one of somebody else is another consumer.",
     "consume.only": "Only a consumer acknowledges.",
     "replay.seq": "A passing client replays after a number, and goes on live without a gap.",
     "replay.since": "… and from a time.",

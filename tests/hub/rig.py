@@ -14,20 +14,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed
 
-from carrel.daemon.listening import Server
+from carrel.daemon.server import DaemonServer
 from carrel.domain.access import LOCAL, Caller, ScopeKind
 from carrel.domain.access import Scope as Reach
 from carrel.domain.hub import Sync
 from carrel.domain.trees import Owner
-from carrel.hub.hub import Hub, Options
+from carrel.hub.hub import HubServer, Options
 from carrel.interfaces.http import hub_socket
-from carrel.interfaces.http.closing import Closing
-from carrel.interfaces.hub.listening import Listening
+from carrel.interfaces.http.lifetime import Shutdown
+from carrel.interfaces.hub.sockets import HubListener
+from carrel.interfaces.mcp import McpProcess
 from carrel.store.messages import open_log
 
 WAIT_S = 30.0
@@ -205,7 +207,7 @@ class _Admitted:
 
 
 class HubRig:
-    def __init__(self, folder: Path, hub: Hub, transport: str, spaces: KnownSpaces) -> None:
+    def __init__(self, folder: Path, hub: HubServer, transport: str, spaces: KnownSpaces) -> None:
         self.folder = folder
         self.hub = hub
         self.spaces = spaces
@@ -251,19 +253,19 @@ class HubRig:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        listening = Listening(self.hub)
-        closing = Closing()
+        listening = HubListener(self.hub, McpProcess(("false",)))
+        closing = Shutdown()
         async with self._stack:
             if self.transport == "unix":
                 self._listen(listening)
             else:
-                server = Server(self._api(closing), closing)
+                server = DaemonServer(self._api(closing), closing)
                 await server.open((self._bind(),))
                 self._stack.push_async_callback(server.close)
             yield
         listening.close_all()
 
-    def _listen(self, listening: Listening) -> None:
+    def _listen(self, listening: HubListener) -> None:
         for who, caller in self.callers.items():
             folder = self.folder / who
             folder.mkdir(exist_ok=True)
@@ -272,9 +274,8 @@ class HubRig:
             elif caller is LOCAL:
                 listening.open_local(folder)
 
-    def _api(self, closing: Closing) -> ASGIApp:
-        api = FastAPI()
-        api.include_router(hub_socket.router)
+    def _api(self, closing: Shutdown) -> ASGIApp:
+        api = Starlette(routes=[WebSocketRoute("/v1/hub", hub_socket.hub_socket)])
         api.state.serving = SimpleNamespace(services=SimpleNamespace(hub=self.hub), closing=closing)
         return _Admitted(api, self)
 
@@ -299,7 +300,7 @@ async def open_rig(
     with tempfile.TemporaryDirectory(prefix="carrel-hub-") as sockets:
         async with open_log(data / "hub.db", sync=Sync.PROCESS) as log:
             spaces = KnownSpaces()
-            hub = Hub(log, spaces, options or Options(sync=Sync.PROCESS))
+            hub = HubServer(log, spaces, options or Options(sync=Sync.PROCESS))
             await hub.open()
             rig = HubRig(Path(sockets), hub, transport, spaces)
             try:

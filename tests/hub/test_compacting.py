@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.hub import Keep
-from carrel.hub.compacting import compact
-from tests.hub.rig import OTHER, SPACE, HubRig, Peer, open_rig
+from carrel.hub.log import compact
+from tests.hub.rig import OTHER, SPACE, HubRig, Peer, open_rig, options
 
 NOTE = "buffer_custom_note"
 NO_BOUND = Keep(0, 0, 0)
@@ -86,3 +87,15 @@ async def test_a_removed_space_is_forgotten_when_its_time_is_over(rig: HubRig) -
     await compacted(rig, keep, later_s=120.0)
     assert set(await rig.hub.log.spans()) == {SPACE}
     assert (await rig.hub.log.spans())[SPACE].first == 3
+
+
+async def test_who_says_too_much_does_not_wait_for_the_next_look(tmp_path: Path) -> None:
+    """So that a space cannot fill the disk in the minute between two of them."""
+    bound = options(keep=Keep(0, 20_000, 0))
+    async with open_rig(tmp_path, "unix", bound) as rig:
+        speaker = await rig.join()
+        for _ in range(10):
+            await speaker.ask(NOTE, {"text": "x" * 5000}, space=SPACE)
+        async with asyncio.timeout(30):
+            while (await rig.hub.log.spans())[SPACE].first == 1:
+                await asyncio.sleep(0.01)

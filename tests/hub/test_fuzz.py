@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from carrel.hub.types import TYPES
 from tests.hub.rig import OTHER, SPACE, TRANSPORTS, Ended, HubRig, Peer, open_rig
+from tests.sampling import examples
 
 ORDERS = (
     *("client_register", "client_update", "client_list", "client_disconnect", "heartbeat"),
@@ -144,7 +145,9 @@ async def _survives(rig: HubRig, frames: list[bytes], *, registered: bool) -> No
 
 @pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(15, exhaustive=40), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(frames=st.lists(_frames, max_size=12))
 def test_nothing_that_is_sent_does_harm(
     transport: str, registered: bool, frames: list[bytes]

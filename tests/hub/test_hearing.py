@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from carrel.domain.hub import Replay
+from carrel.hub.client import Patterns
+from carrel.hub.connection import Connection
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
     NOTE,
@@ -36,6 +40,28 @@ async def test_one_hears_the_types_that_one_asked_for(rig: HubRig) -> None:
     heard = [one["type"] for one in await hear(hearer, 3)]
     assert heard == ["custom_a", "custom_ab", "custom_b_z"]
     await hearer.nothing_more()
+
+
+def test_a_pattern_of_many_stars_takes_no_time() -> None:
+    """Who tries all ways in which such a one could fit is not done before the sun is."""
+    heard = Patterns(("*a" * 60 + "*b", "custom_a*a*a"))
+    assert not heard.fit("custom_" + "a" * 80 + "c")
+    assert heard.fit("custom_" + "a" * 80 + "b") and heard.fit("custom_aaa")
+    assert not heard.fit("custom_aa")
+
+
+async def test_patterns_are_read_while_their_client_waits(rig: HubRig) -> None:
+    """And not in a task, whose time would be counted for nobody."""
+    consumer = await rig.join(types=("custom_old",), spaces=(SPACE,), consumer="c")
+    (client,) = (one for one in rig.hub._clients.values() if one.consumer)
+    wanted = {"subscriptions": {"types": ["custom_n*w"], "spaces": [SPACE]}}
+    envelope = {"type": "client_update", "id": "u", "payload": wanted}
+    re.purge()
+    Connection(rig.hub, client).received(json.dumps(envelope).encode())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("carrel.hub.client.re.compile", None)
+        assert (await consumer.receive())["type"] == "response"
+    assert client.types.fit("custom_new")
 
 
 @shows("subscribe.spaces", "subscribe.all")

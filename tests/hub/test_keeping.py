@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
-from carrel.hub import keeping
+from carrel.hub import log
 from carrel.hub.envelopes import SYSTEM, Said, raw
-from carrel.hub.keeping import Keeper, Pending
+from carrel.hub.log import LogWriter, Pending
 from tests.hub.memory_log import MemoryLog
 
 WAIT_S = 30.0
@@ -22,7 +22,7 @@ class Rig:
         self.told: list[int] = []
         self.batches: list[int] = []
         self.answers: list[tuple[int, str]] = []
-        self.keeper = Keeper(self.log, self._kept)
+        self.keeper = LogWriter(self.log, self._kept)
 
     def _kept(self, batch: list[Pending]) -> None:
         self.batches.append(len(batch))
@@ -58,7 +58,7 @@ async def test_what_comes_together_is_one_batch(rig: Rig) -> None:
 async def test_what_is_said_at_once_stays_in_one_batch(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "MOST", 10)
+    monkeypatch.setattr(log, "MOST", 10)
     for many in (4, 5, 3, 25, 1):
         rig.keep(many, many=many)
     await rig.settled()
@@ -68,7 +68,7 @@ async def test_what_is_said_at_once_stays_in_one_batch(
 
 
 async def test_too_much_is_counted_by_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MOST_WAITING", 10)
+    monkeypatch.setattr(log, "MOST_WAITING", 10)
     rig.keep(0, many=10)
     with pytest.raises(StoreBusy):
         rig.keep(1)
@@ -91,8 +91,8 @@ async def test_carrels_own_words_wait_for_more_of_them(rig: Rig) -> None:
 
 
 async def test_nobody_elses_words_wait_for_that(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "GATHER_S", 3600.0)
-    monkeypatch.setattr(keeping, "MOST", 10)
+    monkeypatch.setattr(log, "GATHER_S", 3600.0)
+    monkeypatch.setattr(log, "MOST", 10)
     rig.keep(1, origin=1)
     await asyncio.sleep(0)
     for number in range(25):
@@ -121,7 +121,7 @@ async def test_what_is_given_later_is_not_waited_for(rig: Rig) -> None:
 async def test_a_full_disk_leaves_no_gap_and_loses_nothing_of_carrels_own(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "RETRY_S", 0.0)
+    monkeypatch.setattr(log, "RETRY_S", 0.0)
     rig.log.failing = InsufficientDisk("no room")
     rig.keep(1)
     rig.keep(2, origin=5)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carrel.domain.hub import Message
+from carrel.hub.client import MOST_UNSETTLED
 from carrel.hub.rates import Rate
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
     NOTE,
     OTHER,
     SPACE,
+    WAIT_S,
     Ended,
     HubRig,
     Peer,
@@ -221,6 +225,35 @@ async def test_many_messages_count_as_many(tmp_path: Path, transport: str) -> No
         assert (await peer.ask("buffer_publish", {"messages": some}, space=SPACE))["last"] == 5
         problem = await peer.refused("buffer_publish", {"messages": some}, space=SPACE)
         assert problem["code"] == "rate_limited" and rig.hub.keeper.last(SPACE) == 5
+
+
+async def test_what_waits_for_the_disk_waits_outside(
+    rig: HubRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much somebody has to say: memory is everybody's."""
+    free, append = asyncio.Event(), rig.hub.log.append
+
+    async def slow(messages: Sequence[Message], *, sync: bool = True) -> Sequence[int]:
+        await free.wait()
+        return await append(messages, sync=sync)
+
+    monkeypatch.setattr(rig.hub.log, "append", slow)
+    peer, other = await rig.join("agent", "inside"), await rig.join()
+
+    async def speak() -> list[str]:
+        return [await peer.send(NOTE, {"text": "x" * 900_000}, space=SPACE) for _ in range(12)]
+
+    speaking = asyncio.create_task(speak())
+    clients = rig.hub._clients.values()
+    async with asyncio.timeout(WAIT_S):
+        while not any(one.is_behind for one in clients):
+            await other.ask("system_status")
+        for _ in range(20):
+            await other.ask("system_status")
+        assert max(one.unsettled for one in clients) < 3 * MOST_UNSETTLED
+        free.set()
+        answers = [await peer.answer(number) for number in await speaking]
+    assert [one["type"] for one in answers] == ["response"] * 12
 
 
 @shows("limit.flood")

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from carrel.domain.hub import MCP_SOCKET, McpSession
+from carrel.domain.trees import Owner
+from carrel.hub.access import Identity
+from carrel.hub.hub import HubServer
+from carrel.hub.rates import Pace
+from carrel.interfaces.hub import sockets
+from carrel.interfaces.hub.sockets import LineConnection
+from carrel.interfaces.mcp import McpProcess
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
     NOTE,
@@ -93,6 +105,66 @@ async def test_there_are_so_many_clients_and_no_more(tmp_path: Path, transport: 
         await rig.join()
 
 
+async def test_a_full_hub_has_a_place_for_who_has_none(tmp_path: Path) -> None:
+    """What one has filled by many spaces keeps others out no more than one space would."""
+    async with open_rig(tmp_path, "unix", options(most_clients=2, most_in_space=2)) as rig:
+        for _ in range(2):
+            await rig.join("agent", "inside")
+        await rig.join("agent", "other")
+        (error,) = await (await rig.connect("other")).ended()
+        assert error["payload"]["code"] == "insufficient_resources"
+
+
+async def test_spaces_of_one_account_have_one_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a token with many spaces has no more of the hub's time than with one."""
+    paces: list[Pace | None] = []
+
+    class Heard(LineConnection):
+        def __init__(self, hub: HubServer, identity: Identity, pace: Pace | None = None) -> None:
+            paces.append(pace)
+            super().__init__(hub, identity, pace)
+
+    monkeypatch.setattr(sockets, "LineConnection", Heard)
+    async with open_rig(tmp_path, "unix") as rig:
+        here = sockets.HubListener(rig.hub, McpProcess(("false",)))
+        for name, account in (("a", "team=blue"), ("b", "team=blue"), ("c", "")):
+            (rig.folder / name).mkdir()
+            here.open_space(rig.folder / name, f"sp_{name}", Owner(0, 0), account)
+            await rig.join("agent", name)
+        here.close_all()
+    assert paces[0] is paces[1] and paces[2] not in (None, paces[0])
+
+
+async def test_what_a_session_of_mcp_costs_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A space that connects there without a pause would have all of that process."""
+    spent: list[float] = []
+    served = asyncio.Event()
+
+    class Counted(Pace):
+        def spend(self, seconds: float, now: float) -> None:
+            spent.append(seconds)
+
+    class Serving(McpProcess):
+        def serve(self, connection: socket.socket, session: McpSession) -> None:
+            connection.close()
+            served.set()
+
+    monkeypatch.setattr(sockets, "Pace", Counted)
+    async with open_rig(tmp_path, "unix") as rig:
+        here = sockets.HubListener(rig.hub, Serving(()))
+        here.open_space(tmp_path, "sp_a", Owner(os.geteuid(), os.getegid()))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / MCP_SOCKET))
+            async with asyncio.timeout(WAIT_S):
+                await served.wait()
+        here.close_all()
+    assert len(spent) == 1 and spent[0] > sockets.SESSION_S
+
+
 @shows("update.subscriptions")
 async def test_subscriptions_can_be_changed(rig: HubRig) -> None:
     speaker, hearer = await rig.join(), await rig.join(types=("custom_*",), spaces=(SPACE,))
@@ -174,3 +246,10 @@ async def test_one_sees_who_is_there(rig: HubRig) -> None:
     assert [one["name"] for one in here] == ["worker"]
     status = await agent.ask("system_status")
     assert (status["clients"], status["requests"], status["sync"]) == (2, 0, "process")
+
+
+async def test_what_others_hear_is_told_as_far_as_one_may_know_of_it(rig: HubRig) -> None:
+    await rig.join(name="watcher", spaces=(SPACE, OTHER))
+    agent = await rig.agent()
+    here = (await agent.ask("client_list", {"space": SPACE}))["clients"]
+    assert [one["spaces"] for one in here if one["name"] == "watcher"] == [[SPACE]]

@@ -72,6 +72,32 @@ async def test_a_consumer_takes_its_own_place(rig: HubRig) -> None:
     assert numbers(await hear(second, 1)) == [1]
 
 
+@shows("consume.owner")
+async def test_the_same_name_of_another_is_another_consumer(rig: HubRig) -> None:
+    """Neither who is in a space nor who has a token takes it over, or acknowledges for it."""
+    await note(await rig.join(), 1)
+    mine = await consumer(rig, SPACE)
+    assert numbers(await hear(mine, 1)) == [1]
+    # Tokens come over HTTP only.
+    others = [("inside", "agent"), ("blue", "app")][: 1 if rig.transport == "unix" else 2]
+    for who, kind in others:
+        taken = ("c", "local\x1fc", "\x1fc")
+        other = await rig.join(kind, who, types=("buffer_*",), spaces=(SPACE,), consumer=taken[0])
+        assert numbers(await hear(other, 1)) == [1]
+        listed = (await other.ask("client_list"))["clients"]
+        assert "c" in [one["consumer"] for one in listed]
+        await other.ask("buffer_acknowledge", {"space": SPACE, "seq": 1})
+        for name in taken[1:]:
+            peer = await rig.connect(who)
+            wanted = {"kind": kind, "consumer": name}
+            assert (await peer.refused("client_register", wanted))["code"] == "message_invalid"
+        again = await rig.join(kind, who, types=("buffer_*",), spaces=(SPACE,), consumer="c")
+        await again.nothing_more()
+    await mine.nothing_more()
+    mine = await consumer(rig, SPACE)
+    assert numbers(await hear(mine, 1)) == [1], "its own place is where it was"
+
+
 @shows("consume.only")
 async def test_only_a_consumer_acknowledges(rig: HubRig) -> None:
     peer = await rig.join(types=("*",), spaces=(SPACE,))

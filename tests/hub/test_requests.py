@@ -54,6 +54,10 @@ async def test_nobody_is_there_to_answer(rig: HubRig) -> None:
     for type in ("agent_interrupt", "ide_get_selection"):
         problem = await app.refused(type, {}, space=SPACE)
         assert problem["code"] == "no_receiver"
+    # Only what is for agents is answered in their place.
+    for type in ("custom_x", "buffer_custom_x", "ide_get_selection"):
+        problem = await app.refused(type, {}, space=SPACE, to="agent")
+        assert problem["code"] == "no_receiver"
     wrong: list[dict[str, Any]] = [{"deadline_ms": -1}, {"deadline_ms": 10**9}, {"id": ""}]
     for bad in wrong:
         await rig.agent()

@@ -25,10 +25,10 @@ from carrel.domain.instances import (
     Server,
     ToolCall,
 )
-from carrel.domain.reception import Visit
-from carrel.instances.http import Request, asked
-from carrel.instances.reception import LocalReception
-from carrel.service.instances.bridging import NAME
+from carrel.domain.server_adapter import HandshakeAttempt
+from carrel.instances.adapter import LocalServerAdapter
+from carrel.instances.handshake import HandshakeRequest, asked
+from carrel.service.instances.warm import NAME
 from tests.etc import share_etc
 from tests.instances import misbehaving
 from tests.instances.installed import search_path
@@ -63,11 +63,11 @@ async def start(services: Services, server: str | Server, project: Path, **more:
 
 async def call(handed: Handed, tool: str, **arguments: object) -> None:
     """A whole handshake and one tool, as a client has it. Raises `NotReady`."""
-    reception = LocalReception(lambda *_: (), lambda: ())
+    adapter = LocalServerAdapter(lambda *_: (), lambda: ())
     instance = handed.instance
     wanted = ToolCall(tool, arguments)
     async with asyncio.timeout(WAIT_S):
-        await reception.greet(Visit(instance.server, instance.url, handed.token, wanted))
+        await adapter.greet(HandshakeAttempt(instance.server, instance.url, handed.token, wanted))
 
 
 async def until(services: Services, instance_id: str, *states: InstanceState) -> Instance:
@@ -83,7 +83,7 @@ async def until(services: Services, instance_id: str, *states: InstanceState) ->
 async def post(url: str, body: Mapping[str, object], headers: Mapping[str, str]) -> int:
     """The status of an answer to one message."""
     sent = {"Content-Type": "application/json", **headers}
-    async with asked(Request("POST", url, sent, json.dumps(body).encode())) as answer:
+    async with asked(HandshakeRequest("POST", url, sent, json.dumps(body).encode())) as answer:
         return answer.status
 
 

@@ -31,9 +31,9 @@ from carrel.domain.instances import (
 from carrel.instances import inside
 from carrel.launcher.client import Launcher
 from carrel.linux.processes import start_time
-from carrel.service.instances import bridging
+from carrel.service.instances import warm
 from tests.daemon.rig import Daemon, good
-from tests.instances.inside.doors import connected, served
+from tests.instances.inside.serving import connected, served
 from tests.instances.rig import (
     PYTHON,
     SCRIPT,
@@ -99,7 +99,7 @@ def bridge(data: Path) -> psutil.Process | None:
         listed = launcher.call("zygotes", {}, [])[0]["zygotes"]
     finally:
         launcher.close()
-    pids = [one["pid"] for one in listed if one["name"] == bridging.NAME]
+    pids = [one["pid"] for one in listed if one["name"] == warm.NAME]
     return psutil.Process(pids[0]) if pids else None
 
 
@@ -231,8 +231,8 @@ async def test_it_goes_when_nobody_needs_it(
     data: Path, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the daemon still believes."""
-    monkeypatch.setattr(bridging, "IDLE_S", 0.3)
-    monkeypatch.setattr(bridging, "MARGIN_S", -WAIT_S)
+    monkeypatch.setattr(warm, "IDLE_S", 0.3)
+    monkeypatch.setattr(warm, "MARGIN_S", -WAIT_S)
     first = await loaded(services, tmp_path)
     found = bridge(data)
     if found is not None:

@@ -15,9 +15,9 @@ from mcp_types import TextContent
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.instances import Found, Handed, Server, Transport
-from carrel.instances.compiling import CACHE, MOST, OWN, PROGRAM, CompileCaches
-from carrel.instances.locating import Locator
-from tests.instances.inside.doors import connected
+from carrel.instances.compile_cache import CACHE, MOST, OWN, PROGRAM, NodeCompileCaches
+from carrel.instances.programs import ServerLocator
+from tests.instances.inside.serving import connected
 from tests.instances.installed import require, search_path
 from tests.instances.rig import PYTHON, WAIT_S, call, leftovers, start
 from tests.instances.rig import SCRIPT as SERVER
@@ -279,11 +279,11 @@ async def test_the_real_servers(data: Path, services: Services, project: Path) -
 @pytest.fixture
 def found(program: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
     monkeypatch.setenv("PATH", search_path())
-    return Locator().locate(noded(program))
+    return ServerLocator().locate(noded(program))
 
 
 def test_only_files_are_taken(tmp_path: Path, found: Found) -> None:
-    caches = CompileCaches(tmp_path / "compiled")
+    caches = NodeCompileCaches(tmp_path / "compiled")
     (tmp_path / "secret").write_text("secret")
     state, outside = tmp_path / "state", tmp_path / "outside"
     entries = state / OWN / "v22"
@@ -304,7 +304,7 @@ def test_only_files_are_taken(tmp_path: Path, found: Found) -> None:
 
 
 def test_nothing_is_no_cache(tmp_path: Path, found: Found) -> None:
-    caches = CompileCaches(tmp_path / "compiled")
+    caches = NodeCompileCaches(tmp_path / "compiled")
     path = caches.of(Server("noded", found.argv), found)
     with caches.empty_project():
         (tmp_path / "state").mkdir()
@@ -316,7 +316,7 @@ def test_nothing_is_no_cache(tmp_path: Path, found: Found) -> None:
 
 
 def test_there_are_no_more_than_so_many(tmp_path: Path, found: Found, program: Path) -> None:
-    caches = CompileCaches(tmp_path / "compiled")
+    caches = NodeCompileCaches(tmp_path / "compiled")
     entries = tmp_path / "state" / OWN / "v22"
     entries.mkdir(parents=True)
     (entries / "good").write_bytes(b"compiled")
@@ -336,7 +336,7 @@ def test_there_are_no_more_than_so_many(tmp_path: Path, found: Found, program: P
 
 def test_nothing_is_taken_by_way_of_a_link(tmp_path: Path, found: Found) -> None:
     """The sandbox owns the folder that its own one is in."""
-    caches = CompileCaches(tmp_path / "compiled")
+    caches = NodeCompileCaches(tmp_path / "compiled")
     entries = tmp_path / "elsewhere" / OWN / "v22"
     entries.mkdir(parents=True)
     (entries / "secret").write_bytes(b"another's")
@@ -352,6 +352,6 @@ def test_it_is_for_node_alone(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    caches = CompileCaches(tmp_path / "compiled")
+    caches = NodeCompileCaches(tmp_path / "compiled")
     for server in (Server("one", (str(script),)), Server("two", ("/bin/sh", str(script)))):
-        assert caches.of(server, Locator().locate(server)) == ""
+        assert caches.of(server, ServerLocator().locate(server)) == ""

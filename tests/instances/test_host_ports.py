@@ -29,7 +29,7 @@ RESERVED = server("ok", "--port", "{port}", port_by=PortBy.RESERVED)
 
 @pytest.fixture
 async def services(data: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
-    monkeypatch.setattr("carrel.service.instances.restarting.FIRST_S", 0.01)
+    monkeypatch.setattr("carrel.service.instances.restart.FIRST_S", 0.01)
     async with serving(data) as services:
         yield services
 

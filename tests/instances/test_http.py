@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from carrel.instances.http import MAX_HEAD, HttpError, Request, asked
+from carrel.instances.handshake import MAX_HEAD, HandshakeRequest, HttpError, asked
 
 WAIT_S = 60.0
 BEGUN = b"HTTP/1.1 200 OK\r\n"
@@ -49,7 +49,7 @@ def flood(begun: bytes, piece: bytes) -> Iterator[bytes]:
 
 
 async def read(url: str) -> bytes:
-    async with asked(Request("GET", url)) as answer:
+    async with asked(HandshakeRequest("GET", url)) as answer:
         return await answer.body()
 
 

@@ -15,7 +15,7 @@ from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.instances import InstanceState, Restart
 from carrel.domain.limits import Limits
-from carrel.domain.reception import NotReady
+from carrel.domain.server_adapter import NotReady
 from carrel.hub.access import Identity
 from tests.instances.rig import WAIT_S, call, leftovers, server, start, until
 

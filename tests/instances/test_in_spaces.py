@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from carrel.app.service import Services
-from carrel.domain.access import LOCAL
-from carrel.domain.errors import InstanceFailed, MessageInvalid, StateConflict
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.errors import (
+    Forbidden,
+    InstanceFailed,
+    MessageInvalid,
+    StateConflict,
+    TooManyInstances,
+)
 from carrel.domain.instances import (
     Handed,
     InstanceRequest,
@@ -24,9 +30,9 @@ from carrel.domain.instances import (
 from carrel.domain.limits import Limits
 from carrel.domain.spaces import Space
 from tests.instances.installed import require
-from tests.instances.rig import WAIT_S, call, until
+from tests.instances.rig import WAIT_S, call, serving, until
 from tests.instances.small import put_small
-from tests.service.rig import make, run
+from tests.service.rig import make, request, run
 
 SMALL = Server("small", ("/usr/bin/python3", "-I", "{project}/small.py", "http"))
 OVER = (InstanceState.ENDED, InstanceState.FAILED)
@@ -68,6 +74,27 @@ async def test_it_works_on_the_copy(services: Services, space: Space, tmp_path: 
     _, said = await run(services, space, "cat /workspace/made")
     assert said == "x"
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("ends", ["stop", "remove"])
+async def test_a_server_that_never_answers_does_not_keep_its_space(
+    services: Services, tmp_path: Path, ends: str
+) -> None:
+    """Who may ask for one, or disturb it in the space, does not decide when that is stopped."""
+    space = await make(services, tmp_path)
+    hangs = Server("hangs", ("/bin/sleep", "3600"), ready_s=3600.0)
+    beginning = asyncio.ensure_future(
+        services.instances.start(LOCAL, InstanceRequest(server=hangs, space_id=space.space_id))
+    )
+    async with asyncio.timeout(WAIT_S):
+        while not any(one.pid for one in await services.instances.list(LOCAL)):
+            await asyncio.sleep(0.01)
+        if ends == "stop":
+            await services.spaces.stop(LOCAL, space.space_id, grace_s=0.2)
+        await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
+        with pytest.raises(InstanceFailed, match="ended"):
+            await beginning
+    assert not await services.instances.list(LOCAL)
 
 
 async def test_its_release_leaves_the_space_alone(services: Services, space: Space) -> None:
@@ -129,3 +156,53 @@ async def test_the_port_of_another_is_not_its_own(services: Services, space: Spa
     await begin(services, space, SMALL)
     with pytest.raises(InstanceFailed, match="did not answer"):
         await begin(services, space, Server("deaf", ("/bin/sleep", "60")), ready_s=0.5)
+
+
+async def test_a_key_of_the_owner_is_not_for_guests(data: Path, tmp_path: Path) -> None:
+    """What runs in a space can read it; and who sets a variable has the process that has it."""
+    put_small(tmp_path)
+    keyed = {"command": list(SMALL.command), "env": {"SERVICE_TOKEN": "operators"}}
+    plain = {"command": list(SMALL.command), "env": {"MODE": "fast"}}
+    kinds = {"keyed": keyed, "plain": plain}
+    guest = Caller("tk_guest", Scope(ScopeKind.LABEL, "team=blue"))
+    blue = {"team": "blue"}
+    async with serving(data, servers=kinds, project_roots=[str(tmp_path)]) as services:
+        own = await make(services, tmp_path, labels=blue)
+        given = await make(services, tmp_path, labels=blue, mcp=("keyed",))
+        wanted = request(tmp_path, mcp=("keyed",))
+        theirs = await services.spaces.create(guest, wanted)
+        for space in (own, theirs):
+            ask = InstanceRequest(server="keyed", space_id=space.space_id)
+            with pytest.raises(Forbidden):
+                await services.instances.start(guest, ask)
+        without = await services.space_servers.given(theirs.space_id)
+        assert "key of the daemon's user" in without.notes[0]
+        found = await services.space_servers.given(given.space_id)
+        assert [one.name for one in found.servers] == ["keyed"]
+        path = InstanceRequest(server="keyed", project_path=str(tmp_path), env={"LANG": "C"})
+        with pytest.raises(Forbidden):
+            await services.instances.start(guest, path)
+        ask = InstanceRequest(server="plain", space_id=own.space_id, env={"LANG": "C"})
+        async with asyncio.timeout(WAIT_S):
+            await services.instances.start(guest, ask)
+        for space in (own, given, theirs):
+            await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
+
+
+async def test_more_spaces_of_a_token_are_no_larger_share(data: Path, tmp_path: Path) -> None:
+    """Their servers count as that token's own, and those of the owner's spaces do not."""
+    put_small(tmp_path)
+    guest = Caller("tk_guest", Scope(ScopeKind.LABEL, "team=blue"))
+    settings = {"servers": {"small": {"command": list(SMALL.command)}}, "instances_per_caller": 1}
+    async with serving(data, project_roots=[str(tmp_path)], **settings) as services:
+        wanted = request(tmp_path, mcp=("small",))
+        theirs = [await services.spaces.create(guest, wanted) for _ in range(2)]
+        given = [await services.space_servers.given(one.space_id) for one in theirs]
+        own = await make(services, tmp_path, mcp=("small",))
+        assert len((await services.space_servers.given(own.space_id)).servers) == 1
+        assert sorted(len(one.servers) for one in given) == [0, 1], given
+        with pytest.raises(TooManyInstances):
+            ask = InstanceRequest(server="small", project_path=str(tmp_path))
+            await services.instances.start(guest, ask)
+        for space in (*theirs, own):
+            await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)

@@ -25,7 +25,7 @@ import pytest
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.instances import LIVE, InstanceState, Released
-from carrel.domain.reception import NotReady
+from carrel.domain.server_adapter import NotReady
 from carrel.domain.spaces import SpaceQuery
 from tests.daemon.rig import ANSWER_S, NO_TLS, Daemon, good
 from tests.forking import forked
@@ -34,6 +34,7 @@ from tests.instances.rig import PYTHON, SCRIPT, call, leftovers, processes, serv
 from tests.instances.small import put_small, small
 from tests.launchers import nursery
 from tests.load.clearing import end_everything
+from tests.sampling import every, examples
 
 CHILD_S = 90.0
 MOST_WRITES = 40
@@ -116,7 +117,7 @@ class Streams:
         self.socket.close()
 
 
-class Twenty:
+class Kinds:
     """All kinds of instances."""
 
     def __init__(self, client: httpx.Client, project: Path, owner_pid: int) -> None:
@@ -124,7 +125,9 @@ class Twenty:
         origin = {"project": {"kind": "folder", "location": str(project)}}
         self.space_id = good(client.post("/v1/spaces", json=origin))["id"]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            plain = [pool.submit(start, client, OK, **here) for _ in range(10)]
+            plain = [
+                pool.submit(start, client, OK, **here) for _ in range(examples(2, exhaustive=10))
+            ]
             kept = [pool.submit(start, client, OK, **here, survive=True) for _ in range(2)]
             self.plain = [one.result() for one in (*plain, *kept)]
         self.in_space = start(client, small(), space_id=self.space_id)
@@ -147,9 +150,9 @@ class Twenty:
         return [*self.answering, *others]
 
 
-def test_twenty_go_on(daemon: Daemon, tmp_path: Path, owner: subprocess.Popen[bytes]) -> None:
+def test_all_kinds_go_on(daemon: Daemon, tmp_path: Path, owner: subprocess.Popen[bytes]) -> None:
     client, data = daemon.local(), daemon.data
-    there = Twenty(client, put_small(tmp_path), owner.pid)
+    there = Kinds(client, put_small(tmp_path), owner.pid)
     ids = [one["instance_id"] for one in there.all]
     streams = Streams(there.streams["socket"])
     with contextlib.closing(streams), _starting(client, tmp_path) as half:
@@ -200,7 +203,7 @@ def _listed(client: httpx.Client, **more: str) -> dict[str, View]:
     return {one["instance_id"]: one for one in found}
 
 
-def _meanwhile(there: Twenty, owner: subprocess.Popen[bytes]) -> None:
+def _meanwhile(there: Kinds, owner: subprocess.Popen[bytes]) -> None:
     """While there is no daemon."""
     os.kill(there.crashed["pid"], signal.SIGKILL)
     os.kill(there.again["pid"], signal.SIGKILL)
@@ -208,7 +211,7 @@ def _meanwhile(there: Twenty, owner: subprocess.Popen[bytes]) -> None:
     owner.wait()
 
 
-def _taken_up(client: httpx.Client, there: Twenty) -> None:
+def _taken_up(client: httpx.Client, there: Kinds) -> None:
     listed = _listed(client)
     for before in [*there.answering, there.streams]:
         after = listed[before["instance_id"]]
@@ -220,7 +223,7 @@ def _taken_up(client: httpx.Client, there: Twenty) -> None:
     assert listed[there.shared["instance_id"]]["clients"] == 2
 
 
-def _told(client: httpx.Client, there: Twenty, half: str, came: float) -> None:
+def _told(client: httpx.Client, there: Kinds, half: str, came: float) -> None:
     """What became of those that ended, or were to end."""
     assert _over(client, half)["problem"]["code"] == "interrupted"
     assert _over(client, there.crashed["instance_id"])["problem"]["code"] == "instance_failed"
@@ -247,7 +250,7 @@ def _eventually(client: httpx.Client, instance_id: str, so: Callable[[View], obj
     return dict(found)
 
 
-def _released(client: httpx.Client, there: Twenty) -> None:
+def _released(client: httpx.Client, there: Kinds) -> None:
     going = [*there.answering, there.streams, there.again]
     said = []
     for one in (*going, there.shared):
@@ -277,15 +280,13 @@ def act(told: Path, data: Path, project: Path, scenario: str, moment: str, numbe
 
 
 @pytest.mark.parametrize(("scenario", "moment"), CASES)
-async def test_killed_at_every_write(
-    scenario: str, moment: str, data: Path, tmp_path: Path
-) -> None:
+async def test_killed_at_its_writes(scenario: str, moment: str, data: Path, tmp_path: Path) -> None:
     """All of them on one data folder: what one leaves would be the next one's trouble."""
     project = tmp_path / "project"
     project.mkdir()
     put_small(project)
     try:
-        for number in range(1, MOST_WRITES):
+        for number in every(3, range(1, MOST_WRITES)):
             words = (tmp_path / "told", data, project, scenario, moment, number)
             said = await asyncio.to_thread(act, *words)
             async with serving(data) as services:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from carrel.domain.instances import ToolCall
-from carrel.domain.reception import NotReady
-from carrel.instances.speaking import greet, greet_sse
+from carrel.domain.server_adapter import NotReady
+from carrel.instances.handshake import greet, greet_sse
 from tests.instances import misbehaving
 
 SCRIPT = misbehaving.__file__

@@ -17,9 +17,11 @@ from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.errors import InstanceFailed
 from carrel.domain.instances import Handed, InstanceState, PortBy, Restart, Transport
+from carrel.domain.runtimes import Network
 from tests.accounts import Account, run_as
 from tests.instances import probing
 from tests.instances.rig import call, server, start, until
+from tests.service.rig import make, run
 
 two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 
@@ -53,19 +55,19 @@ async def ask_as(account: Account, handed: Handed, token: str = "") -> str:
 
 
 @two_users
-async def test_a_gate_lets_the_owner_in(
+async def test_a_gate_lets_the_owner_in_who_shows_the_token(
     services: Services, tmp_path: Path, ordinary_user: Account
 ) -> None:
     """Whose the project is; and us, whose the daemon is."""
     os.chown(tmp_path, ordinary_user.uid, ordinary_user.gid)
     handed = await start(services, server("ok"), tmp_path)
     stranger = Account(ordinary_user.uid + 1, ordinary_user.gid + 1)
-    assert handed.token == ""
-    assert await ask_as(ordinary_user, handed) == "200"
-    assert await ask_as(stranger, handed) in REFUSED
+    assert await ask_as(ordinary_user, handed) == "401"
+    assert await ask_as(ordinary_user, handed, handed.token) == "200"
+    assert await ask_as(stranger, handed, handed.token) in REFUSED
     owner = handed.instance.owner
     assert owner is not None
-    assert await ask_as(Account(owner.uid, owner.gid), handed) in REFUSED
+    assert await ask_as(Account(owner.uid, owner.gid), handed, handed.token) in REFUSED
     await call(handed, "echo", text="hello")
 
 
@@ -122,7 +124,7 @@ async def test_a_project_that_became_a_link_is_not_shown(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that may write in the folder above exchanges it, and another is started again."""
-    monkeypatch.setattr("carrel.service.instances.restarting.FIRST_S", 0.01)
+    monkeypatch.setattr("carrel.service.instances.restart.FIRST_S", 0.01)
     project, secret = tmp_path / "project", tmp_path / "secret"
     project.mkdir()
     secret.mkdir()
@@ -139,8 +141,8 @@ async def test_a_project_that_became_a_link_is_not_shown(
 async def test_the_token_is_written_nowhere(services: Services, data: Path, tmp_path: Path) -> None:
     """Beside the file of its own that only we read."""
     wrapped = server("stdio", transport=Transport.STDIO)
-    both = [await start(services, one, tmp_path) for one in (DIRECT, wrapped)]
-    for handed in both:
+    every = [await start(services, one, tmp_path) for one in (DIRECT, wrapped, server("ok"))]
+    for handed in every:
         assert len(handed.token) > 30
         kept = data / "instances" / handed.instance.instance_id / "secrets"
         mode = kept.stat()
@@ -167,3 +169,48 @@ def _command_lines() -> list[bytes]:
         except OSError:
             continue
     return found
+
+
+CALL_A_SOCKET = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as client:
+    client.settimeout(30)
+    try:
+        client.connect(sys.argv[1])
+        print("connected")
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("runtime", ["bubblewrap", "landlock"])
+async def test_what_runs_in_a_space_is_no_client(
+    services: Services, tmp_path: Path, data: Path, runtime: str
+) -> None:
+    """With the machine's network, and where we are an ordinary user, as the same user; neither
+    of a server behind a gate, nor of one on streams, nor of what else listens for us."""
+    (tmp_path / "ask.py").write_text(ASK)
+    (tmp_path / "call.py").write_text(CALL_A_SOCKET)
+    gated = await start(services, server("ok"), tmp_path)
+    streams = await start(
+        services, server("stdio", transport=Transport.STDIO), tmp_path, streams=True
+    )
+    (data / "daemon").mkdir(exist_ok=True)
+    own = data / "daemon" / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(own))
+        listener.listen()
+        space = await make(services, tmp_path, network=Network.OPEN, runtime=runtime)
+        try:
+            for token in ("''", "guessed"):
+                _, said = await run(
+                    services, space, f"python3 ask.py {gated.instance.port} {token}"
+                )
+                # With a root daemon the user is another one too, and is not even answered.
+                assert said.strip() in ("401", *REFUSED), said
+            for path in (own, streams.instance.socket):
+                _, said = await run(services, space, f"python3 call.py {path}")
+                assert "Error" in said, said
+        finally:
+            await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
+    await call(gated, "echo", text="still")

@@ -28,7 +28,7 @@ from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.instances import Handed, Released
 from tests.daemon.rig import Daemon, good
-from tests.instances.inside.doors import connected
+from tests.instances.inside.serving import connected
 from tests.instances.installed import require, search_path
 from tests.instances.projects import Project, add_memory, make_project
 from tests.instances.rig import WAIT_S, leftovers, processes, start

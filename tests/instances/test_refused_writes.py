@@ -24,7 +24,7 @@ from carrel.domain.instances import (
     Share,
     Warmth,
 )
-from carrel.service.instances.live import Live
+from carrel.service.instances.book import LiveInstance
 from tests.instances.rig import (
     WAIT_S,
     call,
@@ -61,7 +61,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def spare_for(services: Services, project: Path) -> Live:
+async def spare_for(services: Services, project: Path) -> LiveInstance:
     """It stands ready; the first for this project was started cold, and is gone."""
     first = (await start(services, WARM, project)).instance
     async with asyncio.timeout(WAIT_S):
@@ -131,8 +131,8 @@ async def test_one_that_is_not_needed_is_not_taken(
     spare = await spare_for(services, project)
     other = str(tmp_path_factory.mktemp("other"))
     spares = services.instances._spares
-    spares.refill(Live(dataclasses.replace(spare.instance, project_path=other)))
-    assert spares.take(Live(spare.instance)) is None
+    spares.refill(LiveInstance(dataclasses.replace(spare.instance, project_path=other)))
+    assert spares.take(LiveInstance(spare.instance)) is None
     ended = await until(services, spare.instance_id, *OVER)
     assert ended.problem is not None and ended.problem.code == "not_needed"
 

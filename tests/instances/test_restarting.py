@@ -19,9 +19,9 @@ from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.instances import Instance, InstanceState, Restart, Server
 from carrel.domain.limits import Limits
-from carrel.domain.reception import NotReady
+from carrel.domain.server_adapter import NotReady
 from carrel.service.instances.places import Places
-from carrel.service.instances.restarting import STEADY_S
+from carrel.service.instances.restart import STEADY_S
 from tests.instances.rig import (
     PYTHON,
     SCRIPT,
@@ -48,7 +48,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carrel.service.instances.restarting.FIRST_S", 0.01)
+    monkeypatch.setattr("carrel.service.instances.restart.FIRST_S", 0.01)
 
 
 async def again(services: Services, instance_id: str, times: int) -> Instance:

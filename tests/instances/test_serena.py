@@ -12,8 +12,8 @@ from mcp import Client, StdioServerParameters
 
 from carrel.instances.built_in import SERENA
 from carrel.instances.inside.furnish import Furnisher
-from carrel.instances.locating import Locator
-from carrel.instances.servers import fill, fill_files
+from carrel.instances.programs import ServerLocator
+from carrel.instances.servers import fill, filled
 from tests.instances.installed import require, search_path
 from tests.instances.projects import MODULE, Project, add_memory, make_project
 
@@ -24,17 +24,17 @@ def _parameters(project: Project, state: Path) -> StdioServerParameters:
     """Without a network: what would be fetched fails at once."""
     places = {"project": str(project.path), "state": str(state)}
     furnisher = Furnisher(str(state))
-    furnisher.put(fill_files(SERENA, places))
+    furnisher.put(filled(SERENA.files, places))
     furnisher.copy(str(project.path), dict(SERENA.copies))
     server = replace(SERENA, command=SERENA.stdio)
-    found = Locator(search_path()).locate(server)
-    filled = fill(replace(server, command=found.argv), places)
+    found = ServerLocator(search_path()).locate(server)
+    program, *words = [fill(word, places) for word in found.argv]
     path = {"PATH": f"{found.path}:/usr/bin:/bin", "HOME": str(state)}
     nothing = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
     return StdioServerParameters(
-        command=filled.argv[0],
-        args=list(filled.argv[1:]),
-        env={**path, **nothing, **filled.env},
+        command=program,
+        args=words,
+        env={**path, **nothing, **filled(server.env, places)},
         cwd=str(state),
     )
 

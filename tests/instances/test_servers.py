@@ -14,7 +14,7 @@ from carrel.instances.servers import (
     check,
     completed,
     fill,
-    fill_files,
+    filled,
     port_in,
 )
 
@@ -30,15 +30,16 @@ def test_those_that_are_built_in_can_be_started(server: Server) -> None:
 
 def test_only_places_are_filled() -> None:
     server = replace(SERVER, env={"HOME": "{state}/home", "X": "{other}"})
-    filled = fill(server, {"project": "/p", "state": "/s"})
-    assert filled.argv == ("serve", "--root=/p", "{}", '{"a": /p}')
-    assert filled.env == {"HOME": "/s/home", "X": "{other}"}
+    places = {"project": "/p", "state": "/s"}
+    argv = [fill(word, places) for word in server.command]
+    assert argv == ["serve", "--root=/p", "{}", '{"a": /p}']
+    assert filled(server.env, places) == {"HOME": "/s/home", "X": "{other}"}
 
 
 def test_texts_are_filled_too() -> None:
     server = replace(SERVER, files={"a/b.yml": "where: {state}/x {}", "c/": ""})
     check(server)
-    assert fill_files(server, {"state": "/s"}) == {"a/b.yml": "where: /s/x {}", "c/": ""}
+    assert filled(server.files, {"state": "/s"}) == {"a/b.yml": "where: /s/x {}", "c/": ""}
 
 
 def test_what_follows_need_not_be_said() -> None:
@@ -68,7 +69,7 @@ def test_what_follows_need_not_be_said() -> None:
         (replace(SERVER, port_by=PortBy.SOCKET), "{fd}"),
         (replace(SERVER, port_by=PortBy.FILE), "{port_file}"),
         (replace(SERVER, port_by=PortBy.RESERVED), "{port}"),
-        (replace(SERVER, port_by=PortBy.LOG, port_line="("), "none"),
+        (replace(SERVER, port_by=PortBy.LOG, port_line="("), "regular expression"),
         (replace(SERVER, port_by=PortBy.LOG, port_line="port"), "no group"),
         (replace(SERVER, name="Mine"), "name"),
         (replace(SERVER, stdio=("",)), "no command"),
@@ -79,14 +80,14 @@ def test_what_follows_need_not_be_said() -> None:
         (replace(WRAPPED, takes_token="TOKEN"), "token"),
         (replace(WRAPPED, command=("/x/python3", "-c", "serve")), "script"),
         (replace(WRAPPED, preload=("not a module",)), "not a module"),
-        (replace(SERVER, preload=("json",)), "before"),
+        (replace(SERVER, preload=("json",)), "preloaded"),
         (replace(SERVER, binds=("relative",)), "absolute"),
         (replace(SERVER, files={"/etc/x": ""}), "/etc/x"),
         (replace(SERVER, files={"a/../../x": ""}), "below"),
         (replace(SERVER, copies={"a": ""}), "below"),
         (replace(SERVER, path="mcp"), "slash"),
-        (replace(SERVER, ready_s=0), "time"),
-        (replace(SERVER, warm=-1), "number"),
+        (replace(SERVER, ready_s=0), "ready_s"),
+        (replace(SERVER, warm=-1), "warm"),
     ],
 )
 def test_what_could_never_start(server: Server, why: str) -> None:

@@ -6,11 +6,12 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carrel.app.service import Services
-from carrel.domain.access import LOCAL
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import (
     InstanceFailed,
     InstanceNotFound,
@@ -28,15 +29,20 @@ from carrel.domain.instances import (
     ToolCall,
     Transport,
 )
-from carrel.domain.reception import NotReady
 from carrel.domain.runtimes import Network
+from carrel.domain.server_adapter import NotReady
+from carrel.service.instances import start as starting
 from tests.instances.rig import (
+    PYTHON,
+    SCRIPT,
+    WAIT_S,
     by_port_file,
     call,
     leftovers,
     post,
     processes,
     server,
+    serving,
     start,
 )
 
@@ -262,3 +268,31 @@ async def test_the_data_folder_is_no_project(data: Path, services: Services) -> 
 async def test_an_open_network_is_said(services: Services, project: Path) -> None:
     instance = (await start(services, server("ok"), project, network=Network.OPEN)).instance
     assert any("every user of this machine" in note for note in instance.notes)
+
+
+def _settled(mode: str) -> dict[str, Any]:
+    return {"command": [PYTHON, "-I", "-S", SCRIPT, mode], "binds": [SCRIPT], "ready_s": 3600.0}
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_starts_that_never_end_keep_nobody_else_out(
+    data: Path, project: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Their caller has a share of the turns; and where there is but one, it is given back."""
+    if turns == 1:
+        monkeypatch.setattr(starting, "TURN_S", 0.5)
+    guest = Caller("tk_guest", Scope(ScopeKind.LABEL, "team=blue"))
+    wanted = InstanceRequest(server="hangs", project_path=str(project))
+    settings = {"project_roots": [project.parent], "instances_starting": turns}
+    async with serving(data, servers={"hangs": _settled("never-binds")}, **settings) as services:
+        hanging = [asyncio.ensure_future(services.instances.start(guest, wanted)) for _ in range(3)]
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not any(one.pid for one in await services.instances.list(guest)):
+                    await asyncio.sleep(0.01)
+            await start(services, server("ok"), project)
+            assert not any(one.done() for one in hanging)
+        finally:
+            for one in hanging:
+                one.cancel()
+            await asyncio.wait(hanging, timeout=WAIT_S)

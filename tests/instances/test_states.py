@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.instances import Server
-from carrel.domain.reception import Looking, Prepared
-from carrel.instances.reception import LocalReception
+from carrel.domain.server_adapter import PortSearch, PreparedServer
+from carrel.instances.adapter import LocalServerAdapter
 
-FILED = Prepared(Server("filed", ("filed",)), ("filed",), {}, False, False, port_file="port")
+FILED = PreparedServer(Server("filed", ("filed",)), ("filed",), {}, False, False, port_file="port")
 
 
 def seen(state: Path) -> tuple[int, ...]:
-    return LocalReception(lambda *_: (), lambda: ()).look(FILED, Looking(0, state))
+    return LocalServerAdapter(lambda *_: (), lambda: ()).look(FILED, PortSearch(0, state))
 
 
 @pytest.mark.parametrize("own", [".instance", ".instances/one"])

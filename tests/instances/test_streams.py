@@ -116,7 +116,7 @@ async def test_a_client_that_dies(data: Path, services: Services, tmp_path: Path
 async def test_nobody_comes(
     data: Path, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carrel.instances.preparing.CONNECT_S", 0.3)
+    monkeypatch.setattr("carrel.instances.adapter.CONNECT_S", 0.3)
     instance = (await begin(services, STDIO, tmp_path)).instance
     ended = await until(services, instance.instance_id, *OVER)
     assert ended.state is InstanceState.FAILED

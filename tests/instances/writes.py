@@ -10,7 +10,7 @@ import pytest
 from carrel.domain.errors import InsufficientDisk
 from carrel.domain.events import Event
 from carrel.domain.instances import Instance
-from carrel.domain.storing import Record
+from carrel.domain.store import Record
 from carrel.store.sqlite import SqliteStore
 from tests.instances.rig import WAIT_S
 

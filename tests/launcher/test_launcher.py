@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from carrel.domain.trees import TreeMount
 from carrel.launcher import wire
 from carrel.launcher.client import Launcher
 from carrel.linux import processes
-from carrel.runtimes.bubblewrap.runtime import BubblewrapRuntime
+from carrel.runtimes.bubblewrap import BubblewrapRuntime
 from tests.conformance.runtime_rig import WAIT_S, Rig, finish, open_rig
 
 
@@ -64,6 +66,17 @@ def test_the_launcher_is_nobodys_child(data: Path) -> None:
     assert int(fields[1]) != os.getpid()
     assert int(fields[3]) != os.getsid(0)
     assert launcher.shutdown() == 0
+
+
+def test_whoever_is_told_to_end_starts_none(data: Path) -> None:
+    launcher = Launcher(data)
+    pid = _pid(launcher)
+    launcher.retire()
+    assert _pid(launcher) == pid
+    assert launcher.shutdown() == 0
+    with pytest.raises(LauncherUnavailable):
+        _pid(launcher)
+    assert not (data / "launcher" / "socket").exists()
 
 
 def test_a_long_path_is_no_obstacle(data: Path) -> None:
@@ -262,3 +275,28 @@ async def test_a_sandbox_for_which_there_are_no_descriptors(rig: Rig) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     sandbox = await rig.start()
     assert (await rig.sh(sandbox, "echo on")).out == "on\n"
+
+
+_WITHOUT_FILES = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from carrel.launcher import child
+# What startup has loaded differs by version; inside a sandbox there may be no file of it.
+for name in ("warnings", "contextlib"):
+    sys.modules.pop(name, None)
+sys.path.clear()
+child.execute(sys.argv[2:], {"PATH": "/nowhere:/etc/passwd:/bin", "A": "b"})
+"""
+
+
+def test_becoming_a_command_imports_nothing() -> None:
+    package = str(Path(wire.__file__).parent.parent.parent)
+    argv = [sys.executable, "-I", "-S", "-c", _WITHOUT_FILES, package]
+    words = ["sh", "-c", 'echo "$0 $A"', "zero"]
+    ended = subprocess.run([*argv, *words], capture_output=True, text=True, timeout=WAIT_S)
+    assert (ended.returncode, ended.stdout) == (0, "zero b\n"), ended.stderr
+    ended = subprocess.run([*argv, "no-such"], capture_output=True, text=True, timeout=WAIT_S)
+    # That one folder of the PATH is a file hides nothing.
+    assert "FileNotFoundError" in ended.stderr
+    ended = subprocess.run([*argv, "/etc/passwd"], capture_output=True, text=True, timeout=WAIT_S)
+    assert "PermissionError" in ended.stderr

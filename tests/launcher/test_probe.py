@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from carrel.launcher.probes import files, run_probe
-from carrel.launcher.probes.attempt import Attempt, NoTarget, Refused, Targets, carry_out, give_up
+from carrel.launcher.probes.attempt import (
+    NoTarget,
+    ProbeAttempt,
+    ProbeRefused,
+    Targets,
+    carry_out,
+    give_up,
+)
 from carrel.launcher.probes.probe import ATTEMPTS
 from tests.accounts import PYTHON, Account, run_as
 
@@ -33,6 +40,18 @@ OPEN_TO_ALL = {
     "write {folder}",
     "hard link {canary} into the sandbox",
     "move a file out to {folder}",
+    "give a file a set-id bit by chmod",
+    "give a file a set-id bit by fchmod",
+    "give a file a set-id bit by fchmodat",
+    "give a file a set-id bit by fchmodat2",
+    "give a file a set-id bit by open",
+    "give a file a set-id bit by openat",
+    "give a file a set-id bit by O_TMPFILE",
+    "give a file a set-id bit by openat2",
+    "give a file a set-id bit by creat",
+    "give a file a set-id bit by mknod",
+    "give a file a set-id bit by mknodat",
+    "take a descriptor by its number",
     "find a process outside",
     "read environ of a process outside",
     "read maps of a process outside",
@@ -41,6 +60,7 @@ OPEN_TO_ALL = {
     "signal a process outside",
     "signal a process outside by pidfd",
     "set the priority of a process outside",
+    "limit a process outside",
     "connect to the host's loopback",
     "connect to an abstract socket of the host",
     "connect to the socket {socket}",
@@ -220,7 +240,7 @@ def _alarm() -> Iterator[None]:
     ("act", "refused", "detail"),
     [
         (_fail(PermissionError(errno.EPERM, "no")), True, "EPERM"),
-        (_fail(Refused("nothing there")), True, "nothing there"),
+        (_fail(ProbeRefused("nothing there")), True, "nothing there"),
         (lambda _targets, _subject: "read it", False, "read it"),
         (_fail(OSError(errno.EINVAL, "odd")), False, "unexpected EINVAL: [Errno 22] odd"),
         (_fail(KeyError("mistake")), False, "KeyError: 'mistake'"),
@@ -232,7 +252,7 @@ def test_only_a_refusal_counts_as_one(
     act: Callable[[Targets, str], str], refused: bool, detail: str
 ) -> None:
     with _alarm():
-        (found,) = carry_out(Attempt("try", act), {})
+        (found,) = carry_out(ProbeAttempt("try", act), {})
     assert (found["refused"], found["name"]) == (refused, "try")
     assert str(found["detail"]).endswith(detail)
 
@@ -254,7 +274,7 @@ def test_a_missing_target_proves_nothing(host: Host, missing: str) -> None:
         )
 
 
-def _has_subjects(attempt: Attempt, targets: Targets) -> bool:
+def _has_subjects(attempt: ProbeAttempt, targets: Targets) -> bool:
     try:
         return bool(attempt.over(targets))
     except NoTarget:

@@ -19,12 +19,11 @@ import pytest
 
 from carrel.domain.errors import InsufficientDisk
 from carrel.domain.runs import Piece, Stream
-from carrel.domain.runtimes import ExitReason, Output, Run, Sandbox
-from carrel.launcher.streams import STEP_BYTES
+from carrel.domain.runtimes import ExitReason, LocalRun, Output, Sandbox
+from carrel.launcher.recorder import STEP_BYTES
 from carrel.linux import processes
-from carrel.runtimes.limits.cgroups import Cgroups
-from carrel.runtimes.limits.sites import Survey
-from carrel.runtimes.recordings import Recordings
+from carrel.runtimes.limits.cgroups import Cgroups, Survey
+from carrel.runtimes.recordings import FileRecordings
 from tests.conformance.runtime_rig import (
     RUNTIMES,
     WAIT_S,
@@ -66,7 +65,7 @@ async def mortal(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Ri
         yield opened
 
 
-def _exit_file(sandbox: Sandbox, run: Run) -> dict[str, Any]:
+def _exit_file(sandbox: Sandbox, run: LocalRun) -> dict[str, Any]:
     path = sandbox.spec.folder / "runs" / run.run_id / "exit.json"
     record: dict[str, Any] = json.loads(path.read_text())
     return record
@@ -98,7 +97,7 @@ async def test_100_mb_are_bounded_with_the_right_end_at_the_right_offsets(any_ri
     assert "stdout_dropped" not in record
     assert isinstance(run.stdout, Path)
     assert run.stdout.stat().st_blocks * 512 <= KEEP + STEP_BYTES + (1 << 19)
-    folder, recordings = sandbox.spec.folder, Recordings()
+    folder, recordings = sandbox.spec.folder, FileRecordings()
     assert recordings.size(folder, run.run_id, Stream.STDOUT) == total
     first = recordings.read(folder, run.run_id, Stream.STDOUT, 0, 1)
     assert KEEP <= total - first.offset <= KEEP + STEP_BYTES + (1 << 19)
@@ -208,7 +207,7 @@ def _sleeps(pid: int) -> bool:
     return False
 
 
-async def _until_reading(run: Run) -> None:
+async def _until_reading(run: LocalRun) -> None:
     """The command waits in a read of its standard input, and has taken all that was there:
     else it may be the read before."""
     assert run.stdin is not None
@@ -222,7 +221,7 @@ async def _until_reading(run: Run) -> None:
             await asyncio.sleep(0)
 
 
-async def _until_taken(run: Run) -> None:
+async def _until_taken(run: LocalRun) -> None:
     """The launcher has emptied both pipes of the command, wherever the bytes went."""
     pipes = [os.open(f"/proc/{run.pid}/fd/{number}", os.O_RDONLY) for number in (1, 2)]
     try:
@@ -238,8 +237,8 @@ def _unread(pipe: int) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), "little")
 
 
-async def _followed(sandbox: Sandbox, run: Run, stream: Stream = Stream.STDOUT) -> list[Piece]:
-    recordings, ended = Recordings(), asyncio.Event()
+async def _followed(sandbox: Sandbox, run: LocalRun, stream: Stream = Stream.STDOUT) -> list[Piece]:
+    recordings, ended = FileRecordings(), asyncio.Event()
     ended.set()
     follow = recordings.follow(sandbox.spec.folder, run.run_id, stream, 0, ended)
     async with asyncio.timeout(WAIT_S), aclosing(follow):

@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from carrel.launcher.streams import LEAST_BLOCK, STEP_BYTES, KeptStream, PipeSource, TerminalSource
-from carrel.linux import sparse
+from carrel.launcher import recorder
+from carrel.launcher.recorder import (
+    LEAST_BLOCK,
+    ON_ITS_WAY_BYTES,
+    STEP_BYTES,
+    KeptStream,
+    NoRoom,
+    PipeSource,
+    TerminalSource,
+)
+from carrel.linux import files
 from tests.launcher.disks import disk, fill, root_only, small_disk
 
 BLOCK = 1 << 16
@@ -57,7 +66,7 @@ def _numbered(number: int) -> bytes:
 
 def _first(file: Path) -> int | None:
     with file.open("rb") as opened:
-        return sparse.next_data(opened.fileno(), 0)
+        return files.next_data(opened.fileno(), 0)
 
 
 def _at(file: Path, offset: int, count: int) -> bytes:
@@ -192,15 +201,89 @@ def test_without_holes_the_end_is_dropped_and_counted() -> None:
             tap.close()
 
 
+def test_what_somebody_has_not_read_is_not_given_up(tap: Tap) -> None:
+    """Nor what may be on its way to the reader."""
+    tap.stream.held = 0
+    number = 0
+    while not tap.stream.full:
+        tap.put(_numbered(number))
+        number += 1
+    assert number * BLOCK == KEEP + STEP_BYTES and _first(tap.file) == 0
+    while tap.stream.total < ON_ITS_WAY_BYTES + 3 * STEP_BYTES:
+        tap.stream.held = tap.stream.total
+        assert not tap.stream.full
+        tap.put(_numbered(0))
+    first = _first(tap.file)
+    assert first is not None and 0 < first <= tap.stream.held - ON_ITS_WAY_BYTES
+    size = tap.file.stat().st_blocks * 512
+    assert size <= ON_ITS_WAY_BYTES + 2 * STEP_BYTES + 2 * BLOCK
+    tap.stream.held = None
+    tap.put(_numbered(0))
+    assert tap.file.stat().st_blocks * 512 <= KEEP + STEP_BYTES + 2 * BLOCK
+
+
+@root_only
+def test_a_full_disk_is_waited_for_while_somebody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(2 << 20) as folder:
+        tap = Tap(folder / "out")
+        try:
+            tap.put(_numbered(1))
+            tap.stream.held = 0
+            ballast = fill(folder)
+            os.write(tap.write, _numbered(2))
+            with pytest.raises(NoRoom):
+                tap.stream.take(BLOCK)
+            # What the reader has makes room for what it does not have.
+            tap.stream.held = BLOCK
+            with pytest.raises(NoRoom):
+                tap.stream.take(BLOCK)
+            assert tap.stream.take(BLOCK) == BLOCK
+            assert _at(tap.file, BLOCK, BLOCK) == _numbered(2)
+            fill(folder)
+            os.write(tap.write, _numbered(3))
+            with pytest.raises(NoRoom):
+                tap.stream.take(BLOCK)
+            ballast.unlink()
+            assert tap.stream.take(BLOCK) == BLOCK and tap.stream.dropped == 0
+            # It has an end, and then it is counted.
+            fill(folder)
+            monkeypatch.setattr(recorder, "NO_ROOM_S", 0.0)
+            os.write(tap.write, _numbered(4))
+            assert tap.stream.take(BLOCK) == BLOCK and tap.stream.dropped == BLOCK
+            # Whoever reads it sees that, though nothing more can be written down.
+            assert tap.file.stat().st_size == 3 * BLOCK
+            tap.stream.mark_end()
+            assert tap.file.stat().st_size == 4 * BLOCK
+            assert len(_data(tap.file)) <= 3 * BLOCK
+        finally:
+            tap.close()
+
+
+@root_only
+def test_without_holes_a_file_grows_while_somebody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = ON_ITS_WAY_BYTES + 2 * STEP_BYTES
+    monkeypatch.setattr(recorder, "NO_HOLES_BYTES", most)
+    with disk("ramfs") as folder:
+        tap = Tap(folder / "out")
+        try:
+            for number in range((most + STEP_BYTES) // BLOCK):
+                tap.stream.held = tap.stream.total
+                tap.put(_numbered(number))
+            assert tap.file.stat().st_size == most
+            assert tap.stream.dropped == STEP_BYTES
+        finally:
+            tap.close()
+
+
 def _data(file: Path) -> bytes:
     """All that is no hole."""
     content = b""
     with file.open("rb") as opened:
-        place: int | None = sparse.next_data(opened.fileno(), 0)
+        place: int | None = files.next_data(opened.fileno(), 0)
         while place is not None:
-            end = sparse.end_of_data(opened.fileno(), place)
+            end = files.end_of_data(opened.fileno(), place)
             content += os.pread(opened.fileno(), end - place, place)
-            place = sparse.next_data(opened.fileno(), end)
+            place = files.next_data(opened.fileno(), end)
     return content
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from carrel.domain.errors import StateConflict
 from carrel.domain.spaces import SpaceState
-from carrel.lifecycle.diagram import mermaid
-from carrel.lifecycle.table import LIVE, MOVES, SETTLED, can_move, check_move
+from carrel.lifecycle.table import LIVE, MOVES, SETTLED, can_move, check_move, mermaid
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

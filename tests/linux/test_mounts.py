@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carrel.linux import mounts
-from carrel.linux.idmaps import make_id_map
+from carrel.linux.ids import make_id_map
 from tests.folders import mounts_below
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts on the host")

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carrel.linux.libc import HIGHEST, NUMBERS
 from carrel.linux.seccomp import (
     ALLOW,
     AUDIT_ARCH,
     FilterPolicy,
-    Rule,
+    SyscallRule,
     Test,
     compile_filter,
     errno_action,
 )
-from carrel.linux.syscalls import HIGHEST, NUMBERS
-from carrel.runtimes.seccomp_policy import DEFAULT
+from carrel.runtimes.policy import DEFAULT
 from tests.linux.bpf import evaluate
 from tests.linux.confined import Confinement
 
@@ -60,7 +60,7 @@ _tests = st.builds(
 )
 _names = sorted(set(NUMBERS["x86_64"]) | set(NUMBERS["aarch64"]))
 _rules = st.builds(
-    Rule,
+    SyscallRule,
     syscall=st.sampled_from(_names),
     action=st.integers(1, 4000).map(errno_action),
     when=st.lists(_tests, max_size=3).map(tuple),
@@ -95,10 +95,10 @@ def test_compiled_code_says_what_the_policy_says(
 def test_jumps_beyond_255_instructions() -> None:
     values = tuple(range(200))
     rules = tuple(
-        Rule("ioctl", errno_action(1 + place), (Test(0, values), Test(1, (place,))))
+        SyscallRule("ioctl", errno_action(1 + place), (Test(0, values), Test(1, (place,))))
         for place in range(4)
     )
-    policy = FilterPolicy(rules + tuple(Rule(name, REFUSED) for name in NUMBERS["x86_64"]))
+    policy = FilterPolicy(rules + tuple(SyscallRule(name, REFUSED) for name in NUMBERS["x86_64"]))
     program = compile_filter(policy, "x86_64")
     assert len(program) // 8 > 3 * 255
     for first in (0, 7, 199, 200, 5000):
@@ -118,8 +118,8 @@ def test_what_cannot_be_compiled() -> None:
     with pytest.raises(ValueError, match="vax"):
         compile_filter(DEFAULT, "vax")
     with pytest.raises(ValueError, match="no_such_call"):
-        compile_filter(FilterPolicy((Rule("no_such_call", REFUSED),)), "x86_64")
-    endless = Rule("ioctl", REFUSED, (Test(0, tuple(range(5000))),))
+        compile_filter(FilterPolicy((SyscallRule("no_such_call", REFUSED),)), "x86_64")
+    endless = SyscallRule("ioctl", REFUSED, (Test(0, tuple(range(5000))),))
     with pytest.raises(ValueError, match="instructions"):
         compile_filter(FilterPolicy((endless,)), "x86_64")
 
@@ -162,8 +162,8 @@ def test_the_kernel_takes_it_and_does_as_it_says() -> None:
     getppid = {"x86_64": 110, "aarch64": 173}[platform.machine()]
     policy = FilterPolicy(
         (
-            Rule("keyctl", errno_action(77), (Test(0, (5, 6)), Test(1, (0,), mask=2))),
-            Rule("keyctl", errno_action(78), (Test(0, (5,)),)),
+            SyscallRule("keyctl", errno_action(77), (Test(0, (5, 6)), Test(1, (0,), mask=2))),
+            SyscallRule("keyctl", errno_action(78), (Test(0, (5,)),)),
         )
     )
     keyctl = NUMBERS[platform.machine()]["keyctl"]
@@ -195,7 +195,7 @@ answer = [call(39 | 0x40000000), enter()]
 
 
 def test_children_inherit_it_and_cannot_take_it_off() -> None:
-    program = compile_filter(FilterPolicy((Rule("chroot", errno_action(99)),)))
+    program = compile_filter(FilterPolicy((SyscallRule("chroot", errno_action(99)),)))
     code = """
 import subprocess
 seccomp.install(bytes.fromhex(seccomp.compile_filter(seccomp.FilterPolicy(())).hex()))

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from carrel.client import AsyncClient
-from carrel.client.watching import GAP
+from carrel.client.events import GAP
 from carrel.domain.spaces import SpaceState
 from carrel.lifecycle.table import can_move
 from tests.load.ledger import Ledger

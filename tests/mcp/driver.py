@@ -28,7 +28,7 @@ ADDRESS = "carrel mcp: "
 
 @contextlib.contextmanager
 def http_server() -> Iterator[str]:
-    command = [sys.executable, *WORDS, "--http", "127.0.0.1:0"]
+    command = [sys.executable, *WORDS, "--no-token", "--http", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         line = server.stderr.readline()

@@ -15,7 +15,7 @@ from mcp import Client
 from carrel import AsyncHub, HubMessage
 from carrel.client.aio_spaces import AsyncSpace
 from carrel.domain.hub import HUB_SOCKET
-from carrel.mcp.desk import open_desk
+from carrel.mcp.hub import open_tool_hub
 from carrel.mcp.server import CarrelServer
 from tests.daemon.rig import Daemon
 from tests.mcp.packing import PYTHON
@@ -62,11 +62,13 @@ async def drive(
 
 
 @contextlib.asynccontextmanager
-async def agent(daemon: Daemon, space: str) -> AsyncIterator[Client]:
+async def agent(
+    daemon: Daemon, space: str, hub: type[AsyncHub] = AsyncHub
+) -> AsyncIterator[Client]:
     """The server of that space, through the space's own socket, with a client to it."""
     path = daemon.data / "spaces" / space / "hub" / HUB_SOCKET
-    open_hub = functools.partial(AsyncHub, socket=path, kind="agent")
-    async with open_desk(open_hub) as desk, Client(CarrelServer(desk)) as client:
+    open_hub = functools.partial(hub, socket=path, kind="agent")
+    async with open_tool_hub(open_hub) as desk, Client(CarrelServer(desk)) as client:
         yield client
 
 

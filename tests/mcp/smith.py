@@ -15,10 +15,9 @@ from typing import Any
 from mcp import Client, StdioServerParameters
 
 from tests.cli.program import PROGRAM
-from tests.mcp.dialogue import LONGEST, Message, encoded, initialize, request
+from tests.mcp.dialogue import INITIALIZED, LONGEST, Message, encoded, initialize, request
 from tests.mcp.rig import STEP_S
 
-INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 LOOK_S = 0.01
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from mcp import Client
 
 from carrel import AsyncClient, AsyncHub
 from carrel.client.aio_spaces import AsyncSpace
-from carrel.mcp import desk
+from carrel.client.hub_protocol import Replayed
+from carrel.mcp import hub
 from tests.daemon.rig import Daemon
 from tests.mcp.rig import STEP_S, agent, answer, call, heard, person
 
@@ -51,6 +53,28 @@ async def test_questions_at_the_same_time(daemon: Daemon, plain: AsyncSpace) -> 
             await user.publish(ANSWER, payload, space=plain.id, reply_to=question.id)
         answers = [(await one).good["answer"] for one in asked]
     assert answers == [f"to {one}" for one in texts]
+
+
+class Interrupted(AsyncHub):
+    """Somebody always speaks between its connection and what it has replayed."""
+
+    async def replay(self, space: str = "", **since: Any) -> Replayed:
+        await self.publish("buffer_custom_word", {}, space=space)
+        # What was said has come when this is answered.
+        await self.status()
+        return await super().replay(space, **since)
+
+
+async def test_an_earlier_question_is_found_while_others_speak(
+    daemon: Daemon, plain: AsyncSpace
+) -> None:
+    """What comes just before the log is read is not taken for the end of the log."""
+    async with person(daemon, plain.id) as user, agent(daemon, plain.id, Interrupted) as tools:
+        number = (await call(tools, "ask_user", question="Now?", timeout_s=0)).good["question_id"]
+        still = await call(tools, "ask_user", question_id=number, timeout_s=0)
+        assert still.good["answered"] is False
+        await answer(user, "yes")
+        assert (await call(tools, "ask_user", question_id=number)).good["answer"] == "yes"
 
 
 async def test_what_is_no_question(daemon: Daemon, plain: AsyncSpace) -> None:
@@ -101,7 +125,7 @@ async def test_across_a_restart_of_the_daemon(own_daemon: Daemon) -> None:
 async def test_a_daemon_that_does_not_come_back(
     own_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "ANSWER_S", 0.5)
+    monkeypatch.setattr(hub, "ANSWER_S", 0.5)
     async with AsyncClient(data=own_daemon.data, autostart=False) as client:
         space = await client.create()
     async with agent(own_daemon, space.id) as tools:
@@ -156,6 +180,30 @@ async def test_deleting_work_needs_the_user(
         await answer(user, "Yes")
         assert (await deleting).good == {"removed": child}
         assert (await call(tools, "wait_for_space", space=child)).code == "space_not_found"
+
+
+async def test_an_agent_that_the_space_has_not_needs_the_user(
+    daemon: Daemon, plain: AsyncSpace, client: AsyncClient
+) -> None:
+    async with (
+        person(daemon, plain.id) as user,
+        agent(daemon, plain.id) as tools,
+        contextlib.AsyncExitStack() as there,
+    ):
+        there.enter_context(daemon.equipped("claude-code"))
+        wanted = {"frontend": "claude-code"}
+        early = await call(tools, "spawn_space", **wanted, timeout_s=0)
+        assert early.code == "agreement_needed"
+        first = await answer(user, "no")
+        assert first.sender.kind == "system" and "claude-code" in first.payload["question"]
+        assert first.id in early.data["hint"]
+        again = await call(tools, "spawn_space", **wanted, question_id=first.id)
+        assert again.code == "forbidden"
+
+        making = asyncio.create_task(call(tools, "spawn_space", **wanted))
+        await answer(user, "Yes")
+        made = (await making).good
+        assert (await client.get(made["id"])).info.agent == "claude-code"
 
 
 async def test_a_yes_to_something_else_is_none(

@@ -16,7 +16,7 @@ from tests.agents.recording.programs import CLAUDE as CLAUDE_PROGRAM
 from tests.agents.recording.programs import CLAUDE_MODEL, Desk
 from tests.agents.standins import Standin, serving
 from tests.cli.program import PROGRAM
-from tests.conformance.desks import equipped
+from tests.conformance.desks import equipped, name_endpoint
 from tests.conformance.frontends import CLAUDE, CODEX, Case
 from tests.daemon.rig import Daemon
 from tests.mcp.rig import STEP_S
@@ -53,6 +53,8 @@ async def test_they_work_for_it(
 ) -> None:
     tmp_path.chmod(0o755)
     heard: list[str] = []
+    with daemon.local() as local:
+        name_endpoint(local, case.key, standin.url)
 
     async def report(progress: float, total: float | None, message: str | None) -> None:
         heard.append(message or "")

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
-from carrel.mcp.codesmith.session import Called, GivenUp, Session, Unheard
-from carrel.mcp.codesmith.tool import ARGUMENTS, SERVER, options_of
-from carrel.mcp.handshake import FOLDER, VERSION, load
+from carrel.mcp.codesmith.session import (
+    VERSION,
+    Called,
+    CodesmithSession,
+    GivenUp,
+    Unheard,
+    answers,
+)
+from carrel.mcp.codesmith.tool import ARGUMENTS, options_of
 from tests.mcp import twin
-from tests.mcp.dialogue import MODERN, Message, encoded, envelope, initialize, opening, request
+from tests.mcp.dialogue import (
+    INITIALIZED,
+    MODERN,
+    Message,
+    encoded,
+    envelope,
+    initialize,
+    opening,
+    request,
+)
 
-FILE = Path(FOLDER, f"{SERVER}.json")
-INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 IDS: list[Any] = [-1, 2**70, "", "é", 1.5, True, None, [], {}]
 DIALOGUES: dict[str, list[Message | bytes]] = {
     **{f"begun by {one}": [opening(one)] for one in KNOWN_PROTOCOL_VERSIONS},
@@ -51,17 +61,13 @@ DIALOGUES: dict[str, list[Message | bytes]] = {
 
 
 async def test_the_answers_are_those_of_the_sdk() -> None:
-    """CARREL_WRITE_DOCS=1 writes them."""
-    found = await twin.entries()
-    if os.environ.get("CARREL_WRITE_DOCS") == "1":
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
-    assert json.loads(FILE.read_text()) == found
+    assert answers() == await twin.answers()
 
 
 @pytest.mark.parametrize("name", DIALOGUES)
 async def test_dialogues(name: str) -> None:
     said = DIALOGUES[name]
-    assert twin.answers_of_session(load(SERVER), said) == await twin.answers_of(said)
+    assert twin.answers_of_session(said) == await twin.answers_of(said)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +84,13 @@ async def test_dialogues(name: str) -> None:
     ],
 )
 async def test_errors_by_code(said: list[Message], code: int) -> None:
-    ours = twin.answers_of_session(load(SERVER), said)
+    ours = twin.answers_of_session(said)
     theirs = await twin.answers_of(said)
     assert ours["1"]["error"]["code"] == theirs["1"]["error"]["code"] == code
 
 
 def taken(said: Sequence[Message | bytes]) -> list[Any]:
-    session = Session(load(SERVER))
+    session = CodesmithSession()
     return [session.take(line) for line in encoded(said).splitlines()]
 
 
@@ -117,7 +123,7 @@ def test_what_is_no_message() -> None:
 def test_parameters_that_are_none(params: Any) -> None:
     """The SDK does not answer these at all."""
     line = encoded([{"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params}])
-    (found,) = [Session(load(SERVER)).take(one) for one in line.splitlines()]
+    (found,) = [CodesmithSession().take(one) for one in line.splitlines()]
     assert isinstance(found, dict) and found["error"]["code"] == -32602
 
 

@@ -50,8 +50,8 @@ def environment(daemon: Daemon, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def serving(daemon: Daemon, *words: str, **env: str) -> Iterator[str]:
-    """`carrel mcp --http`; gives its URL."""
-    command = [str(PROGRAM), "mcp", "--http", *(words or ("127.0.0.1:0",))]
+    """`carrel mcp --http` for everybody, unless words or a variable say otherwise; its URL."""
+    command = [str(PROGRAM), "mcp", "--no-token", "--http", *(words or ("127.0.0.1:0",))]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment(daemon, **env)
     ) as server:
@@ -242,6 +242,32 @@ def test_what_is_no_address(daemon: Daemon, address: str) -> None:
         check=False,
     )
     assert refused.returncode == 2 and "127.0.0.1:0" in refused.stderr, refused
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_it_makes_a_token_when_it_is_given_none(
+    daemon: Daemon, plain: AsyncSpace, inside: bool
+) -> None:
+    """Whoever reaches the address has no tools: not those that make spaces, and none else."""
+    env = environment(daemon)
+    if inside:
+        env["CARREL_HUB"] = str(daemon.data / "spaces" / plain.id / "hub" / HUB_SOCKET)
+    command = [str(PROGRAM), "mcp", "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            assert server.stderr is not None
+            url, header = (server.stderr.readline()[len("carrel mcp: ") : -1] for _ in range(2))
+            name, value = header.split(": ")
+            assert value.startswith("Bearer ") and len(value) > 40
+            for method in ("initialize", "tools/list", "tools/call"):
+                for given in ({}, {name: "Bearer no"}, {name: value[:-1]}, {name: value[7:]}):
+                    body = {**HELLO, "method": method}
+                    refused = httpx.post(url, json=body, headers={**HEADERS, **given})
+                    assert refused.status_code == 401
+            assert hello(url, **{name: value}).status_code == 200
+        finally:
+            server.terminate()
+            server.wait(STEP_S)
 
 
 async def test_with_a_token(daemon: Daemon) -> None:

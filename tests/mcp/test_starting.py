@@ -1,5 +1,4 @@
-"""The SDK takes a second to import: who does not serve MCP does without, and who does serves how
-clients begin without."""
+"""The SDK takes a second to import: only the process that serves MCP does so."""
 
 from __future__ import annotations
 
@@ -14,26 +13,25 @@ from tests.daemon.rig import Daemon, good
 from tests.mcp.dialogue import MODERN, encoded, envelope, initialize, opening, request
 
 HEAVY = {
-    *("anyio", "asyncio", "click", "collections.abc", "dataclasses", "inspect", "logging"),
-    *("mcp", "mcp_types", "msgspec", "pathlib", "pydantic", "socket", "tempfile", "typing"),
+    *("anyio", "asyncio", "click", "inspect", "logging", "mcp", "mcp_types", "msgspec"),
+    *("pathlib", "pydantic", "socket", "tempfile"),
 }
 TIMEOUT_S = 60.0
 """For one command, on a busy machine."""
 
 
 def test_the_daemon_does_without(daemon: Daemon) -> None:
-    """Seen by a compiled library that nothing but the SDK needs."""
+    """Seen by compiled libraries that nothing but the SDK needs, and one that the daemon does."""
     with daemon.local() as client:
         good(client.get("/v1/spaces"))
     mapped = Path(f"/proc/{daemon.pid}/maps").read_text()
-    assert "/pydantic_core/" in mapped and "/cryptography/" not in mapped
+    assert "/msgspec/" in mapped
+    assert "/pydantic_core/" not in mapped and "/cryptography/" not in mapped
 
 
 @pytest.mark.parametrize("begun", [initialize(), opening(MODERN)])
-def test_how_clients_begin_does_without(begun: dict[str, object], tmp_path: Path) -> None:
+def test_the_bridge_does_without(daemon: Daemon, begun: dict[str, object]) -> None:
     """Each of these would take longer than all the rest."""
-    hub = tmp_path / "hub.sock"
-    hub.touch()
     script = (
         "import sys; from carrel.cli.main import run; code = run(['mcp']);"
         "print(*sys.modules, file=sys.stderr); sys.exit(code)"
@@ -43,13 +41,13 @@ def test_how_clients_begin_does_without(begun: dict[str, object], tmp_path: Path
         [sys.executable, "-I", "-c", script],
         input=encoded([begun, request(1, "tools/list", params)]),
         capture_output=True,
-        env={**os.environ, "CARREL_HUB": str(hub)},
+        env={**os.environ, "CARREL_DATA": str(daemon.data)},
         timeout=TIMEOUT_S,
         check=False,
     )
     assert ran.returncode == 0 and len(ran.stdout.splitlines()) == 2, ran
     loaded = set(ran.stderr.decode().split())
-    assert "carrel.mcp.front" in loaded and loaded.isdisjoint(HEAVY)
+    assert "carrel.cli.verbs.mcp" in loaded and loaded.isdisjoint(HEAVY)
 
 
 def test_codesmith_does_without() -> None:
@@ -92,7 +90,7 @@ def test_help_does_without(words: list[str]) -> None:
 
 def test_the_sdk_is_there_when_it_serves() -> None:
     """What the tests above look for is what the server has."""
-    script = "import carrel.mcp.serving; print(open('/proc/self/maps').read())"
+    script = "import carrel.mcp.server; print(open('/proc/self/maps').read())"
     ran = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -22,7 +22,7 @@ from mcp_types import (
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from carrel import __version__
-from carrel.mcp.codesmith.session import Session
+from carrel.mcp.codesmith.session import CodesmithSession
 from carrel.mcp.codesmith.tool import INSTRUCTIONS, SERVER, TOOL
 from tests.mcp.dialogue import (
     LIMIT_S,
@@ -83,29 +83,23 @@ async def _serve(ours: socket.socket) -> None:
             await server.run(heard, said, server.create_initialization_options())
 
 
-def answers_of_session(answers: Any, said: Sequence[Message | bytes]) -> Answers:
+def answers_of_session(said: Sequence[Message | bytes]) -> Answers:
     """The same by ours; calls of the tool are left out."""
-    session = Session(answers)
+    session = CodesmithSession()
     taken = [session.take(line) for line in encoded(said).splitlines()]
     return by_id(json.dumps(one) for one in taken if isinstance(one, dict))
 
 
-async def entries() -> list[Message]:
-    """What is kept in a file: equal answers once."""
-    found: list[Message] = []
+async def answers() -> dict[str, Message]:
+    """What is always the same, by version and method."""
+    found: dict[str, Message] = {}
     for version in KNOWN_PROTOCOL_VERSIONS:
         params = envelope(version) if version == MODERN else None
         asked = [
             opening(version),
             *(request(id, one, params) for id, one in enumerate(METHODS, 1)),
         ]
-        answers = await answers_of(asked)
-        for one in asked:
-            result = answers[str(one["id"])].get("result")
-            same = [e for e in found if (e["method"], e["result"]) == (one["method"], result)]
-            if same:
-                same[0]["versions"].append(version)
-            elif result is not None:
-                entry = {"method": one["method"], "versions": [version], "result": result}
-                found.append(entry)
+        told = await answers_of(asked)
+        results = {one["method"]: told[str(one["id"])].get("result") for one in asked}
+        found[version] = {name: result for name, result in results.items() if result is not None}
     return found

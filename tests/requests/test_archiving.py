@@ -19,9 +19,9 @@ from carrel.domain.access import LOCAL
 from carrel.domain.errors import SpaceNotFound, WorkspaceGone
 from carrel.domain.ids import new_id
 from carrel.domain.requests import Generate, Keeping, Older, Policy, Request, Workspace
-from carrel.service.requests.book import Live
+from carrel.service.requests.book import LiveRequest
 from carrel.service.spaces import Spaces
-from carrel.trees.differing import GitDiffs
+from carrel.trees.differences import GitDiffs
 from tests.requests.rig import ANSWER_S, heard, made
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -163,7 +163,7 @@ async def test_a_daemon_that_ended_between_removal_and_record(
     await services.spaces.remove(LOCAL, lost.space_id, force=True)
     for before, after in ((archived, Workspace.ARCHIVED), (lost, Workspace.GONE)):
         there = dataclasses.replace(before, workspace=Workspace.THERE, archive_bytes=0)
-        live = services.requests._book.get(before.key) or Live(there)
+        live = services.requests._book.get(before.key) or LiveRequest(there)
         await services.requests._keeper.see_to(live)
         found = await services.requests.get(LOCAL, before.key)
         assert found.workspace is after and (found.archive_bytes > 0) is (before is archived)

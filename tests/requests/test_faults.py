@@ -12,9 +12,10 @@ from carrel.domain.limits import Limits
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.requests import Check, Frame, FrameKind, Generate, RequestQuery, RequestState
 from tests.requests.rig import made, paths
+from tests.sampling import examples
 from tests.service.rig import leftovers
 
-MANY = 100_000
+MANY = examples(20_000, exhaustive=100_000)
 """Names, not contents: each is a file to whoever looks."""
 LINKS = (
     "run python3 -c \"import os; [open(f'f{i}','w').close() for i in range(4)]; "
@@ -129,7 +130,7 @@ async def test_it_deletes_everything(services: Services, place: Path, tmp_path: 
     assert (project / "kept.txt").read_text() == "mine\n"
 
 
-async def test_a_hundred_thousand_files(services: Services, place: Path) -> None:
+async def test_very_many_files(services: Services, place: Path) -> None:
     outcome, _ = await asked(services, place, LINKS)
     assert outcome.kind is FrameKind.RESULT, outcome.data
     assert outcome.data["total_files"] == MANY

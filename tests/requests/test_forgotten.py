@@ -11,7 +11,7 @@ import pytest
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.requests import FrameKind, Generate
-from carrel.service.requests.book import Live
+from carrel.service.requests.book import LiveRequest
 from tests.requests.rig import ANSWER_S, heard, made
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def known() -> set[str]:
     """Keys of those that anybody still has."""
     gc.collect()
-    return {one.request.key for one in gc.get_objects() if isinstance(one, Live)}
+    return {one.request.key for one in gc.get_objects() if isinstance(one, LiveRequest)}
 
 
 async def test_one_that_was_delivered(services: Services) -> None:

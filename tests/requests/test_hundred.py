@@ -1,4 +1,4 @@
-"""A hundred requests at the same time, of ten clients: each has what is its own, and no more."""
+"""Many requests at the same time, of several clients: each has what is its own, and no more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 from tests.daemon.requesting import talking
 from tests.daemon.rig import Daemon, fresh_daemon, good
+from tests.sampling import examples
 
-CLIENTS, EACH = 10, 10
+CLIENTS, EACH = examples(5, exhaustive=10), examples(6, exhaustive=10)
+"""Together more than are worked on at once."""
 SEEN = "run seen=$(find . -type f); echo $seen > seen"
 
 

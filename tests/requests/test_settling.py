@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+from carrel.api.types.hub import SpawnSpace
 from carrel.app.service import Services
-from carrel.domain.access import LOCAL
-from carrel.domain.errors import InsufficientDisk, LauncherUnavailable
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.errors import InsufficientDisk, LauncherUnavailable, StateConflict
 from carrel.domain.ids import new_id
+from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.requests import (
     FrameKind,
     Generate,
@@ -29,18 +32,23 @@ from carrel.domain.requests import (
     Webhook,
     Workspace,
 )
+from carrel.domain.runtimes import Command
 from carrel.domain.spaces import SpaceRequest
-from carrel.interfaces.notifying.outcomes import OutcomeSender
+from carrel.hub.access import Identity
+from carrel.hub.client import Client
+from carrel.hub.rates import Rate
+from carrel.interfaces.notifications import OutcomeSender
 from carrel.service.journal import Journal
-from carrel.service.requests import wanting
-from carrel.service.requests import working as working_room
-from carrel.service.requests.book import Live
-from carrel.service.requests.parts import RequestParts
-from carrel.service.requests.working import PLACES
+from carrel.service.requests import work
+from carrel.service.requests import work as working_room
+from carrel.service.requests.book import LiveRequest, RequestParts
+from carrel.service.requests.stream import PART_BYTES
+from carrel.service.requests.work import FOREVER, PLACES
 from carrel.service.spaces import Spaces
 from tests.requests.rig import ANSWER_S, heard, made, paths
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+EMPTY = Project(ProjectKind.EMPTY)
 NOWHERE = Webhook("http://127.0.0.1:9/nobody")
 
 
@@ -218,7 +226,7 @@ async def test_only_one_at_a_time_in_a_folder(
 ) -> None:
     """However close together they are asked for: who has looked waits for the other to come."""
     looked: list[str] = []
-    real, locks = wanting.space_request, services.spaces._locks._locks
+    real, locks = work.space_request, services.spaces._locks._locks
 
     def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
         wanted = real(parts, request)
@@ -307,9 +315,135 @@ async def test_nothing_is_told_of_a_workspace_before_it_is_accepted(services: Se
     """The record may be ahead of the log that the rest is told from."""
     request, _ = await made(services, Generate("write a.txt 1"))
     making = dataclasses.replace(request, state=RequestState.MAKING, space_id=new_id("sp"))
-    live = Live(making, making="storing: 0")
+    live = LiveRequest(making, making="storing: 0")
     async with contextlib.aclosing(services.requests._hearing.follow(live, 0)) as frames:
         first = asyncio.ensure_future(anext(frames))
         assert (await asyncio.wait({first}, timeout=0.2))[0] == set()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+
+
+async def spawned(services: Services, inside: str) -> str:
+    """A space that code in this one asked for, as through its own socket."""
+    caller = Caller(f"space:{inside}", Scope(ScopeKind.SPACE, inside))
+    client = Client("cl_test", Identity(caller, inside=True), Silent(), Rate(1.0, 1), 0.0)
+    assert services.hub.system is not None
+    answer: Any = await services.hub.system(client, "", "system_spawn_space", SpawnSpace())
+    return str(answer.space.id)
+
+
+class Silent:
+    """A `Sink` that nobody is at the other end of."""
+
+    def send(self, envelopes: Any) -> None: ...
+
+    def waiting(self) -> int:
+        return 0
+
+    async def drained(self) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+@pytest.mark.parametrize("how", ["delete", "cancel", "end", "removed by hand"])
+async def test_what_its_agent_asked_for_goes_with_it(services: Services, how: str) -> None:
+    """Also what those asked for in turn; and of none of them anything is kept."""
+    waiting = "run while [ ! -e go ]; do sleep 0.1; done"
+    request = await working(services, Generate(instructions=waiting))
+    child = await spawned(services, request.space_id)
+    others = [child, await spawned(services, child)]
+    for one in others:
+        await services.runs.start(one, Command(("sleep", "600")))
+        await asyncio.to_thread((services.open_spaces.folder(one) / "tmp/work").write_text, "work")
+    match how:
+        case "delete":
+            await services.requests.remove(LOCAL, request.key)
+        case "cancel":
+            await services.requests.cancel(LOCAL, request.key)
+        case "removed by hand":
+            await services.spaces.remove(LOCAL, request.space_id, force=True)
+            await services.requests.cancel(LOCAL, request.key)
+        case "end":
+            await services.runs.start(request.space_id, Command(("touch", "go")))
+            await heard(services, request.key)
+            await services.requests.delivered(LOCAL, request.key)
+    async with asyncio.timeout(ANSWER_S):
+        await services.requests.settled()
+    for one in (request.space_id, *others):
+        assert services.journal.get(one) is None
+        assert await services.store.space(one) is None
+        assert not services.open_spaces.folder(one).exists()
+    trashed = {one.space.space_id for one in await services.spaces.trashed(LOCAL)}
+    assert trashed.isdisjoint(others)
+
+
+async def test_one_that_is_asked_for_too_late_goes_too(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request has ended while it was made."""
+    request = await working(services, Generate(instructions="run sleep 600"))
+    real, made = Spaces.create, []
+
+    async def create(self: Spaces, *words: Any, **named: Any) -> Any:
+        await services.spaces.remove(LOCAL, request.space_id, force=True)
+        made.append(await real(self, *words, **named))
+        return made[-1]
+
+    monkeypatch.setattr(Spaces, "create", create)
+    with pytest.raises(StateConflict):
+        await spawned(services, request.space_id)
+    assert services.journal.get(made[0].space_id) is None
+    await services.requests.cancel(LOCAL, request.key)
+
+
+async def test_what_a_killed_daemon_left_of_it_goes_later(services: Services) -> None:
+    request = SpaceRequest(EMPTY, parent="sp_aaaaaaaaaaaa", transient=True, retention=FOREVER)
+    left = await services.spaces.create(LOCAL, request)
+    own = await services.spaces.create(LOCAL, SpaceRequest(EMPTY, parent="sp_aaaaaaaaaaaa"))
+    await services.collector.retire()
+    assert services.journal.get(left.space_id) is None
+    assert services.journal.get(own.space_id) is not None, "it has work of its own"
+    await services.spaces.remove(LOCAL, own.space_id, force=True)
+
+
+async def test_one_token_leaves_a_place_for_others(services: Services) -> None:
+    """Its agents take as long as it said."""
+    greedy, other = (Caller(name, Scope(ScopeKind.ADMIN)) for name in ("tk_greedy", "tk_other"))
+    most = services.requests._parts.rules.at_once
+    asked = Generate(instructions="sleep 600", timeout_s=86_400.0)
+    begun = [(greedy, await services.requests.submit(greedy, asked)) for _ in range(most + 1)]
+    try:
+        begun += [(one, await services.requests.submit(one, asked)) for one in (other, other)]
+        begun += [(LOCAL, await services.requests.submit(LOCAL, asked)) for _ in range(2)]
+        waiting = [services.requests.place(request) for _, request in begun]
+        assert [who.name for (who, _), place in zip(begun, waiting, strict=True) if not place] == [
+            *["tk_greedy"] * (most - 1),
+            "tk_other",
+            "local",
+        ]
+    finally:
+        for caller, request in reversed(begun):
+            await services.requests.cancel(caller, request.key)
+
+
+async def test_parts_of_messages_wait_up_to_a_bound(services: Services) -> None:
+    """For a follower that does not read them, whatever writes them."""
+    asked = Generate(instructions="sleep 600")
+    request = await services.requests.submit(LOCAL, asked)
+    following = services.requests.follow(LOCAL, request.key)
+    try:
+        async with asyncio.timeout(ANSWER_S), contextlib.aclosing(following) as frames:
+            async for frame in frames:
+                if frame.kind is FrameKind.EVENT:
+                    break
+            space_id = (await services.requests.get(LOCAL, request.key)).space_id
+            for size in (PART_BYTES, 10):
+                payload = msgspec.json.encode({"payload": {"text": "x" * size}})
+                services.hub.spread(space_id, "agent.message_delta", msgspec.Raw(payload))
+            async for frame in frames:
+                event = frame.data.get("event")
+                if isinstance(event, dict) and event["type"] == "message_delta":
+                    assert event["payload"] == {"text": "x" * 10}
+                    break
+    finally:
+        await services.requests.cancel(LOCAL, request.key)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carrel.domain.errors import SandboxUnavailable
 from carrel.launcher.client import Launcher
-from carrel.runtimes.auto import choose_runtime
+from carrel.runtimes.proof import choose_runtime
 from tests.conformance.runtime_rig import Rig
 
 
@@ -22,13 +22,13 @@ async def main(data: Path) -> dict[str, object]:
         names = ("process", "bubblewrap", "landlock")
         candidates = [Rig(data, name, launcher).runtime for name in names]
         try:
-            choice = await choose_runtime(candidates)
+            runtime, seen = await choose_runtime(candidates)
         except SandboxUnavailable as refusal:
             return {"refused": refusal.message, "hint": refusal.hint, "code": refusal.code}
         return {
-            "chosen": choice.runtime.name,
-            "seen": [[name, found.available, found.reason] for name, found in choice.seen],
-            "uncovered": choice.runtime.capabilities.uncovered,
+            "chosen": runtime.name,
+            "seen": [[name, found.available, found.reason] for name, found in seen],
+            "uncovered": runtime.capabilities.uncovered,
         }
     finally:
         launcher.shutdown(force=True)

@@ -10,7 +10,14 @@ import os
 import sys
 
 from carrel.linux import libc
-from carrel.linux.seccomp import FilterPolicy, Rule, Test, compile_filter, errno_action, install
+from carrel.linux.seccomp import (
+    FilterPolicy,
+    SyscallRule,
+    Test,
+    compile_filter,
+    errno_action,
+    install,
+)
 
 _NAMESPACES = 0x7E020000
 _DENIED = errno_action(errno.EPERM)
@@ -18,12 +25,12 @@ _ABSENT = errno_action(errno.ENOSYS)
 
 RULES = {
     "namespaces": (
-        Rule("unshare", _DENIED, (Test(0, (0,), mask=_NAMESPACES, negate=True),)),
-        Rule("clone", _DENIED, (Test(0, (0,), mask=_NAMESPACES, negate=True),)),
-        Rule("setns", _DENIED),
-        Rule("clone3", _ABSENT),
+        SyscallRule("unshare", _DENIED, (Test(0, (0,), mask=_NAMESPACES, negate=True),)),
+        SyscallRule("clone", _DENIED, (Test(0, (0,), mask=_NAMESPACES, negate=True),)),
+        SyscallRule("setns", _DENIED),
+        SyscallRule("clone3", _ABSENT),
     ),
-    "landlock": (Rule("landlock_create_ruleset", _ABSENT),),
+    "landlock": (SyscallRule("landlock_create_ruleset", _ABSENT),),
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.limits import Limits
-from carrel.domain.runtimes import Network, Sandbox, SandboxSpec
+from carrel.domain.runtimes import EagerRuntime, Network, Sandbox, SandboxSpec
 from carrel.domain.trees import TreeMount
 from carrel.linux import mounts
 from tests.conformance.runtime_rig import WAIT_S, Rig, open_rig
@@ -30,6 +30,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 def _begin(rig: Rig, network: Network = Network.NONE) -> SandboxSpec:
     spec = rig.spec(Limits(), network, (), {})
+    assert isinstance(rig.runtime, EagerRuntime)
     rig.runtime.begin(spec)
     return spec
 
@@ -123,7 +124,7 @@ async def test_no_tree_ever_comes(rig: Rig) -> None:
 
 
 async def test_what_waits_too_long_ends_and_is_set_up_in_one_go(tmp_path: Path) -> None:
-    async with open_rig(tmp_path, "bubblewrap", linger_s=0.05) as rig:
+    async with open_rig(tmp_path, "bubblewrap", linger_s=1.0) as rig:
         await _prove(rig)
         spec = _begin(rig)
         await _until(lambda: len(_members(spec)) >= 3)

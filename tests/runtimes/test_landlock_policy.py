@@ -9,21 +9,23 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from carrel.domain.runtimes import Bind, Network
 from carrel.linux import landlock
-from carrel.runtimes.landlock_policy import (
+from carrel.runtimes.policy import (
     LandlockSpec,
     etc_paths,
+    program,
     remove_shared_memory,
     rules,
     uncovered,
     unix_sockets_allowed,
+    without_namespaces,
 )
-from carrel.runtimes.seccomp_policy import program, without_namespaces
 from tests.accounts import Account, interpreter_for
 from tests.linux.confined import Confinement
 
@@ -36,7 +38,7 @@ INTERPRETER = tuple(
 )
 
 TRIES = """
-import errno, socket, subprocess
+import errno, resource, socket, subprocess
 def attempt(do):
     try:
         do()
@@ -74,7 +76,11 @@ class Room:
             program=None
             if spec is None
             else program(
-                without_namespaces(spec.network, unix_sockets=unix_sockets_allowed(spec, ABI))
+                without_namespaces(
+                    spec.network,
+                    unix_sockets=unix_sockets_allowed(spec, ABI),
+                    own_user=spec.own_user,
+                )
             ),
             rules=None if spec is None else rules(spec),
             uid=self.user.uid if as_root else None,
@@ -157,7 +163,9 @@ def test_what_a_sandbox_needs_works(room: Room) -> None:
         shutil.rmtree(room.space / "project/x")
 
 
-def test_a_user_of_its_own_has_terminals_and_shared_memory(room: Room) -> None:
+def test_a_user_of_its_own_has_terminals_and_shared_memory_where_that_is_its_own(
+    room: Room,
+) -> None:
     name = f"carrel-test-{os.getpid()}"
     tries = {
         "pty": "__import__('pty').openpty()",
@@ -165,14 +173,12 @@ def test_a_user_of_its_own_has_terminals_and_shared_memory(room: Room) -> None:
         "locks": "__import__('multiprocessing').Lock()",
     }
     try:
-        assert room.tried(room.spec(own_user=True), tries) == dict.fromkeys(tries, "done")
-        shared = room.tried(
-            room.spec(own_user=False), {key: do for key, do in tries.items() if key != "pty"}
-        )
-        assert set(shared.values()) == {"EACCES"}
-        if os.geteuid() == 0:
-            assert remove_shared_memory(room.user.uid) == 1
-            assert not Path(f"/dev/shm/{name}").exists()
+        own = replace(room.spec(own_user=True), shared_memory=True)
+        assert room.tried(own, tries) == dict.fromkeys(tries, "done")
+        del tries["pty"]
+        for own_user in (True, False):
+            shared = room.tried(room.spec(own_user=own_user), tries)
+            assert set(shared.values()) == {"EACCES"}
     finally:
         Path(f"/dev/shm/{name}").unlink(missing_ok=True)
 
@@ -186,6 +192,21 @@ def test_removing_shared_memory_leaves_that_of_others(tmp_path: Path) -> None:
     assert remove_shared_memory(os.geteuid(), tmp_path) == 3
     assert list(tmp_path.iterdir()) == []
     assert remove_shared_memory(0, tmp_path / "nowhere") == 0
+
+
+def test_shared_memory_can_be_removed_however_deep_it_is(tmp_path: Path) -> None:
+    """Else its sandbox could never be stopped."""
+    above = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for _ in range(sys.getrecursionlimit()):
+            os.mkdir("d", dir_fd=above)
+            below = os.open("d", os.O_RDONLY, dir_fd=above)
+            os.close(above)
+            above = below
+    finally:
+        os.close(above)
+    assert remove_shared_memory(os.geteuid(), tmp_path) == 1
+    assert not os.listdir(tmp_path)
 
 
 @pytest.fixture
@@ -268,12 +289,25 @@ def test_processes_outside_cannot_be_signalled_or_traced(room: Room) -> None:
                 "files": f"os.readlink('/proc/{pid}/fd/0')",
                 "init": "open('/proc/1/environ').read()",
                 "oom": f"open('/proc/{pid}/oom_score_adj', 'w').write('0')",
+                "limits": f"resource.prlimit({pid}, resource.RLIMIT_CPU)",
+                "priority": f"os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+                "priorities": "os.setpriority(os.PRIO_USER, 0, 19)",
+                "affinity": f"os.sched_setaffinity({pid}, {{0}})",
+                "scheduler": f"os.sched_setscheduler({pid}, 0, os.sched_param(0))",
+                "parameters": f"os.sched_setparam({pid}, os.sched_param(0))",
             }
-            found = room.tried(room.spec(), tries)
+            found = room.tried(room.spec(own_user=False), tries)
             assert set(found.values()) <= {"EACCES", "EPERM"}, found
             assert out.poll() is None
-            del tries["signal"], tries["init"], tries["root"]
+            del tries["signal"], tries["init"], tries["root"], tries["priorities"]
             assert set(room.tried(None, tries).values()) == {"done"}
+            own = {
+                "limits": "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+                "priority": "os.setpriority(os.PRIO_PROCESS, 0, 19)",
+                "nice": "os.nice(1)",
+                "affinity": "os.sched_setaffinity(0, os.sched_getaffinity(0))",
+            }
+            assert set(room.tried(room.spec(own_user=False), own).values()) == {"done"}
         finally:
             out.kill()
 

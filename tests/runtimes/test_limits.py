@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
+import math
 import os
 import resource
 import shutil
@@ -18,19 +18,21 @@ import pytest
 from carrel.domain.availability import Availability
 from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.trees import Owner
-from carrel.runtimes.limits import (
-    QUOTA,
-    Cgroups,
-    DiskWatch,
+from carrel.linux.reserve import Free
+from carrel.runtimes.limits import disk
+from carrel.runtimes.limits import watch as watch_module
+from carrel.runtimes.limits.cgroups import Cgroups, Survey
+from carrel.runtimes.limits.disk import (
+    MAX_DEPTH,
+    TOO_DEEP,
     ProjectQuotas,
+    Use,
     disk_bytes,
-    rlimits,
-    support_for,
+    unlinked_use,
 )
-from carrel.runtimes.limits.disk import MAX_DEPTH, TOO_DEEP
-from carrel.runtimes.limits.rlimits import Rlimit
-from carrel.runtimes.limits.sites import Survey
-from tests.accounts import Account
+from carrel.runtimes.limits.enforcement import QUOTA, Rlimit, rlimits, support_for
+from carrel.runtimes.limits.watch import DiskWatch, Remembered
+from tests.accounts import PYTHON, Account, run_as
 
 INFINITE = resource.RLIM_INFINITY
 MIB = 1 << 20
@@ -44,7 +46,19 @@ def no_groups() -> Cgroups:
 
 
 def test_core_dumps_are_always_off() -> None:
-    assert rlimits(Limits(), pids_by_cgroup=True) == ((resource.RLIMIT_CORE, 1, 1),)
+    found = rlimits(Limits(), pids_by_cgroup=True, own_user=True)
+    assert found == ((resource.RLIMIT_CORE, 1, 1),)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 500), (600, 500), (20, 20)])
+def test_on_our_own_account_we_may_have_more_than_a_sandbox(asked: int | None, given: int) -> None:
+    found = rlimits(
+        Limits(open_files=asked), pids_by_cgroup=True, current=lambda which: (100, 1000)
+    )
+    assert found[1:] == (
+        (resource.RLIMIT_NOFILE, given, given),
+        (resource.RLIMIT_SIGPENDING, 500, 500),
+    )
 
 
 def test_hard_limits_are_never_raised() -> None:
@@ -193,69 +207,373 @@ def test_what_is_too_deep_counts_as_over(tmp_path: Path) -> None:
     finally:
         os.close(above)
     descriptors = set(os.listdir("/proc/self/fd"))
-    assert disk_bytes([tmp_path]) == TOO_DEEP
+    assert disk.disk_use([tmp_path]).bytes == TOO_DEEP
+    with pytest.raises(OSError, match="too deep"):
+        disk_bytes([tmp_path])
     assert set(os.listdir("/proc/self/fd")) == descriptors
     subprocess.run(["rm", "-rf", str(tmp_path / ("d" * 200))], check=True, timeout=30)
+
+
+PLENTY = 1 << 40
 
 
 class Stage:
     """Time and disk for a watch: every pause is written down and ends at once."""
 
-    def __init__(self, sizes: list[int], walk_s: float = 0.0) -> None:
+    def __init__(self, sizes: list[int], walk_s: float = 0.0, free: int = PLENTY) -> None:
         self.sizes = sizes
         self.walk_s = walk_s
         self.now = 0.0
         self.pauses: list[float] = []
         self.hits: list[int] = []
+        self.walks = 0
+        self.free = free
+        self.limit = Use(10 * MIB, 1000)
+        self.pauses_at: list[float] = []
+        """When the space had to stand still."""
+        self.real: int | None = 0
+        """What is found when it does."""
+        self.others = 0
+        """What others write during a walk."""
 
-    def measure(self, folders: Iterable[Path]) -> int:
+    async def measure(self, still: bool) -> Use | None:
+        self.walks += 1
+        self.free -= self.others * MIB
         self.now += self.walk_s
-        return self.sizes.pop(0)
+        if still:
+            self.pauses_at.append(self.now)
+            return None if self.real is None else Use(self.real * MIB, 1)
+        return Use(self.sizes.pop(0) * MIB, 1)
 
     async def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        if not self.sizes:
-            raise asyncio.CancelledError
+        self.now += seconds
 
-    async def run(self, limit: int) -> None:
-        watch = DiskWatch(
-            [Path("/nowhere")],
-            limit,
-            self.hits.append,
+    async def needed(self) -> bool:
+        return bool(self.sizes)
+
+    def watch(self) -> DiskWatch:
+        return DiskWatch(
+            self.measure,
+            lambda: Free(self.free, PLENTY),
+            self.limit,
+            lambda used, _why: self.hits.append(used.bytes // MIB),
             pause=self.pause,
-            measure=self.measure,
             clock=lambda: self.now,
         )
-        with pytest.raises(asyncio.CancelledError):
-            await watch.run()
+
+    async def run(self) -> None:
+        await self.watch().run(self.needed)
 
 
-async def test_going_over_is_told_once_until_it_is_below_again() -> None:
-    stage = Stage([5, 10, 11, 12, 9, 30, 31])
-    await stage.run(10)
-    assert stage.hits == [11, 30]
-    assert stage.pauses == [1.0] * 7
+async def test_going_over_is_told_and_then_only_what_grows() -> None:
+    """Who is over the limit may make room, and is ended when it takes more."""
+    stage = Stage([5, 10, 11, 12, 14, 13, 13, 15, 9, 30, 31])
+    stage.limit = Use(10 * MIB, 1)
+    await stage.run()
+    assert stage.hits == [11, 14, 15, 30]
+    assert stage.pauses == [1.0] * 11
+
+
+@pytest.mark.parametrize(("lost", "hits"), [(0, []), (5, [20])])
+async def test_what_was_over_before_is_told_when_the_disk_has_lost_room(
+    lost: int, hits: list[int]
+) -> None:
+    stage = Stage([20])
+    watch = stage.watch()
+    stage.free -= lost * MIB
+    await watch.look()
+    assert stage.hits == hits
+
+
+async def test_who_was_ended_does_not_pay_for_what_others_write() -> None:
+    """What it has when all of it has ended is what it may keep, and take no more."""
+    stage = Stage([5, 20])
+    stage.real = 20
+    watch = stage.watch()
+    await watch.look()
+    stage.free -= 15 * MIB
+    await watch.look()
+    assert stage.hits == [20]
+    stage.others = 5
+    stage.sizes = [20, 20, 22]
+    for _ in range(3):
+        await watch.look()
+    assert stage.hits == [20, 22]
+
+
+async def test_files_are_walked_through_when_the_disk_has_lost_enough() -> None:
+    stage = Stage([1, 2, 3, 4])
+    watch = stage.watch()
+    await watch.look()
+    await watch.look()
+    assert stage.walks == 1
+    stage.free -= 2 * MIB
+    await watch.look()
+    assert stage.walks == 1
+    stage.free -= 5 * MIB
+    await watch.look()
+    assert stage.walks == 2
+    stage.now += watch_module.REST_S
+    await watch.look()
+    assert stage.walks == 3
+
+
+async def test_who_goes_on_to_write_on_a_full_disk_is_told() -> None:
+    stage = Stage([1, 1, 3, 3], free=0)
+    await stage.run()
+    assert stage.hits == [3]
+
+
+async def test_who_takes_little_at_once_of_a_full_disk_is_told_too() -> None:
+    """Else it would get all of the reserve, which is given up in pieces."""
+    stage = Stage([1, 2, 3, 3], free=0)
+    await stage.run()
+    assert stage.hits == [3]
+
+
+async def test_what_cannot_be_measured_may_not_grow() -> None:
+    deep = TOO_DEEP // MIB + 1
+    stage = Stage([1, deep, deep, deep, deep])
+    watch = stage.watch()
+    for lost in (0, 0, 0, 5, 0):
+        stage.now += watch_module.REST_S
+        stage.free -= lost * MIB
+        await watch.look()
+    assert len(stage.hits) == 2
+
+
+class Hiding(Stage):
+    """A space that shows one MiB to whoever walks through it, whatever it has, and a disk whose
+    every change somebody may have made."""
+
+    def __init__(self, real: int | None, walk_s: float = 0.0) -> None:
+        super().__init__([], walk_s)
+        self.real = real
+
+    async def measure(self, still: bool) -> Use | None:
+        self.sizes = [1]
+        return await super().measure(still)
+
+    async def loses(self, watch: DiskWatch, *lost: int) -> None:
+        """A walk after each."""
+        for one in lost:
+            self.free -= one * MIB
+            self.now += watch_module.REST_S
+            await watch.look()
+
+
+@pytest.mark.parametrize(("real", "hits"), [(9, []), (11, [11]), (None, [1])])
+async def test_who_may_hide_more_than_its_limit_has_to_stand_still(
+    real: int | None, hits: list[int]
+) -> None:
+    """And is judged by what was found then; one that does not do so is over its limit."""
+    stage = Hiding(real)
+    watch = stage.watch()
+    await stage.loses(watch, 0, 6)
+    assert stage.pauses_at == []
+    await stage.loses(watch, 6)
+    assert len(stage.pauses_at) == 1 and stage.hits == hits
+
+
+async def test_it_adds_up_and_what_others_remove_takes_nothing_from_it() -> None:
+    stage = Hiding(2)
+    watch = stage.watch()
+    await stage.loses(watch, 0, 4, -100, 3, -100)
+    assert stage.pauses_at == []
+    assert watch.remembered is not None and watch.remembered.most == Use(8 * MIB, 1)
+    await stage.loses(watch, 4, 0, 0, 6)
+    assert len(stage.pauses_at) == 1
+    assert stage.hits == []
+    await stage.loses(watch, 2)
+    assert len(stage.pauses_at) == 2
+
+
+async def test_who_writes_what_is_found_never_stands_still() -> None:
+    """Nor when it removes and writes again."""
+    stage = Stage([1, 4, 9, 2, 9, 9, 3, 9])
+    watch = stage.watch()
+    before = 1
+    for size in list(stage.sizes):
+        stage.free -= (size - before) * MIB
+        before = size
+        stage.now += watch_module.REST_S
+        await watch.look()
+    assert stage.walks == 8 and stage.pauses_at == [] and stage.hits == []
+    assert watch.remembered is None
+
+
+async def test_nobody_stands_still_for_long() -> None:
+    """Where others write without an end: for a twentieth of the time."""
+    stage = Hiding(1, walk_s=5.0)
+    watch = stage.watch()
+    await stage.loses(watch, *[20] * 100)
+    for one, next_one in zip(stage.pauses_at, stage.pauses_at[1:], strict=False):
+        assert next_one - one >= 5.0 * watch_module.STILL_SHARE
+    assert (
+        10
+        < len(stage.pauses_at)
+        <= 100 * (watch_module.REST_S + 10) / (5.0 * watch_module.STILL_SHARE)
+    )
+
+
+async def test_who_was_over_its_limit_stands_still_next_time() -> None:
+    """What it had then may be hidden now. The same goes for what was remembered of it."""
+    stage = Hiding(12)
+    watch = stage.watch()
+    await stage.loses(watch, 12)
+    assert stage.hits == [12]
+    await stage.loses(watch, 0)
+    assert len(stage.pauses_at) == 2
+    remembered = DiskWatch(
+        *(stage.measure, lambda: Free(PLENTY, PLENTY), stage.limit),
+        lambda used, _why: stage.hits.append(used.bytes // MIB),
+        before=Remembered(Use(10 * MIB, 1)),
+    )
+    await remembered.look()
+    assert len(stage.pauses_at) == 3
+
+
+async def test_who_hides_on_a_full_disk_stands_still() -> None:
+    stage = Hiding(4)
+    watch = stage.watch()
+    await stage.loses(watch, 0)
+    stage.free = 4 * MIB
+    await stage.loses(watch, 0)
+    stage.real = 8
+    stage.free = 0
+    await stage.loses(watch, 0)
+    assert stage.hits == [8]
+
+
+def test_what_was_found_in_time_counts(tmp_path: Path) -> None:
+    fill(tmp_path)
+    whole = disk.disk_use([tmp_path])
+    assert disk.disk_use([tmp_path], until=math.inf) == whole
+    part = disk.disk_use([tmp_path], until=0.0)
+    assert 0 < part.files < whole.files and part.bytes <= whole.bytes
+    with pytest.raises(TimeoutError):
+        disk_bytes([tmp_path], 0.0)
 
 
 async def test_a_long_walk_is_followed_by_a_long_pause() -> None:
     quick = Stage([1], walk_s=0.1)
-    await quick.run(10)
+    await quick.run()
     assert quick.pauses == [pytest.approx(0.9)]
     slow = Stage([1], walk_s=3.0)
-    await slow.run(10)
+    await slow.run()
     assert slow.pauses == [12.0]
 
 
-async def test_a_real_folder_is_watched(tmp_path: Path) -> None:
-    hit = asyncio.Event()
-    watch = DiskWatch([tmp_path], MIB, lambda used: hit.set(), pause=lambda _: asyncio.sleep(0))
-    task = asyncio.create_task(watch.run())
-    try:
-        (tmp_path / "big").write_bytes(bytes(2 * MIB))
-        await asyncio.wait_for(hit.wait(), 20)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+def test_as_many_files_as_blocks_and_not_half_of_the_disk(tmp_path: Path) -> None:
+    assert disk.limit_of(4 << 30, tmp_path) == Use(4 << 30, 1 << 20)
+    assert disk.limit_of(MIB, tmp_path) == Use(MIB, disk.LEAST_FILES)
+    total = os.statvfs(tmp_path).f_files
+    if total:
+        assert disk.limit_of(1 << 60, tmp_path).files == total // 2
+
+
+def test_files_without_a_name_count(tmp_path: Path) -> None:
+    """Open, in a thread of its own, or only mapped; not those that are in memory."""
+    code = """
+import mmap, os, sys, threading
+def hole(name):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.write(fd, bytes(1 << 20))
+    os.unlink(name)
+    return fd
+kept = hole("open")
+mapped = hole("mapped")
+page = mmap.mmap(mapped, 4096)
+os.close(mapped)
+memory = os.memfd_create("memory")
+os.write(memory, bytes(1 << 20))
+def alone():
+    import ctypes
+    ctypes.CDLL(None).unshare(0x400)
+    hole("hidden")
+    ready.set()
+    done.wait()
+ready, done = threading.Event(), threading.Event()
+threading.Thread(target=alone, daemon=True).start()
+ready.wait()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"ready\n"
+        found = unlinked_use([process.pid], tmp_path)
+        process.stdin.close()
+    files = 3 if os.geteuid() == 0 else 2
+    assert found == Use(files * MIB, files)
+
+
+def test_files_without_a_name_count_where_shared_memory_is_a_folder(data: Path) -> None:
+    """As in a sandbox of Landlock's."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    script = """
+mount --bind "$1" /dev/shm && exec 3<> /dev/shm/file && rm /dev/shm/file
+head -c 1048576 /dev/zero >&3 && echo ready && read -r end
+"""
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(data)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert unlinked_use([process.pid], data) == Use(MIB, 1)
+
+
+def test_more_descriptors_than_can_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(disk, "MOST_LINKS", 1)
+    assert unlinked_use([os.getpid()], tmp_path).bytes == TOO_DEEP
+
+
+def test_every_name_of_a_file_counts(tmp_path: Path) -> None:
+    """Else a space with many of them keeps all others from being looked at."""
+    (tmp_path / "first").write_bytes(bytes(MIB))
+    for number in range(9):
+        os.link(tmp_path / "first", tmp_path / str(number))
+    found = disk.disk_use([tmp_path])
+    assert found.files == 10 and MIB <= found.bytes < 2 * MIB
+
+
+@pytest.mark.parametrize("mode", ["0", "0o400", "0o100"])
+def test_what_its_owner_may_not_read_counts(ordinary_user: Account, data: Path, mode: str) -> None:
+    """Without a change of any mode, and each folder once. More than can be counted in time is
+    too much."""
+    os.chown(data, ordinary_user.uid, ordinary_user.gid)
+    code = f"""
+import os
+from pathlib import Path
+from carrel.runtimes.limits import disk
+from carrel.runtimes.limits.disk import disk_use
+os.chdir({str(data)!r})
+os.makedirs("a/b/c")
+Path("a/b/big").write_bytes(bytes(1 << 20))
+before = disk_use([Path("a")])
+os.chmod("a/b/c", {mode})
+os.chmod("a/b", {mode})
+after = disk_use([Path("a")])
+assert os.stat("a/b").st_mode & 0o777 == {mode}
+print(after.bytes >= before.bytes >= 1 << 20, after.files, before.files)
+disk._READER_S = 0.0
+print(disk_use([Path("a")]).bytes == disk.TOO_DEEP)
+os.chmod("a/b", 0o700)
+"""
+    done = run_as(ordinary_user, [PYTHON, "-c", code])
+    assert done.stdout.split() == ["True", "3", "3", "True"], done
 
 
 # What is said
@@ -303,7 +621,10 @@ def test_disk_by_quota_or_by_looking(tmp_path: Path) -> None:
 
 
 def test_a_ceiling_of_the_machine_is_told(tmp_path: Path) -> None:
-    (found,) = support_for(
-        Limits(open_files=5000), no_groups(), tmp_path, current=lambda which: (10, 1000)
-    )
-    assert found.enforced and "1000" in found.how
+    asked = Limits(open_files=5000)
+    other = Owner(os.geteuid() + 1, os.getegid() + 1)
+    for owner, most in ((other, "1000"), (None, "500")):
+        (found,) = support_for(
+            asked, no_groups(), tmp_path, owner, current=lambda which: (10, 1000)
+        )
+        assert found.enforced and most in found.how

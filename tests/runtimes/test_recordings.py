@@ -15,9 +15,9 @@ import pytest
 from carrel.domain.errors import RunNotFound
 from carrel.domain.ids import new_id
 from carrel.domain.runs import Piece, Stream
-from carrel.linux import inotify, sparse
+from carrel.linux import files
 from carrel.runtimes import recordings as module
-from carrel.runtimes.recordings import PIECE_BYTES, Recordings
+from carrel.runtimes.recordings import PIECE_BYTES, FileRecordings
 
 WAIT_S = 30.0
 BLOCK = 1 << 16
@@ -45,7 +45,7 @@ class Run:
     def give_up(self, until: int) -> None:
         descriptor = os.open(self.out, os.O_WRONLY)
         try:
-            if not sparse.punch_hole(descriptor, 0, until):
+            if not files.punch_hole(descriptor, 0, until):
                 pytest.skip("this file system cannot punch holes")
         finally:
             os.close(descriptor)
@@ -60,18 +60,18 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def recordings() -> Iterator[Recordings]:
-    opened = Recordings()
+def recordings() -> Iterator[FileRecordings]:
+    opened = FileRecordings()
     yield opened
     opened.close()
 
 
-def _read(recordings: Recordings, run: Run, offset: int, limit: int = 1 << 20) -> Piece:
+def _read(recordings: FileRecordings, run: Run, offset: int, limit: int = 1 << 20) -> Piece:
     return recordings.read(run.folder, run.run_id, Stream.STDOUT, offset, limit)
 
 
 def _follow(
-    recordings: Recordings, run: Run, ended: asyncio.Event, offset: int = 0
+    recordings: FileRecordings, run: Run, ended: asyncio.Event, offset: int = 0
 ) -> AsyncGenerator[Piece, None]:
     return recordings.follow(run.folder, run.run_id, Stream.STDOUT, offset, ended)
 
@@ -89,7 +89,7 @@ async def _rest(follow: AsyncGenerator[Piece, None]) -> list[Piece]:
 # Pieces
 
 
-def test_pieces_by_offset(recordings: Recordings, run: Run) -> None:
+def test_pieces_by_offset(recordings: FileRecordings, run: Run) -> None:
     run.write(b"0123456789")
     assert _read(recordings, run, 0) == Piece(Stream.STDOUT, 0, b"0123456789")
     assert _read(recordings, run, 4, 3) == Piece(Stream.STDOUT, 4, b"456")
@@ -99,7 +99,7 @@ def test_pieces_by_offset(recordings: Recordings, run: Run) -> None:
     assert recordings.size(run.folder, run.run_id, Stream.STDOUT) == 10
 
 
-def test_what_was_given_up_is_skipped(recordings: Recordings, run: Run) -> None:
+def test_what_was_given_up_is_skipped(recordings: FileRecordings, run: Run) -> None:
     run.write(b"a" * 2 * BLOCK)
     run.write(b"b" * BLOCK)
     run.give_up(BLOCK)
@@ -108,14 +108,14 @@ def test_what_was_given_up_is_skipped(recordings: Recordings, run: Run) -> None:
     assert _read(recordings, run, 2 * BLOCK - 1, 2).data == b"ab"
 
 
-def test_a_piece_ends_before_a_gap(recordings: Recordings, run: Run) -> None:
+def test_a_piece_ends_before_a_gap(recordings: FileRecordings, run: Run) -> None:
     run.write(b"a" * BLOCK)
     run.write(b"b" * BLOCK, offset=4 * BLOCK)
     assert _read(recordings, run, 0).data == b"a" * BLOCK
     assert _read(recordings, run, BLOCK) == Piece(Stream.STDOUT, 4 * BLOCK, b"b" * BLOCK)
 
 
-def test_the_size_counts_what_had_no_room(recordings: Recordings, run: Run) -> None:
+def test_the_size_counts_what_had_no_room(recordings: FileRecordings, run: Run) -> None:
     run.write(b"abc")
     run.end(stdout_bytes=1000, stdout_dropped=997)
     assert recordings.size(run.folder, run.run_id, Stream.STDOUT) == 1000
@@ -123,14 +123,14 @@ def test_the_size_counts_what_had_no_room(recordings: Recordings, run: Run) -> N
     assert recordings.size(run.folder, run.run_id, Stream.STDOUT) == 2003
 
 
-def test_a_stream_that_is_not_there_is_empty(recordings: Recordings, run: Run) -> None:
+def test_a_stream_that_is_not_there_is_empty(recordings: FileRecordings, run: Run) -> None:
     piece = recordings.read(run.folder, run.run_id, Stream.STDERR, 7, 10)
     assert piece == Piece(Stream.STDERR, 7, b"")
     assert recordings.size(run.folder, run.run_id, Stream.STDERR) == 0
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "../../etc", "ru_aaaaaaaaaaaa", "sp_aaaaaaaaaaaa"])
-async def test_a_run_that_is_not_there(recordings: Recordings, run: Run, run_id: str) -> None:
+async def test_a_run_that_is_not_there(recordings: FileRecordings, run: Run, run_id: str) -> None:
     with pytest.raises(RunNotFound):
         recordings.read(run.folder, run_id, Stream.STDOUT, 0, 1)
     with pytest.raises(RunNotFound):
@@ -139,7 +139,7 @@ async def test_a_run_that_is_not_there(recordings: Recordings, run: Run, run_id:
         await anext(recordings.follow(run.folder, run_id, Stream.STDOUT, 0, asyncio.Event()))
 
 
-def test_a_link_is_not_followed(recordings: Recordings, run: Run, tmp_path: Path) -> None:
+def test_a_link_is_not_followed(recordings: FileRecordings, run: Run, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (run.place / "stderr").symlink_to(tmp_path / "secret")
     with pytest.raises(OSError):
@@ -147,9 +147,9 @@ def test_a_link_is_not_followed(recordings: Recordings, run: Run, tmp_path: Path
 
 
 def test_what_comes_between_two_looks_is_no_gap(
-    recordings: Recordings, run: Run, monkeypatch: pytest.MonkeyPatch
+    recordings: FileRecordings, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = sparse.next_data
+    look = files.next_data
 
     def late(file: int, offset: int) -> int | None:
         found = look(file, offset)
@@ -157,18 +157,18 @@ def test_what_comes_between_two_looks_is_no_gap(
             run.write(b"late")
         return found
 
-    monkeypatch.setattr(sparse, "next_data", late)
+    monkeypatch.setattr(files, "next_data", late)
     assert _read(recordings, run, 0) == Piece(Stream.STDOUT, 0, b"")
     assert _read(recordings, run, 0) == Piece(Stream.STDOUT, 0, b"late")
 
 
 def test_zeros_are_never_read_while_the_beginning_is_given_up(
-    recordings: Recordings, run: Run
+    recordings: FileRecordings, run: Run
 ) -> None:
     """Between finding data and reading it, that may have gone."""
     run.write(b"a" * 4 * BLOCK)
     given_up = 0
-    find = sparse.next_data
+    find = files.next_data
 
     def then_gone(descriptor: int, offset: int) -> int | None:
         nonlocal given_up
@@ -179,16 +179,16 @@ def test_zeros_are_never_read_while_the_beginning_is_given_up(
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "next_data", then_gone)
+        patch.setattr(files, "next_data", then_gone)
         piece = _read(recordings, run, 0, 100)
     assert piece == Piece(Stream.STDOUT, 2 * BLOCK, b"a" * 100)
 
 
-def test_a_command_that_writes_faster_than_one_reads(recordings: Recordings, run: Run) -> None:
+def test_a_command_that_writes_faster_than_one_reads(recordings: FileRecordings, run: Run) -> None:
     """The oldest byte is always gone before it is read; then a newer one is."""
     run.write(b"a" * 8 * BLOCK)
     looks = 0
-    find = sparse.next_data
+    find = files.next_data
 
     def then_more(descriptor: int, offset: int) -> int | None:
         nonlocal looks
@@ -200,7 +200,7 @@ def test_a_command_that_writes_faster_than_one_reads(recordings: Recordings, run
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "next_data", then_more)
+        patch.setattr(files, "next_data", then_more)
         piece = _read(recordings, run, 0, 100)
     assert piece.data == b"a" * 100
 
@@ -209,7 +209,7 @@ def test_a_command_that_writes_faster_than_one_reads(recordings: Recordings, run
 
 
 async def test_a_follower_gets_what_is_there_and_what_comes(
-    recordings: Recordings, run: Run
+    recordings: FileRecordings, run: Run
 ) -> None:
     run.write(b"before ")
     ended = asyncio.Event()
@@ -224,7 +224,7 @@ async def test_a_follower_gets_what_is_there_and_what_comes(
         assert await _rest(follow) == [Piece(Stream.STDOUT, 12, b" last")]
 
 
-async def test_the_end_alone_wakes_a_follower(recordings: Recordings, run: Run) -> None:
+async def test_the_end_alone_wakes_a_follower(recordings: FileRecordings, run: Run) -> None:
     ended = asyncio.Event()
     rest = asyncio.ensure_future(_rest(_follow(recordings, run, ended)))
     await asyncio.sleep(0)
@@ -232,7 +232,7 @@ async def test_the_end_alone_wakes_a_follower(recordings: Recordings, run: Run) 
     assert await rest == []
 
 
-async def test_many_bytes_come_in_small_pieces(recordings: Recordings, run: Run) -> None:
+async def test_many_bytes_come_in_small_pieces(recordings: FileRecordings, run: Run) -> None:
     run.write(bytes(range(256)) * 4096)
     ended = asyncio.Event()
     ended.set()
@@ -242,17 +242,17 @@ async def test_many_bytes_come_in_small_pieces(recordings: Recordings, run: Run)
 
 
 async def test_a_slow_follower_is_told_by_the_offset_what_it_missed(
-    recordings: Recordings, run: Run
+    recordings: FileRecordings, run: Run
 ) -> None:
-    run.write(b"a" * 4 * BLOCK)
+    run.write(b"a" * (PIECE_BYTES + 4 * BLOCK))
     ended = asyncio.Event()
     async with aclosing(_follow(recordings, run, ended)) as follow:
         assert (await _next(follow)).offset == 0
-        run.give_up(3 * BLOCK)
-        assert (await _next(follow)).offset == 3 * BLOCK
+        run.give_up(PIECE_BYTES + 3 * BLOCK)
+        assert (await _next(follow)).offset == PIECE_BYTES + 3 * BLOCK
 
 
-async def test_bytes_dropped_at_the_end_are_told(recordings: Recordings, run: Run) -> None:
+async def test_bytes_dropped_at_the_end_are_told(recordings: FileRecordings, run: Run) -> None:
     run.write(b"abc")
     run.end(stdout_bytes=5000, stdout_dropped=4997)
     ended = asyncio.Event()
@@ -261,7 +261,7 @@ async def test_bytes_dropped_at_the_end_are_told(recordings: Recordings, run: Ru
     assert pieces == [Piece(Stream.STDOUT, 0, b"abc"), Piece(Stream.STDOUT, 5000, b"")]
 
 
-async def test_a_missing_stream_ends_with_its_run(recordings: Recordings, run: Run) -> None:
+async def test_a_missing_stream_ends_with_its_run(recordings: FileRecordings, run: Run) -> None:
     ended = asyncio.Event()
     follow = recordings.follow(run.folder, run.run_id, Stream.STDERR, 0, ended)
     rest = asyncio.ensure_future(_rest(follow))
@@ -272,7 +272,7 @@ async def test_a_missing_stream_ends_with_its_run(recordings: Recordings, run: R
 
 
 async def test_many_followers_share_a_watch_and_leave_none(
-    recordings: Recordings, run: Run
+    recordings: FileRecordings, run: Run
 ) -> None:
     ended = asyncio.Event()
     follows = [_follow(recordings, run, ended) for _ in range(50)]
@@ -293,7 +293,7 @@ async def test_many_followers_share_a_watch_and_leave_none(
 
 
 async def test_runs_that_nobody_follows_are_not_watched(
-    recordings: Recordings, tmp_path: Path
+    recordings: FileRecordings, tmp_path: Path
 ) -> None:
     for number in range(100):
         one = Run(tmp_path / str(number))
@@ -314,14 +314,14 @@ def _watches() -> int:
     return count
 
 
-@pytest.mark.parametrize("refused", ["open_queue", "add_watch"])
+@pytest.mark.parametrize("refused", ["open_watch_queue", "add_watch"])
 async def test_without_watches_a_follower_looks_by_itself(
-    recordings: Recordings, run: Run, refused: str, monkeypatch: pytest.MonkeyPatch
+    recordings: FileRecordings, run: Run, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(*_arguments: object) -> int:
         raise OSError(errno.ENOSPC, "no more watches")
 
-    monkeypatch.setattr(inotify, refused, no_more)
+    monkeypatch.setattr(files, refused, no_more)
     monkeypatch.setattr(module, "POLL_S", 0.001)
     ended = asyncio.Event()
     async with aclosing(_follow(recordings, run, ended)) as follow:
@@ -334,7 +334,7 @@ async def test_without_watches_a_follower_looks_by_itself(
 
 
 async def test_what_is_not_in_memory_is_read_elsewhere(
-    recordings: Recordings, run: Run, monkeypatch: pytest.MonkeyPatch
+    recordings: FileRecordings, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.write(b"cold")
     read = os.preadv
@@ -350,7 +350,7 @@ async def test_what_is_not_in_memory_is_read_elsewhere(
     assert await _rest(_follow(recordings, run, ended)) == [Piece(Stream.STDOUT, 0, b"cold")]
 
 
-async def test_a_removed_run_ends_its_followers(recordings: Recordings, run: Run) -> None:
+async def test_a_removed_run_ends_its_followers(recordings: FileRecordings, run: Run) -> None:
     ended = asyncio.Event()
     async with aclosing(_follow(recordings, run, ended)) as follow:
         run.write(b"x")

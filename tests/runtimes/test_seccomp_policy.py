@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import platform
 import shutil
 import socket
@@ -17,12 +18,13 @@ import pytest
 from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.runtimes import Network
 from carrel.linux import libc
-from carrel.linux.seccomp import AUDIT_ARCH, FilterPolicy, compile_filter, errno_action
-from carrel.linux.syscalls import NUMBERS
-from carrel.runtimes import seccomp_policy
-from carrel.runtimes.seccomp_policy import DEFAULT, program, without_namespaces
+from carrel.linux.libc import NUMBERS
+from carrel.linux.seccomp import ALLOW, AUDIT_ARCH, FilterPolicy, compile_filter, errno_action
+from carrel.runtimes import policy as seccomp_rules
+from carrel.runtimes.policy import DEFAULT, program, without_namespaces
 from tests.linux.bpf import evaluate
 from tests.linux.confined import Confinement
+from tests.volumes import volume
 
 TABLE = NUMBERS[platform.machine()]
 CONFINED = Confinement(program=program(DEFAULT))
@@ -102,9 +104,11 @@ REFUSED: dict[str, Try] = {
     "sysfs": Try((99,)),
     "ustat": Try((BAD, 0)),
     "file_setattr": Try((BAD, "", 0, 0, BAD)),
+    "pidfd_getfd": Try((BAD, BAD, BAD)),
 }
 ABSENT: dict[str, Try] = {
     "clone3": Try((0, 0)),
+    "openat2": Try((BAD, "", 0, 0)),
     "io_uring_setup": Try((BAD, 0)),
     "io_uring_enter": Try((BAD, 0, 0, 0, 0, 0)),
     "io_uring_register": Try((BAD, 0, 0, 0)),
@@ -156,6 +160,54 @@ def test_namespaces_cannot_be_made() -> None:
     assert control == {"clone": errno.EINVAL}
     # What is no namespace may be unshared: files and the file system's state.
     assert answers(CONFINED, {"files": (TABLE["unshare"], 0x600)}) == {"files": 0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
+def test_no_subvolumes_that_nobody_could_empty() -> None:
+    """Of btrfs, where anybody may make and lock them."""
+    code = """
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def ioctl(command, folder, content):
+    descriptor = os.open(folder, os.O_RDONLY)
+    given = ctypes.create_string_buffer(content, len(content))
+    failed = libc.ioctl(descriptor, ctypes.c_ulong(command), given) == -1
+    answer[hex(command)] = ctypes.get_errno() if failed else 0
+top, answer = args[0], {}
+source = os.open(top, os.O_RDONLY)
+for command in (0x5000940E, 0x50009401):
+    ioctl(command, top, struct.pack("q4088s", source, b"%x" % command))
+for command in (0x50009417, 0x50009418):
+    ioctl(command, top, struct.pack("q6Q4040s", source, 0, 0, 0, 0, 0, 0, b"%x" % command))
+ioctl(0x4008941A, top, bytes(8))
+"""
+    with volume("btrfs") as folder:
+        found = CONFINED.python(code, str(folder))
+        assert set(found.values()) == {errno.EPERM}, found
+        assert os.listdir(folder) == []
+        plain = Confinement().python(code, str(folder))
+        assert set(plain.values()) == {0}, plain
+
+
+def test_nobody_is_made_to_wait_for_a_file(tmp_path: Path) -> None:
+    """A lease on one that other sandboxes open too."""
+    code = """
+import fcntl
+answer = {}
+file = os.open(args[0], os.O_RDONLY)
+for name, command, argument in (("lease", fcntl.F_SETLEASE, fcntl.F_WRLCK),
+                                ("delegation", 1040, 0),
+                                ("flags", fcntl.F_GETFL, 0)):
+    try:
+        fcntl.fcntl(file, command, argument)
+        answer[name] = 0
+    except OSError as error:
+        answer[name] = error.errno
+"""
+    (tmp_path / "file").touch()
+    found = CONFINED.python(code, str(tmp_path / "file"))
+    assert found == {"lease": errno.EPERM, "delegation": errno.EPERM, "flags": 0}
+    assert Confinement().python(code, str(tmp_path / "file"))["lease"] == 0
 
 
 def test_terminals_cannot_be_typed_into_nor_quotas_be_left(tmp_path: Path) -> None:
@@ -270,7 +322,7 @@ def test_without_namespaces_but_with_network() -> None:
 
 
 def test_without_namespaces_no_ipc_of_the_whole_machine() -> None:
-    calls = {name: (TABLE[name], 0, 0, 0, 0) for name in seccomp_policy._SYSTEM_V}
+    calls = {name: (TABLE[name], 0, 0, 0, 0) for name in seccomp_rules._SYSTEM_V}
     policy = without_namespaces(Network.OPEN, unix_sockets=True)
     found = answers(Confinement(program=program(policy)), calls)
     assert set(found.values()) == {errno.ENOSYS}
@@ -283,6 +335,46 @@ def test_both_machines_refuse_the_same(machine: str) -> None:
     for name in REFUSED.keys() & NUMBERS[machine].keys():
         found = evaluate(code, AUDIT_ARCH[machine], NUMBERS[machine][name], [])
         assert found == errno_action(errno.EPERM), name
+
+
+O_CREAT, O_TMPFILE = 0o100, 0o20200000
+SET_IDS: dict[str, tuple[tuple[int, ...], int]] = {
+    "chmod": ((0,), 0),
+    "fchmod": ((0,), 0),
+    "fchmodat": ((BAD, 0), 0),
+    "fchmodat2": ((BAD, 0), 0),
+    "creat": ((0,), 0),
+    "mknod": ((0,), 0o100000),
+    "mknodat": ((BAD, 0), 0o100000),
+    "open": ((0, O_CREAT), 0),
+    "openat": ((BAD, 0, O_TMPFILE), 0),
+}
+"""The arguments before the mode, and what else is in it."""
+
+
+@pytest.mark.parametrize("machine", sorted(NUMBERS))
+@pytest.mark.parametrize(
+    "policy",
+    [DEFAULT, *(without_namespaces(one, unix_sockets=False) for one in Network)],
+    ids=["namespaces", "landlock", "landlock-open"],
+)
+def test_no_policy_lets_a_set_id_bit_pass(policy: FilterPolicy, machine: str) -> None:
+    code = compile_filter(policy, machine)
+
+    def answer(name: str, *arguments: int) -> int:
+        words = [word & (1 << 64) - 1 for word in arguments]
+        return evaluate(code, AUDIT_ARCH[machine], NUMBERS[machine][name], words)
+
+    for name, (before, kind) in SET_IDS.items():
+        if name not in NUMBERS[machine]:
+            continue
+        for bits in (0o4000, 0o2000, 0o6000, 0o4000 | 1 << 40):
+            refused = answer(name, *before, kind | bits | 0o755)
+            assert refused == errno_action(errno.EPERM), (name, oct(bits))
+        # The sticky bit is for folders that many share, and harmless.
+        assert answer(name, *before, kind | 0o1777) == ALLOW, name
+    # Without O_CREAT the third argument is whatever the register held.
+    assert answer("openat", BAD, 0, 0, 0o6755) == ALLOW
 
 
 def test_a_machine_without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

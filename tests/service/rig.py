@@ -11,6 +11,7 @@ from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runs import RunRecord, Stream
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceRequest
+from carrel.service.family import Family
 from tests.machine import groups, inhabitants
 
 RUN_S = 60.0
@@ -41,6 +42,11 @@ async def output(services: Services, record: RunRecord) -> str:
     for stream in Stream:
         said += (await services.runs.read(record, stream, 0, 1 << 20)).data
     return said.decode()
+
+
+def family_of(services: Services) -> Family:
+    parts = (services.spaces, services.journal, services.feed, services.turns, services.inbox)
+    return Family(*parts, services.spaces._frontends)
 
 
 def leftovers(data: Path, *space_ids: str) -> list[str]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
-from carrel.domain.errors import Forbidden, SpaceNotFound
-from carrel.domain.projects import Project, ProjectKind
+from carrel.api.types.admin import NewToken
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, TokenRecord
+from carrel.domain.errors import AuthenticationFailed, Forbidden, SpaceNotFound
+from carrel.domain.projects import GitReach, Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
+from carrel.domain.store import Store
 from carrel.service import access
+from carrel.service.creation import reach_of
+from carrel.service.journal import Journal
+from carrel.service.tokens import USED_EVERY_S, Tokens
 
 BLUE = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
 ONE = Caller("tk_2", Scope(ScopeKind.SPACE, "sp_aaaaaaaaaaaa"))
@@ -63,9 +71,11 @@ def test_new_spaces_get_the_label() -> None:
         access.admit(ONE, SpaceRequest(EMPTY), ())
 
 
-def test_tokens_neither_go_unconfined_nor_pick_bases() -> None:
-    with pytest.raises(Forbidden):
-        access.admit(BLUE, SpaceRequest(EMPTY, runtime="process"), ())
+def test_tokens_neither_choose_weaker_walls_nor_pick_bases() -> None:
+    for runtime in ("process", "landlock"):
+        with pytest.raises(Forbidden):
+            access.admit(BLUE, SpaceRequest(EMPTY, runtime=runtime), ())
+    assert access.admit(BLUE, SpaceRequest(EMPTY, runtime="bubblewrap"), ()).guest
     with pytest.raises(Forbidden):
         access.admit(BLUE, SpaceRequest(EMPTY, base_id="x"), ())
 
@@ -96,5 +106,76 @@ def test_a_space_stays_in_reach() -> None:
     access.check_relabel(BLUE, space(team="blue"))
     with pytest.raises(Forbidden):
         access.check_relabel(BLUE, space(team="red"))
+    # Who has one space neither takes it from its label nor puts it into another's hands.
+    for team in ("blue", "red"):
+        with pytest.raises(Forbidden):
+            access.check_relabel(ONE, space(team=team))
     with pytest.raises(Forbidden):
         access.require_admin(BLUE)
+
+
+def test_what_is_read_for_a_token_has_nothing_of_the_owners(tmp_path: Path) -> None:
+    root = tmp_path / "projects"
+    (root / "one").mkdir(parents=True)
+    (root / "link").symlink_to(root / "one")
+    asked = SpaceRequest(Project(ProjectKind.FOLDER, str(root / "link")))
+    admitted = access.admit(BLUE, asked, (root,))
+    assert admitted.guest and admitted.project.location == str(root / "one")
+    assert reach_of(admitted) is GitReach.NONE
+    # Also when the daemon works on it later, in its own name; and it is looked at again.
+    assert access.admit(LOCAL, admitted, (root,)).guest
+    with pytest.raises(Forbidden):
+        access.admit(LOCAL, admitted, ())
+    with pytest.raises(Forbidden):
+        access.admit(BLUE, dataclasses.replace(asked, follow_git=True), (root,))
+    assert reach_of(access.admit(LOCAL, asked, ())) is GitReach.AGREED
+    followed = dataclasses.replace(asked, follow_git=True)
+    assert reach_of(access.admit(LOCAL, followed, ())) is GitReach.AGREE
+
+
+@pytest.mark.parametrize("url", ["ssh://example.org/x", "git://example.org/x"])
+def test_tokens_clone_by_http_only(url: str) -> None:
+    request = SpaceRequest(Project(ProjectKind.GIT, url))
+    with pytest.raises(Forbidden, match="http"):
+        access.admit(BLUE, request, ())
+    assert access.admit(LOCAL, request, ()) == request
+
+
+class SlowJournal:
+    """Writes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.go_on = asyncio.Event()
+        self.written: list[TokenRecord] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def write(self, token: TokenRecord) -> None:
+        await self.go_on.wait()
+        self.written.append(token)
+
+    async def tokens(self) -> list[TokenRecord]:
+        return self.written
+
+
+async def test_a_token_that_is_used_while_it_is_revoked_stays_revoked() -> None:
+    """That it was used is written down too, and not after it as it was before."""
+    journal = SlowJournal()
+    journal.go_on.set()
+    tokens = Tokens(cast(Store, journal), cast(Journal, journal))
+    made = await tokens.create(LOCAL, NewToken(name="guest", scope="label:a=b"))
+    journal.go_on.clear()
+    journal.now += 2 * USED_EVERY_S
+    revoking = asyncio.create_task(tokens.revoke(LOCAL, "guest"))
+    await asyncio.sleep(0)
+    using = asyncio.create_task(tokens.caller(made.secret))
+    await asyncio.sleep(0)
+    journal.go_on.set()
+    await revoking
+    with pytest.raises(AuthenticationFailed):
+        await using
+    with pytest.raises(AuthenticationFailed):
+        await tokens.caller(made.secret)
+    assert journal.written[-1].revoked_at is not None

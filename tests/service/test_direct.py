@@ -15,8 +15,8 @@ from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import Forbidden, SpaceInvalid, TreeDamaged, TreeUnavailable
 from carrel.domain.spaces import Retention, Space, SpaceState
 from carrel.domain.trees import DIRECT
-from carrel.service import creating, removing
-from carrel.service.spaces import Update
+from carrel.service import creation, removal
+from carrel.service.spaces import SpaceChanges
 from tests.accounts import Account
 from tests.etc import share_etc
 from tests.load.clearing import end_everything
@@ -61,7 +61,7 @@ async def test_it_works_in_the_folder_itself(
         ("notes", "deleted"),
         ("notes/a.txt", "deleted"),
     ]
-    assert (await services.spaces.usage(space)).tree is not None
+    assert (await services.spaces.usage(LOCAL, space)).tree is not None
 
 
 async def test_removing_it_neither_refuses_nor_keeps(
@@ -81,7 +81,7 @@ async def test_removing_it_neither_refuses_nor_keeps(
 async def test_clean_up_removes_it_whatever_it_changed(services: Services, project: Path) -> None:
     space = await make_in(services, project)
     await run(services, space, "echo made > made")
-    short = Update(retention=Retention(ttl_s=0.001))
+    short = SpaceChanges(retention=Retention(ttl_s=0.001))
     await services.spaces.update(LOCAL, space.space_id, short)
     await services.collector.run(LOCAL)
     assert (await services.spaces.get(LOCAL, space.space_id)).state is SpaceState.REMOVED
@@ -120,7 +120,7 @@ async def test_callers_cannot_ask_for_it(services: Services, project: Path, data
     with pytest.raises(Forbidden):
         await services.spaces.create(bound, request(driver=DIRECT, place=str(project)))
     assert leftovers(data) == []
-    diagnosis = await services.doctor.examine()
+    diagnosis = await services.operations.cleanup.examine(LOCAL)
     assert DIRECT not in {finding.name for finding in diagnosis.findings}
     assert diagnosis.driver != DIRECT
 
@@ -135,7 +135,7 @@ async def test_root_needs_a_runtime_with_mounts(
     assert leftovers(data) == []
 
 
-@pytest.mark.parametrize("step", [creating.TREE, creating.SANDBOX, removing.TREE + "!"])
+@pytest.mark.parametrize("step", [creation.TREE, creation.SANDBOX, removal.TREE + "!"])
 async def test_a_daemon_that_was_killed_meanwhile(
     data: Path, project: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,12 +170,12 @@ async def _interrupted(
         raise Killed
 
     driver = services.app.direct
-    if step == creating.TREE:
+    if step == creation.TREE:
         monkeypatch.setattr(type(driver), "create", kill)
-    elif step == creating.SANDBOX:
+    elif step == creation.SANDBOX:
         monkeypatch.setattr(type(driver), "mount", kill)
-    monkeypatch.setattr(removing.Remover, "_undo", nothing)
-    if step != removing.TREE + "!":
+    monkeypatch.setattr(removal.Remover, "_undo", nothing)
+    if step != removal.TREE + "!":
         with pytest.raises(Killed):
             await make_in(services, project)
         (space,) = services.journal.all()

@@ -10,8 +10,8 @@ import pytest
 
 from carrel.domain.errors import RunNotFound
 from carrel.domain.runs import RunRecord, RunState
-from carrel.service import hangups
-from carrel.service.hangups import HANGUP, Hangups
+from carrel.service import runs
+from carrel.service.runs import HANGUP, Hangups
 
 SHORT_S = 0.02
 
@@ -37,7 +37,7 @@ class Running:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hangups, "WAIT_S", SHORT_S)
+    monkeypatch.setattr(runs, "WAIT_S", SHORT_S)
 
 
 def record(run_id: str, *, hangup: bool = True) -> RunRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from carrel.service.locks import Locks
+from carrel.service.shared import Locks
 
 WAIT_S = 10.0
 """Nothing here waits but for other tasks of the same loop."""

@@ -11,12 +11,12 @@ from carrel.domain.ids import new_id
 from carrel.domain.limits import Limits
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Retention
-from carrel.service import space_requests
+from carrel.service import creation
 
 
 @pytest.mark.parametrize("name", ["a", "a-b", "x.y_z", "9", "a" * 63])
 def test_names(name: str) -> None:
-    space_requests.check_name(name)
+    creation.check_name(name)
 
 
 @pytest.mark.parametrize(
@@ -25,17 +25,17 @@ def test_names(name: str) -> None:
 )
 def test_names_that_cannot_be(name: str) -> None:
     with pytest.raises(SpaceInvalid):
-        space_requests.check_name(name)
+        creation.check_name(name)
 
 
 @given(st.text(), st.sampled_from(ProjectKind))
 def test_a_made_up_name_is_always_one(location: str, kind: ProjectKind) -> None:
-    space_requests.check_name(space_requests.name_from(Project(kind, location), new_id("sp")))
+    creation.check_name(creation.name_from(Project(kind, location), new_id("sp")))
 
 
 def test_names_come_from_the_project() -> None:
     def name(location: str) -> str:
-        return space_requests.name_from(Project(ProjectKind.GIT, location), "sp_abcdefghijkl")
+        return creation.name_from(Project(ProjectKind.GIT, location), "sp_abcdefghijkl")
 
     assert name("/home/ada/My Project/") == "my-project-ghijkl"
     assert name("https://example.org/x/tool.git") == "tool-ghijkl"
@@ -44,7 +44,7 @@ def test_names_come_from_the_project() -> None:
 
 
 def test_labels() -> None:
-    space_requests.check_labels({"team": "blue", "a/b.c-d_e": ""})
+    creation.check_labels({"team": "blue", "a/b.c-d_e": ""})
     bad: list[dict[str, str]] = [
         {"": "x"},
         {"a b": "x"},
@@ -55,38 +55,38 @@ def test_labels() -> None:
     ]
     for labels in bad:
         with pytest.raises(SpaceInvalid):
-            space_requests.check_labels(labels)
+            creation.check_labels(labels)
 
 
 def test_environment() -> None:
-    space_requests.check_environment({"A_1": "x\ny", "_": ""})
+    creation.check_environment({"A_1": "x\ny", "_": ""})
     for env in ({"": "x"}, {"1A": "x"}, {"A=B": "x"}, {"A": "x\0"}, {"A": "x" * 200_000}):
         with pytest.raises(SpaceInvalid):
-            space_requests.check_environment(env)
+            creation.check_environment(env)
     with pytest.raises(SpaceInvalid):
-        space_requests.check_environment({"A": "\ud800"})
+        creation.check_environment({"A": "\ud800"})
 
 
 def test_limits_stand_on_their_tier() -> None:
-    found = space_requests.resolve_limits("minimal", Limits(cpus=3.0, strict=True))
+    found = creation.resolve_limits("minimal", Limits(cpus=3.0, strict=True))
     assert found == Limits(cpus=3.0, memory_bytes=1 << 30, disk_bytes=2 << 30, strict=True)
-    assert space_requests.resolve_limits("", Limits()) == Limits()
+    assert creation.resolve_limits("", Limits()) == Limits()
     with pytest.raises(SpaceInvalid, match="tier"):
-        space_requests.resolve_limits("huge", Limits())
+        creation.resolve_limits("huge", Limits())
     for bad in (Limits(memory_bytes=0), Limits(cpus=-1.0), Limits(pids=1 << 63)):
         with pytest.raises(SpaceInvalid):
-            space_requests.resolve_limits("", bad)
+            creation.resolve_limits("", bad)
 
 
 def test_retention() -> None:
-    space_requests.check_retention(Retention(ttl_s=0, idle_s=3.5))
+    creation.check_retention(Retention(ttl_s=0, idle_s=3.5))
     for bad in (-1.0, float("inf"), float("nan")):
         with pytest.raises(SpaceInvalid):
-            space_requests.check_retention(Retention(keep_s=bad))
+            creation.check_retention(Retention(keep_s=bad))
 
 
 def test_projects() -> None:
-    space_requests.check_project(Project(ProjectKind.EMPTY))
+    creation.check_project(Project(ProjectKind.EMPTY))
     for project in (
         Project(ProjectKind.FOLDER),
         Project(ProjectKind.FOLDER, "/a\0b"),
@@ -94,4 +94,4 @@ def test_projects() -> None:
         Project(ProjectKind.FOLDER, "/" + "x" * 5000),
     ):
         with pytest.raises(SpaceInvalid):
-            space_requests.check_project(project)
+            creation.check_project(project)

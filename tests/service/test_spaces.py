@@ -6,18 +6,23 @@ import asyncio
 import dataclasses
 import errno
 import os
+import threading
 import time
+from collections.abc import Coroutine, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from carrel import __version__
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import (
     BaseNotFound,
     CommandNotFound,
     Forbidden,
+    GitFailed,
     InsufficientDisk,
     KeyReused,
     NameTaken,
@@ -28,13 +33,17 @@ from carrel.domain.errors import (
     UnexportedChanges,
 )
 from carrel.domain.events import EventQuery, EventType
+from carrel.domain.projects import BaseRequest, OnProgress, Project, ProjectKind
 from carrel.domain.runs import RunState, Stream
-from carrel.domain.runtimes import Command, ExitReason
-from carrel.domain.spaces import Retention, Space, SpaceQuery, SpaceState
-from carrel.domain.trees import Owner
+from carrel.domain.runtimes import Command, ExitReason, Network
+from carrel.domain.spaces import Retention, Space, SpaceQuery, SpaceRequest, SpaceState
+from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver
+from carrel.service import doctor
 from carrel.service import runs as runs_module
-from carrel.service.creating import Creator
-from carrel.service.spaces import Update
+from carrel.service.creation import BUILDS, Creator
+from carrel.service.spaces import LOOKS, SpaceChanges
+from carrel.trees.bases.store import BaseStore
+from tests.faults.rig import launcher_pid
 from tests.service.rig import RUN_S, leftovers, make, output, request, run
 
 
@@ -71,6 +80,7 @@ async def test_changes_keep_it_from_being_removed(
     assert refusal.value.details["changes"] == 3
     assert (await services.spaces.get(LOCAL, "one")).state is SpaceState.READY
     before = await services.spaces.changes(LOCAL, "one")
+    assert await services.spaces.first_changes(LOCAL, "one", 1) == (before[:1], 3)
     removal = await services.spaces.remove(LOCAL, "one", force=True)
     assert removal.changes == 3 and removal.kept is not None
     assert leftovers(data, space.space_id) == []
@@ -82,6 +92,15 @@ async def test_changes_keep_it_from_being_removed(
     assert await services.spaces.trashed(LOCAL) == []
     with pytest.raises(SpaceNotFound):
         await services.spaces.undelete(LOCAL, space.space_id)
+
+
+async def test_what_was_said_of_the_network_holds_after_undelete(services: Services) -> None:
+    """Else the next agent in it would open what somebody wanted closed."""
+    space = await make(services, name="closed", network_asked=True)
+    await run(services, space, "echo new > new.txt")
+    await services.spaces.remove(LOCAL, "closed", force=True)
+    back = await services.spaces.undelete(LOCAL, "closed")
+    assert back.network is Network.NONE and back.network_asked
 
 
 async def test_git_notes_are_no_changes(services: Services, project: Path) -> None:
@@ -147,10 +166,10 @@ async def test_names_and_beginnings(services: Services) -> None:
     for word in ("o", "onee", "%", "sp_%", "", "../one", second.space_id + "a"):
         with pytest.raises((SpaceNotFound, SpaceAmbiguous)):
             await services.spaces.get(LOCAL, word)
-    renamed = await services.spaces.update(LOCAL, "two", Update(name="three"))
+    renamed = await services.spaces.update(LOCAL, "two", SpaceChanges(name="three"))
     assert renamed.name == "three"
     with pytest.raises(NameTaken):
-        await services.spaces.update(LOCAL, "three", Update(name="one"))
+        await services.spaces.update(LOCAL, "three", SpaceChanges(name="one"))
     assert (await services.spaces.get(LOCAL, "three")).space_id == second.space_id
 
 
@@ -272,13 +291,13 @@ async def test_scopes(services: Services) -> None:
             services.spaces.remove(blue, word, force=True),
             services.spaces.changes(blue, word),
             services.spaces.verify(blue, word),
-            services.spaces.update(blue, word, Update(name="stolen")),
+            services.spaces.update(blue, word, SpaceChanges(name="stolen")),
             services.files.use(blue, word, lambda files: files.list()),
         ):
             with pytest.raises(SpaceNotFound):
                 await attempt
     with pytest.raises(Forbidden):
-        await services.spaces.update(blue, "mine", Update(labels={}))
+        await services.spaces.update(blue, "mine", SpaceChanges(labels={}))
     with pytest.raises(Forbidden):
         await services.collector.run(blue)
 
@@ -355,10 +374,89 @@ async def test_isolation_is_proven_on_demand(services: Services) -> None:
     assert proof.holds and len(proof.attempts) > 50
 
 
+async def test_the_doctor_tells_of_a_launcher_that_outlived_an_upgrade(
+    services: Services, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "__version__", "99.1")
+    diagnosis = await services.operations.cleanup.examine(LOCAL)
+    found = [one for one in diagnosis.findings if one.name == "launcher"]
+    assert [one.grade for one in found] == ["warning"]
+    assert found[0].remedy == f"kill {launcher_pid(data)}"
+    assert f"version {__version__}; this is 99.1" in found[0].what
+
+
 async def test_the_doctor_says_what_works(services: Services) -> None:
-    diagnosis = await services.doctor.examine()
+    diagnosis = await services.operations.cleanup.examine(LOCAL)
     assert diagnosis.healthy
+    assert "launcher" not in {finding.name for finding in diagnosis.findings}
     assert diagnosis.runtime == "bubblewrap"
     assert {"machine", "program", "tree", "runtime", "limit"} <= {
         finding.area for finding in diagnosis.findings
     }
+
+
+async def test_one_label_has_half_of_the_builds(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends nothing for minutes keeps nobody but its own caller waiting."""
+    free, begun = threading.Event(), list[str]()
+
+    def build(_bases: BaseStore, wanted: BaseRequest, _progress: OnProgress) -> Base:
+        begun.append(wanted.project.location)
+        free.wait(RUN_S)
+        raise GitFailed("It never came.")
+
+    monkeypatch.setattr(BaseStore, "build", build)
+
+    def ask(team: str) -> asyncio.Task[Space]:
+        caller = Caller(f"tk_{team}", Scope(ScopeKind.LABEL, f"team={team}"))
+        project = Project(ProjectKind.GIT, f"https://{team}.example/slow.git")
+        return asyncio.create_task(services.spaces.create(caller, SpaceRequest(project)))
+
+    asked = [ask("blue") for _ in range(BUILDS)]
+    try:
+        async with asyncio.timeout(RUN_S):
+            while len(begun) < BUILDS // 2:
+                await asyncio.sleep(0.01)
+            asked.append(ask("red"))
+            while not any("red" in one for one in begun):
+                await asyncio.sleep(0.01)
+        assert sum("blue" in one for one in begun) == BUILDS // 2
+    finally:
+        free.set()
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(one, GitFailed) for one in ended)
+
+
+async def test_one_caller_has_half_of_the_looks_through_trees(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take seconds, for there may be any number of files."""
+    free, begun = threading.Event(), list[str]()
+    callers = [Caller(f"tk_{one}", Scope(ScopeKind.LABEL, f"team={one}")) for one in ("b", "r")]
+    blue, red = [await services.spaces.create(one, request()) for one in callers]
+    desk = await services.spaces.opened(LOCAL, blue.space_id)
+
+    def changes(_driver: TreeDriver, tree: Tree) -> Iterator[Change]:
+        begun.append(tree.tree_id)
+        free.wait(RUN_S)
+        return iter(())
+
+    monkeypatch.setattr(type(desk.driver), "changes", changes)
+
+    def look(caller: Caller, space: Space) -> asyncio.Task[object]:
+        work = services.spaces.first_changes(caller, space.space_id, 1)
+        return asyncio.create_task(cast(Coroutine[None, None, object], work))
+
+    asked = [look(callers[0], blue) for _ in range(LOOKS)]
+    try:
+        async with asyncio.timeout(RUN_S):
+            while len(begun) < LOOKS // 2:
+                await asyncio.sleep(0.01)
+            asked.append(look(callers[1], red))
+            while red.space_id not in begun:
+                await asyncio.sleep(0.01)
+        assert begun.count(blue.space_id) == LOOKS // 2
+    finally:
+        free.set()
+    await asyncio.gather(*asked)

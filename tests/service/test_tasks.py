@@ -1,11 +1,12 @@
-"""Work that nobody waits for."""
+"""Work that nobody waits for, and work that waits for its turn."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 
-from carrel.service.tasks import Errands
+from carrel.domain.access import LOCAL
+from carrel.service.shared import CallerSlots, Errands
 
 
 async def test_one_that_is_given_up_before_its_first_step() -> None:
@@ -51,3 +52,12 @@ async def test_a_failure_is_told() -> None:
     errands.begin(work())
     await errands.settled()
     assert told == ["no disk"]
+
+
+async def test_the_owner_waits_for_nobody_elses_turn() -> None:
+    slots = CallerSlots(2)
+    async with slots.of("tk_one"), slots.of("tk_two"):
+        late = asyncio.ensure_future(slots.of("tk_three").__aenter__())
+        async with asyncio.timeout(10), slots.of(LOCAL.name), slots.of(LOCAL.name):
+            assert not late.done()
+    await late

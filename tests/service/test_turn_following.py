@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.domain.agents import NOTHING_SPENT, AgentEvent, AgentEventType, Usage
+from carrel.domain.agents import (
+    NOTHING_SPENT,
+    AgentEvent,
+    AgentEventType,
+    TurnError,
+    TurnResult,
+    Usage,
+)
 from carrel.domain.runs import Piece, Stream
-from carrel.service import turn_following
-from carrel.service.turn_following import Followed, Lines, plus
+from carrel.service import turn_follower
+from carrel.service.turn_follower import MAX_RESULT, MOST_SPENT, Followed, Lines, bounded, plus
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[Piece]:
@@ -52,7 +60,7 @@ def test_what_is_left_of_a_line_is_none(before: bytes, lost: bytes, after: bytes
 
 def test_a_line_that_is_too_long() -> None:
     lines = Lines()
-    data = b"x" * (turn_following.MAX_LINE + 1)
+    data = b"x" * (turn_follower.MAX_LINE + 1)
     assert lines.feed(Piece(Stream.STDOUT, 0, data)) == ([], 0)
     found, _ = lines.feed(Piece(Stream.STDOUT, len(data), b"rest of it\nwhole\n"))
     assert found == [b"whole"]
@@ -71,9 +79,30 @@ def test_what_is_used_is_summed() -> None:
     assert plus(Usage(1, 1, 1, 1.0, 1), Usage(2, 2, 2, 2.0, 1)) == Usage(3, 3, 3, 3.0, 2)
 
 
+@pytest.mark.parametrize("value", [1e308, 10**30, 10**400, (1 << 64) - 1])
+def test_what_is_too_much_to_be_used_stays_a_number(value: float) -> None:
+    """A record with another one cannot be kept, and its turn would never end."""
+    followed = Followed()
+    for seq in range(3):
+        followed.hear(used(seq, input_tokens=value, cost_usd=value))
+    spent = followed.usage(NOTHING_SPENT)
+    assert 0 < spent.cost_usd <= MOST_SPENT and 0 <= spent.input_tokens <= MOST_SPENT
+
+
 def test_what_a_conversation_used_before_is_not_counted_again() -> None:
     followed = Followed()
     followed.hear(used(1, scope="conversation", input_tokens=100, output_tokens=20))
     followed.hear(used(2, scope="conversation", input_tokens=300, output_tokens=60))
     assert followed.is_cumulative
     assert followed.usage(Usage(100, 80, 0, 0.0, 1)) == Usage(200, 0, 0, 0.0, 1)
+
+
+def test_an_outcome_has_a_bound() -> None:
+    """It is in a record, which no limit of the space counts."""
+    long = "x" * 2 * MAX_RESULT
+    found = bounded(TurnResult(False, long, TurnError(long, long, {"why": long})))
+    assert found.error is not None
+    texts = (found.final_output, found.error.code, found.error.message, str(found.error.details))
+    assert all(MAX_RESULT < len(text) < MAX_RESULT + 100 for text in texts)
+    short = TurnResult(True, "done", TurnError("code", "why", {"n": 1}))
+    assert bounded(short) == short

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carrel.domain.agents import Activity, AgentEvent, AgentEventType, Asked
-from carrel.service.turn_waiting import Waiting
+from carrel.service.turn_follower import MAX_INPUT, MOST_OPEN, Waiting
 
 
 def permission(seq: int, id: str, **more: object) -> AgentEvent:
@@ -32,3 +32,18 @@ def test_what_was_told_before_is_heard_first() -> None:
     waiting.hear(permission(1, "a"))
     waiting.hear(permission(2, "a", decision="deny"))
     assert not waiting.may_answer("a") and waiting.news() == ""
+
+
+def test_what_waits_has_a_bound() -> None:
+    """Whatever can write in the agent's name: all of it is kept in memory, and told."""
+    waiting = Waiting(told=0)
+    for seq in range(2 * MOST_OPEN):
+        waiting.hear(permission(seq, str(seq), input="x" * 10 * MAX_INPUT, name="n" * MAX_INPUT))
+        called = {"id": f"q{seq}", "name": "ask_user"}
+        waiting.hear(AgentEvent(AgentEventType.TOOL_CALL, 0.0, seq, "s", "r", called))
+    waiting.hear(permission(1, "i" * MAX_INPUT))
+    assert list(waiting.asking) == [str(seq) for seq in range(MOST_OPEN)]
+    assert all(len(str(one)) < 2 * MAX_INPUT for one in waiting.asking.values())
+    waiting.hear(permission(1, "0", decision="deny"))
+    waiting.hear(permission(1, "later"))
+    assert waiting.may_answer("later") and not waiting.may_answer("0")

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from carrel.client import AsyncClient
 from carrel.config import Settings
-from carrel.service.requests.keeping import FORGET_EVERY
-from carrel.store.opening import KEEP_EVENTS
-from carrel.store.writing import PRUNE_EVERY
+from carrel.service.requests.retention import FORGET_EVERY
+from carrel.store.database import KEEP_EVENTS
+from carrel.store.writes import PRUNE_EVERY
 from tests.load.holdings import EVENTS, REQUESTS, Holdings, holdings
 from tests.soak.__main__ import soaked
 

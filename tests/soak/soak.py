@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carrel.client import AsyncClient
-from carrel.service.locks import Locks
+from carrel.service.shared import Locks
 from tests.load import reality
 from tests.load.clients import PROJECT_FILE, PROJECT_TEXT, LoadClient, Surroundings
 from tests.load.events import Follower

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from carrel.domain.access import Token
+from carrel.domain.access import TokenRecord
 from carrel.domain.errors import NameTaken
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
-from carrel.domain.storing import Claim, Forget, Record, Step
+from carrel.domain.store import Claim, Forget, Record, Step
 
 GONE = SpaceState.REMOVED
 
@@ -22,7 +22,7 @@ class Model:
         self.runs: dict[str, RunRecord] = {}
         self.steps: dict[tuple[str, str, str], Step] = {}
         self.claims: dict[tuple[str, str], Claim] = {}
-        self.tokens: dict[str, Token] = {}
+        self.tokens: dict[str, TokenRecord] = {}
         self.trash: dict[str, Trashed] = {}
         self.events: list[Event] = []
 
@@ -53,7 +53,7 @@ class Model:
                 self.steps[key] = record
             case Claim():
                 self.claims[record.caller, record.key] = record
-            case Token():
+            case TokenRecord():
                 self.tokens[record.token_id] = record
             case Trashed():
                 self.trash[record.space.space_id] = record
@@ -64,7 +64,7 @@ class Model:
         for other in self.spaces.values():
             if (
                 space.name
-                and other.name == space.name
+                and (other.name, other.realm) == (space.name, space.realm)
                 and other.space_id != space.space_id
                 and GONE not in (space.state, other.state)
             ):
@@ -102,12 +102,14 @@ class Model:
         ]
         return _newest(found, "space_id")
 
-    def found(self, word: str) -> list[Space]:
+    def found(self, word: str, realm: str, among: SpaceQuery) -> list[Space]:
         if word in self.spaces:
             return [self.spaces[word]]
-        present = [one for one in self.spaces.values() if one.state != GONE]
+        seen = SpaceQuery(labels=among.labels, space_ids=among.space_ids)
+        present = self.listed(seen)
         if named := [one for one in present if word and one.name == word]:
-            return named
+            own = [one for one in named if one.realm == realm]
+            return own or sorted(named, key=lambda one: one.realm)
         begun = [one for one in present if word and one.space_id.startswith(word)]
         return sorted(begun, key=lambda one: one.space_id)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from carrel.domain.access import Scope, ScopeKind, Token
+from carrel.domain.access import Scope, ScopeKind, TokenRecord
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.limits import LimitKind, Limits, LimitSupport
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.runtimes import Exit, ExitReason, Network
 from carrel.domain.spaces import Problem, Retention, Space, SpaceState, Trashed
-from carrel.domain.storing import Claim, Step
+from carrel.domain.store import Claim, Step
 from carrel.domain.trees import Owner
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -29,6 +29,7 @@ def space(
     labels: dict[str, str] | None = None,
     created_at: float | None = None,
     removed_at: float | None = None,
+    realm: str = "",
 ) -> Space:
     at = float(number) if created_at is None else created_at
     return Space(
@@ -41,6 +42,7 @@ def space(
         active_at=at,
         labels=labels or {},
         removed_at=removed_at,
+        realm=realm,
     )
 
 
@@ -70,6 +72,7 @@ def full_space(number: int) -> Space:
         removed_at=None,
         problem=Problem("tree", "insufficient_disk", "There is no room.", "Make some."),
         restored_from=space_id(7),
+        realm="team=blue",
     )
 
 
@@ -102,9 +105,11 @@ def claim(key: str, *, of: int = 1, caller: str = "local") -> Claim:
     return Claim(caller, key, bytes(range(32)), space_id(of), 5.0)
 
 
-def token(number: int) -> Token:
+def token(number: int) -> TokenRecord:
     scope = Scope(ScopeKind.LABEL, "team=blue")
-    return Token(f"tk_{number}", f"token {number}", scope, bytes([number]) * 32, float(number))
+    return TokenRecord(
+        f"tk_{number}", f"token {number}", scope, bytes([number]) * 32, float(number)
+    )
 
 
 def trashed(number: int, *, trashed_at: float = 1.0) -> Trashed:

@@ -11,9 +11,10 @@ import pytest
 from carrel.domain.events import EventQuery
 from carrel.domain.spaces import SpaceQuery
 from carrel.store import open_store
+from tests.sampling import examples
 from tests.store.children import END_TIMEOUT_S, child
 
-ROUNDS = 20
+ROUNDS = examples(8, exhaustive=20)
 MOST = 10**6
 
 

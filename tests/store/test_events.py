@@ -13,7 +13,7 @@ from carrel.domain.errors import MessageInvalid, NameTaken
 from carrel.domain.events import Event, EventQuery, EventType, NewEvent
 from carrel.domain.runs import RunState
 from carrel.store import SqliteStore, open_store
-from carrel.store.writing import PRUNE_EVERY
+from carrel.store.writes import PRUNE_EVERY
 from tests.store import records
 from tests.store.records import space_id
 

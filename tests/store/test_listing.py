@@ -14,7 +14,7 @@ from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import EventQuery
 from carrel.domain.runs import RunState
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState
-from carrel.store import SqliteStore, listing, open_store, reading
+from carrel.store import SqliteStore, open_store, reads, sqlite
 from tests.store import records
 from tests.store.records import space_id
 
@@ -174,7 +174,23 @@ async def test_wildcards_in_words_are_inert(store: SqliteStore, word: str) -> No
 
 async def test_find_gives_a_few(store: SqliteStore) -> None:
     await store.write(*(records.space(number) for number in range(50)))
-    assert len(await store.find("sp_")) == reading.FEW
+    assert len(await store.find("sp_")) == reads.FEW
+
+
+async def test_find_looks_among_those_that_are_seen(store: SqliteStore) -> None:
+    """However many others come before them."""
+    others = (records.space(number, name="desk", realm=f"n={number}") for number in range(30))
+    own = records.space(40, name="desk", realm="other", labels={"team": "blue"})
+    await store.write(*others, own)
+    for among in (
+        SpaceQuery(labels={"team": "blue"}),
+        SpaceQuery(space_ids=frozenset({own.space_id})),
+    ):
+        assert await store.find("sp_", "", among) == [own]
+        assert await store.find("desk", "", among) == [own]
+        assert await store.find("desk", "n=3", among) == [own]
+    assert await store.find("desk", "n=3") == [records.space(3, name="desk", realm="n=3")]
+    assert len(await store.find("desk")) == reads.FEW
 
 
 async def test_states_are_counted(store: SqliteStore) -> None:
@@ -204,23 +220,21 @@ def _instructions(path: Path, question: Callable[[sqlite3.Connection], object]) 
 
 
 QUESTIONS: dict[str, Callable[[sqlite3.Connection], object]] = {
-    "list": lambda db: listing.page(db, SpaceQuery()),
-    "list by state": lambda db: listing.page(db, SpaceQuery(frozenset({SpaceState.READY}))),
-    "list by label": lambda db: listing.page(db, SpaceQuery(labels={"team": "blue"})),
-    "list by two labels": lambda db: listing.page(
-        db, SpaceQuery(labels={"team": "blue", "n": "1"})
-    ),
-    "list by name": lambda db: listing.page(db, SpaceQuery(name="desk-100005")),
-    "list by id": lambda db: listing.page(db, SpaceQuery(space_ids=frozenset({space_id(5)}))),
-    "list removed": lambda db: listing.page(db, SpaceQuery(states=REMOVED)),
-    "list all": lambda db: listing.page(db, SpaceQuery(states=ALL)),
-    "find by name": lambda db: reading.find(db, "desk-100005"),
-    "find by prefix": lambda db: reading.find(db, "sp_"),
-    "find nothing": lambda db: reading.find(db, "sp_77"),
-    "count": reading.count,
-    "live runs": lambda db: reading.runs(db, "", True, 100),
-    "runs": lambda db: reading.runs(db, "", False, 10),
-    "runs of one": lambda db: reading.runs(db, space_id(100_005), False, 10),
+    "list": lambda db: sqlite.page(db, SpaceQuery()),
+    "list by state": lambda db: sqlite.page(db, SpaceQuery(frozenset({SpaceState.READY}))),
+    "list by label": lambda db: sqlite.page(db, SpaceQuery(labels={"team": "blue"})),
+    "list by two labels": lambda db: sqlite.page(db, SpaceQuery(labels={"team": "blue", "n": "1"})),
+    "list by name": lambda db: sqlite.page(db, SpaceQuery(name="desk-100005")),
+    "list by id": lambda db: sqlite.page(db, SpaceQuery(space_ids=frozenset({space_id(5)}))),
+    "list removed": lambda db: sqlite.page(db, SpaceQuery(states=REMOVED)),
+    "list all": lambda db: sqlite.page(db, SpaceQuery(states=ALL)),
+    "find by name": lambda db: reads.find(db, "desk-100005"),
+    "find by prefix": lambda db: reads.find(db, "sp_"),
+    "find nothing": lambda db: reads.find(db, "sp_77"),
+    "count": reads.count,
+    "live runs": lambda db: reads.runs(db, "", True, 100),
+    "runs": lambda db: reads.runs(db, "", False, 10),
+    "runs of one": lambda db: reads.runs(db, space_id(100_005), False, 10),
 }
 
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from carrel.domain.errors import StoreBusy
 from carrel.domain.hub import Dropped, HubLog, Keep, Message, Placed, PlaceQuery, Replay, Span
-from carrel.store.messages import SqliteLog, open_log
-from carrel.store.messages_tables import APPLICATION_ID, MESSAGES
-from carrel.store.messages_tasks import DROP_MOST
+from carrel.store.database import DatabaseSettings, prepare
+from carrel.store.message_writes import DROP_MOST
+from carrel.store.messages import APPLICATION_ID, MESSAGES, SqliteLog, open_log
 from carrel.store.migrations import Schema
-from carrel.store.opening import Settings, prepare
 from tests.store.messages_records import (
     AT,
     DESK,
@@ -209,6 +208,19 @@ async def test_reading_over_all_spaces(log: SqliteLog) -> None:
     assert await places(PlaceQuery(types=frozenset())) == []
 
 
+async def test_a_page_over_all_spaces_has_a_bound_of_bytes(log: SqliteLog) -> None:
+    """However large the messages are, and whoever asks for a thousand of them."""
+    body = message(1).body + b" " * 1000
+    await log.append([message(n)._replace(body=body) for n in range(1, 11)])
+
+    async def places(query: PlaceQuery) -> list[int]:
+        return [one.place for one in await log.read(query)]
+
+    assert await places(PlaceQuery(max_bytes=len(body) + 1)) == [1, 2]
+    assert await places(PlaceQuery(after=2, space_ids=frozenset({DESK}), max_bytes=1)) == [3]
+    assert await places(PlaceQuery(after=8, max_bytes=3 * len(body))) == [9, 10]
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False), min_size=1))
 def test_times_come_back_as_they_were(times: list[float]) -> None:
@@ -362,7 +374,7 @@ async def test_the_newest_origin(log: SqliteLog) -> None:
 
 async def test_a_log_of_the_first_version_is_carried_over(path: Path) -> None:
     old = Schema(APPLICATION_ID, MESSAGES.migrations[:1], shrinks=True)
-    connection = prepare(Settings(path, schema=old))
+    connection = prepare(DatabaseSettings(path, schema=old))
     connection.execute("INSERT INTO heads (number, space_id) VALUES (1, ?)", (DESK,))
     for one in some(1, 3):
         row = (one.seq, 1, one.seq, 0, one.at, one.type, 0, one.body)

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from carrel.domain.hub import Dropped, Keep, Message, Placed, PlaceQuery, Replay, Span
 from carrel.store.messages import SqliteLog, open_log
+from tests.sampling import examples
 
 Kind = TypeVar("Kind")
 
@@ -305,7 +306,7 @@ class Comparison(RuleBasedStateMachine):
 
 
 Comparison.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=examples(15, exhaustive=40),
     stateful_step_count=25,
     derandomize=True,
     database=None,

@@ -12,12 +12,9 @@ from typing import Any, cast
 import pytest
 
 from carrel.domain.errors import StoreBusy
-from carrel.store.messages import open_log
-from carrel.store.messages_grouping import MOST_ROWS
-from carrel.store.messages_tables import MESSAGES
-from carrel.store.messages_tasks import Acknowledge, Append
-from carrel.store.messages_writing import LogWriter
-from carrel.store.opening import Settings
+from carrel.store.database import DatabaseSettings
+from carrel.store.message_writes import MOST_ROWS, AcknowledgeTask, Append, MessageWriter
+from carrel.store.messages import MESSAGES, open_log
 from tests.store import children
 from tests.store.children import END_TIMEOUT_S
 from tests.store.messages_records import DESK, OTHER, bodies, everything, message, some
@@ -27,13 +24,13 @@ NORMAL, FULL = 1, 2
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(tmp_path / "hub.db", busy_timeout_s=0.2, schema=MESSAGES)
+def settings(tmp_path: Path) -> DatabaseSettings:
+    return DatabaseSettings(tmp_path / "hub.db", busy_timeout_s=0.2, schema=MESSAGES)
 
 
 @pytest.fixture
-def writer(settings: Settings) -> Iterator[LogWriter]:
-    with closing(LogWriter(settings, disk=True)) as opened:
+def writer(settings: DatabaseSettings) -> Iterator[MessageWriter]:
+    with closing(MessageWriter(settings, disk=True)) as opened:
         opened.serve([Append([message(1), message(1, OTHER)], sync=True)])
         yield opened
 
@@ -42,7 +39,7 @@ class _Traced:
     """Stands in for the writer's connection, and notes what it executes. SQLite's own trace
     would tell of every row that a trigger sees."""
 
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: MessageWriter) -> None:
         self._connection = writer._session.connection()
         self.statements: list[str] = []
         cast(Any, writer._session)._connection = self
@@ -65,7 +62,7 @@ class _Traced:
         return found
 
 
-def test_what_waits_together_is_one_statement(writer: LogWriter) -> None:
+def test_what_waits_together_is_one_statement(writer: MessageWriter) -> None:
     traced = _Traced(writer)
     tasks = [Append([message(seq), message(seq, OTHER)], sync=True) for seq in range(2, 400)]
     answers = writer.serve(tasks)
@@ -74,7 +71,7 @@ def test_what_waits_together_is_one_statement(writer: LogWriter) -> None:
     ]
     assert traced.take() == ["INSERT INTO messages SELECT * FROM"]
     # All of a transaction, when there is more than one.
-    writer.serve([Append([message(400)], sync=True), Acknowledge("a", DESK, 400)])
+    writer.serve([Append([message(400)], sync=True), AcknowledgeTask("a", DESK, 400)])
     assert traced.take() == [
         "BEGIN IMMEDIATE",
         "INSERT INTO messages SELECT * FROM",
@@ -85,10 +82,10 @@ def test_what_waits_together_is_one_statement(writer: LogWriter) -> None:
     assert len(traced.take()) == 2 + 3
 
 
-def test_the_disk_is_waited_for_when_one_asks_for_it(writer: LogWriter) -> None:
+def test_the_disk_is_waited_for_when_one_asks_for_it(writer: MessageWriter) -> None:
     traced = _Traced(writer)
     assert traced.synchronous() == FULL
-    writer.serve([Append([message(2)], sync=False), Acknowledge("a", DESK, 1)])
+    writer.serve([Append([message(2)], sync=False), AcknowledgeTask("a", DESK, 1)])
     assert traced.synchronous() == NORMAL
     writer.serve([Append([message(3)], sync=False), Append([message(4)], sync=True)])
     assert traced.synchronous() == FULL
@@ -101,14 +98,14 @@ def test_the_disk_is_waited_for_when_one_asks_for_it(writer: LogWriter) -> None:
     assert traced.take() == []
 
 
-def test_a_log_that_never_waits_for_the_disk(settings: Settings) -> None:
-    with closing(LogWriter(settings, disk=False)) as writer:
+def test_a_log_that_never_waits_for_the_disk(settings: DatabaseSettings) -> None:
+    with closing(MessageWriter(settings, disk=False)) as writer:
         traced = _Traced(writer)
         writer.serve([Append([message(1)], sync=True)])
         assert traced.synchronous() == NORMAL
 
 
-def test_what_is_refused_leaves_no_trace(writer: LogWriter) -> None:
+def test_what_is_refused_leaves_no_trace(writer: MessageWriter) -> None:
     answers = writer.serve(
         [Append([message(1, "sp_new"), message(3)], sync=True), Append([message(2)], sync=True)]
     )
@@ -117,18 +114,18 @@ def test_what_is_refused_leaves_no_trace(writer: LogWriter) -> None:
     assert list(writer._known.heads) == [DESK, OTHER]
 
 
-def test_with_a_new_connection_the_truth_is_asked_for(writer: LogWriter) -> None:
-    writer.serve([Acknowledge("a", DESK, 1)])
+def test_with_a_new_connection_the_truth_is_asked_for(writer: MessageWriter) -> None:
+    writer.serve([AcknowledgeTask("a", DESK, 1)])
     writer._session.connection().close()
     tasks = [Append([message(2)], sync=True), Append([message(3)], sync=True)]
     assert isinstance(writer.serve(tasks[:1])[0], Exception)
     assert writer._session.lost
     writer._known.heads.clear()
     writer._known.cursors.clear()
-    assert writer.serve([*tasks, Acknowledge("a", DESK, 0)]) == [range(3, 4), range(4, 5), 1]
+    assert writer.serve([*tasks, AcknowledgeTask("a", DESK, 0)]) == [range(3, 4), range(4, 5), 1]
 
 
-async def test_what_follows_one_that_failed_fails_like_it(settings: Settings) -> None:
+async def test_what_follows_one_that_failed_fails_like_it(settings: DatabaseSettings) -> None:
     """Also when it is only asked for afterwards, as by somebody who had not yet heard."""
     async with open_log(settings.path, busy_timeout_s=0.2) as log:
         with children.child("lock-writing", settings.path) as process:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from carrel.domain.errors import StoreDamaged
-from carrel.domain.spaces import SpaceQuery
+from carrel.domain.errors import NameTaken, StoreDamaged
+from carrel.domain.spaces import SpaceQuery, SpaceState
 from carrel.store import open_store
 from carrel.store.migrations import MIGRATIONS, backup_path, backups, migrate
+from carrel.store.writes import dump
 from tests.store import records
 
 SECOND = "CREATE TABLE second (one TEXT NOT NULL){strict}; INSERT INTO second VALUES ('a');"
@@ -109,3 +111,32 @@ async def test_tables_check_types_where_sqlite_can(path: Path, version: tuple[in
     async with open_store(path) as store:
         await store.write(records.full_space(1), records.event(), records.step("tree"))
         assert (await store.spaces(SpaceQuery())).spaces == (records.full_space(1),)
+
+
+async def test_names_that_were_everybodys_are_the_owners(path: Path) -> None:
+    """Of a database as it was when a name was taken for all."""
+    live = records.space(1, name="desk", labels={"team": "blue"})
+    gone = records.space(2, SpaceState.REMOVED, name="desk")
+    with closing(_connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        migrate(connection, path, MIGRATIONS[:4])
+        for one in (live, gone):
+            fields = json.loads(dump(one))
+            del fields["realm"]
+            values = (one.space_id, one.name, str(one.state), 1.0, None, dump(one.labels))
+            connection.execute(
+                "INSERT INTO spaces (space_id, name, state, created_at, removed_at, labels,"
+                " document) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*values, json.dumps(fields)),
+            )
+    async with open_store(path) as store:
+        assert await store.find("desk") == [live]
+        with pytest.raises(NameTaken):
+            await store.write(records.space(3, name="desk"))
+        theirs = records.space(3, name="desk", realm="team=blue")
+        await store.write(theirs)
+        assert await store.find("desk") == [live]
+        assert await store.find("desk", "team=blue") == [theirs]
+        assert await store.find("desk", "team=red") == [live, theirs]
+        assert (await store.spaces(SpaceQuery(labels={"team": "blue"}))).spaces == (live,)
+    assert backups(path) == [backup_path(path, 4)]

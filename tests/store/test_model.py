@@ -20,8 +20,9 @@ from carrel.domain.errors import NameTaken
 from carrel.domain.events import Event, EventQuery, EventType, NewEvent
 from carrel.domain.runs import RunState
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
-from carrel.domain.storing import Claim, Forget, Record, Step
+from carrel.domain.store import Claim, Forget, Record, Step
 from carrel.store import SqliteStore, open_store
+from tests.sampling import examples
 from tests.store import records
 from tests.store.model import Model
 from tests.store.records import space_id
@@ -33,13 +34,14 @@ IDS = NUMBERS.map(space_id)
 TIMES = st.sampled_from([0.0, 1.5, 2.0, 3.25])
 NAMES = st.sampled_from(["", "a", "b", "sp_", "%", "ö", space_id(1)])
 LABELS = st.dictionaries(st.sampled_from(["k", "l"]), st.sampled_from(["1", "2", "%"]))
+REALMS = st.sampled_from(["", "", "k=1", "k=2"])
 STATES = st.sampled_from(SpaceState) | st.just(SpaceState.REMOVED)
 
 SPACES = st.builds(
-    lambda number, state, name, labels, at, removed_at: records.space(
-        number, state, name=name, labels=labels, created_at=at, removed_at=removed_at
+    lambda number, state, name, labels, at, removed_at, realm: records.space(
+        number, state, name=name, labels=labels, created_at=at, removed_at=removed_at, realm=realm
     ),
-    *(NUMBERS, STATES, NAMES, LABELS, TIMES, st.none() | TIMES),
+    *(NUMBERS, STATES, NAMES, LABELS, TIMES, st.none() | TIMES, REALMS),
 )
 RUNS = st.builds(
     lambda number, state, of, at: records.run(number, state, of=of, created_at=at),
@@ -162,9 +164,14 @@ class Comparison(RuleBasedStateMachine):
         expected = self.model.listed(query)
         assert self.do(every_page()) == (expected, {len(expected)})
 
-    @rule(word=NAMES | IDS | IDS.map(lambda one: one[:-1]) | st.sampled_from(["sp_a", "s", "_"]))
-    def find(self, word: str) -> None:
-        assert self.do(self.store.find(word)) == self.model.found(word)
+    @rule(
+        word=NAMES | IDS | IDS.map(lambda one: one[:-1]) | st.sampled_from(["sp_a", "s", "_"]),
+        realm=REALMS,
+        among=QUERIES,
+    )
+    def find(self, word: str, realm: str, among: SpaceQuery) -> None:
+        found = self.model.found(word, realm, among)
+        assert self.do(self.store.find(word, realm, among)) == found
 
     @rule(of=MAYBE, live=st.booleans())
     def list_runs(self, of: str, live: bool) -> None:
@@ -208,7 +215,7 @@ class Comparison(RuleBasedStateMachine):
 
 
 Comparison.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=examples(15, exhaustive=40),
     stateful_step_count=25,
     derandomize=True,
     database=None,

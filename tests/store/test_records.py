@@ -15,7 +15,7 @@ from carrel.domain.errors import MessageInvalid, StoreDamaged
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runs import RunState
 from carrel.domain.spaces import SpaceQuery, SpaceState
-from carrel.domain.storing import Forget, Record, Store
+from carrel.domain.store import Forget, Record, Store
 from carrel.store import SqliteStore, open_store
 from tests.store import records
 from tests.store.records import space_id

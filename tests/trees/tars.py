@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from carrel.domain.trees import Tree
-from carrel.trees.archives import Unpacked, archive, unpack
+from carrel.trees.archives import archive
+from carrel.trees.extraction import Unpacked, unpack
 from tests.conformance.tree_rig import Rig
 
 LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE

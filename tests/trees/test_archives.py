@@ -22,8 +22,9 @@ from carrel.domain.errors import (
     PathWrongKind,
 )
 from carrel.domain.trees import Skipped, Tree
-from carrel.trees import tar_entries
-from carrel.trees.archives import archive, unpack
+from carrel.trees import archives
+from carrel.trees.archives import archive
+from carrel.trees.extraction import unpack
 from tests.conformance.tree_rig import Rig
 from tests.conformance.tree_views import look, make_project
 from tests.trees.tars import Chunks, entry, odd_things, opened, packed, tar_of, unpacked
@@ -272,7 +273,7 @@ def test_many_holes(copy_rig: Rig, tree: Tree, monkeypatch: pytest.MonkeyPatch) 
     wanted = (tree.path / "holes").read_bytes()
     sizes = []
     for limit in (1000, 10):
-        monkeypatch.setattr(tar_entries, "_MAX_RANGES", limit)
+        monkeypatch.setattr(archives, "_MAX_RANGES", limit)
         content = packed(copy_rig, tree, zstd=False)
         sizes.append(len(content))
         with opened(content) as tar:

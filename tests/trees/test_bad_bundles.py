@@ -16,7 +16,7 @@ import zstandard
 from carrel.domain.errors import CarrelError, InsufficientDisk, TooLarge, TreeDamaged
 from carrel.domain.trees import Tree
 from carrel.launcher.client import Launcher
-from carrel.trees import bundle_records as records
+from carrel.trees import bundle_format as records
 from carrel.trees.bundles import pack, restore
 from tests.conformance.tree_rig import Rig, open_rig
 from tests.folders import remove_folder
@@ -150,7 +150,11 @@ def test_what_is_no_file(copy_rig: Rig, copied: Tree, packed: Path) -> None:
 
 
 def file_of(path: bytes, data: bytes = b"evil") -> list[records.Record]:
-    return [records.File(path, 0o644, 0, ()), records.Piece(0, data), records.Size(len(data))]
+    return [
+        records.FileStart(path, 0o644, 0, ()),
+        records.FilePiece(0, data),
+        records.Size(len(data)),
+    ]
 
 
 REFUSED: dict[str, list[records.Record]] = {
@@ -164,15 +168,15 @@ REFUSED: dict[str, list[records.Record]] = {
     "long": file_of(b"n" * 256),
     "gone": [records.Gone(b"..")],
     "root gone": [records.Gone(b"")],
-    "way": [records.Way(b"../..", 0o777, 0)],
+    "way": [records.WayFolder(b"../..", 0o777, 0)],
     "folder": [records.Folder(b"a/../..", 0o777, 0, ())],
     "symlink": [records.Symlink(b"../x", b"y", 0)],
     "no target": [records.Symlink(b"x", b"", 0)],
-    "moved from": [records.Moved(b"x", b"../../etc/passwd", 0o644, 0, ())],
-    "moved to": [records.Moved(b"../x", b"file", 0o644, 0, ())],
+    "moved from": [records.MovedFile(b"x", b"../../etc/passwd", 0o644, 0, ())],
+    "moved to": [records.MovedFile(b"../x", b"file", 0o644, 0, ())],
     "moved twice": [
-        records.Moved(b"x", b"file", 0o644, 0, ()),
-        records.Moved(b"y", b"file", 0o644, 0, ()),
+        records.MovedFile(b"x", b"file", 0o644, 0, ()),
+        records.MovedFile(b"y", b"file", 0o644, 0, ()),
     ],
     "linked": [*file_of(b"x"), records.Again(b"y", b"../../etc/passwd")],
     "device": [records.Node(b"x", 0o020666, 0)],
@@ -180,28 +184,28 @@ REFUSED: dict[str, list[records.Record]] = {
     "privileges": [records.Folder(b"x", 0o755, 0, ((b"security.capability", b"x"),))],
     "trusted": [records.Folder(b"x", 0o755, 0, ((b"trusted.overlay.opaque", b"y"),))],
     "overlay": [records.Folder(b"x", 0o755, 0, ((b"user.overlay.opaque", b"y"),))],
-    "bytes of nothing": [records.Piece(0, b"x")],
+    "bytes of nothing": [records.FilePiece(0, b"x")],
     "bytes backwards": [
-        records.File(b"x", 0o644, 0, ()),
-        records.Piece(10, b"abc"),
-        records.Piece(11, b"abc"),
+        records.FileStart(b"x", 0o644, 0, ()),
+        records.FilePiece(10, b"abc"),
+        records.FilePiece(11, b"abc"),
         records.Size(100),
     ],
     "bytes beyond the end": [
-        records.File(b"x", 0o644, 0, ()),
-        records.Piece(10, b"abc"),
+        records.FileStart(b"x", 0o644, 0, ()),
+        records.FilePiece(10, b"abc"),
         records.Size(4),
     ],
-    "no end of a file": [records.File(b"x", 0o644, 0, ())],
-    "two heads": [records.Head(records.VERSION, "x")],
-    "two tails": [records.Tail(0)],
+    "no end of a file": [records.FileStart(b"x", 0o644, 0, ())],
+    "two heads": [records.BundleHead(records.VERSION, "x")],
+    "two tails": [records.BundleTail(0)],
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_hostile_file(copy_rig: Rig, copied: Tree, target: Path, name: str) -> None:
-    head = records.Head(records.VERSION, copied.base_id)
-    write_records(target, [head, *REFUSED[name], records.Tail(1)])
+    head = records.BundleHead(records.VERSION, copied.base_id)
+    write_records(target, [head, *REFUSED[name], records.BundleTail(1)])
     with pytest.raises(TreeDamaged):
         restore(copy_rig.driver, copied, target)
     assert is_untouched(copy_rig, copied)
@@ -209,7 +213,10 @@ def test_a_hostile_file(copy_rig: Rig, copied: Tree, target: Path, name: str) ->
 
 MISFITS: dict[str, list[records.Record]] = {
     "through a symlink": [records.Symlink(b"out", b"/tmp", 0), *file_of(b"out/evil")],
-    "way through a symlink": [records.Symlink(b"out", b"/", 0), records.Way(b"out/x", 0o777, 0)],
+    "way through a symlink": [
+        records.Symlink(b"out", b"/", 0),
+        records.WayFolder(b"out/x", 0o777, 0),
+    ],
     "gone through a symlink": [
         records.Symlink(b"out", b"folder", 0),
         *file_of(b"new"),
@@ -221,8 +228,8 @@ MISFITS: dict[str, list[records.Record]] = {
         records.Symlink(b"x", b"/etc/passwd", 0),
         records.Other(b"x", 0o666, 0, ()),
     ],
-    "moved from nowhere": [records.Moved(b"x", b"nowhere", 0o644, 0, ())],
-    "a moved folder": [records.Moved(b"x", b"folder", 0o644, 0, ())],
+    "moved from nowhere": [records.MovedFile(b"x", b"nowhere", 0o644, 0, ())],
+    "a moved folder": [records.MovedFile(b"x", b"folder", 0o644, 0, ())],
     "a file below a file": file_of(b"file/x"),
 }
 
@@ -230,8 +237,8 @@ MISFITS: dict[str, list[records.Record]] = {
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_file_that_does_not_fit(copy_rig: Rig, copied: Tree, target: Path, name: str) -> None:
     """Noticed while the tree is being changed; nothing outside is."""
-    head = records.Head(records.VERSION, copied.base_id)
-    write_records(target, [head, *MISFITS[name], records.Tail(1)])
+    head = records.BundleHead(records.VERSION, copied.base_id)
+    write_records(target, [head, *MISFITS[name], records.BundleTail(1)])
     with pytest.raises(TreeDamaged):
         restore(copy_rig.driver, copied, target)
     assert not os.path.lexists("/tmp/evil")
@@ -244,10 +251,10 @@ def test_what_is_gone_behind_a_symlink_stays(
 ) -> None:
     (tmp_path / "outside" / "folder").mkdir(parents=True)
     (tmp_path / "outside" / "folder" / "file").touch()
-    head = records.Head(records.VERSION, copied.base_id)
+    head = records.BundleHead(records.VERSION, copied.base_id)
     link = records.Symlink(b"out", os.fsencode(tmp_path / "outside"), 0)
     gone: list[records.Record] = [records.Gone(b"out/folder"), records.Gone(b"out/folder/file")]
-    write_records(target, [head, link, *gone, records.Tail(3)])
+    write_records(target, [head, link, *gone, records.BundleTail(3)])
     restore(copy_rig.driver, copied, target)
     assert (tmp_path / "outside" / "folder" / "file").exists()
 
@@ -259,7 +266,7 @@ def test_a_file_that_would_not_fit_on_the_disk(
     """Little in the bundle, and too much out of it."""
     with small_disk(data) as disk, open_rig("copy", disk, tree_launcher) as rig:
         tree = rig.tree(rig.base_of(None))
-        head = records.Head(records.VERSION, tree.base_id)
+        head = records.BundleHead(records.VERSION, tree.base_id)
         with target.open("wb") as file:
             _write_bomb(file.fileno(), head, bytes(records.PIECE), 100)
         assert target.stat().st_size < 100_000
@@ -268,14 +275,14 @@ def test_a_file_that_would_not_fit_on_the_disk(
         assert is_untouched(rig, tree)
 
 
-def _write_bomb(descriptor: int, head: records.Head, piece: bytes, count: int) -> None:
-    writer = records.Writer(descriptor, BIG)
+def _write_bomb(descriptor: int, head: records.BundleHead, piece: bytes, count: int) -> None:
+    writer = records.BundleWriter(descriptor, BIG)
     writer.write(head)
-    writer.write(records.File(b"bomb", 0o644, 0, ()))
+    writer.write(records.FileStart(b"bomb", 0o644, 0, ()))
     for number in range(count):
-        writer.write(records.Piece(number * len(piece), piece))
+        writer.write(records.FilePiece(number * len(piece), piece))
     writer.write(records.Size(count * len(piece)))
-    writer.write(records.Tail(1))
+    writer.write(records.BundleTail(1))
     writer.finish()
 
 
@@ -285,7 +292,7 @@ def raw_frame(body: bytes) -> bytes:
 
 BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda _head: b"",
-    "no head": lambda _head: raw_frame(msgspec.msgpack.encode(records.Tail(0))),
+    "no head": lambda _head: raw_frame(msgspec.msgpack.encode(records.BundleTail(0))),
     "no tail": lambda head: head,
     "a long record": lambda head: head + (1 << 31).to_bytes(4, "big"),
     "a cut record": lambda head: head + raw_frame(b"x" * 100)[:50],
@@ -306,7 +313,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_records(copy_rig: Rig, copied: Tree, target: Path, name: str) -> None:
-    head = raw_frame(msgspec.msgpack.encode(records.Head(records.VERSION, copied.base_id)))
+    head = raw_frame(msgspec.msgpack.encode(records.BundleHead(records.VERSION, copied.base_id)))
     write_raw(target, BROKEN[name](head))
     with pytest.raises(TreeDamaged):
         restore(copy_rig.driver, copied, target)
@@ -314,9 +321,9 @@ def test_broken_records(copy_rig: Rig, copied: Tree, target: Path, name: str) ->
 
 
 def test_another_version(copy_rig: Rig, copied: Tree, target: Path) -> None:
-    write_records(target, [records.Head(99, copied.base_id), records.Tail(0)])
+    write_records(target, [records.BundleHead(99, copied.base_id), records.BundleTail(0)])
     with pytest.raises(TreeDamaged, match="another version"):
         restore(copy_rig.driver, copied, target)
-    write_records(target, [records.Head(records.VERSION, "other"), records.Tail(0)])
+    write_records(target, [records.BundleHead(records.VERSION, "other"), records.BundleTail(0)])
     with pytest.raises(TreeDamaged, match="of that base"):
         restore(copy_rig.driver, copied, target)

@@ -17,8 +17,9 @@ from carrel.domain.errors import (
     TooLarge,
 )
 from carrel.domain.trees import Tree
-from carrel.trees.archives import Unpacked, unpack
+from carrel.trees.extraction import Unpacked, unpack
 from tests.conformance.tree_rig import Rig
+from tests.sampling import every
 from tests.trees.tars import HARD, LINK, Chunks, entry, tar_of, unpacked
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -150,15 +151,16 @@ def test_whatever_is_changed_in_it(copy_rig: Rig, tree: Tree) -> None:
         ).rstrip(b"\0")
     )
     errors = 0
-    for place in range(0, len(content), 11):
+    places = every(3, range(0, len(content), 11))
+    for place in places:
         for value in (0x00, 0x2F, 0xFF):
             changed = content[:place] + bytes([value]) + content[place + 1 :]
             try:
                 unpacked(copy_rig, tree, bytes(changed))
             except CarrelError:
                 errors += 1
-    assert errors > 500
-    for length in range(0, len(content), 64):
+    assert errors > len(places)
+    for length in every(3, range(0, len(content), 64)):
         with pytest.raises(ArchiveInvalid):
             unpacked(copy_rig, tree, bytes(content[:length]))
 

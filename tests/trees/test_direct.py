@@ -15,7 +15,7 @@ import pytest
 from carrel.domain.errors import CarrelError, TreeDamaged, TreeExists, TreeNotFound, TreeUnavailable
 from carrel.domain.trees import Base, Change, ChangeKind, Tree, TreeRequest
 from carrel.trees import files
-from carrel.trees.drivers import direct, direct_index
+from carrel.trees.drivers import direct
 from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.orphans import remove_stray, strays
 from carrel.trees.results import Results
@@ -166,7 +166,7 @@ def test_the_same_again_is_no_change(rig: Direct) -> None:
 
 
 def test_too_large_for_a_digest(rig: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_index, "DIGEST_FILE_BYTES", 4)
+    monkeypatch.setattr(direct, "DIGEST_FILE_BYTES", 4)
     tree = rig.tree()
     assert rig.changes(tree) == []
 
@@ -180,11 +180,10 @@ def test_too_large_for_a_digest(rig: Direct, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_only_so_much_is_digested(rig: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_index, "DIGEST_BYTES", 20)
+    monkeypatch.setattr(direct, "DIGEST_BYTES", 20)
     tree = rig.tree()
     index = {
-        one.path: bool(one.digest)
-        for one in direct_index.read_index(tree.folder / "tree" / "index")
+        one.path: bool(one.digest) for one in direct.read_index(tree.folder / "tree" / "index")
     }
     assert index == {
         b".git": False,
@@ -334,7 +333,7 @@ def test_a_creation_that_fails_leaves_nothing(rig: Direct, monkeypatch: pytest.M
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(direct_index, "write_index", full)
+    monkeypatch.setattr(direct, "write_index", full)
     with pytest.raises(CarrelError) as refused:
         rig.driver.create(asked)
     assert refused.value.code == "insufficient_disk"
@@ -350,8 +349,7 @@ def test_a_creation_that_was_killed(rig: Direct) -> None:
         asked = rig.request()
         pid = os.fork()
         if pid == 0:
-            module = direct_index if point == "write_index" else direct
-            setattr(module, point, lambda *_args: os._exit(9))
+            setattr(direct, point, lambda *_args: os._exit(9))
             rig.driver.create(asked)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9

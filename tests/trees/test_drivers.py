@@ -17,14 +17,11 @@ from carrel.domain.trees import Owner, TreeCapabilities, TreeDriver, TreeRequest
 from carrel.launcher.client import Launcher
 from carrel.linux.ids import store_gid, store_uid, uid_range
 from carrel.trees.bases.store import BaseStore
-from carrel.trees.drivers import host_overlay
-from carrel.trees.drivers.auto import choose_driver
+from carrel.trees.drivers import overlay
 from carrel.trees.drivers.btrfs import BtrfsDriver
-from carrel.trees.drivers.closing import BackgroundCloser
-from carrel.trees.drivers.copy import CopyDriver
-from carrel.trees.drivers.host_overlay import HostOverlay
-from carrel.trees.drivers.overlay import OverlayDriver
-from carrel.trees.drivers.reflink import ReflinkDriver
+from carrel.trees.drivers.common import choose_driver
+from carrel.trees.drivers.copies import CopyDriver, ReflinkDriver
+from carrel.trees.drivers.overlay import BackgroundCloser, HostOverlay, OverlayDriver
 from tests.folders import mounts_below
 from tests.volumes import volume
 
@@ -155,9 +152,9 @@ def test_without_id_maps_there_is_only_the_stores_own_user(
     """As on kernels that are too old for them."""
 
     def refuse(*_: object) -> None:
-        raise host_overlay.no_id_maps(OSError(22, "Invalid argument"))
+        raise overlay.no_id_maps(OSError(22, "Invalid argument"))
 
-    monkeypatch.setattr(host_overlay, "show_as", refuse)
+    monkeypatch.setattr(overlay, "show_as", refuse)
     driver = all_drivers(data)[0]
     assert driver.probe().available
     assert any(str(store_uid()) in note for note in driver.capabilities.notes)

@@ -22,6 +22,7 @@ from carrel.domain.errors import (
     PathInvalid,
     PathNotFound,
     PathWrongKind,
+    TooLarge,
 )
 from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner
@@ -254,6 +255,17 @@ def test_odd_names(files: TreeFiles, root: Path) -> None:
         files.write(name, name.encode(errors="surrogateescape"))
         assert files.read(name) == os.fsencode(name)
     assert set(names) <= {info.name for info in files.list()}
+
+
+def test_a_listing_has_a_bound(
+    files: TreeFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = len(os.listdir(root))
+    monkeypatch.setattr("carrel.trees.files.MAX_LISTED", count)
+    assert len(files.list()) == count
+    (root / "one more").touch()
+    with pytest.raises(TooLarge):
+        files.list()
 
 
 def test_listing_and_stat(files: TreeFiles, root: Path) -> None:

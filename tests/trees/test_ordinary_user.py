@@ -15,7 +15,7 @@ FILES = (
     "test_bad_bundles.py",
     "test_broken_archives.py",
     "test_projects.py",
-    "test_unpacking.py",
+    "test_extraction.py",
 )
 
 

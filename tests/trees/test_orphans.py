@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.cleaning import Stray
+from carrel.domain.cleanup import Stray
 from carrel.domain.errors import CarrelError, SpaceInvalid
 from carrel.domain.ids import new_id
 from carrel.trees.orphans import FOLDER, HELD, MOUNT, USER, remove_stray, remove_trial, strays

@@ -9,7 +9,7 @@ import pytest
 
 from carrel.domain.errors import TreeUnavailable
 from carrel.domain.trees import Owner
-from carrel.trees.projects import PlainProjects
+from carrel.trees.host_folders import PlainProjects
 
 OWN = Owner(os.geteuid(), os.getegid())
 

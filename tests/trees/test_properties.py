@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from carrel.domain.trees import Base, Change, ChangeKind, Owner
@@ -35,6 +35,7 @@ from tests.conformance.tree_rig import (
     volume_variable,
 )
 from tests.conformance.tree_views import Seen, fingerprint, look
+from tests.sampling import examples
 
 FOLDERS = ("d", "d/e", "e", "e/new", "x")
 NAMES = ("a", "b", "link")
@@ -90,6 +91,27 @@ steps = st.builds(
     st.sampled_from(CONTENTS),
     st.integers(0, 5),
 )
+
+
+EACH_KIND = [
+    Step("rename", "a", "x", "", 0),
+    Step("rename", "d/e", "e/new", "", 0),
+    Step("write", "d/a", "", "bb", 0),
+    Step("append", "b", "", "a", 0),
+    Step("same", "d/b", "", "", 0),
+    Step("touch", "d/link", "", "", 0),
+    Step("chmod", "d/b", "", "", 1),
+    Step("truncate", "b", "", "", 1),
+    Step("link", "e/a", "d/a", "", 0),
+    Step("copy", "e/b", "d/b", "", 0),
+    Step("symlink", "e/link", "b", "", 0),
+    Step("mkdir", "d/e", "", "", 0),
+    Step("unlink", "link", "", "", 0),
+    Step("replace", "d/e", "", "dadada", 0),
+    Step("remove", "e/new/b", "", "", 0),
+    Step("rmdir", "d/e", "", "", 0),
+]
+"""What a few random examples may lack."""
 
 
 def do(step: Step) -> bool:
@@ -320,8 +342,9 @@ def views_equal(rig: Rig, one: dict[str, Seen], other: dict[str, Seen]) -> bool:
     }
 
 
-@settings(PROFILE, max_examples=60)
+@settings(PROFILE, max_examples=examples(15, exhaustive=60))
 @given(work=st.lists(steps, min_size=1, max_size=25))
+@example(work=EACH_KIND)
 def test_a_tree_is_as_a_plain_folder(rig: Rig, project: Path, base: Base, work: list[Step]) -> None:
     untouched = [fingerprint(layer) for layer in base.layers]
     tree = rig.tree(base)
@@ -344,7 +367,7 @@ def test_a_tree_is_as_a_plain_folder(rig: Rig, project: Path, base: Base, work: 
     tree.folder.rmdir()
 
 
-@settings(PROFILE, max_examples=15)
+@settings(PROFILE, max_examples=examples(5, exhaustive=15))
 @given(
     first=st.lists(steps, min_size=1, max_size=15), second=st.lists(steps, min_size=1, max_size=15)
 )

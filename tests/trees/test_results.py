@@ -15,11 +15,9 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.errors import TreeNotFound
-from carrel.domain.requests import Collected, Collecting, ResultFile
+from carrel.domain.requests import ChangedFile, Collected, Collecting
 from carrel.domain.trees import EntryType, Tree
-from carrel.trees import result_files
-from carrel.trees.languages import language_of
-from carrel.trees.results import Results
+from carrel.trees.results import Results, language_of
 from tests.accounts import Account
 from tests.conformance.tree_rig import Rig
 from tests.trees.again import run_again
@@ -40,7 +38,7 @@ def collect(
     return results.collect(rig.driver, tree, most=most, after=after, content_bytes=content_bytes)
 
 
-def by_path(collected: Collected) -> dict[str, ResultFile]:
+def by_path(collected: Collected) -> dict[str, ChangedFile]:
     return {one.path: one for one in collected.files}
 
 
@@ -181,12 +179,12 @@ def test_what_is_too_long_is_not_read(
             file.truncate(1 << 40)
 
     copy_rig.act(tree, act)
-    monkeypatch.setattr(result_files, "MAX_COUNTED", 1999)
+    monkeypatch.setattr("carrel.trees.results.MAX_COUNTED", 1999)
     found = by_path(collect(copy_rig, tree))
     assert (found["long.py"].bytes, found["long.py"].lines) == (2000, None)
     assert found["long.py"].language == "python"
     assert (found["tera"].bytes, found["tera"].lines) == (1 << 40, None)
-    monkeypatch.setattr(result_files, "MAX_COUNTED", 2000)
+    monkeypatch.setattr("carrel.trees.results.MAX_COUNTED", 2000)
     assert by_path(collect(copy_rig, tree))["long.py"].lines == 1000
 
 
@@ -332,6 +330,6 @@ def test_languages(path: str, beginning: bytes, language: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     """With the files beside this one that are about what is made here: once for all."""
-    others = ("test_differing.py", "test_direct.py", "test_work_folders.py")
+    others = ("test_differences.py", "test_direct.py", "test_host_folders.py")
     paths = [str(Path(__file__).with_name(name)) for name in others]
     run_again(__file__, ordinary_user, data, *paths)

@@ -1,1 +1,1 @@
-"""Frontends: how each agent is found, started and understood."""
+"""Agents: how each is found, installed, started and translated into events."""

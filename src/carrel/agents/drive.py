@@ -15,13 +15,13 @@ import sys
 
 def main() -> int:
     gc.disable()
-    from carrel.agents import driving
+    from carrel.agents import driver_process
 
-    return driving.main()
+    return driver_process.main()
 
 
 def leave(code: int) -> None:
-    """All that a driver started has ended; only what was printed may not have left yet."""
+    """Ends the process. All that a driver started has ended; only output may still be buffered."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

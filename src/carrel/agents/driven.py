@@ -1,6 +1,7 @@
-"""What all frontends share whose driver is ours: started in a sandbox, understood, or run here.
+"""What all frontends share that have a driver of ours.
 
-A frontend of this kind says where its driver is, and with what it is made.
+The driver runs in a sandbox (`drive`) or in the caller's process (`library`). A frontend of this
+kind names its driver, and the options that it is made with.
 """
 
 from __future__ import annotations
@@ -9,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from carrel.agents import interpreting, wire
-from carrel.agents.environing import credentials_of
-from carrel.agents.frontends import requests
+from carrel.agents import programs, requests, wire
+from carrel.agents.events import failed, result_of
 from carrel.agents.frontends.lines import raw
-from carrel.agents.locating import Locator
-from carrel.agents.permitting import permission_of
-from carrel.agents.results import failed, result_of
+from carrel.agents.programs import Locator
+from carrel.agents.requests import credentials_of
+from carrel.agents.turns import permission_of
 from carrel.domain.agents import (
+    PROJECT_SETTINGS,
     AgentEventType,
+    AgentSetup,
     FoundFrontend,
     FrontendKind,
     Prepared,
     Provider,
-    Seat,
     Told,
     TurnRequest,
     TurnResult,
@@ -33,7 +34,7 @@ PROGRAM = "carrel.agents.drive"
 
 
 class DrivenTranslator:
-    """Implements `Translator` for what `drive` writes."""
+    """Implements `Translator` for the lines that `drive` writes."""
 
     def __init__(self) -> None:
         self._result: TurnResult | None = None
@@ -50,7 +51,7 @@ class DrivenTranslator:
         return (told,)
 
     def ended(self, code: int | None, stderr: str) -> TurnResult:
-        """A program that was asked to stop says so itself: without a last word it crashed."""
+        """A program that was asked to stop says so itself; one without a result crashed."""
         if self._result is not None:
             return self._result
         how = "was killed" if code is None else f"ended with {code}"
@@ -58,27 +59,27 @@ class DrivenTranslator:
 
 
 def driven_by(
-    driver: str, options: Mapping[str, object], request: TurnRequest, seat: Seat
+    driver: str, options: Mapping[str, object], request: TurnRequest, setup: AgentSetup
 ) -> Prepared:
-    """A turn by a driver that has a process to itself. Values of the environment go by the
+    """Prepares a turn by a driver in a process of its own. Values of the environment go by the
     environment only: the first line may be written down."""
     named = replace(
-        seat,
+        setup,
         credentials={},
-        mcp_env=dict.fromkeys(seat.mcp_env, ""),
-        server_env=dict.fromkeys(seat.server_env, ""),
+        mcp_env=dict.fromkeys(setup.mcp_env, ""),
+        server_env=dict.fromkeys(setup.server_env, ""),
     )
     start = wire.Start(driver, replace(request, env={}), named, options)
     return Prepared(
-        argv=interpreting.python(PROGRAM),
-        env={**seat.mcp_env, **seat.server_env, **credentials_of(seat), **request.env},
+        argv=programs.python(PROGRAM),
+        env={**setup.mcp_env, **setup.server_env, **credentials_of(setup), **request.env},
         first=wire.line_of(start),
         duplex=True,
     )
 
 
 class DrivenFrontend:
-    """Implements `Frontend`; made for being derived from."""
+    """Implements `Frontend` and `Confiding`; made for being derived from."""
 
     name: ClassVar[str]
     provider: ClassVar[Provider]
@@ -87,6 +88,10 @@ class DrivenFrontend:
     credentials: ClassVar[tuple[str, ...]] = ()
     driver: ClassVar[str]
     """`module:name` of what makes the driver."""
+    brought: ClassVar[tuple[str, ...]] = PROJECT_SETTINGS
+    goes_without: ClassVar[bool] = False
+    keeps: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """See `Prepared`."""
 
     def __init__(self, locator: Locator) -> None:
         self.locator = locator
@@ -103,17 +108,17 @@ class DrivenFrontend:
         return FoundFrontend(self.name, self.provider, self.kind, installed=True)
 
     def binds(self) -> tuple[str, ...]:
-        return interpreting.folders()
+        return programs.folders()
 
-    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
-        self.check(request, seat)
+    def prepare(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
+        self.check(request, setup)
         options = self.program_options(request)
-        return driven_by(self.driver, options, request, seat)
+        return replace(driven_by(self.driver, options, request, setup), keeps=self.keeps)
 
     def translator(self, request: TurnRequest) -> DrivenTranslator:
         return DrivenTranslator()
 
-    def check(self, request: TurnRequest, seat: Seat) -> None:
-        """What holds for every turn, wherever it runs."""
+    def check(self, request: TurnRequest, setup: AgentSetup) -> None:
+        """Raises what is wrong with a request, wherever it runs."""
         requests.check(request, self.name, self.provider)
-        permission_of(request, seat)
+        permission_of(request, setup)

@@ -10,24 +10,17 @@ import asyncio
 import shlex
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from carrel.agents.conducting import conduct
 from carrel.agents.driven import DrivenFrontend
-from carrel.agents.emitting import Emitter, OnEvent
-from carrel.agents.library_types import (
-    Description,
-    Invocation,
-    ProviderCapabilities,
-    Queued,
-    Resolution,
-    TurnOutcome,
-)
-from carrel.agents.loading import load
-from carrel.agents.results import failed
+from carrel.agents.events import Emitter, OnEvent, failed
+from carrel.agents.turns import conduct
+from carrel.agents.wire import load
 from carrel.domain.agents import (
+    AgentSetup,
+    Continuation,
     Control,
     ControlKind,
     FoundFrontend,
@@ -39,8 +32,8 @@ from carrel.domain.agents import (
     InvocationSpec,
     IoMode,
     Prepared,
-    Seat,
     Told,
+    TurnError,
     TurnRequest,
     TurnResult,
 )
@@ -84,24 +77,24 @@ class Library:
     def build_invocation(
         self,
         request: TurnRequest,
-        seat: Seat,
+        setup: AgentSetup,
         interaction: InteractionMode = InteractionMode.INTERACTIVE,
     ) -> Invocation:
-        """Of a program, for the caller to start. Writes what it needs into `seat.state`.
+        """Of a program, for the caller to start. Writes what it needs into `setup.state`.
         Raises `UnsupportedFrontend` for the others, and what `Frontend.prepare` raises."""
         frontend = self._frontends.get(request.frontend)
         if frontend.kind is not FrontendKind.CLI:
             raise UnsupportedFrontend(
-                f"{frontend.name} is no program with a command line.", hint="Use `run_turn`."
+                f"{frontend.name} is not started by a command line.", hint="Use `run_turn`."
             )
-        prepared = _prepare(frontend, request, seat, interaction)
-        _write(prepared, seat)
+        prepared = _prepare(frontend, request, setup, interaction)
+        _write(prepared, setup)
         attended = interaction is InteractionMode.INTERACTIVE
         spec = InvocationSpec(
             provider=frontend.provider,
             frontend=frontend.name,
             argv=prepared.argv,
-            cwd=seat.workspace,
+            cwd=setup.workspace,
             env=prepared.env,
             interaction_mode=interaction,
             io_mode=IoMode.PTY if attended else IoMode.PIPES,
@@ -110,7 +103,9 @@ class Library:
         )
         return Invocation(spec, stdin=None if attended else prepared.first)
 
-    async def run_turn(self, request: TurnRequest, seat: Seat, *on_event: OnEvent) -> TurnOutcome:
+    async def run_turn(
+        self, request: TurnRequest, setup: AgentSetup, *on_event: OnEvent
+    ) -> TurnOutcome:
         """What goes wrong is in the result, after its events. Raises `StateConflict` when the
         session has a turn already. Cancelling it stops the turn, with all its events."""
         request = replace(
@@ -124,7 +119,7 @@ class Library:
         emitter = Emitter(request, provider, on_event)
         live = self._live[request.session_id] = _Live(emitter)
         try:
-            result = await self._run(request, seat, emitter, live)
+            result = await self._run(request, setup, emitter, live)
         finally:
             del self._live[request.session_id]
         return TurnOutcome(
@@ -176,15 +171,15 @@ class Library:
             return ""
 
     async def _run(
-        self, request: TurnRequest, seat: Seat, emitter: Emitter, live: _Live
+        self, request: TurnRequest, setup: AgentSetup, emitter: Emitter, live: _Live
     ) -> TurnResult:
         emitter.start()
         result = failed(Interrupted("The turn was stopped."))
         try:
             frontend = _driven(self._frontends.get(request.frontend))
-            frontend.check(request, seat)
+            frontend.check(request, setup)
             driver = load(frontend.driver, frontend.options(request))
-            result = await conduct(driver, request, seat, live)
+            result = await conduct(driver, request, setup, live)
         except CarrelError as error:
             result = failed(error)
         finally:
@@ -202,18 +197,18 @@ def _driven(frontend: Frontend) -> DrivenFrontend:
 
 
 def _prepare(
-    frontend: Frontend, request: TurnRequest, seat: Seat, interaction: InteractionMode
+    frontend: Frontend, request: TurnRequest, setup: AgentSetup, interaction: InteractionMode
 ) -> Prepared:
     if interaction is not InteractionMode.INTERACTIVE:
-        return frontend.prepare(request, seat)
+        return frontend.prepare(request, setup)
     if not hasattr(frontend, "prepare_terminal"):
         raise UnsupportedFrontend(f"{frontend.name} has no terminal of its own.")
-    return cast("Interactive", frontend).prepare_terminal(request, seat)
+    return cast("Interactive", frontend).prepare_terminal(request, setup)
 
 
-def _write(prepared: Prepared, seat: Seat) -> None:
+def _write(prepared: Prepared, setup: AgentSetup) -> None:
     for name, content in prepared.files.items():
-        file = Path(seat.state, name)
+        file = Path(setup.state, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
 
@@ -227,3 +222,61 @@ def _provider(name: str, found: Sequence[FoundFrontend]) -> ProviderCapabilities
 def _check(kits: Sequence[str]) -> None:
     if kits:
         raise ResolveFailed("Kits are not supported yet.", kits=list(kits))
+
+
+# The answers of the library's calls
+
+
+@dataclass(frozen=True)
+class ProviderCapabilities:
+    id: str
+    frontends: tuple[FoundFrontend, ...]
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How to start a program. `stdin` is what it is to read, then its end; None: its input is
+    the caller's."""
+
+    spec: InvocationSpec
+    warnings: tuple[str, ...] = ()
+    stdin: bytes | None = None
+
+
+@dataclass(frozen=True)
+class TurnOutcome:
+    """`broken` is what callbacks that failed said: the turn went on without them."""
+
+    provider: str
+    frontend: str
+    model: str
+    result: TurnResult
+    continuation: Continuation | None = None
+    broken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Queued:
+    """`pending` counts what was said to this turn so far; the agent takes it in order."""
+
+    accepted: bool
+    pending: int = 0
+
+
+@dataclass(frozen=True)
+class Resolution:
+    ok: bool
+    error: TurnError | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What kits bring along."""
+
+    hooks: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    mcp_servers: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

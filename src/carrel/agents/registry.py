@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from carrel.agents.locating import Locator
+from carrel.agents.programs import Locator
 from carrel.agents.terminals.frontend import InTerminal, attaching
 from carrel.domain.agents import Attaching, FoundFrontend, Frontend, FrontendKind
-from carrel.domain.errors import UnsupportedFrontend
+from carrel.domain.errors import FrontendNotInstalled, UnsupportedFrontend
 
 GROUP = "carrel.frontends"
 
@@ -53,8 +53,18 @@ class Registry:
     def get(self, name: str) -> Frontend:
         made = self._made.get(name)
         if made is None:
-            made = self._made[name] = self._make(name)
+            made = self._made[name] = self._make(name, self._locator)
         return made
+
+    def require(self, name: str) -> Frontend:
+        found = self._find(name, self._locator.unasked())
+        if not found.installed:
+            raise FrontendNotInstalled(
+                f"{name} cannot be used here: {found.problem or 'it is not installed.'}",
+                hint=f"Run: {found.install}" if found.install else "`carrel agents` says more.",
+                frontend=name,
+            )
+        return self.get(name)
 
     def in_terminal(self, name: str) -> Frontend:
         return InTerminal(self.get(name), self._unit_s)
@@ -70,14 +80,16 @@ class Registry:
         used says why, and spoils it for nobody else. Blocking."""
         return [self._find(name) for name in self.names()]
 
-    def _find(self, name: str) -> FoundFrontend:
+    def _find(self, name: str, locator: Locator | None = None) -> FoundFrontend:
         try:
-            return self.get(name).find()
+            return (self._make(name, locator) if locator else self.get(name)).find()
+        except UnsupportedFrontend:
+            raise
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             return FoundFrontend(name, "", FrontendKind.SDK, installed=False, problem=problem)
 
-    def _make(self, name: str) -> Frontend:
+    def _make(self, name: str, locator: Locator) -> Frontend:
         if name in BUILT_IN:
             module, _, what = BUILT_IN[name].partition(":")
             factory = getattr(importlib.import_module(module), what)
@@ -90,7 +102,7 @@ class Registry:
                     f"There is no frontend {name[:80]!r}.", hint="`carrel agents` lists them."
                 )
             factory = entry.load()
-        return _call(factory, self._locator)
+        return _call(factory, locator)
 
 
 def _call(factory: Callable[..., Any], locator: Locator) -> Frontend:

@@ -10,24 +10,29 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from carrel.domain.agents import (
     AgentEventType,
+    AgentServer,
+    AgentSetup,
     Attachment,
     Continuation,
     Control,
     ControlKind,
+    Driver,
     InteractionMode,
     Permission,
-    Seat,
-    SeatServer,
     Told,
     TurnRequest,
 )
+from carrel.domain.errors import FrontendNotInstalled
+from carrel.domain.nesting import is_too_deep
 
 if TYPE_CHECKING:
     import msgspec
+
 
 _plain = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
@@ -42,7 +47,7 @@ class Start:
 
     driver: str
     request: TurnRequest
-    seat: Seat
+    setup: AgentSetup
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -50,7 +55,7 @@ class Start:
 
 
 def told_line(told: Told) -> bytes:
-    """Never raises: what cannot be written as JSON is told as Python shows it."""
+    """The line of an event. Never raises: what is no JSON is written as Python shows it."""
     said = {"type": told.type, "payload": told.payload}
     if told.key:
         said["key"] = told.key
@@ -75,14 +80,17 @@ def read_start(line: bytes) -> Start:
     found = _object(line)
     try:
         given = {name: _made(name, value) for name, value in found["request"].items()}
-        return Start(found["driver"], TurnRequest(**given), _seat(found["seat"]), found["options"])
+        # A terminal that an earlier version began says `seat`.
+        setup = _setup(found["setup"] if "setup" in found else found["seat"])
+        return Start(found["driver"], TurnRequest(**given), setup, found["options"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not whole ({error!r})") from None
 
 
-def _seat(found: dict[str, Any]) -> Seat:
-    servers = tuple(SeatServer(**one) for one in found.get("servers", ()))
-    return Seat(**{**found, "mcp": tuple(found["mcp"]), "servers": servers})
+def _setup(found: dict[str, Any]) -> AgentSetup:
+    servers = tuple(AgentServer(**one) for one in found.get("servers", ()))
+    lists = {name: tuple(found.get(name, ())) for name in ("mcp", "untrusted", "agreed")}
+    return AgentSetup(**{**found, **lists, "servers": servers})
 
 
 def _made(name: str, value: Any) -> Any:
@@ -126,6 +134,8 @@ def line_of(value: Start | Control) -> bytes:
 
 def read_told(line: bytes) -> Told | None:
     """None: this is no such line."""
+    if is_too_deep(line):
+        return None
     try:
         return _told()(line)
     except (ValueError, RecursionError):
@@ -144,3 +154,16 @@ def _told() -> Callable[[bytes], Told]:
     import msgspec
 
     return msgspec.json.Decoder(Told).decode
+
+
+# Drivers, loaded by name when they are used
+
+
+def load(name: str, options: Mapping[str, object]) -> Driver:
+    """The driver that `module:name` makes. Raises `FrontendNotInstalled`."""
+    module, _, attribute = name.partition(":")
+    try:
+        driver: Driver = getattr(import_module(module), attribute)(**options)
+    except ImportError as error:
+        raise FrontendNotInstalled(f"The agent's driver cannot be loaded: {error}") from error
+    return driver

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from carrel.agents.credentials import Credentials
-from carrel.agents.frontends.acp_own import OwnAcp, OwnAgent, frontend_of
-from carrel.agents.locating import Locator
+from carrel.agents.credentials import AgreedDigests, Credentials
+from carrel.agents.folders import SpaceAgentFolders
+from carrel.agents.frontends.acp import OwnAcp, OwnAgent, frontend_of
+from carrel.agents.programs import Locator
 from carrel.agents.registry import BUILT_IN, Registry
-from carrel.agents.seating import SpaceSeats
 from carrel.config import Settings, SettingsInvalid
 from carrel.domain.agents import AgentEvent, AgentEventType, Provider, Turn
 from carrel.domain.errors import InsufficientDisk, StoreBusy
@@ -21,7 +21,8 @@ from carrel.domain.hub import MOST_TOGETHER, SIGNAL, Replay
 from carrel.domain.ids import new_id
 from carrel.domain.pauses import pauses
 from carrel.hub.envelopes import Said, raw
-from carrel.hub.hub import Hub
+from carrel.hub.hub import HubServer
+from carrel.trees.removal import remove_entry
 
 PREFIX = "agent."
 """Of the types that agents' events have on the hub."""
@@ -33,20 +34,29 @@ class Agents:
     """What the service has of them."""
 
     registry: Registry
-    seats: SpaceSeats
+    agent_folders: SpaceAgentFolders
     credentials: Credentials
     locator: Locator
+    agreements: AgreedDigests
     own: Path
     """Where `install` puts programs."""
 
 
-def open_agents(settings: Settings) -> Agents:
+def open_agents(settings: Settings, expect_mcp: Callable[[], None]) -> Agents:
+    """`expect_mcp` is called when an agent is about to start the MCP server of its space."""
     data = settings.data
     own = data / "agents"
     locator = Locator(own)
     registry = Registry(locator, settings.restart_s, _own(settings))
     credentials = Credentials(data / "auth")
-    return Agents(registry, SpaceSeats(registry, credentials.given), credentials, locator, own)
+    return Agents(
+        registry,
+        SpaceAgentFolders(registry, credentials.given, remove_entry, expect_mcp),
+        credentials,
+        locator,
+        AgreedDigests(data / "trust"),
+        own,
+    )
 
 
 def _own(settings: Settings) -> dict[str, type[OwnAcp]]:
@@ -55,7 +65,8 @@ def _own(settings: Settings) -> dict[str, type[OwnAcp]]:
     for name, said in settings.agents.items():
         if name in BUILT_IN:
             raise SettingsInvalid(
-                f"There is an agent {name!r} already.", hint="Give yours another name."
+                f"There is an agent {name!r} already.",
+                hint="Give your agent another name in the settings.",
             )
         about = OwnAgent(
             said.command,
@@ -82,7 +93,7 @@ class _Envelope(msgspec.Struct):
 class HubTurnLog:
     """Implements `carrel.domain.agents.TurnLog`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: HubServer) -> None:
         self._hub = hub
         self._decode = msgspec.json.Decoder(_Envelope, strict=False).decode
 
@@ -130,7 +141,7 @@ class HubTurnLog:
     def _seq(self, body: bytes, run_id: str) -> int:
         try:
             envelope = self._decode(body)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             # Of another type, with another payload.
             return 0
         ours = envelope.type.startswith(PREFIX) and envelope.payload.run_id == run_id

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from carrel.config import Settings
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.events import Event, EventType
 from carrel.domain.hub import HubLog, Keep, Sync
 from carrel.domain.spaces import Space, SpaceState
-from carrel.hub.hub import Hub, Options
+from carrel.hub.hub import HubServer, Options
+from carrel.hub.log import Teller
 from carrel.hub.rates import Rate
-from carrel.hub.telling import Teller
-from carrel.interfaces.hub.listening import Listening
-from carrel.runtimes.layout import SandboxFolders
+from carrel.interfaces.hub.sockets import HubListener
+from carrel.interfaces.notifications import NoticeChannel, NoticeWebhook, Notifier, find_desktop
+from carrel.runtimes.limits.cgroups import Cgroups
+from carrel.runtimes.sandbox import SandboxFolders
 from carrel.service.access import may_see
-from carrel.service.desk import Desks
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
 from carrel.store.messages import open_log
 from carrel.store.sqlite import SqliteStore
 
@@ -48,15 +55,17 @@ async def open_messages(settings: Settings) -> AsyncIterator[HubLog]:
 @asynccontextmanager
 async def open_hub(
     settings: Settings, log: HubLog, store: SqliteStore, journal: Journal
-) -> AsyncIterator[Hub]:
+) -> AsyncIterator[HubServer]:
     """All that the store tells is in the hub's log too, from before this on."""
     options = Options(
         most_clients=settings.hub_clients,
+        most_in_space=settings.hub_clients_in_space,
+        most_questions=settings.hub_questions,
         rate=Rate(settings.hub_rate, int(2 * settings.hub_rate)),
         keep=Keep(settings.hub_messages, settings.hub_bytes, settings.hub_seconds),
         sync=Sync(settings.hub_sync),
     )
-    hub = Hub(log, KnownSpaces(journal), options)
+    hub = HubServer(log, KnownSpaces(journal), options)
     await hub.open()
     teller = Teller(hub.keeper)
     try:
@@ -70,9 +79,12 @@ async def open_hub(
 class SpaceSockets:
     """A socket in each space that is there, opened and closed as spaces come and go."""
 
-    def __init__(self, listening: Listening, desks: Desks, journal: Journal) -> None:
+    def __init__(
+        self, listening: HubListener, cgroups: Cgroups, open_spaces: OpenSpaces, journal: Journal
+    ) -> None:
         self._listening = listening
-        self._desks = desks
+        self._cgroups = cgroups
+        self._open_spaces = open_spaces
         self._journal = journal
 
     def open_all(self) -> None:
@@ -93,7 +105,46 @@ class SpaceSockets:
     def _open(self, space: Space) -> None:
         folder = self._folder(space.space_id)
         if space.owner is not None and folder.is_dir():
-            self._listening.open_space(folder, space.space_id, space.owner)
+            groups = partial(self._groups, space.space_id)
+            account = space.counts_for
+            self._listening.open_space(folder, space.space_id, space.owner, account, groups)
+
+    def _groups(self, space_id: str) -> Sequence[str]:
+        found = self._cgroups.load(space_id)
+        return found.procs if found is not None else ()
 
     def _folder(self, space_id: str) -> Path:
-        return SandboxFolders(self._desks.folder(space_id)).hub
+        return SandboxFolders(self._open_spaces.folder(space_id)).hub
+
+
+# Telling a person, by the ways that the settings name.
+
+FAILED = "notice.failed"
+
+
+@asynccontextmanager
+async def notifying(settings: Settings, hub: HubServer) -> AsyncIterator[None]:
+    ways = _ways(settings)
+    if not ways:
+        yield
+        return
+
+    def failed(space_id: str, notice: dict[str, Any], why: str) -> None:
+        hub.tell(space_id, FAILED, {"id": notice["id"], "why": why})
+
+    note = settings.data / "notified"
+    notifier = Notifier(hub.log, hub.keeper, note, ways, failed)
+    hub.on_kept.append(notifier.ring)
+    task = asyncio.create_task(notifier.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _ways(settings: Settings) -> list[NoticeChannel]:
+    ways: list[NoticeChannel] = [NoticeWebhook(settings.webhook)] if settings.webhook else []
+    desktop = find_desktop(os.environ) if settings.desktop else None
+    return ways if desktop is None else [*ways, desktop]

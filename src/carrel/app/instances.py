@@ -6,31 +6,29 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from carrel.agents import interpreting
+from carrel.agents import programs
 from carrel.app.machine import LocalMachine
 from carrel.app.rooms import App
 from carrel.config import Settings
-from carrel.hub.hub import Hub
-from carrel.instances.compiling import CompileCaches
-from carrel.instances.library import Library
-from carrel.instances.locating import Locator
-from carrel.instances.owners import ProcessOwners
-from carrel.instances.reception import LocalReception
-from carrel.runtimes.recordings import Recordings
-from carrel.service.desk import Desks
+from carrel.hub.hub import HubServer
+from carrel.instances.adapter import LocalServerAdapter
+from carrel.instances.compile_cache import NodeCompileCaches
+from carrel.instances.processes import ProcessOwners
+from carrel.instances.programs import ServerLocator
+from carrel.instances.servers import ServerCatalog
+from carrel.runtimes.recordings import FileRecordings
 from carrel.service.instances import InstanceParts, InstanceRules, Instances
-from carrel.service.instances.bridging import Bridging
-from carrel.service.instances.equipping import Equipping
-from carrel.service.instances.live import Book
-from carrel.service.instances.needing import Needs
+from carrel.service.instances.book import InstanceBook
+from carrel.service.instances.draft import Equipping, Needs
 from carrel.service.instances.places import Places
-from carrel.service.instances.warming import Warming
+from carrel.service.instances.warm import Bridging, Warming
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 from carrel.store.sqlite import SqliteStore
-from carrel.trees.projects import PlainProjects
+from carrel.trees.host_folders import PlainProjects
 from carrel.trees.removal import remove_tree
 
 _log = logging.getLogger("carrel")
@@ -40,18 +38,18 @@ _log = logging.getLogger("carrel")
 class ServerParts:
     """What is known of servers before there is any instance."""
 
-    servers: Library
-    reception: LocalReception
+    servers: ServerCatalog
+    adapter: LocalServerAdapter
     needs: Needs
 
 
 def open_servers(settings: Settings) -> ServerParts:
     said = {name: server.said() for name, server in settings.servers.items()}
-    servers = Library(settings.data / "servers", Locator(), said)
+    servers = ServerCatalog(settings.data / "servers", ServerLocator(), said)
     for name, wrong in servers.broken().items():
         _log.warning("the server %s cannot be used: %s", name, wrong)
-    reception = LocalReception(interpreting.python, interpreting.folders)
-    return ServerParts(servers, reception, Needs(servers, reception))
+    adapter = LocalServerAdapter(programs.python, programs.folders)
+    return ServerParts(servers, adapter, Needs(servers, adapter))
 
 
 @dataclass(frozen=True)
@@ -60,19 +58,19 @@ class Around:
 
     store: SqliteStore
     journal: Journal
-    hub: Hub
-    desks: Desks
+    hub: HubServer
+    open_spaces: OpenSpaces
     machine: LocalMachine
     spaces: Spaces
     runs: Runs
     shared: Shared
-    recordings: Recordings
+    recordings: FileRecordings
 
 
 class LocalHubClients:
-    """Implements `carrel.domain.reception.HubClients`."""
+    """Implements `carrel.domain.server_adapter.HubClients`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: HubServer) -> None:
         self._hub = hub
 
     def is_there(self, client_id: str) -> bool:
@@ -92,7 +90,7 @@ def open_instances(settings: Settings, app: App, around: Around, known: ServerPa
         around.machine,
         app.identities,
         PlainProjects(),
-        around.desks,
+        around.open_spaces,
         around.journal,
         remove_tree,
     )
@@ -103,25 +101,27 @@ def open_instances(settings: Settings, app: App, around: Around, known: ServerPa
         starting=settings.instances_starting,
         project_roots=settings.project_roots,
     )
-    servers, reception = known.servers, known.reception
-    warming = Warming(data / "warm", servers, reception, around.machine, app.identities)
-    book = Book(around.store, around.journal)
+    servers, adapter = known.servers, known.adapter
+    warming = Warming(data / "warm", servers, adapter, around.machine, app.identities)
+    book = InstanceBook(around.store, around.journal)
     return Instances(
         InstanceParts(
             data=data,
             book=book,
             places=places,
-            reception=reception,
+            adapter=adapter,
             recordings=around.recordings,
             servers=servers,
             warming=warming,
-            bridging=Bridging(reception, around.machine, app.identities),
-            caches=CompileCaches(data / "compiled"),
+            bridging=Bridging(adapter, around.machine, app.identities),
+            caches=NodeCompileCaches(data / "compiled"),
             owners=ProcessOwners(),
             hub=LocalHubClients(around.hub),
             journal=around.journal,
             spaces=around.spaces,
-            equipping=Equipping(book, around.journal, around.desks, around.runs, around.shared),
+            equipping=Equipping(
+                book, around.journal, around.open_spaces, around.runs, around.shared
+            ),
             needs=known.needs,
             shared=around.shared,
             rules=rules,

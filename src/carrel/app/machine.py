@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO
 
+from carrel.app.rooms import App
+from carrel.domain.cleanup import Stray
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
-from carrel.domain.runtimes import Runtime
+from carrel.domain.files import Files
+from carrel.domain.ids import is_id
+from carrel.domain.runtimes import LocalRuntime, Runtime
 from carrel.domain.spaces import AUTO
-from carrel.domain.trees import TreeDriver
-from carrel.runtimes.auto import choose_runtime
-from carrel.trees.drivers.auto import choose_driver
+from carrel.domain.trees import Tree, TreeDriver
+from carrel.runtimes.limits.cgroups import Cgroups
+from carrel.runtimes.proof import choose_runtime
+from carrel.trees import orphans
+from carrel.trees.archives import archive
+from carrel.trees.drivers.common import choose_driver
+from carrel.trees.extraction import unpack
+from carrel.trees.files import open_files
 
 
 class LocalMachine:
@@ -33,20 +47,22 @@ class LocalMachine:
         self._lock = asyncio.Lock()
 
     def expect(self) -> None:
-        if self._runtime is not None:
+        if isinstance(self._runtime, LocalRuntime):
             self._runtime.expect()
 
     async def runtime(self, name: str) -> Runtime:
         if name == AUTO:
             async with self._lock:
                 if self._runtime is None:
-                    self._runtime = (await choose_runtime(self.runtimes)).runtime
+                    self._runtime = (await choose_runtime(self.runtimes))[0]
                 return self._runtime
         for runtime in self.runtimes:
             if runtime.name == name:
                 return runtime
         known = ", ".join(runtime.name for runtime in self.runtimes)
-        raise SandboxUnavailable(f"There is no runtime {name[:80]!r}.", hint=f"Known are: {known}.")
+        raise SandboxUnavailable(
+            f"There is no runtime {name[:80]!r}.", hint=f"Use one of: {known}."
+        )
 
     async def driver(self, name: str, runtime: Runtime) -> TreeDriver:
         own_paths = runtime.capabilities.own_paths
@@ -64,7 +80,7 @@ class LocalMachine:
                 return driver
         known = ", ".join(driver.name for driver in self.drivers)
         raise TreeUnavailable(
-            f"There is no tree driver {name[:80]!r}.", hint=f"Known are: {known}."
+            f"There is no tree driver {name[:80]!r}.", hint=f"Use one of: {known}."
         )
 
     def _choose(self, own_paths: bool) -> TreeDriver:
@@ -81,5 +97,74 @@ def _check_shown(driver: TreeDriver, own_paths: bool) -> None:
     if os.geteuid() == 0 and not own_paths:
         raise TreeUnavailable(
             f"The tree driver {driver.name!r} needs a runtime with mounts of its own.",
-            hint="Use bubblewrap.",
+            hint="Use the runtime bubblewrap.",
         )
+
+
+# What is in trees, for the service: the trees' own functions behind one contract.
+
+
+class TreeContents:
+    """Implements `Contents`."""
+
+    def files(self, driver: TreeDriver, tree: Tree) -> AbstractContextManager[Files]:
+        return open_files(driver, tree)
+
+    def archive(self, driver: TreeDriver, tree: Tree, path: str) -> Iterator[bytes]:
+        return archive(driver, tree, path)
+
+    def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None:
+        unpack(driver, tree, stream, path)
+
+
+# What a crash has left on this machine, found by looking in every place where spaces are.
+
+GROUP = "control group"
+TRIAL = "trial"
+TRIALS = ("proof-", ".probe-")
+"""How `runtimes.proof` and `trees.drivers` name their folders in the data folder."""
+
+
+class LocalSweeper:
+    """Implements `Sweeper`."""
+
+    def __init__(self, data: Path, app: App, begun_at: float) -> None:
+        """`begun_at`: what is older was not made by this daemon."""
+        self._data = data
+        self._app = app
+        self._begun_at = begun_at
+
+    def find(self, known: frozenset[str], removed: frozenset[str]) -> list[Stray]:
+        found = orphans.strays(self._data, known, self._app.launcher, before=self._begun_at)
+        # What lies in our own folders was made by us, whether or not there is a record of it.
+        ours = removed | {stray.space_id for stray in found}
+        return [*self._groups(known, ours), *found, *self._trials()]
+
+    def _trials(self) -> Iterator[Stray]:
+        """Folders in which an earlier daemon tried what works here."""
+        for name in os.listdir(self._data):
+            path = self._data / name
+            # Those of this daemon go while it looks.
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat() if name.startswith(TRIALS) else None
+                if found and stat.S_ISDIR(found.st_mode) and found.st_ctime < self._begun_at:
+                    yield Stray(TRIAL, name, str(path))
+
+    def _groups(self, known: frozenset[str], removed: frozenset[str]) -> Iterator[Stray]:
+        """Other data folders have groups in the same place."""
+        for name in self._app.enforcement.cgroups.known():
+            if is_id(name) and name in removed and name not in known:
+                yield Stray(GROUP, name, name)
+
+    def remove(self, stray: Stray) -> None:
+        if stray.kind == TRIAL:
+            orphans.remove_trial(Path(stray.path))
+            return
+        if stray.kind != GROUP:
+            orphans.remove_stray(stray, self._data, self._app.launcher)
+            return
+        cgroups: Cgroups = self._app.enforcement.cgroups
+        handle = cgroups.load(stray.space_id)
+        if handle is not None:
+            cgroups.kill(handle)
+            cgroups.remove(handle)

@@ -8,24 +8,23 @@ from dataclasses import dataclass
 
 from carrel.config import Settings
 from carrel.domain.hub import HubLog
-from carrel.hub.hub import Hub
-from carrel.interfaces.notifying.outcomes import OutcomeSender
-from carrel.runtimes.recordings import Recordings
-from carrel.service.context import SpaceContext
-from carrel.service.desk import Desks
-from carrel.service.files import SpaceFiles
+from carrel.hub.hub import HubServer
+from carrel.interfaces.notifications import OutcomeSender
+from carrel.runtimes.recordings import FileRecordings
+from carrel.service.files import SpaceContext, SpaceFiles
 from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
 from carrel.service.requests import RequestParts, RequestRules, Requests
-from carrel.service.requests.parts import OnLive
+from carrel.service.requests.book import OnLive
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
 from carrel.store.sqlite import SqliteStore
-from carrel.trees.differing import GitDiffs
+from carrel.trees.differences import GitDiffs
+from carrel.trees.host_folders import HostFolders
 from carrel.trees.results import Results
-from carrel.trees.work_folders import PlainFolders
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class RequestsAround:
 
     store: SqliteStore
     journal: Journal
-    hub: Hub
-    desks: Desks
+    hub: HubServer
+    open_spaces: OpenSpaces
     spaces: Spaces
     runs: Runs
     turns: Turns
@@ -43,13 +42,13 @@ class RequestsAround:
     context: SpaceContext
     inbox: Inbox
     shared: Shared
-    recordings: Recordings
+    recordings: FileRecordings
 
 
 class HubSpaceLog:
-    """Implements `carrel.service.requests.parts.SpaceLog`."""
+    """Implements `carrel.service.requests.book.SpaceLog`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: HubServer) -> None:
         self._hub = hub
 
     @property
@@ -97,7 +96,7 @@ def open_requests(settings: Settings, around: RequestsAround) -> Requests:
             spaces=around.spaces,
             turns=around.turns,
             runs=around.runs,
-            desks=around.desks,
+            open_spaces=around.open_spaces,
             files=around.files,
             context=around.context,
             inbox=around.inbox,
@@ -106,7 +105,7 @@ def open_requests(settings: Settings, around: RequestsAround) -> Requests:
             log=HubSpaceLog(around.hub),
             collecting=Results(),
             differing=differing,
-            folders=PlainFolders(settings.data),
+            folders=HostFolders(settings.data),
             sender=OutcomeSender(),
             archives=folder / "versions",
             rules=rules,

@@ -11,36 +11,39 @@ driver or a runtime is first asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from carrel.config import Settings
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
 from carrel.domain.limits import Limits, LimitSupport
-from carrel.domain.runtimes import LimitHit, Runtime
+from carrel.domain.runtimes import LimitHit, LimitsChanged, LocalRuntime
 from carrel.domain.trees import TreeDriver
 from carrel.launcher.client import Launcher
 from carrel.linux import btrfs
-from carrel.runtimes.auto import choose_runtime
-from carrel.runtimes.bubblewrap.runtime import BubblewrapRuntime
+from carrel.runtimes.bubblewrap import BubblewrapRuntime
 from carrel.runtimes.engine import LINGER_S, Engine
-from carrel.runtimes.identity import Identities
 from carrel.runtimes.landlock import LandlockRuntime
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.limits.disk import ProjectQuotas
-from carrel.runtimes.limits.enforcing import Enforcement
-from carrel.runtimes.limits.support import support_for
+from carrel.runtimes.limits.enforcement import Enforcement, support_for
 from carrel.runtimes.process import ProcessRuntime
-from carrel.runtimes.proof import Prover
-from carrel.trees.bases.layouts import SubvolumeLayout
+from carrel.runtimes.proof import Prover, choose_runtime
+from carrel.runtimes.recordings import Readers
+from carrel.runtimes.sandbox import Identities, close_folders
+from carrel.trees.bases.disk import SubvolumeLayout
 from carrel.trees.bases.store import BaseStore
-from carrel.trees.drivers.auto import choose_driver
 from carrel.trees.drivers.btrfs import BtrfsDriver
-from carrel.trees.drivers.copy import CopyDriver
+from carrel.trees.drivers.common import choose_driver
+from carrel.trees.drivers.copies import CopyDriver, ReflinkDriver
 from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.drivers.overlay import OverlayDriver
-from carrel.trees.drivers.reflink import ReflinkDriver
 
 AUTO = "auto"
 _EVERY_LIMIT = Limits(1 << 30, 1.0, 100, 1 << 30, 1 << 30, 1024, 60.0)
@@ -56,9 +59,16 @@ class App:
     identities: Identities
     bases: BaseStore
     drivers: tuple[TreeDriver, ...]
-    runtimes: tuple[Runtime, ...]
+    runtimes: tuple[LocalRuntime, ...]
     enforcement: Enforcement
     direct: TreeDriver
+    readers: Readers
+    engines: Sequence[Engine] = ()
+
+    def end_watches(self) -> None:
+        """Of limits: whoever is about to let the launcher go asks it nothing more."""
+        for engine in self.engines:
+            engine.close()
 
     def limits(self) -> tuple[LimitSupport, ...]:
         """How each kind of limit would be enforced on a space of this machine; blocking."""
@@ -72,53 +82,77 @@ class App:
             if driver.name == name:
                 return driver
         known = ", ".join(driver.name for driver in self.drivers)
-        raise TreeUnavailable(f"There is no tree driver {name!r}.", hint=f"Known are: {known}.")
+        raise TreeUnavailable(f"There is no tree driver {name!r}.", hint=f"Use one of: {known}.")
 
-    async def runtime(self, name: str = AUTO) -> Runtime:
+    async def runtime(self, name: str = AUTO) -> LocalRuntime:
         """By name, or the best that confines here. `SandboxUnavailable`."""
         if name == AUTO:
-            return (await choose_runtime(self.runtimes)).runtime
+            return (await choose_runtime(self.runtimes))[0]
         for runtime in self.runtimes:
             if runtime.name == name:
                 return runtime
         known = ", ".join(runtime.name for runtime in self.runtimes)
-        raise SandboxUnavailable(f"There is no runtime {name!r}.", hint=f"Known are: {known}.")
+        raise SandboxUnavailable(f"There is no runtime {name!r}.", hint=f"Use one of: {known}.")
 
 
-def ignore_event(_event: LimitHit) -> None:
+def ignore_event(_event: LimitHit | LimitsChanged) -> None:
     """The listener of callers that do not watch limits."""
 
 
 @asynccontextmanager
 async def open_app(
     settings: Settings,
-    on_event: Callable[[LimitHit], None] = ignore_event,
+    on_event: Callable[[LimitHit | LimitsChanged], None] = ignore_event,
     linger_s: float = LINGER_S,
 ) -> AsyncIterator[App]:
     """What runs in sandboxes goes on when the context ends."""
-    settings.data.mkdir(mode=0o711, parents=True, exist_ok=True)
-    (settings.data / "spaces").mkdir(mode=0o711, exist_ok=True)
+    try:
+        _make_data(settings.data)
+    except OSError as error:
+        # A disk that cannot be written is told of by who must write to it.
+        if error.errno != errno.EROFS:
+            raise
     launcher = Launcher(settings.data)
     identities = Identities(settings.data)
     bases, drivers = _trees(settings, launcher)
     enforcement = Enforcement(Cgroups(), ProjectQuotas())
     prover = Prover(settings.data, identities)
+    readers = Readers(launcher)
 
-    def engine(name: str) -> Engine:
-        return Engine(name, launcher, enforcement, on_event, linger_s)
-
+    engines = [
+        Engine(name, launcher, enforcement, on_event, linger_s, readers)
+        for name in ("bubblewrap", "landlock", "process")
+    ]
     runtimes = (
-        BubblewrapRuntime(settings.data, engine("bubblewrap"), prover),
-        LandlockRuntime(engine("landlock"), prover),
-        ProcessRuntime(engine("process")),
+        BubblewrapRuntime(settings.data, engines[0], prover),
+        LandlockRuntime(engines[1], prover),
+        ProcessRuntime(engines[2]),
     )
     try:
         yield App(
             *(settings, launcher, identities, bases, drivers, runtimes, enforcement),
             direct=DirectDriver(),
+            readers=readers,
+            engines=engines,
         )
     finally:
+        for engine in engines:
+            engine.close()
         launcher.close()
+
+
+def _make_data(data: Path) -> None:
+    """With the modes that keep other accounts out, whatever an earlier version made. As root
+    sandboxes' users and warm processes may have to pass through, and find each folder closed."""
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    data.mkdir(mode=mode, parents=True, exist_ok=True)
+    if stat.S_IMODE(data.stat().st_mode) == 0o711:
+        # Other modes are somebody's own choice.
+        data.chmod(mode)
+    for name in ("spaces", "instances"):
+        close_folders(data / name)
+    with contextlib.suppress(FileNotFoundError):
+        (data / "compiled").chmod(0o700)
 
 
 def _trees(settings: Settings, launcher: Launcher) -> tuple[BaseStore, tuple[TreeDriver, ...]]:

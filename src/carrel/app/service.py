@@ -12,52 +12,67 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from carrel.agents.context import Context
-from carrel.agents.emitting import Emitter
-from carrel.agents.installing import install
+from carrel.agents import programs
+from carrel.agents.events import Emitter
+from carrel.agents.folders import Context
+from carrel.agents.programs import install
 from carrel.app.agents import HubTurnLog, open_agents
-from carrel.app.contents import TreeContents
-from carrel.app.hub import open_hub, open_messages
+from carrel.app.hub import notifying, open_hub, open_messages
 from carrel.app.instances import Around, open_instances, open_servers
-from carrel.app.machine import LocalMachine
-from carrel.app.notifying import notifying
+from carrel.app.machine import LocalMachine, LocalSweeper, TreeContents
 from carrel.app.requests import RequestsAround, open_requests
 from carrel.app.rooms import App, open_app
-from carrel.app.sweeping import LocalSweeper
 from carrel.cleanup.retention import Defaults, due
 from carrel.cleanup.trash import Trash
 from carrel.config import Settings
 from carrel.domain.errors import CarrelError
-from carrel.domain.runtimes import LimitHit
+from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
-from carrel.hub.hub import Hub
+from carrel.hub.hub import HubServer
 from carrel.interfaces.hub.system import SystemRequests
-from carrel.runtimes.layout import SandboxFolders
-from carrel.runtimes.recordings import Recordings
+from carrel.interfaces.mcp import McpProcess
+from carrel.linux.reserve import Reserve
+from carrel.runtimes.limits.disk import disk_bytes
+from carrel.runtimes.recordings import FileRecordings
+from carrel.runtimes.sandbox import SandboxFolders
 from carrel.service.agents import AgentSpaces
-from carrel.service.context import Attachments, SpaceContext
-from carrel.service.creating import Creator
-from carrel.service.desk import Desks
+from carrel.service.cleanup import Collector, Watch
+from carrel.service.creation import Creator
+from carrel.service.credentials import Keyring
+from carrel.service.disk_use import DiskUse
 from carrel.service.doctor import Doctor
 from carrel.service.family import Family
 from carrel.service.feed import Feed
-from carrel.service.files import SpaceFiles
-from carrel.service.gc import Collector
-from carrel.service.hangups import Hangups
+from carrel.service.files import Attachments, SpaceContext, SpaceFiles
 from carrel.service.inbox import Inbox
 from carrel.service.instances import Instances
 from carrel.service.journal import Journal
-from carrel.service.keyring import Keyring
-from carrel.service.reconciling import Reconciler
-from carrel.service.removing import Remover
+from carrel.service.open_spaces import OpenSpaces
+from carrel.service.operations import Operations
+from carrel.service.operations.admin import BaseOperations, CleanUpOperations, DaemonOperations
+from carrel.service.operations.agents import (
+    AgentOperations,
+    ContextOperations,
+    CredentialOperations,
+    InboxOperations,
+    TrustOperations,
+    TurnOperations,
+)
+from carrel.service.operations.files import FileOperations
+from carrel.service.operations.instances import InstanceOperations, ServerOperations
+from carrel.service.operations.requests import RequestOperations
+from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
+from carrel.service.reconciler import Reconciler
+from carrel.service.removal import Remover
 from carrel.service.requests import Requests
-from carrel.service.runs import Keeping, Runs
-from carrel.service.shared import Policy, Shared
+from carrel.service.runs import Hangups, RunKeeping, Runs
+from carrel.service.shared import CallerPolicy, Shared
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
 from carrel.service.tokens import Tokens
+from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
-from carrel.service.watch import Watch
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
 from carrel.trees.removal import remove_tree
@@ -78,20 +93,21 @@ class Services:
     runs: Runs
     hangups: Hangups
     turns: Turns
-    keyring: Keyring
+    trust: Trust
     context: SpaceContext
     files: SpaceFiles
     tokens: Tokens
     feed: Feed
-    hub: Hub
+    hub: HubServer
+    mcp: McpProcess
     inbox: Inbox
-    desks: Desks
+    open_spaces: OpenSpaces
     collector: Collector
-    doctor: Doctor
     reconciler: Reconciler
     instances: Instances
     space_servers: SpaceServers
     requests: Requests
+    operations: Operations
 
 
 @asynccontextmanager
@@ -101,20 +117,26 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
 
     holders: list[Instances] = []
 
-    def limit_hit(hit: LimitHit) -> None:
-        for listener in holders if hit.sandbox_id.startswith("in_") else watches:
-            listener.limit_hit(hit)
+    def heard(event: LimitHit | LimitsChanged) -> None:
+        if isinstance(event, LimitsChanged):
+            for watch in watches:
+                watch.limits_changed(event)
+            return
+        for listener in holders if event.sandbox_id.startswith("in_") else watches:
+            listener.limit_hit(event)
 
+    reserve = Reserve(settings.data / "reserve")
+    reserve.ensure()
     async with (
-        open_app(settings, limit_hit) as app,
-        open_store(settings.data / "carrel.db", durable=settings.durable) as store,
+        open_app(settings, heard) as app,
+        open_store(settings.data / "carrel.db", durable=settings.durable, room=reserve) as store,
         open_messages(settings) as log,
         open_hub(settings, log, store, journal := Journal(store)) as hub,
         notifying(settings, hub),
     ):
-        recordings = Recordings()
-        services = _assemble(settings, app, Records(store, journal, hub), recordings)
-        watch = Watch(services.journal, services.collector, services.reconciler)
+        recordings = FileRecordings(app.readers)
+        services = _assemble(settings, app, Records(store, journal, hub, reserve), recordings)
+        watch = Watch(services.journal, services.collector, services.reconciler, reserve)
         watches.append(watch)
         holders.append(services.instances)
         rebooted = await asyncio.to_thread(_rebooted, settings)
@@ -138,7 +160,9 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             await services.turns.close()
             await services.hangups.close()
             await services.runs.close()
+            await services.mcp.close()
             recordings.close()
+            app.end_watches()
             # It stays when there is anything that it holds or runs.
             with contextlib.suppress(CarrelError, OSError):
                 await asyncio.to_thread(app.launcher.shutdown)
@@ -150,71 +174,129 @@ class Records:
 
     store: SqliteStore
     journal: Journal
-    hub: Hub
+    hub: HubServer
+    reserve: Reserve
 
 
-def _assemble(settings: Settings, app: App, records: Records, recordings: Recordings) -> Services:
+def _assemble(
+    settings: Settings, app: App, records: Records, recordings: FileRecordings
+) -> Services:
     store, journal, hub = records.store, records.journal, records.hub
     shared = Shared()
     machine = LocalMachine(app.drivers, app.runtimes, (app.direct,))
-    agents = open_agents(settings)
-    desks = Desks(settings.data / "spaces", machine, agents.seats)
+    mcp = McpProcess(programs.python("carrel.mcp"))
+    agents = open_agents(settings, mcp.expect)
+    open_spaces = OpenSpaces(settings.data / "spaces", machine, agents.agent_folders)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
-    remover = Remover(app.identities, desks, journal, trash, remove_tree)
-    creator = Creator(app.bases, machine, app.identities, desks, journal, remover.undo)
-    keeping = Keeping(_drop_run, settings.output_bytes)
-    runs = Runs(store, journal, desks, shared, recordings, keeping)
-    policy = Policy(settings.project_roots)
+    remover = Remover(app.identities, open_spaces, journal, trash, remove_tree)
+    creator = Creator(
+        *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
+        disk=records.reserve,
+        bases_going=shared.bases_going,
+        disk_for=settings.disk_for,
+        clone_hosts=settings.clone_hosts,
+    )
+    keeping = RunKeeping(_drop_run, settings.output_bytes)
+    runs = Runs(store, journal, open_spaces, shared, recordings, keeping)
+    policy = CallerPolicy(settings.project_roots)
     frontends = agents.registry
     known = open_servers(settings)
     servers = SpaceServers(known.needs, journal)
     spaces = Spaces(
         Parts(
-            *(store, journal, desks, creator, remover, runs, trash, shared, policy, frontends),
+            *(
+                store,
+                journal,
+                open_spaces,
+                creator,
+                remover,
+                runs,
+                trash,
+                shared,
+                policy,
+                frontends,
+            ),
             servers=servers,
         )
     )
+    trust = Trust(spaces, open_spaces, TreeContents(), frontends, agents.agreements)
     turns = Turns(
         TurnParts(
             store=store,
             journal=journal,
             spaces=spaces,
-            agents=AgentSpaces(journal, desks, runs, servers, shared),
-            attachments=Attachments(desks, TreeContents(), Context()),
+            agents=AgentSpaces(journal, open_spaces, runs, servers, shared),
+            attachments=Attachments(open_spaces, TreeContents(), Context()),
             runs=runs,
             shared=shared,
             frontends=frontends,
-            seats=agents.seats,
+            agent_folders=agents.agent_folders,
+            credentials=agents.credentials,
+            trust=trust,
             servers=servers,
             log=HubTurnLog(hub),
             make_events=Emitter,
         )
     )
     sweeper = LocalSweeper(settings.data, app, time.time())
-    reconciler = Reconciler(store, journal, desks, remover, runs, shared, sweeper)
+    reconciler = Reconciler(store, journal, open_spaces, remover, runs, shared, sweeper)
     feed = Feed(hub.log, hub.keeper, store, journal)
     hub.on_kept.append(feed.ring)
-    inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for)
-    family = Family(spaces, journal, feed)
+    inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for, hub.ask)
+    family = Family(spaces, journal, feed, turns, inbox, frontends)
     hub.system = SystemRequests(hub, spaces, family, inbox, turns).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
+    def folders_of(family: str) -> list[Path]:
+        members = (one for one in journal.all() if family in (one.space_id, one.family))
+        return [open_spaces.folder(one.space_id) for one in members]
+
+    app.enforcement.folders_of = folders_of
+
     def due_now(space: Space, now: float) -> tuple[str, str] | None:
+        if space.transient and space.parent and journal.get(space.parent) is None:
+            # The daemon ended before all that goes with a space was gone.
+            return "remove", "the space that asked for it is gone"
         found = due(space, now, rules)
         return None if found is None else (str(found.verb), found.why)
 
-    collector = Collector(spaces, journal, store, app.bases, trash, reconciler, due_now)
-    collector.base_budget_bytes = settings.bases_bytes
-    around = Around(store, journal, hub, desks, machine, spaces, runs, shared, recordings)
+    collector = Collector(spaces, journal, store, app.bases, trash, reconciler, due_now, shared)
+    collector.base_budget_bytes, collector.base_age_s = settings.bases_bytes, settings.bases_s
+    around = Around(store, journal, hub, open_spaces, machine, spaces, runs, shared, recordings)
     servers.instances = open_instances(settings, app, around, known)
-    context = SpaceContext(spaces, desks, shared, Context())
-    files = SpaceFiles(spaces, journal, desks, shared, TreeContents())
+    context = SpaceContext(spaces, open_spaces, shared, Context())
+    files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     requests = open_requests(
         settings,
         RequestsAround(
-            *(store, journal, hub, desks, spaces, runs, turns, files, context, inbox, shared),
+            *(store, journal, hub, open_spaces, spaces, runs, turns, files, context, inbox, shared),
             recordings=recordings,
         ),
+    )
+    keyring = Keyring(agents.credentials, frontends, partial(install, own=agents.own))
+    views = SpaceViews(spaces, runs, turns, settings.data)
+    tokens = Tokens(store, journal)
+    disk_use = DiskUse(settings.data, journal, store, app.bases, records.reserve, disk_bytes)
+    operations = Operations(
+        spaces=SpaceOperations(spaces, views),
+        trash=TrashOperations(spaces, views),
+        tokens=tokens,
+        bases=BaseOperations(app.bases),
+        cleanup=CleanUpOperations(
+            collector, disk_use, Doctor(settings.data, machine, app.limits, app.launcher.about)
+        ),
+        daemon=DaemonOperations(store, feed, settings.data, settings.idle_s, settings.keep_s),
+        turns=TurnOperations(turns),
+        trust=TrustOperations(trust),
+        context=ContextOperations(context),
+        agents=AgentOperations(keyring),
+        credentials=CredentialOperations(keyring),
+        inbox=InboxOperations(inbox, spaces),
+        runs=RunOperations(spaces, runs, store, str(settings.data)),
+        files=FileOperations(files),
+        instances=InstanceOperations(servers.instances, str(settings.data)),
+        servers=ServerOperations(servers.instances),
+        requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
         settings=settings,
@@ -226,20 +308,21 @@ def _assemble(settings: Settings, app: App, records: Records, recordings: Record
         runs=runs,
         hangups=Hangups(runs),
         turns=turns,
-        keyring=Keyring(agents.credentials, frontends, partial(install, own=agents.own)),
+        trust=trust,
         context=context,
         files=files,
-        tokens=Tokens(store, journal),
+        tokens=tokens,
         feed=feed,
         hub=hub,
+        mcp=mcp,
         inbox=inbox,
-        desks=desks,
+        open_spaces=open_spaces,
         collector=collector,
-        doctor=Doctor(settings.data, machine, app.limits),
         reconciler=reconciler,
         instances=servers.instances,
         space_servers=servers,
         requests=requests,
+        operations=operations,
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from carrel.domain.spaces import Retention, Space, SpaceState
+from carrel.domain.spaces import Space, SpaceState
 
 
-class Verb(StrEnum):
+class RetentionVerb(StrEnum):
     STOP = "stop"
     REMOVE = "remove"
 
@@ -17,7 +17,7 @@ class Verb(StrEnum):
 class Due:
     """What is due for a space, and why, in a sentence."""
 
-    verb: Verb
+    verb: RetentionVerb
     why: str
 
 
@@ -37,7 +37,7 @@ def due(space: Space, now: float, defaults: Defaults) -> Due | None:
         return None
     lifetime = retention.ttl_s or 0.0
     if lifetime and now - space.created_at >= lifetime:
-        return Due(Verb.REMOVE, f"its time of {_shown(lifetime)} is over")
+        return Due(RetentionVerb.REMOVE, f"its time of {_shown(lifetime)} is over")
     if space.state is SpaceState.READY:
         return _idle(space, now, _chosen(retention.idle_s, defaults.idle_s))
     if space.state in (SpaceState.STOPPED, SpaceState.FAILED):
@@ -45,33 +45,16 @@ def due(space: Space, now: float, defaults: Defaults) -> Due | None:
     return None
 
 
-def next_due(space: Space, defaults: Defaults) -> float | None:
-    """When something will be due, if nothing happens until then."""
-    times = [space.created_at + ttl for ttl in (space.retention.ttl_s,) if ttl]
-    idle = _chosen(space.retention.idle_s, defaults.idle_s)
-    keep = _chosen(space.retention.keep_s, defaults.keep_s)
-    if space.state is SpaceState.READY and idle:
-        times.append(space.active_at + idle)
-    if space.state in (SpaceState.STOPPED, SpaceState.FAILED) and keep:
-        times.append((space.stopped_at or space.updated_at) + keep)
-    return min(times, default=None)
-
-
-def keeps_changes(retention: Retention) -> bool:
-    """Whether unexported changes keep it from being removed by age."""
-    return not retention.discard
-
-
 def _idle(space: Space, now: float, idle_s: float) -> Due | None:
     if idle_s and now - space.active_at >= idle_s:
-        return Due(Verb.STOP, f"nothing ran in it for {_shown(idle_s)}")
+        return Due(RetentionVerb.STOP, f"nothing ran in it for {_shown(idle_s)}")
     return None
 
 
 def _kept(space: Space, now: float, keep_s: float) -> Due | None:
     since = space.stopped_at or space.updated_at
     if keep_s and now - since >= keep_s:
-        return Due(Verb.REMOVE, f"it was stopped {_shown(keep_s)} ago")
+        return Due(RetentionVerb.REMOVE, f"it was stopped {_shown(keep_s)} ago")
     return None
 
 

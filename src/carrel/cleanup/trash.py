@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from carrel.domain.cleanup import Bundler
 from carrel.domain.errors import InsufficientDisk, SpaceInvalid, SpaceNotFound, TreeUnavailable
 from carrel.domain.ids import is_id
 from carrel.domain.spaces import Space, Trashed
-from carrel.domain.trash import Bundler
 from carrel.domain.trees import Tree, TreeDriver
 
 _CHANGES = "changes"
@@ -74,8 +74,8 @@ class Trash:
         bundle = self._place(trashed.space.space_id) / _CHANGES
         if not bundle.exists():
             raise SpaceNotFound(
-                f"What was kept of {trashed.space.space_id} is gone.",
-                hint="It was older than the trash keeps things, or somebody removed it.",
+                f"The kept changes of {trashed.space.space_id} are gone.",
+                hint="They were older than the trash keeps them, or somebody removed them.",
             )
         self._bundler.restore(driver, tree, bundle)
 

@@ -1,27 +1,37 @@
-"""One call of a verb: what was given, the way to the daemon, and where output goes."""
+"""One call of a verb: what was given, the connection to the daemon, and where output goes."""
 
 from __future__ import annotations
 
-from carrel.cli.output import is_terminal, put, tell
+from carrel.cli.output import AnswerTable, is_terminal, put, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
+    from carrel.cli.spec import Verb
+    from carrel.client.address import Address
     from carrel.client.link import Link
-    from carrel.client.places import Place
+
+    Text = Callable[[Any], str] | AnswerTable
+    """How an answer is shown to people."""
+
+FAILED, NO_DAEMON, UNSOUND = 1, 6, 8
+"""Exit codes that verbs give themselves; those of errors are of their kinds. docs/cli.md says
+what each means."""
 
 
-class Call:
-    def __init__(self, verb: Callable[[Call], int], values: dict[str, object]) -> None:
+class VerbCall:
+    """What a verb is given; it may ask the daemon and print by it."""
+
+    def __init__(self, verb: Verb, values: dict[str, object]) -> None:
         self._verb = verb
         self._values = values
         self._link: Link | None = None
 
     def run(self) -> int:
         try:
-            return self._verb(self)
+            return self._verb.run(self) or 0
         finally:
             if self._link is not None:
                 self._link.close()
@@ -45,11 +55,28 @@ class Call:
 
     def texts(self, name: str) -> list[str]:
         value = self._values.get(name)
-        return [str(one) for one in value] if isinstance(value, list | tuple) else []
+        return [str(one) for one in value] if isinstance(value, list) else []
 
     def pairs(self, name: str) -> dict[str, str]:
         value = self._values.get(name)
-        return dict(value) if isinstance(value, list | tuple) else {}
+        return dict(value) if isinstance(value, list) else {}
+
+    def content(self) -> dict[str, Any]:
+        """The body of a request: what options with `to` were given. What was not said is left to
+        the daemon."""
+        found: dict[str, Any] = {}
+        for option in self._verb.options:
+            value = self._values.get(option.name)
+            if not option.to or value in (None, "", []):
+                continue
+            *above, field = option.to.split(".")
+            place = found
+            for name in above:
+                place = place.setdefault(name, {})
+            if option.kind == "flag":
+                value = option.value
+            place[field] = self.pairs(option.name) if option.kind == "pairs" else value
+        return found
 
     @property
     def json(self) -> bool:
@@ -58,33 +85,101 @@ class Call:
     # The daemon
 
     @property
-    def place(self) -> Place:
-        from carrel.client.places import find_place
+    def place(self) -> Address:
+        from carrel.client.address import find_address
 
-        return find_place(data=self.text("data"), url=self.text("url"))
+        return find_address(data=self.text("data"), url=self.text("url"))
 
     @property
     def link(self) -> Link:
         if self._link is None:
+            from carrel.client.address import starter
             from carrel.client.link import Link
-            from carrel.client.starting import starter
 
             place = self.place
             self._link = Link(place, start=starter(place, not self.flag("no_start")))
         return self._link
 
+    def ask(self, name: str, *named: str, **options: Any) -> Any:
+        """What an operation of the contract answers; see `carrel.client.http.operation`."""
+        from carrel.client.http import operation
+
+        return self.link.json(operation(name, *named, **options))
+
     # Output
 
     def say(self, text: str) -> None:
-        """A line of the result."""
+        """Prints a line of the result."""
         put(f"{text}\n")
 
     def note(self, text: str) -> None:
-        """A line for who watches, apart from the result."""
+        """Prints a line for who watches, apart from the result."""
         tell(f"{text}\n")
 
     def show(self, content: Any) -> None:
-        """As JSON: indented for people, in one line for programs."""
+        """Prints JSON: indented for people, in one line for programs."""
         import json
 
         put(json.dumps(content, indent=2 if is_terminal(1) else None) + "\n")
+
+    def answer(self, content: Any, text: Text | None = None) -> None:
+        """Prints an answer: all of it with --json, else its text, if it has one."""
+        if self.json:
+            self.show(content)
+        elif text is not None:
+            if shown := text(content):
+                self.say(shown)
+            elif isinstance(text, AnswerTable):
+                self.note(text.empty)
+
+
+def each(call: VerbCall, words: Sequence[str], work: Callable[[str], Any], *, names: bool) -> int:
+    """Does one thing to several; each that fails is told. With `names` it prints that of every
+    result. The exit code is the first failure's; with one word a failure is just raised."""
+    if len(words) == 1:
+        results, code = [work(words[0])], 0
+    else:
+        results, code = _several(call, words, work)
+    if call.json:
+        call.show(results[0] if len(words) == 1 else results)
+    elif names:
+        for result in results:
+            call.say(result["name"])
+    return code
+
+
+def _several(
+    call: VerbCall, words: Sequence[str], work: Callable[[str], Any]
+) -> tuple[list[Any], int]:
+    from carrel.cli.errors import report
+    from carrel.domain.errors import CarrelError
+
+    results: list[Any] = []
+    first = 0
+    for word in words:
+        try:
+            results.append(work(word))
+        except CarrelError as error:
+            code = report(error, call.json)
+            first = first or code
+    return results, first
+
+
+def invalid(message: str, hint: str = "") -> Exception:
+    """The error of a call that cannot be understood; its exit code is 2."""
+    from carrel.domain.errors import MessageInvalid
+
+    return MessageInvalid(message, hint=hint)
+
+
+def without_empty(values: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out what is empty."""
+    return {name: value for name, value in values.items() if value}
+
+
+def text_of(word: str) -> str:
+    """TEXT, or @FILE for what stands in a file. `OSError`."""
+    if not word.startswith("@"):
+        return word
+    with open(word[1:], encoding="utf-8") as file:
+        return file.read()

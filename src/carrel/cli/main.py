@@ -1,4 +1,4 @@
-"""The `carrel` program.
+"""The entry of the `carrel` program.
 
 A plain command line is run straight away; everything that needs explaining goes through
 click, which costs more to import than most commands take.
@@ -9,24 +9,24 @@ from __future__ import annotations
 import os
 import sys
 
-from carrel.cli.call import Call
+from carrel.cli.call import VerbCall
+from carrel.cli.commands import find_command, load
 from carrel.cli.output import flush
-from carrel.cli.parsing import parse_program, parse_verb
-from carrel.cli.table import find_verb
+from carrel.cli.parser import parse_program, parse_verb
 
-COMPLETING = "_CARREL_COMPLETE"
+COMPLETE_VARIABLE = "_CARREL_COMPLETE"
 
 
 def main() -> int:
-    """The program. Nothing of ours needs Python's tidying up at the end, which takes as long
-    as the daemon takes to answer."""
+    """Runs the program. Nothing of ours needs Python's tidying up at the end, which takes as
+    long as the daemon takes to answer."""
     os._exit(run(sys.argv[1:]))
 
 
 def run(words: list[str]) -> int:
     """Gives the exit code, when all that was written has gone out."""
     try:
-        call = None if COMPLETING in os.environ else _plain(words)
+        call = None if COMPLETE_VARIABLE in os.environ else _plain(words)
         if call is not None:
             code = call.run()
         else:
@@ -36,20 +36,20 @@ def run(words: list[str]) -> int:
         flush()
         return code
     except BaseException as error:
-        from carrel.cli.failing import report
+        from carrel.cli.errors import report
 
         return report(error, "--json" in words)
 
 
-def _plain(words: list[str]) -> Call | None:
+def _plain(words: list[str]) -> VerbCall | None:
     program = parse_program(words)
-    found = program and find_verb(program[1])
+    found = program and find_command(program[1])
     if not program or not found:
         return None
-    file, rest = found
-    module = __import__(f"carrel.cli.verbs.{file}", fromlist=("run",))
-    values = parse_verb(module.VERB, rest)
-    return None if values is None else Call(module.run, {**program[0], **values})
+    name, rest = found
+    verb = load(name)
+    values = parse_verb(verb, rest)
+    return None if values is None else VerbCall(verb, {**program[0], **values})
 
 
 if __name__ == "__main__":

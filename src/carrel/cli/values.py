@@ -1,34 +1,24 @@
-"""Sizes, times and pairs, as people write them."""
+"""Sizes, times and pairs, as people write and read them."""
 
 from __future__ import annotations
 
-from carrel.cli import spec
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from carrel.cli.spec import Option
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_TIMES = {"": 1.0, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0, "W": 604800.0}
-_MILLI = 0.001
+_TIMES = {"": 1.0, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0, "W": 604800.0, "MS": 0.001}
 
 
 def convert(option: Option, text: str) -> object:
-    """Raises `ValueError` with a sentence."""
-    kind = option.kind
-    if kind == spec.SIZE:
-        return size(text)
-    if kind == spec.SECONDS:
-        return seconds(text)
-    if kind == spec.NUMBER:
-        return number(text)
-    if kind == spec.WHOLE:
-        return whole(text)
-    if kind == spec.PAIRS:
-        return pair(text)
-    if kind in (spec.CHOICE, spec.CHOICES) and text not in option.choices:
+    """Reads the value of an option. `ValueError` with a sentence."""
+    if option.choices and text not in option.choices:
         raise ValueError(f"{text!r} is not one of {', '.join(option.choices)}.")
-    return text
+    return READERS[option.kind](text) if option.kind in READERS else text
 
 
 def size(text: str) -> int:
@@ -42,15 +32,10 @@ def size(text: str) -> int:
 
 def seconds(text: str) -> float:
     """90s, 15m, 2h, 7d, or seconds."""
-    word = text.strip().upper()
-    if word.endswith("MS"):
-        figure, unit, factor = *_split(word.removesuffix("MS")), _MILLI
-    else:
-        figure, unit = _split(word)
-        factor = _TIMES.get(unit, 0.0)
-    if figure is None or not factor or (word.endswith("MS") and unit):
+    figure, unit = _split(text.strip().upper())
+    if figure is None or unit not in _TIMES:
         raise ValueError(f"{text!r} is no time; write seconds, 90s, 15m, 2h or 7d.")
-    return figure * factor
+    return figure * _TIMES[unit]
 
 
 def _split(word: str) -> tuple[float | None, str]:
@@ -78,6 +63,15 @@ def pair(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise ValueError(f"{text!r} is not KEY=VALUE.")
     return key, value
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "size": size,
+    "seconds": seconds,
+    "number": number,
+    "whole": whole,
+    "pairs": pair,
+}
 
 
 def size_text(count: float | None) -> str:
@@ -108,10 +102,10 @@ def time_text(span_s: float | None) -> str:
 
 def seconds_of(moment: str) -> float:
     """Seconds since 1970 of a time as the API writes it, 2026-01-02T03:04:05.678Z."""
-    year, month, day = (int(part) for part in moment[:10].split("-"))
-    clock = moment[11:].rstrip("Z").split(":")
-    # Days since 1970 by Hinnant's rule, with years that begin in March.
-    year -= month <= 2
-    days = (153 * ((month + 9) % 12) + 2) // 5 + day - 1 + 365 * year
-    days += year // 4 - year // 100 + year // 400 - 719468
-    return days * 86400.0 + int(clock[0]) * 3600 + int(clock[1]) * 60 + float(clock[2])
+    from datetime import datetime
+
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def age_of(moment: str | None) -> str:
+    return "-" if not moment else time_text(time.time() - seconds_of(moment))

@@ -8,36 +8,38 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from carrel.client.aio import AsyncClient as AsyncClient
-    from carrel.client.aio_generating import AsyncRequestStream as AsyncRequestStream
+    from carrel.client.aio_hub import AsyncHub as AsyncHub
     from carrel.client.aio_instances import AsyncInstance as AsyncInstance
+    from carrel.client.aio_requests import AsyncRequestStream as AsyncRequestStream
     from carrel.client.aio_spaces import AsyncRunHandle as AsyncRunHandle
     from carrel.client.aio_spaces import AsyncSpace as AsyncSpace
-    from carrel.client.generating import RequestStream as RequestStream
-    from carrel.client.hub_aio import AsyncHub as AsyncHub
-    from carrel.client.hub_messages import HubMessage as HubMessage
-    from carrel.client.hub_sync import Hub as Hub
+    from carrel.client.hub import Hub as Hub
+    from carrel.client.hub_protocol import HubMessage as HubMessage
     from carrel.client.instances import Instance as Instance
-    from carrel.client.results import CommandFailed as CommandFailed
-    from carrel.client.results import RunResult as RunResult
+    from carrel.client.models import CommandFailed as CommandFailed
+    from carrel.client.models import OutputLost as OutputLost
+    from carrel.client.models import RunResult as RunResult
+    from carrel.client.requests import RequestStream as RequestStream
     from carrel.client.spaces import RunHandle as RunHandle
     from carrel.client.spaces import Space as Space
     from carrel.client.sync import Client as Client
 
 _PLACES = {
     "AsyncClient": "carrel.client.aio",
-    "AsyncHub": "carrel.client.hub_aio",
+    "AsyncHub": "carrel.client.aio_hub",
     "AsyncInstance": "carrel.client.aio_instances",
-    "AsyncRequestStream": "carrel.client.aio_generating",
+    "AsyncRequestStream": "carrel.client.aio_requests",
     "AsyncRunHandle": "carrel.client.aio_spaces",
     "AsyncSpace": "carrel.client.aio_spaces",
     "Client": "carrel.client.sync",
-    "CommandFailed": "carrel.client.results",
-    "Hub": "carrel.client.hub_sync",
-    "HubMessage": "carrel.client.hub_messages",
+    "CommandFailed": "carrel.client.models",
+    "Hub": "carrel.client.hub",
+    "HubMessage": "carrel.client.hub_protocol",
     "Instance": "carrel.client.instances",
-    "RequestStream": "carrel.client.generating",
+    "OutputLost": "carrel.client.models",
+    "RequestStream": "carrel.client.requests",
     "RunHandle": "carrel.client.spaces",
-    "RunResult": "carrel.client.results",
+    "RunResult": "carrel.client.models",
     "Space": "carrel.client.spaces",
 }
 

@@ -1,38 +1,40 @@
-"""`AsyncClient`: as `Client`, awaitable.
+"""`AsyncClient`: spaces, and all that can be done with them, from Python.
 
-async with carrel.AsyncClient() as client, client.space("./project") as space:
-    print((await space.run(["pytest"])).stdout)
+    async with carrel.AsyncClient() as client, client.space("./project") as space:
+        result = await space.run(["pytest"])
+
+The daemon is found as the `carrel` program finds it, and started when it does not run.
+Errors are those of `carrel.errors`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
-from carrel.client import calls, models
-from carrel.client.aio_generating import AsyncRequests
+from carrel.api.types.spaces import SpaceOptions
+from carrel.client import models
+from carrel.client.address import find_address, starter
+from carrel.client.aio_events import create, watch_events
 from carrel.client.aio_instances import AsyncInstances
-from carrel.client.aio_link import AsyncLink
+from carrel.client.aio_link import AsyncLink, shielded
+from carrel.client.aio_requests import AsyncRequests
 from carrel.client.aio_spaces import AsyncRunHandle, AsyncSpace
-from carrel.client.calls import Call, Project, SpaceOptions
-from carrel.client.creating import Creation, begin_patience, creating, new_key, unfinished
-from carrel.client.exchange import Patience
-from carrel.client.places import find_place
-from carrel.client.requests import TIMEOUT_S, Answer, Request
-from carrel.client.starting import starter
-from carrel.client.watching import Return, Watch, is_stream
-from carrel.domain.errors import DaemonUnavailable, SpaceNotFound
+from carrel.client.http import TIMEOUT_S, asking, operation
+from carrel.client.options import Project, space_content
+from carrel.client.projects import describe
+from carrel.domain.errors import SpaceNotFound
 
-T = TypeVar("T")
+PAGE = 200
 OnProgress = Callable[[models.Progress], None]
 
 
 class AsyncClient:
-    """See `Client`. For one event loop; may be used by several tasks."""
+    """To one daemon: of a data folder (`data`; None: as CARREL_URL or CARREL_DATA say, or the
+    usual place), on a Unix `socket`, or at a `url` with a `token`. `timeout_s` is how long
+    the daemon may say nothing. May be used by several threads, or tasks of one event loop."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class AsyncClient:
         timeout_s: float = TIMEOUT_S,
         autostart: bool = True,
     ) -> None:
-        place = find_place(
+        place = find_address(
             data=os.fspath(data or ""),
             socket=os.fspath(socket or ""),
             url=url or "",
@@ -83,7 +85,7 @@ class AsyncClient:
         finally:
             if not keep:
                 with contextlib.suppress(SpaceNotFound):
-                    await asyncio.shield(space.remove(force=True))
+                    await shielded(space.remove(force=True))
 
     async def create(
         self,
@@ -94,37 +96,14 @@ class AsyncClient:
     ) -> AsyncSpace:
         """A new space, which stays until somebody removes it. `project` is a folder, the URL
         of a repository, an archive, or None for an empty tree."""
-        content = calls.space_content(project, options)
-        key, patience = new_key(), None
-        while True:
-            try:
-                made = await self._create_once(creating(content, key), on_progress)
-                return AsyncSpace(self.link, models.decode(made, models.SpaceInfo))
-            except DaemonUnavailable as error:
-                patience = patience or begin_patience(error)
-                if not patience.failed(time.monotonic()):
-                    raise
-            await _pause(patience)
-
-    async def _create_once(
-        self, request: Request, on_progress: OnProgress | None
-    ) -> dict[str, Any]:
-        async with await self.link.open(request) as stream:
-            if stream.head.kind != "text/event-stream":
-                whole: dict[str, Any] = Answer(stream.head, await stream.read()).json()
-                return whole
-            creation = Creation()
-            async for piece in stream:
-                for step in creation.receive(piece):
-                    if on_progress is not None:
-                        on_progress(models.decode(step, models.Progress))
-                if creation.space is not None:
-                    return creation.space
-        raise unfinished()
+        content = space_content(project, options)
+        made = await create(self.link, content, _told(on_progress))
+        return AsyncSpace(self.link, models.decode(made, models.SpaceInfo))
 
     async def get(self, word: str) -> AsyncSpace:
         """By id, name, or the unique beginning of an id."""
-        return AsyncSpace(self.link, await self._send(calls.space(word)))
+        info = await self.link.call(models.SpaceInfo, "spaces.show", word)
+        return AsyncSpace(self.link, info)
 
     async def spaces(
         self,
@@ -134,76 +113,75 @@ class AsyncClient:
         name: str = "",
     ) -> AsyncIterator[AsyncSpace]:
         """Newest first, page by page. Removed ones only when their state is asked for."""
-        states, after = list(states), ""
+        query: list[tuple[str, object]] = [("limit", PAGE), ("name", name or None)]
+        query += [("state", state) for state in states]
+        query += [("label", f"{key}={value}") for key, value in (labels or {}).items()]
+        after = None
         while True:
-            page, after = await self._send(calls.spaces(states, labels or {}, name, after))
-            for info in page:
+            request = operation("spaces.list", query=[*query, ("after", after)])
+            page = await self.link.json(request)
+            for info in models.decode(page["spaces"], list[models.SpaceInfo]):
                 yield AsyncSpace(self.link, info)
+            after = page.get("next")
             if not after:
                 return
 
     async def undelete(self, word: str) -> AsyncSpace:
         """A new space with the changes of a removed one, by its id or name."""
-        return AsyncSpace(self.link, await self._send(calls.undelete(word)))
+        info = await self.link.call(models.SpaceInfo, "trash.restore", word)
+        return AsyncSpace(self.link, info)
 
     async def trash(self) -> list[models.Trashed]:
         """What `undelete` can bring back."""
-        return await self._send(calls.trash())
+        return await self.link.call(list[models.Trashed], "trash.list", member="trash")
 
     async def run(self, run_id: str) -> AsyncRunHandle:
         """A command that was started before, by anybody."""
-        return AsyncRunHandle(self.link, await self._send(calls.run(run_id)))
+        info = await self.link.call(models.RunInfo, "runs.show", run_id)
+        return AsyncRunHandle(self.link, info)
 
     # What happens
 
-    async def events(
+    def events(
         self, *, after: int | None = None, spaces: Iterable[str] = (), types: Iterable[str] = ()
     ) -> AsyncGenerator[models.Event, None]:
-        """See `Client.events`."""
-        watch, coming_back = Watch(after, spaces, types), Return()
-        while True:
-            lost: DaemonUnavailable | None = None
-            try:
-                request, start = watch.connecting(), not coming_back.connected
-                async with await self.link.open(request, start=start) as stream:
-                    if not is_stream(stream.head):
-                        Answer(stream.head, await stream.read()).check()
-                    async for piece in stream:
-                        coming_back.heard()
-                        for event in watch.receive(piece):
-                            yield event
-            except DaemonUnavailable as error:
-                lost = error
-            await asyncio.sleep(coming_back.pause_s(lost))
+        """What happens from now on (or after the event with that number), for ever. A lost
+        connection is made again, and no event is missed or repeated. One of type `gap` says
+        that some are no longer kept. Who stops early closes it."""
+        return watch_events(self.link, after, spaces, types)
 
     # The daemon
 
     async def info(self) -> models.Info:
-        return await self._send(calls.info())
+        return models.decode(await self.link.json(asking("/v1/info")), models.Info)
 
     async def usage(self) -> list[models.Usage]:
         """What each space uses now."""
-        return await self._send(calls.usage_of_all())
+        return await self.link.call(list[models.Usage], "spaces.usage_of_all", member="usage")
 
     async def doctor(self) -> models.Diagnosis:
         """What this machine can do, and how to mend what it cannot."""
-        return await self._send(calls.doctor())
+        return await self.link.call(models.Diagnosis, "cleanup.examine")
 
-    async def gc(self, *, dry_run: bool = False) -> models.Report:
-        """Cleans up: what is over its time, and what belongs to nobody."""
-        return await self._send(calls.collect(dry_run))
+    async def df(self) -> models.DiskReport:
+        """What uses the daemon's disk."""
+        return await self.link.call(models.DiskReport, "cleanup.disk_use")
+
+    async def gc(self, *, dry_run: bool = False, bases: bool = False) -> models.Report:
+        """Cleans up: what is over its time, and what belongs to nobody; with `bases` every base
+        that no space uses."""
+        content = {"dry_run": dry_run, "bases": bases}
+        return await self.link.call(models.Report, "cleanup.collect", content=content)
 
     async def bases(self) -> list[models.Base]:
-        return await self._send(calls.bases())
+        return await self.link.call(list[models.Base], "bases.list", member="bases")
 
     async def make_base(
         self, project: Project, *, ref: str | None = None, exclude: Iterable[str] = ()
     ) -> models.Base:
         """Ahead of time, so that the first space of a project is as quick as the others."""
-        return await self._send(calls.make_base(project, ref, list(exclude)))
-
-    async def _send(self, call: Call[T]) -> T:
-        return call.decode(await self.link.json(call.request))
+        content = {"project": describe(project, ref), "exclude": list(exclude)}
+        return await self.link.call(models.Base, "bases.build", content=content)
 
 
 class AsyncTokens:
@@ -214,20 +192,20 @@ class AsyncTokens:
 
     async def create(
         self, scope: str, *, name: str = "", ttl_s: float | None = None
-    ) -> models.NewToken:
+    ) -> models.TokenWithSecret:
         """`scope` is `admin`, `label:key=value` or `space:<id>`. The secret is shown once."""
-        return await self._send(calls.create_token(scope, name, ttl_s))
+        content = {"scope": scope, "name": name, "ttl_s": ttl_s}
+        return await self._link.call(models.TokenWithSecret, "tokens.create", content=content)
 
     async def list(self) -> list[models.Token]:
-        return await self._send(calls.tokens())
+        return await self._link.call(list[models.Token], "tokens.list", member="tokens")
 
     async def revoke(self, token: str) -> None:
         """By id or name; from now on it opens nothing."""
-        await self._send(calls.revoke_token(token))
-
-    async def _send(self, call: Call[T]) -> T:
-        return call.decode(await self._link.json(call.request))
+        await self._link.json(operation("tokens.revoke", token))
 
 
-async def _pause(patience: Patience) -> None:
-    await asyncio.sleep(max(0.0, patience.next_at - time.monotonic()))
+def _told(on_progress: OnProgress | None) -> Callable[[dict[str, Any]], None] | None:
+    if on_progress is None:
+        return None
+    return lambda step: on_progress(models.decode(step, models.Progress))

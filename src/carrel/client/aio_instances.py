@@ -1,67 +1,85 @@
-"""Dedicated MCP servers, awaited: see `instances`."""
+"""Dedicated MCP servers, each for one client."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import TypeVar, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Unpack
 
-from carrel.client import instance_calls as calls
-from carrel.client.aio_link import AsyncLink
-from carrel.client.calls import Call
-from carrel.client.instance_calls import InstanceOptions, Path, Server, ServerOptions
-from carrel.client.instance_models import InstanceInfo, ServerInfo, Told
-from carrel.client.instances import LOG_BYTES
+from carrel.api.types.instances import (
+    InstanceInfo,
+    InstanceOptions,
+    Release,
+    ServerInfo,
+    ServerOptions,
+)
+from carrel.client.aio_link import AsyncLink, shielded
+from carrel.client.http import operation
+from carrel.client.options import Path, Server, instance_content
 from carrel.domain.errors import InstanceNotFound
 
-T = TypeVar("T")
+LOG_BYTES = 65_536
 
 
-class _Handle:
-    def __init__(self, link: AsyncLink) -> None:
-        self._link = link
-
-    async def _send(self, call: Call[T]) -> T:
-        return call.decode(await self._link.json(call.request))
-
-
-class AsyncInstance(_Handle, Told):
-    """One server of one's own. `info` is what was last told of it. As a context it is let go
-    at the end."""
+class AsyncInstance:
+    """One server of one's own. `info` is what was last told of it; `hold` is our share of it, which
+    `release` gives up (empty of one that was only looked up). As a context it is let go at the
+    end."""
 
     def __init__(self, link: AsyncLink, info: InstanceInfo) -> None:
-        super().__init__(link)
+        self._link = link
         self.info = info
         self.hold = info.hold or ""
+
+    @property
+    def id(self) -> str:
+        return self.info.instance_id
+
+    @property
+    def url(self) -> str:
+        return self.info.url
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What a client of `url` has to send."""
+        return self.info.headers
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.info.server} {self.info.state}>"
 
     async def __aenter__(self) -> AsyncInstance:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(InstanceNotFound):
-            await asyncio.shield(self.release())
+            await shielded(self.release())
 
     async def refresh(self) -> InstanceInfo:
-        self.info = await self._send(calls.instance(self.id))
+        self.info = await self._link.call(InstanceInfo, "instances.show", self.id)
         return self.info
 
     async def heartbeat(self) -> InstanceInfo:
         """It is still wanted: its lease begins anew."""
-        await self._send(calls.heartbeat(self.id))
+        await self._link.json(operation("instances.heartbeat", self.id))
         return await self.refresh()
 
     async def logs(self, limit: int = LOG_BYTES) -> str:
         """The last that it wrote."""
-        answer = await self._link.ask(calls.logs(self.id, limit))
+        request = operation("instances.logs", self.id, query=[("limit", limit)])
+        answer = await self._link.ask(request)
         return answer.check().body.decode("utf-8", "replace")
 
     async def release(self) -> str:
         """`terminated`, `released` (others share it) or `already_gone`."""
-        return await self._send(calls.release(self.id, self.hold))
+        query = [("hold", self.hold or None)]
+        answer = await self._link.call(Release, "instances.release", self.id, query=query)
+        return str(answer.status)
 
 
-class AsyncInstances(_Handle):
+class AsyncInstances:
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+
     async def start(
         self,
         server: Server,
@@ -71,25 +89,31 @@ class AsyncInstances(_Handle):
         **options: Unpack[InstanceOptions],
     ) -> AsyncInstance:
         """Returns when it has answered a handshake. `InstanceFailed` has its last lines."""
-        info = await self._send(calls.start(server, project, space, options))
+        content = instance_content(server, project, space, options)
+        info = await self._link.call(InstanceInfo, "instances.start", content=content)
         return AsyncInstance(self._link, info)
 
     async def get(self, instance_id: str) -> AsyncInstance:
-        return AsyncInstance(self._link, await self._send(calls.instance(instance_id)))
+        info = await self._link.call(InstanceInfo, "instances.show", instance_id)
+        return AsyncInstance(self._link, info)
 
     async def list(self, *, space: str = "", ended: bool = False) -> list[InstanceInfo]:
-        return await self._send(calls.instances(space, ended))
+        query = [("space", space or None), ("ended", ended or None)]
+        return await self._link.call(
+            list[InstanceInfo], "instances.list", query=query, member="instances"
+        )
 
     async def servers(self) -> Sequence[ServerInfo]:
         """The kinds of servers that are known."""
-        return await self._send(calls.servers())
+        return await self._link.call(list[ServerInfo], "servers.list", member="servers")
 
     async def add_server(
         self, name: str, command: Sequence[str], **options: Unpack[ServerOptions]
     ) -> None:
         """For administrators."""
-        await self._send(calls.add_server(name, command, options))
+        content = {"command": list(command), **options}
+        await self._link.json(operation("servers.put", name, content=content))
 
     async def remove_server(self, name: str) -> None:
         """One that was added."""
-        await self._send(calls.remove_server(name))
+        await self._link.json(operation("servers.remove", name))

@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from carrel.client.frames import check_upgrade, new_key, upgrade_headers
-from carrel.client.link import MAX_IDLE, READ_BYTES, connect_unix, is_quiet
-from carrel.client.places import Place
+from carrel.client.address import CONNECT_S, Address, connect_unix
+from carrel.client.http import (
+    TIMEOUT_S,
+    HttpAnswer,
+    HttpRequest,
+    ProtocolError,
+    operation,
+)
+from carrel.client.link import MAX_IDLE, READ_BYTES, AnswerStream, Link, is_quiet
+from carrel.client.models import decode
 from carrel.client.problems import broken, unreachable
-from carrel.client.requests import CONNECT_S, TIMEOUT_S, Answer, Request
-from carrel.client.wire import Head, ResponseParser, WireError
+from carrel.client.websocket import check_upgrade, new_key, upgrade_headers
 
 Kind = TypeVar("Kind")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Wire:
+class AsyncConnection:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,7 +62,7 @@ class AsyncLink:
 
     def __init__(
         self,
-        place: Place,
+        place: Address,
         *,
         timeout_s: float = TIMEOUT_S,
         start: Callable[[], None] | None = None,
@@ -62,7 +70,7 @@ class AsyncLink:
         self.place = place
         self.timeout_s = timeout_s
         self.start = start
-        self._idle: list[Wire] = []
+        self._idle: list[AsyncConnection] = []
 
     async def close(self) -> None:
         while self._idle:
@@ -74,16 +82,35 @@ class AsyncLink:
                 # It was broken before, and nothing waits on it.
                 continue
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: HttpRequest) -> HttpAnswer:
         """The whole answer, whatever it is. `DaemonUnavailable`."""
         async with await self.open(request) as stream:
-            return Answer(stream.head, await stream.read())
+            return HttpAnswer(stream.head, await stream.read())
 
-    async def json(self, request: Request) -> Any:
+    async def json(self, request: HttpRequest) -> Any:
         """The answer's content. Raises the error that the answer is, if it is one."""
         return (await self.ask(request)).json()
 
-    async def open(self, request: Request, *, start: bool = True) -> AsyncStreamed:
+    async def call(
+        self, kind: type[T], name: str, *named: str, member: str = "", **options: Any
+    ) -> T:
+        """Does an operation of the contract, and reads its answer (or that `member` of it) as
+        `kind`."""
+        content = await self.json(operation(name, *named, **options))
+        return decode(content[member] if member else content, kind)
+
+    async def blocking(
+        self, work: Callable[Concatenate[Link, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Disks and compression block, so such work is done in a thread, with a link of its
+        own."""
+        link = Link(self.place, timeout_s=self.timeout_s, start=self.start)
+        try:
+            return await asyncio.to_thread(work, link, *args, **kwargs)
+        finally:
+            link.close()
+
+    async def open(self, request: HttpRequest, *, start: bool = True) -> AsyncStreamedAnswer:
         """An answer whose body is read as it comes. `DaemonUnavailable`."""
         timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         tries = 2 if request.again and isinstance(request.body, bytes) else 1
@@ -92,7 +119,7 @@ class AsyncLink:
             wire = await self._take(start)
             try:
                 return await self._send(wire, request, timeout_s)
-            except (OSError, WireError) as error:
+            except (OSError, ProtocolError) as error:
                 wire.close()
                 if tries and not isinstance(error, TimeoutError):
                     continue
@@ -101,10 +128,12 @@ class AsyncLink:
                 wire.close()
                 raise
 
-    async def _send(self, wire: Wire, request: Request, timeout_s: float) -> AsyncStreamed:
+    async def _send(
+        self, wire: AsyncConnection, request: HttpRequest, timeout_s: float
+    ) -> AsyncStreamedAnswer:
         """The answer is read while the body is sent: one who refuses a large one says so, and
         does not listen to all of it."""
-        stream = AsyncStreamed(wire, timeout_s, self._give_back)
+        stream = AsyncStreamedAnswer(wire, timeout_s, self._give_back)
         sending = asyncio.create_task(self._send_body(wire, request, timeout_s))
         reading = asyncio.create_task(stream.read_head())
         try:
@@ -119,12 +148,16 @@ class AsyncLink:
             await asyncio.gather(sending, reading, return_exceptions=True)
         return stream
 
-    async def _send_body(self, wire: Wire, request: Request, timeout_s: float) -> None:
+    async def _send_body(
+        self, wire: AsyncConnection, request: HttpRequest, timeout_s: float
+    ) -> None:
         await wire.send(request.beginning(self.place), timeout_s)
         for piece in request.pieces():
             await wire.send(piece, timeout_s)
 
-    async def websocket(self, request: Request, *, start: bool = True) -> tuple[Wire, bytes]:
+    async def websocket(
+        self, request: HttpRequest, *, start: bool = True
+    ) -> tuple[AsyncConnection, bytes]:
         """As `Link.websocket`."""
         key = new_key()
         request.headers = [*request.headers, *upgrade_headers(key)]
@@ -132,7 +165,7 @@ class AsyncLink:
         try:
             stream = await self._send(wire, request, self.timeout_s)
             if stream.head.status != 101:
-                Answer(stream.head, await stream.read()).check()
+                HttpAnswer(stream.head, await stream.read()).check()
             check_upgrade(stream.head, key)
         except BaseException:
             wire.close()
@@ -141,7 +174,7 @@ class AsyncLink:
 
     # Connections
 
-    async def _take(self, start: bool) -> Wire:
+    async def _take(self, start: bool) -> AsyncConnection:
         while self._idle:
             wire = self._idle.pop()
             if wire.usable:
@@ -149,16 +182,16 @@ class AsyncLink:
             wire.close()
         return await self.connect(start=start)
 
-    def _give_back(self, wire: Wire) -> None:
+    def _give_back(self, wire: AsyncConnection) -> None:
         if len(self._idle) < MAX_IDLE:
             self._idle.append(wire)
         else:
             wire.close()
 
-    async def connect(self, *, start: bool = True) -> Wire:
+    async def connect(self, *, start: bool = True) -> AsyncConnection:
         return await self.dial(_connect, start=start)
 
-    async def dial(self, connect: Callable[[Place], Awaitable[Kind]], *, start: bool) -> Kind:
+    async def dial(self, connect: Callable[[Address], Awaitable[Kind]], *, start: bool) -> Kind:
         """A connection as `connect` makes it. `DaemonUnavailable`."""
         try:
             return await connect(self.place)
@@ -174,25 +207,12 @@ class AsyncLink:
             raise unreachable(self.place, error) from error
 
 
-class AsyncStreamed:
-    """As `Streamed`."""
-
-    def __init__(self, wire: Wire, timeout_s: float, give_back: Callable[[Wire], None]) -> None:
-        self.parser = ResponseParser()
-        self._wire: Wire | None = wire
-        self._timeout_s = timeout_s
-        self._give_back = give_back
-        self._waiting: list[bytes] = []
-
-    @property
-    def head(self) -> Head:
-        assert self.parser.head is not None
-        return self.parser.head
+class AsyncStreamedAnswer(AnswerStream):
+    """Read on an event loop."""
 
     async def read_head(self) -> None:
-        assert self._wire is not None
         while self.parser.head is None:
-            self._waiting += self.parser.receive(await self._wire.receive(self._timeout_s))
+            self._waiting += self.parser.receive(await self._connection.receive(self._timeout_s))
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """The parts of the body. `DaemonUnavailable` when it breaks off."""
@@ -202,52 +222,39 @@ class AsyncStreamed:
             if self.parser.done:
                 self._finish()
                 return
-            if self._wire is None:
+            if self._connection is None:
                 return
             try:
-                self._waiting += self.parser.receive(await self._wire.receive(self._timeout_s))
-            except (OSError, WireError) as error:
+                piece = await self._connection.receive(self._timeout_s)
+                self._waiting += self.parser.receive(piece)
+            except (OSError, ProtocolError) as error:
                 self.close()
                 raise broken(error, self._timeout_s) from error
 
     async def read(self) -> bytes:
         return b"".join([piece async for piece in self])
 
-    def _finish(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is None or self.head.status == 101:
-            return
-        if self.parser.reusable and not self.parser.rest:
-            self._give_back(wire)
-        else:
-            wire.close()
-
-    def close(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None and self.head.status != 101:
-            wire.close()
-
-    async def __aenter__(self) -> AsyncStreamed:
+    async def __aenter__(self) -> AsyncStreamedAnswer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
-async def _connect(place: Place) -> Wire:
+async def _connect(place: Address) -> AsyncConnection:
     async with asyncio.timeout(CONNECT_S):
         if not place.socket:
             tls = True if place.tls else None
-            return Wire(*await asyncio.open_connection(place.host, place.port, ssl=tls))
+            return AsyncConnection(*await asyncio.open_connection(place.host, place.port, ssl=tls))
         sock = await open_socket(place)
         try:
-            return Wire(*await asyncio.open_unix_connection(sock=sock))
+            return AsyncConnection(*await asyncio.open_unix_connection(sock=sock))
         except BaseException:
             sock.close()
             raise
 
 
-async def open_socket(place: Place) -> socket.socket:
+async def open_socket(place: Address) -> socket.socket:
     """Connected, at the place's path. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -263,3 +270,13 @@ async def open_socket(place: Place) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """For what blocks: disks, compression."""
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
+async def shielded(work: Awaitable[T]) -> T:
+    """Done to its end, also when who waits for it is cancelled."""
+    return await asyncio.shield(work)

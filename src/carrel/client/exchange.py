@@ -1,7 +1,9 @@
-"""One command's streams over any number of connections: bytes in, bytes out, no socket.
+"""What is said over a WebSocket that is connected again when it was lost, and one command's streams
+over any number of connections: bytes in, bytes out, no socket.
 
 What was received is counted, so that after a lost connection the command is attached again
-where it was: nothing is missing and nothing comes twice. Input is kept here until the daemon
+where it was: nothing is missing and nothing comes twice. The daemon knows us by a name, under
+which the command waits for us meanwhile. Input is kept here until the daemon
 says that the command has it, and what it does not have is sent again. Only when nobody knows
 how much that is (a daemon was killed within a write, or another client writes as well), and the
 command goes on and may wait for the rest, that is an error; unless the input comes from a
@@ -11,26 +13,41 @@ terminal, where somebody sees what happens.
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections import deque
 
-from carrel.client import frames
-from carrel.client.requests import Request, run_path, space_path
-from carrel.client.wire import WireError
+from carrel.client import websocket
+from carrel.client.http import HttpRequest, ProtocolError, encoded, run_path, space_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Iterator, Mapping
+    from typing import Any, BinaryIO
+
 
 STDOUT, STDERR = 1, 2
+MAX_COMMAND = 4 << 20
+"""The daemon takes no larger one; the kernel takes about 2 MiB of arguments and variables."""
 PIECE = 64 * 1024
 """Of input, in one message: the daemon takes no large ones."""
+WAIT_S = 30.0
+"""How long one request waits for the end of a command or a turn; then it is asked again."""
 _HEAD = 9
 """Before the data of an output message: the stream, and eight bytes of offset."""
 _QUIET = b"quiet"
 
 
-class Output:
+def _too_large() -> Exception:
+    from carrel.domain.errors import TooLarge
+
+    return TooLarge(
+        "The message is larger than the daemon accepts.",
+        hint="Pass long input on standard input or in a file.",
+    )
+
+
+class ExchangeOutput:
     """A piece of one stream. `dropped` bytes before it were not kept; at the very end there
     may be only such."""
 
@@ -42,7 +59,7 @@ class Output:
         self.dropped = dropped
 
 
-class Lost(WireError):
+class Lost(ProtocolError):
     """The connection ended. With `going`, because the daemon does."""
 
     def __init__(self, message: str, *, going: bool = False) -> None:
@@ -50,18 +67,18 @@ class Lost(WireError):
         self.going = going
 
 
-class Talk:
+class SocketExchange:
     """What is said over one WebSocket after the other. Drivers move the bytes: what is in `out`
     to the connection, what comes to `receive`; `ended` says that all came."""
 
     def __init__(self) -> None:
         self.ended = False
         self.out = bytearray()
-        self._parser = frames.FrameParser()
+        self._parser = websocket.FrameParser()
 
     # Connections
 
-    def connecting(self) -> Request:
+    def connecting(self) -> HttpRequest:
         """What a connection that is to become ours begins with."""
         raise NotImplementedError
 
@@ -77,7 +94,7 @@ class Talk:
         raise NotImplementedError
 
     def _begin(self) -> None:
-        self._parser = frames.FrameParser()
+        self._parser = websocket.FrameParser()
         self.out.clear()
 
     # What comes
@@ -89,19 +106,21 @@ class Talk:
         for message in self._parser.receive(data):
             self._take(message)
 
-    def _take(self, message: frames.Message) -> None:
-        if message.kind == frames.BINARY:
+    def _take(self, message: websocket.WebSocketMessage) -> None:
+        if message.kind == websocket.BINARY:
             self._output(message.data)
-        elif message.kind == frames.TEXT:
+        elif message.kind == websocket.TEXT:
             self._control(json.loads(message.data))
-        elif message.kind == frames.PING:
-            self.out += frames.encode(frames.PONG, message.data)
-        elif message.kind == frames.CLOSE and not self.ended:
-            going = message.code in (frames.GOING_AWAY, frames.SERVICE_RESTART)
+        elif message.kind == websocket.PING:
+            self.out += websocket.encode(websocket.PONG, message.data)
+        elif message.kind == websocket.CLOSE and not self.ended:
+            if message.code == websocket.TOO_LARGE:
+                raise _too_large()
+            going = message.code in (websocket.GOING_AWAY, websocket.SERVICE_RESTART)
             raise Lost(f"The daemon closed the connection ({message.code}).", going=going)
 
     def _output(self, data: bytes) -> None:
-        raise WireError("A piece of data came that nobody asked for.")
+        raise ProtocolError("A piece of data came that nobody asked for.")
 
     def _control(self, message: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -109,25 +128,31 @@ class Talk:
     # What goes
 
     def ping(self) -> None:
-        self.out += frames.encode(frames.PING, _QUIET)
+        self.out += websocket.encode(websocket.PING, _QUIET)
 
     def leave(self) -> None:
-        self.out += frames.encode_close()
+        self.out += websocket.encode_close()
 
     def _say(self, message: Mapping[str, object]) -> None:
-        self.out += frames.encode(frames.TEXT, json.dumps(message).encode())
+        self.out += websocket.encode(websocket.TEXT, encoded(message))
 
 
-class Exchange(Talk):
+class RunExchange(SocketExchange):
     """`run` is the run's record as far as it is known."""
 
     def __init__(self, path: str, command: Mapping[str, object] | None = None) -> None:
         super().__init__()
         self.run: dict[str, Any] = {}
         self.offsets = {STDOUT: 0, STDERR: 0}
+        self.unenforced: list[str] = []
+        """The limits of its space that nothing holds, once the command runs."""
+        self.missing = 0
+        """Bytes of output that were not kept until we came for them."""
         self._path = path
-        self._command = command
-        self._outputs: deque[Output] = deque()
+        self._reader = os.urandom(8).hex()
+        """Our name; empty: the command does not wait for us."""
+        self._first = encoded({**(command or {}), "reader": self._reader})
+        self._outputs: deque[ExchangeOutput] = deque()
         self._terminal = bool(command and command.get("terminal"))
         self._size: tuple[int, int] | None = None
         self._input = Unconfirmed(0 if command is not None else None)
@@ -136,12 +161,18 @@ class Exchange(Talk):
         """The daemon knows what we gave before, so that more may follow."""
 
     @classmethod
-    def starting(cls, space: str, command: Mapping[str, object]) -> Exchange:
+    def starting(cls, space: str, command: Mapping[str, object]) -> RunExchange:
         return cls(space_path(space, "exec"), command)
 
     @classmethod
-    def attaching(cls, run: str, stdout: int = 0, stderr: int = 0) -> Exchange:
+    def attaching(
+        cls, run: str, stdout: int = 0, stderr: int = 0, *, hold: bool = True
+    ) -> RunExchange:
+        """With `hold` the command waits when it is too far ahead of us; without, we may miss
+        something, and see how much."""
         exchange = cls("")
+        if not hold:
+            exchange._reader = ""
         exchange.run = {"id": run}
         exchange.offsets = {STDOUT: stdout, STDERR: stderr}
         return exchange
@@ -152,17 +183,24 @@ class Exchange(Talk):
 
     # Connections
 
-    def connecting(self) -> Request:
+    def connecting(self) -> HttpRequest:
         self._begin()
         if not self.run_id:
-            return Request("GET", self._path, again=False)
+            if len(self._first) > MAX_COMMAND:
+                # The daemon would hang up before it has heard it all, and not be understood.
+                raise _too_large()
+            return HttpRequest("GET", self._path, again=False)
         self._in_step = False
-        query = [("stdout", self.offsets[STDOUT]), ("stderr", self.offsets[STDERR])]
-        return Request("GET", run_path(self.run_id, "attach"), query)
+        query: list[tuple[str, str | int]] = [
+            ("stdout", self.offsets[STDOUT]),
+            ("stderr", self.offsets[STDERR]),
+            ("reader", self._reader) if self._reader else ("hold", "false"),
+        ]
+        return HttpRequest("GET", run_path(self.run_id, "attach"), query)
 
     def connected(self, rest: bytes) -> None:
         if not self.run_id:
-            self._say(self._command or {})
+            self.out += websocket.encode(websocket.TEXT, self._first)
         if self._size is not None:
             self.resize(*self._size)
         if rest:
@@ -190,19 +228,22 @@ class Exchange(Talk):
 
     def _output(self, data: bytes) -> None:
         if len(data) < _HEAD or data[0] not in self.offsets:
-            raise WireError("A piece of output cannot be read.")
+            raise ProtocolError("A piece of output cannot be read.")
         stream, offset = data[0], int.from_bytes(data[1:_HEAD], "big")
         have, end = self.offsets[stream], offset + len(data) - _HEAD
         if end > have:
             piece = data[_HEAD + max(0, have - offset) :]
             self.offsets[stream] = end
-            self._outputs.append(Output(stream, piece, max(0, offset - have)))
+            dropped = max(0, offset - have)
+            self.missing += dropped
+            self._outputs.append(ExchangeOutput(stream, piece, dropped))
 
     def _control(self, message: dict[str, Any]) -> None:
         kind = message.get("type")
         if kind in ("started", "exit"):
             self.run = message["run"]
             self._terminal = bool(self.run.get("terminal"))
+            self.unenforced = message.get("unenforced", [])
             self.ended = kind == "exit"
             if not (self._in_step or self.ended):
                 self._fall_in(message.get("input"))
@@ -222,7 +263,7 @@ class Exchange(Talk):
             self._doubt()
             return
         for start in range(0, len(missing), PIECE):
-            self.out += frames.encode(frames.BINARY, missing[start : start + PIECE])
+            self.out += websocket.encode(websocket.BINARY, missing[start : start + PIECE])
         if self._eof_sent and not self._terminal:
             self._say({"type": "eof"})
 
@@ -238,7 +279,7 @@ class Exchange(Talk):
             run_id=self.run_id,
         )
 
-    def take(self) -> list[Output]:
+    def take(self) -> list[ExchangeOutput]:
         """What came since the last time."""
         taken = list(self._outputs)
         self._outputs.clear()
@@ -253,7 +294,7 @@ class Exchange(Talk):
             self._input.add(data)
         if self._in_step or self._terminal:
             for start in range(0, len(data), PIECE):
-                self.out += frames.encode(frames.BINARY, data[start : start + PIECE])
+                self.out += websocket.encode(websocket.BINARY, data[start : start + PIECE])
 
     @property
     def unconfirmed(self) -> int:
@@ -337,7 +378,20 @@ class Unconfirmed:
         return b"".join(self._pieces)[had:]
 
 
-class Patience:
+def input_pieces(stdin: bytes | str | BinaryIO | None) -> Iterator[bytes]:
+    """Splits the standard input of a command into pieces."""
+    if stdin is None:
+        return iter(())
+    if isinstance(stdin, str):
+        stdin = stdin.encode()
+    if isinstance(stdin, bytes):
+        data = stdin
+        return (data[start : start + PIECE] for start in range(0, len(data), PIECE))
+    file = stdin
+    return iter(lambda: file.read(PIECE), b"")
+
+
+class RetryDelay:
     """When to try again, and when no longer."""
 
     FIRST_S = 0.02
@@ -358,3 +412,54 @@ class Patience:
         self.next_at = now + self._delay
         self._delay = min(self._delay * 2, self.LONGEST_S)
         return True
+
+    @property
+    def pause_s(self) -> float:
+        return max(0.0, self.next_at - time.monotonic())
+
+    @classmethod
+    def after(cls, error: Exception) -> RetryDelay:
+        """Begins when a daemon went away. Raises the error when there never was one: that is not
+        waited for."""
+        from carrel.client.problems import ConnectionBroken
+
+        if not isinstance(error, ConnectionBroken):
+            raise error
+        return cls(time.monotonic())
+
+
+def waits(timeout_s: float | None) -> Iterator[float]:
+    """Gives how long each of several requests is to wait, until the time is over."""
+    if timeout_s is None:
+        while True:
+            yield WAIT_S
+    until = time.monotonic() + timeout_s
+    left = timeout_s
+    while True:
+        yield max(0.0, min(left, WAIT_S))
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+
+
+TIMED_OUT, OWN_ERROR, NOT_EXECUTABLE, NO_COMMAND = 124, 125, 126, 127
+OUTPUT_LOST = OWN_ERROR
+"""Part of the output never came, however the command ended."""
+SIGNALED = 128
+_KILL = 9
+_NEVER_RAN = {"command_not_found": NO_COMMAND, "command_not_executable": NOT_EXECUTABLE}
+
+
+def exit_code(run: Mapping[str, Any]) -> int:
+    """The command's own; 128 and the signal's number; 124 when its time was over; 125 when
+    nobody knows; 126 and 127 when it could not be executed or found."""
+    ended = run.get("exit")
+    if ended is None:
+        return _NEVER_RAN.get(run.get("failure_code", ""), OWN_ERROR)
+    if ended["reason"] == "timeout":
+        return TIMED_OUT
+    if ended["code"] is not None:
+        return int(ended["code"])
+    if ended["signal"] is not None:
+        return SIGNALED + int(ended["signal"])
+    return SIGNALED + _KILL if ended["reason"] in ("memory", "disk", "stopped") else OWN_ERROR

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
-import msgspec
-
-from carrel.client import frames
-from carrel.client.aio_link import AsyncLink, Wire, open_socket
-from carrel.client.hub_messages import HubMessage, decode, decode_lines
-from carrel.client.hub_places import PATH, HubPlace
+from carrel.client import websocket
+from carrel.client.address import CONNECT_S, PATH, Address, HubAddress
+from carrel.client.aio_link import AsyncConnection, AsyncLink, open_socket
+from carrel.client.http import HttpRequest, ProtocolError
+from carrel.client.hub_protocol import UNREADABLE, HubMessage, decode, decode_lines
 from carrel.client.link import READ_BYTES
-from carrel.client.places import Place
-from carrel.client.requests import CONNECT_S, Request
-from carrel.client.wire import WireError
 
 MAX_LINE = 16 << 20
 """More than any envelope of the hub."""
@@ -26,7 +23,7 @@ Heard = tuple[list[HubMessage], int]
 
 class Channel(Protocol):
     async def receive(self) -> Heard | None:
-        """None at the end. Raises OSError and `WireError`."""
+        """None at the end. Raises OSError and `ProtocolError`."""
         ...
 
     def write(self, envelopes: list[bytes]) -> None:
@@ -36,22 +33,51 @@ class Channel(Protocol):
     def abort(self) -> None: ...
 
 
-async def open_channel(link: AsyncLink, where: HubPlace, *, start: bool) -> Channel:
+async def open_channel(link: AsyncLink, where: HubAddress, *, start: bool) -> Channel:
     """Raises `DaemonUnavailable`, and the error with which a WebSocket is refused."""
     if where.lines:
         return await link.dial(_open_lines, start=start)
-    return Frames(*await link.websocket(Request("GET", PATH), start=start))
+    return FrameChannel(*await link.websocket(HttpRequest("GET", PATH), start=start))
 
 
-async def _open_lines(place: Place) -> Lines:
+async def _open_lines(place: Address) -> LineChannel:
     async with asyncio.timeout(CONNECT_S):
         sock = await open_socket(place)
         try:
             loop = asyncio.get_running_loop()
-            return (await loop.create_unix_connection(Lines, sock=sock))[1]
+            return (await loop.create_unix_connection(LineChannel, sock=sock))[1]
         except BaseException:
             sock.close()
             raise
+
+
+class EnvelopeReader:
+    """What is wrong with one row of the log is not to be the end of whoever reads them all: it is
+    passed over. Who has said nothing yet that can be read does not speak the protocol."""
+
+    def __init__(self) -> None:
+        self._speaks = False
+
+    def lines(self, lines: bytes) -> list[HubMessage]:
+        """Of whole lines. Raises `ProtocolError`."""
+        try:
+            found = decode_lines(lines)
+        except UNREADABLE:
+            return self.each(filter(None, lines.split(b"\n")))
+        self._speaks = self._speaks or bool(found)
+        return found
+
+    def each(self, envelopes: Iterable[bytes]) -> list[HubMessage]:
+        """Raises `ProtocolError`."""
+        found = []
+        for envelope in envelopes:
+            try:
+                found.append(decode(envelope))
+                self._speaks = True
+            except UNREADABLE as error:
+                if not self._speaks:
+                    raise ProtocolError(f"A message of the hub cannot be read: {error}.") from None
+        return found
 
 
 _buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
@@ -59,7 +85,7 @@ _buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDict
 one for every read would cost more than all the rest of it."""
 
 
-class Lines(asyncio.BufferedProtocol):
+class LineChannel(asyncio.BufferedProtocol):
     """Reads no more than what somebody has asked for: see `receive`."""
 
     def __init__(self) -> None:
@@ -68,6 +94,7 @@ class Lines(asyncio.BufferedProtocol):
             loop, memoryview(bytearray(READ_BYTES))
         )
         self._create_future = loop.create_future
+        self._reading = EnvelopeReader()
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._heard: Heard | None = None
@@ -90,13 +117,13 @@ class Lines(asyncio.BufferedProtocol):
         if not end:
             self._rest += data
             if len(self._rest) > MAX_LINE:
-                self._fail(WireError("A line of the hub is too long."))
+                self._fail(ProtocolError("A line of the hub is too long."))
             return
         lines, self._rest = self._rest + data[:end], data[end:]
         try:
-            messages = decode_lines(lines)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._fail(WireError(f"A line of the hub cannot be read: {error}."))
+            messages = self._reading.lines(lines)
+        except ProtocolError as error:
+            self._fail(error)
             return
         if self._heard is None:
             self._heard = (messages, len(lines))
@@ -116,7 +143,7 @@ class Lines(asyncio.BufferedProtocol):
         self._ended = True
         self._wake()
 
-    def _fail(self, error: WireError) -> None:
+    def _fail(self, error: ProtocolError) -> None:
         self._error = error
         self.abort()
         self._wake()
@@ -150,10 +177,11 @@ class Lines(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-class Frames:
-    def __init__(self, wire: Wire, begun: bytes) -> None:
+class FrameChannel:
+    def __init__(self, wire: AsyncConnection, begun: bytes) -> None:
         self._wire = wire
-        self._parser = frames.FrameParser()
+        self._parser = websocket.FrameParser()
+        self._reading = EnvelopeReader()
         self._begun = begun
 
     async def receive(self) -> Heard | None:
@@ -163,24 +191,19 @@ class Frames:
             return None
         found: list[HubMessage] = []
         for message in self._parser.receive(data):
-            if message.kind == frames.TEXT:
-                found.append(self._decoded(message.data))
-            elif message.kind == frames.PING:
-                self._wire.writer.write(frames.encode(frames.PONG, message.data))
-            elif message.kind == frames.CLOSE:
-                self._wire.writer.write(frames.encode_close())
+            if message.kind == websocket.TEXT:
+                found += self._reading.each((message.data,))
+            elif message.kind == websocket.PING:
+                self._wire.writer.write(websocket.encode(websocket.PONG, message.data))
+            elif message.kind == websocket.CLOSE:
+                self._wire.writer.write(websocket.encode_close())
                 self._wire.writer.close()
         return found, len(data)
 
-    @staticmethod
-    def _decoded(data: bytes) -> HubMessage:
-        try:
-            return decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise WireError(f"A message of the hub cannot be read: {error}.") from None
-
     def write(self, envelopes: list[bytes]) -> None:
-        self._wire.writer.write(b"".join([frames.encode(frames.TEXT, one) for one in envelopes]))
+        self._wire.writer.write(
+            b"".join([websocket.encode(websocket.TEXT, one) for one in envelopes])
+        )
 
     def abort(self) -> None:
         self._wire.close()

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 
-from carrel.client import frames
-from carrel.client.hub_places import PATH, HubPlace
+from carrel.client import websocket
+from carrel.client.address import CONNECT_S, PATH, HubAddress, starter
+from carrel.client.http import HttpRequest, ProtocolError
 from carrel.client.link import READ_BYTES, Link
-from carrel.client.requests import CONNECT_S, Request
-from carrel.client.starting import starter
-from carrel.client.wire import WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ class HubLine:
     """One connection, registered. Raises the hub's errors, and `DaemonUnavailable` whenever
     the connection fails."""
 
-    def __init__(self, where: HubPlace, *, start: bool = True) -> None:
+    def __init__(self, where: HubAddress, *, start: bool = True) -> None:
         self.space = ""
         """The one that this runs in; empty outside."""
         self._where = where
@@ -37,7 +35,7 @@ class HubLine:
         self._sock: _socket.socket | None = None
         self._lines: list[bytes] = []
         self._rest = b""
-        self._parser: frames.FrameParser | None = None
+        self._parser: websocket.FrameParser | None = None
         self._heartbeat_s = CONNECT_S
         self._count = 0
 
@@ -64,10 +62,10 @@ class HubLine:
 
     def _open_socket(self) -> None:
         try:
-            self._sock, begun = self._link.websocket(Request("GET", PATH))
-        except (OSError, WireError) as error:
+            self._sock, begun = self._link.websocket(HttpRequest("GET", PATH))
+        except (OSError, ProtocolError) as error:
             raise _broken(error) from error
-        self._parser = frames.FrameParser()
+        self._parser = websocket.FrameParser()
         self._take(begun)
 
     def close(self) -> None:
@@ -87,18 +85,27 @@ class HubLine:
         self._count += 1
         number = f"{self._count}"
         self._send({**envelope, "id": number})
-        for line in self.lines():
-            answer = json.loads(line)
+        for answer in self.envelopes():
             payload = answer.get("payload") or {}
             # What is refused before the hub knows us has no number.
             ours = answer.get("reply_to") == number or self._count == 1
-            if ours and answer["type"] == "error":
+            if ours and answer.get("type") == "error":
                 raise _error(payload)
-            if answer.get("reply_to") == number and answer["type"] == "response":
+            if answer.get("reply_to") == number and answer.get("type") == "response":
                 if payload.get("status") == "error":
                     raise _error(payload.get("error"))
                 return payload.get("data")
         raise ended()
+
+    def envelopes(self) -> Iterator[dict[str, Any]]:
+        """As `lines`; what is wrong with one of them is not the end of the others."""
+        for line in self.lines():
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(found, dict):
+                yield found
 
     def lines(self) -> Iterator[bytes]:
         """Envelopes as they come, to the end of the connection."""
@@ -117,13 +124,13 @@ class HubLine:
             return
         try:
             found = self._parser.receive(data)
-        except WireError as error:
+        except ProtocolError as error:
             raise _broken(error) from error
         for message in found:
-            if message.kind == frames.TEXT:
+            if message.kind == websocket.TEXT:
                 self._lines.append(message.data)
-            elif message.kind == frames.PING:
-                self._write(frames.encode(frames.PONG, message.data))
+            elif message.kind == websocket.PING:
+                self._write(websocket.encode(websocket.PONG, message.data))
 
     def _receive(self) -> bytes:
         assert self._sock is not None
@@ -139,7 +146,9 @@ class HubLine:
 
     def _send(self, envelope: dict[str, Any]) -> None:
         data = json.dumps(envelope, ensure_ascii=False).encode("utf-8", "replace")
-        self._write(data + b"\n" if self._parser is None else frames.encode(frames.TEXT, data))
+        self._write(
+            data + b"\n" if self._parser is None else websocket.encode(websocket.TEXT, data)
+        )
 
     def _write(self, data: bytes) -> None:
         assert self._sock is not None
@@ -156,7 +165,7 @@ def ended() -> Exception:
 
 
 def _error(problem: object) -> Exception:
-    from carrel.client.hub_problems import error_in
+    from carrel.client.problems import error_in
 
     return error_in(problem)
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 # The module `socket` wraps this in Python enums and selectors, and takes as long to import as
 # the daemon takes to answer. It is used where names are looked up.
 import _socket
-import os
 import select
 
-from carrel.client.places import MAX_ADDRESS, Place
-from carrel.client.requests import CONNECT_S, TIMEOUT_S, Answer, Request
-from carrel.client.wire import ResponseParser, WireError
+from carrel.client.address import CONNECT_S, Address, connect_unix
+from carrel.client.http import (
+    TIMEOUT_S,
+    HttpAnswer,
+    HttpRequest,
+    ProtocolError,
+    ResponseParser,
+    operation,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
+    from typing import Any, Concatenate, ParamSpec, TypeVar
 
-    from carrel.client.wire import Head
+    from carrel.client.http import HttpHead
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
 
 READ_BYTES = 256 * 1024
 MAX_IDLE = 4
@@ -30,7 +38,7 @@ class Link:
 
     def __init__(
         self,
-        place: Place,
+        place: Address,
         *,
         timeout_s: float = TIMEOUT_S,
         start: Callable[[], None] | None = None,
@@ -44,16 +52,29 @@ class Link:
         while self._idle:
             self._idle.pop().close()
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: HttpRequest) -> HttpAnswer:
         """The whole answer, whatever it is. `DaemonUnavailable`."""
         with self.open(request) as stream:
-            return Answer(stream.head, b"".join(stream))
+            return HttpAnswer(stream.head, stream.read())
 
-    def json(self, request: Request) -> Any:
+    def json(self, request: HttpRequest) -> Any:
         """The answer's content. Raises the error that the answer is, if it is one."""
         return self.ask(request).json()
 
-    def open(self, request: Request, *, start: bool = True) -> Streamed:
+    def call(self, kind: type[T], name: str, *named: str, member: str = "", **options: Any) -> T:
+        """As `AsyncLink.call`."""
+        from carrel.client.models import decode
+
+        content = self.json(operation(name, *named, **options))
+        return decode(content[member] if member else content, kind)
+
+    def blocking(
+        self, work: Callable[Concatenate[Link, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Work with this link that takes as long as it takes: see `AsyncLink.blocking`."""
+        return work(self, *args, **kwargs)
+
+    def open(self, request: HttpRequest, *, start: bool = True) -> StreamedAnswer:
         """An answer whose body is read as it comes. `DaemonUnavailable`."""
         timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         tries = 2 if request.again and isinstance(request.body, bytes) else 1
@@ -62,7 +83,7 @@ class Link:
             sock = self._take(start)
             try:
                 return self._send(sock, request, timeout_s)
-            except (OSError, WireError) as error:
+            except (OSError, ProtocolError) as error:
                 sock.close()
                 if tries and not isinstance(error, TimeoutError):
                     continue
@@ -71,9 +92,9 @@ class Link:
                 sock.close()
                 raise
 
-    def _send(self, sock: _socket.socket, request: Request, timeout_s: float) -> Streamed:
+    def _send(self, sock: _socket.socket, request: HttpRequest, timeout_s: float) -> StreamedAnswer:
         sock.settimeout(timeout_s)
-        stream = Streamed(sock, timeout_s, self._give_back)
+        stream = StreamedAnswer(sock, timeout_s, self._give_back)
         try:
             sock.sendall(request.beginning(self.place))
             for piece in request.pieces():
@@ -86,11 +107,13 @@ class Link:
             stream.read_head()
         return stream
 
-    def websocket(self, request: Request, *, start: bool = True) -> tuple[_socket.socket, bytes]:
+    def websocket(
+        self, request: HttpRequest, *, start: bool = True
+    ) -> tuple[_socket.socket, bytes]:
         """A connection that has become a WebSocket, and what came on it already. Raises the
         error with which it was refused, `DaemonUnavailable`, or as the connection breaks
-        `OSError` and `WireError`: the caller knows how to begin again."""
-        from carrel.client.frames import check_upgrade, new_key, upgrade_headers
+        `OSError` and `ProtocolError`: the caller knows how to begin again."""
+        from carrel.client.websocket import check_upgrade, new_key, upgrade_headers
 
         key = new_key()
         request.headers = [*request.headers, *upgrade_headers(key)]
@@ -98,8 +121,7 @@ class Link:
         try:
             stream = self._send(sock, request, self.timeout_s)
             if stream.head.status != 101:
-                body = b"".join(stream)
-                Answer(stream.head, body).check()
+                HttpAnswer(stream.head, stream.read()).check()
             check_upgrade(stream.head, key)
         except BaseException:
             sock.close()
@@ -138,28 +160,43 @@ class Link:
             raise _unreachable(self.place, error) from error
 
 
-class Streamed:
+class AnswerStream:
     """One answer on its way. Reading it to its end gives the connection back; leaving it
     earlier closes it."""
 
-    def __init__(
-        self, sock: _socket.socket, timeout_s: float, give_back: Callable[[_socket.socket], None]
-    ) -> None:
+    def __init__(self, connection: Any, timeout_s: float, give_back: Callable[[Any], None]) -> None:
         self.parser = ResponseParser()
-        self._sock: _socket.socket | None = sock
+        self._connection = connection
         self._timeout_s = timeout_s
         self._give_back = give_back
         self._waiting: list[bytes] = []
 
     @property
-    def head(self) -> Head:
+    def head(self) -> HttpHead:
         assert self.parser.head is not None
         return self.parser.head
 
+    def _finish(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None or self.head.status == 101:
+            return
+        if self.parser.reusable and not self.parser.rest:
+            self._give_back(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and self.head.status != 101:
+            connection.close()
+
+
+class StreamedAnswer(AnswerStream):
+    """Read from a socket."""
+
     def read_head(self) -> None:
-        assert self._sock is not None
         while self.parser.head is None:
-            self._waiting += self.parser.receive(self._sock.recv(READ_BYTES))
+            self._waiting += self.parser.receive(self._connection.recv(READ_BYTES))
 
     def __iter__(self) -> Iterator[bytes]:
         """The parts of the body. `DaemonUnavailable` when it breaks off."""
@@ -169,32 +206,18 @@ class Streamed:
             if self.parser.done:
                 self._finish()
                 return
-            if self._sock is None:
+            if self._connection is None:
                 return
             try:
-                self._waiting += self.parser.receive(self._sock.recv(READ_BYTES))
-            except (OSError, WireError) as error:
+                self._waiting += self.parser.receive(self._connection.recv(READ_BYTES))
+            except (OSError, ProtocolError) as error:
                 self.close()
                 raise _broken(error, self._timeout_s) from error
 
     def read(self) -> bytes:
         return b"".join(self)
 
-    def _finish(self) -> None:
-        sock, self._sock = self._sock, None
-        if sock is None or self.parser.head is None or self.parser.head.status == 101:
-            return
-        if self.parser.reusable and not self.parser.rest:
-            self._give_back(sock)
-        else:
-            sock.close()
-
-    def close(self) -> None:
-        sock, self._sock = self._sock, None
-        if sock is not None and self.head.status != 101:
-            sock.close()
-
-    def __enter__(self) -> Streamed:
+    def __enter__(self) -> StreamedAnswer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -208,7 +231,7 @@ def is_quiet(descriptor: int) -> bool:
     return not poll.poll(0)
 
 
-def _connect(place: Place) -> _socket.socket:
+def _connect(place: Address) -> _socket.socket:
     if not place.socket:
         return _connect_tcp(place)
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -221,20 +244,7 @@ def _connect(place: Place) -> _socket.socket:
     return sock
 
 
-def connect_unix(connect: Callable[[str], None], path: str) -> None:
-    """A path that does not fit into an address is reached through its folder."""
-    if len(os.fsencode(path)) <= MAX_ADDRESS:
-        connect(path)
-        return
-    folder, name = os.path.split(path)
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        connect(f"/proc/self/fd/{descriptor}/{name}")
-    finally:
-        os.close(descriptor)
-
-
-def _connect_tcp(place: Place) -> _socket.socket:
+def _connect_tcp(place: Address) -> _socket.socket:
     import socket
 
     sock = socket.create_connection((place.host, place.port), timeout=CONNECT_S)
@@ -250,7 +260,7 @@ def _connect_tcp(place: Place) -> _socket.socket:
         raise
 
 
-def _unreachable(place: Place, error: Exception) -> Exception:
+def _unreachable(place: Address, error: Exception) -> Exception:
     from carrel.client.problems import unreachable
 
     return unreachable(place, error)
@@ -260,3 +270,14 @@ def _broken(error: Exception, timeout_s: float) -> Exception:
     from carrel.client.problems import broken
 
     return broken(error, timeout_s)
+
+
+# What the async client needs an event loop for.
+
+
+def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return work(*args, **kwargs)
+
+
+def shielded(work: T) -> T:
+    return work

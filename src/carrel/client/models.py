@@ -1,4 +1,5 @@
-"""What the daemon tells, as frozen records. The names are those of docs/api.md.
+"""What the daemon tells, as frozen records, and the result of a command. The names are those of
+docs/api.md.
 
 Members that a newer daemon adds are ignored. A space here is metadata; what one can do with
 it is `carrel.client.sync.Space`.
@@ -7,33 +8,46 @@ it is `carrel.client.sync.Space`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, Literal, TypeVar
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
+from carrel.api.types.admin import (
+    BaseInfo,
+    Diagnosis,
+    EventInfo,
+    Finding,
+    Info,
+    Report,
+    Token,
+    TokenWithSecret,
+)
+from carrel.api.types.agents import TerminalInfo, TurnInfo
+from carrel.api.types.runs import ExitInfo, File, RunInfo
+from carrel.api.types.spaces import (
+    ProofInfo,
+    RemovalInfo,
+    Resident,
+    SpaceInfo,
+    TrashedInfo,
+    UsageInfo,
+)
+from carrel.client.exchange import STDERR, STDOUT, ExchangeOutput, exit_code
 from carrel.client.problems import unreadable
 from carrel.domain.agents import (
-    NOTHING_SPENT,
-    Activity,
     Asked,
     Attachment,
     ContextFile,
-    Continuation,
     FoundFrontend,
-    Permission,
-    TurnResult,
-    TurnState,
 )
-from carrel.domain.agents import Usage as AgentUsage
-from carrel.domain.instances import InstanceState
-from carrel.domain.limits import Limits, LimitSupport
+from carrel.domain.cleanup import Action, DiskPart, DiskReport
+from carrel.domain.errors import CarrelError
+from carrel.domain.limits import Limits
 from carrel.domain.projects import Progress, Project
-from carrel.domain.runs import RunState
-from carrel.domain.runtimes import Attempt, ExitReason, Network
-from carrel.domain.spaces import Problem, Retention, SpaceState
-from carrel.domain.trees import Change, EntryType, Skipped
+from carrel.domain.spaces import Retention
+from carrel.domain.trees import Change
 
 __all__ = [
     "Action",
@@ -43,6 +57,8 @@ __all__ = [
     "Change",
     "ContextFile",
     "Diagnosis",
+    "DiskPart",
+    "DiskReport",
     "Event",
     "Exit",
     "File",
@@ -61,6 +77,7 @@ __all__ = [
     "RunInfo",
     "SpaceInfo",
     "Token",
+    "TokenWithSecret",
     "Trashed",
     "Turn",
     "Usage",
@@ -68,253 +85,16 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all."""
-
-
-class Resident(Record, frozen=True, kw_only=True):
-    """An MCP server that a space was made with."""
-
-    name: str
-    state: InstanceState | None = None
-    """None while it is not there."""
-    instance: str = ""
-    problem: Problem | None = None
-
-
-class SpaceInfo(Record, frozen=True, kw_only=True):
-    id: str
-    name: str
-    state: SpaceState
-    project: Project
-    base: str
-    runtime: str
-    confined: bool | None
-    """None until it is known what confines it."""
-    uncovered: tuple[str, ...]
-    driver: str
-    path: str
-    network: Network
-    tier: str
-    limits: Limits
-    enforced: tuple[LimitSupport, ...]
-    labels: Mapping[str, str]
-    env: Mapping[str, str]
-    retention: Retention
-    created_at: datetime
-    updated_at: datetime
-    active_at: datetime
-    stopped_at: datetime | None = None
-    removed_at: datetime | None = None
-    problem: Problem | None = None
-    restored_from: str = ""
-    description: str = ""
-    parent: str = ""
-    agent: str = ""
-    """The frontend that works in it."""
-    spent: AgentUsage = NOTHING_SPENT
-    working: str = ""
-    """The turn that runs in it now."""
-    activity: Activity = Activity.NONE
-    mcp: tuple[Resident, ...] = ()
-    """The MCP servers that it was made with."""
-    live_runs: int = 0
-
-
-class Exit(Record, frozen=True, kw_only=True):
-    """How a command ended: exactly one of `code` and `signal`, neither when lost."""
-
-    reason: ExitReason
-    code: int | None = None
-    signal: int | None = None
-    started_at: datetime
-    ended_at: datetime
-    cpu_seconds: float = 0.0
-    max_rss_bytes: int = 0
-
-
-class RunInfo(Record, frozen=True, kw_only=True):
-    id: str
-    space: str
-    argv: tuple[str, ...]
-    display_command: str = ""
-    """For people; `argv` is what runs."""
-    cwd: str
-    state: RunState
-    terminal: bool
-    created_at: datetime
-    pid: int = 0
-    exit: Exit | None = None
-    failure: str = ""
-    failure_code: str = ""
-
-    @property
-    def ended(self) -> bool:
-        return self.state in (RunState.ENDED, RunState.FAILED)
-
-
-class Turn(Record, frozen=True, kw_only=True):
-    """What an agent was given to do, and what came of it. `id` is also the run's."""
-
-    id: str
-    space: str
-    session: str
-    frontend: str
-    provider: str
-    prompt: str
-    state: TurnState
-    created_at: datetime
-    model: str = ""
-    terminal: bool = False
-    permission: Permission = Permission.DENY
-    permissions: tuple[Asked, ...] = ()
-    """Those that wait for an answer now."""
-    ended_at: datetime | None = None
-    continuation: Continuation | None = None
-    result: TurnResult | None = None
-    usage: AgentUsage = NOTHING_SPENT
-
-    @property
-    def ended(self) -> bool:
-        return self.state is not TurnState.RUNNING
-
-
-class Attaching(Record, frozen=True, kw_only=True):
-    """A command in the space, for a terminal: whoever runs it is attached as long as it runs."""
-
-    turn: Turn
-    argv: tuple[str, ...]
-    cwd: str
-
-
-class File(Record, frozen=True, kw_only=True):
-    """One entry as it is itself: a symlink is not followed, `target` is where it points."""
-
-    name: str
-    type: EntryType
-    mode: str
-    """Octal."""
-    size: int
-    modified_ns: int
-    target: str | None = None
-
-
-class Usage(Record, frozen=True, kw_only=True):
-    """What a space uses now; None where the machine cannot tell."""
-
-    space: str
-    cpu_seconds: float | None = None
-    memory_bytes: int | None = None
-    memory_peak_bytes: int | None = None
-    pids: int | None = None
-    disk_bytes: int | None = None
-    disk_files: int | None = None
-
-
-class Proof(Record, frozen=True, kw_only=True):
-    """What was tried inside, and whether every attempt was refused."""
-
-    space: str
-    runtime: str
-    holds: bool
-    attempts: tuple[Attempt, ...]
-
-
-class Trashed(Record, frozen=True, kw_only=True):
-    space: SpaceInfo
-    trashed_at: datetime
-    bytes_kept: int
-    changes: int
-
-
-class Removal(Record, frozen=True, kw_only=True):
-    space: str
-    changes: int
-    kept: Trashed | None = None
-    """What `undelete` can bring back."""
-    lost: str = ""
-    """Why nothing could be kept, in a sentence."""
-
-
-class Event(Record, frozen=True, kw_only=True):
-    seq: int
-    type: str
-    space: str
-    at: datetime
-    data: Mapping[str, Any]
-
-
-class Token(Record, frozen=True, kw_only=True):
-    id: str
-    name: str
-    scope: str
-    created_at: datetime
-    expires_at: datetime | None = None
-    used_at: datetime | None = None
-    revoked_at: datetime | None = None
-
-
-class NewToken(Token, frozen=True, kw_only=True):
-    secret: str
-    """Shown once; nobody can ask for it again."""
-
-
-class Base(Record, frozen=True, kw_only=True):
-    id: str
-    project: Project
-    entries: int
-    size_bytes: int
-    created_at: datetime
-    has_git: bool = False
-    skipped: tuple[Skipped, ...] = ()
-    unstable: tuple[str, ...] = ()
-
-
-class Action(Record, frozen=True, kw_only=True):
-    """One line of a report. When it was not `done`, `why` says what keeps it."""
-
-    verb: str
-    target: str
-    why: str
-    done: bool = True
-    bytes_freed: int = 0
-
-
-class Report(Record, frozen=True, kw_only=True):
-    dry_run: bool
-    actions: tuple[Action, ...] = ()
-
-
-class Finding(Record, frozen=True, kw_only=True):
-    area: str
-    name: str
-    grade: Literal["good", "warning", "bad"]
-    what: str
-    remedy: str = ""
-
-
-class Diagnosis(Record, frozen=True, kw_only=True):
-    healthy: bool
-    runtime: str
-    """What `auto` takes; empty when nothing confines here."""
-    driver: str
-    findings: tuple[Finding, ...]
-
-
-class Info(Record, frozen=True, kw_only=True):
-    """The daemon. What only administrators are told is None for others."""
-
-    version: str
-    api: str
-    scope: str
-    started_at: datetime
-    pid: int | None = None
-    uid: int | None = None
-    data: str | None = None
-    defaults: Mapping[str, Any] = {}
-    tiers: Mapping[str, Limits] = {}
+Attaching = TerminalInfo
+Base = BaseInfo
+Event = EventInfo
+Exit = ExitInfo
+NewToken = TokenWithSecret
+Proof = ProofInfo
+Removal = RemovalInfo
+Trashed = TrashedInfo
+Turn = TurnInfo
+Usage = UsageInfo
 
 
 _first = threading.Lock()
@@ -334,3 +114,118 @@ def decode(content: object, kind: type[T]) -> T:
             return found
     except msgspec.ValidationError as error:
         raise unreadable(str(error)) from error
+
+
+# The result of a command
+
+MAX_OUTPUT = 64 * 1024 * 1024
+"""Of each stream, unless the caller says otherwise; the last bytes are kept."""
+
+
+class CommandFailed(CarrelError):
+    """A command ended badly, and the caller asked for that to be an error. `result` has all."""
+
+    code = "command_failed"
+
+    def __init__(self, result: RunResult) -> None:
+        last = result.stderr.strip().rpartition("\n")[2]
+        super().__init__(
+            f"{result.run.argv[0]} ended with {result.code}" + (f": {last}" if last else "."),
+            hint=f"carrel run show {result.run.id}",
+        )
+        self.result = result
+
+
+class OutputLost(CarrelError):
+    """Part of what a command wrote is not there any more: nobody was attached to it when there
+    was too much to be kept, or there was no disk for it. `data` is what is there."""
+
+    code = "output_lost"
+
+    def __init__(self, run: str, missing: int, data: bytes) -> None:
+        super().__init__(
+            f"{missing} bytes of the output of {run} were not kept.",
+            hint="Attach to a command while it runs: it then waits until you have read its output.",
+            missing=missing,
+        )
+        self.missing = missing
+        self.data = data
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """`code` is as a shell has it: the command's own, 128 and the signal's number, 124 when
+    its time was over."""
+
+    run: RunInfo
+    code: int
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
+    truncated: bool = False
+    """There was more output than was to be kept; the last bytes were."""
+    missing: int = 0
+    """Bytes that never came: the disk was full, or we were away for too long."""
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    def check(self) -> RunResult:
+        """Raises `CommandFailed` unless it ended well, and `OutputLost` when some of its output
+        never came."""
+        if not self.ok:
+            raise CommandFailed(self)
+        if self.missing:
+            raise OutputLost(self.run.id, self.missing, self.stdout_bytes)
+        return self
+
+
+@dataclass
+class _Tail:
+    """The last bytes of a stream."""
+
+    limit: int
+    size: int = 0
+    cut: bool = False
+    pieces: deque[bytes] = field(default_factory=deque)
+
+    def add(self, output: ExchangeOutput) -> None:
+        self.cut = self.cut or bool(output.dropped)
+        self.pieces.append(output.data)
+        self.size += len(output.data)
+        while self.size > self.limit:
+            self.cut = True
+            first = self.pieces.popleft()
+            over = min(len(first), self.size - self.limit)
+            self.size -= over
+            if over < len(first):
+                self.pieces.appendleft(first[over:])
+
+    def joined(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+class OutputCollector:
+    """Gathers output to a result."""
+
+    def __init__(self, max_output_bytes: int = MAX_OUTPUT) -> None:
+        self._tails = {STDOUT: _Tail(max_output_bytes), STDERR: _Tail(max_output_bytes)}
+        self._missing = 0
+
+    def add(self, output: ExchangeOutput) -> None:
+        self._missing += output.dropped
+        self._tails[output.stream].add(output)
+
+    def result(self, run: dict[str, object]) -> RunResult:
+        out, err = self._tails[STDOUT], self._tails[STDERR]
+        info = decode(run, RunInfo)
+        cut = out.cut or err.cut
+        return RunResult(info, exit_code(run), out.joined(), err.joined(), cut, self._missing)

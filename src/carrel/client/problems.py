@@ -1,33 +1,21 @@
 """From an answer that is a problem to the error it stands for, and from broken connections to
-errors with a hint. Imported when something goes wrong."""
+errors with a hint. Imported when something goes wrong.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 
-from carrel.client.places import Place
-from carrel.client.wire import WireError
-from carrel.domain.errors import CarrelError, DaemonUnavailable
+from carrel.client.address import Address
+from carrel.client.http import ProtocolError
+from carrel.domain.errors import CarrelError, DaemonUnavailable, error_class
 
 _OWN = frozenset({"type", "title", "status", "code", "detail", "hint"})
-_DECLARED = CarrelError.__module__
 
 
 class ConnectionBroken(DaemonUnavailable):
     """There was a daemon, and it went away before it answered: what was asked may be done."""
-
-
-@cache
-def _classes() -> dict[str, type[CarrelError]]:
-    """By code. A base shares its code with its most usual kind, which is the one meant."""
-    found: dict[str, type[CarrelError]] = {}
-    level: list[type[CarrelError]] = [CarrelError]
-    while level:
-        found.update((kind.code, kind) for kind in level if kind.__module__ == _DECLARED)
-        level = [below for kind in level for below in kind.__subclasses__()]
-    return found
 
 
 def error_from(problem: Mapping[str, object], status: int = 500) -> CarrelError:
@@ -35,11 +23,7 @@ def error_from(problem: Mapping[str, object], status: int = 500) -> CarrelError:
     code = str(problem.get("code") or "internal")
     message = problem.get("detail") or problem.get("title") or f"The daemon answered {status}."
     details = {str(name): value for name, value in problem.items() if name not in _OWN}
-    kind = _classes().get(code)
-    if kind is None:
-        # A newer daemon has errors that this client has not heard of.
-        kind = type("UnknownError", (CarrelError,), {"code": code})
-    error = kind(str(message), hint=str(problem.get("hint") or ""))
+    error = error_class(code)(str(message), hint=str(problem.get("hint") or ""))
     error.details.update(details)
     return error
 
@@ -47,7 +31,7 @@ def error_from(problem: Mapping[str, object], status: int = 500) -> CarrelError:
 def error_of(status: int, body: bytes) -> CarrelError:
     try:
         problem = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         problem = None
     if not isinstance(problem, dict):
         problem = {"detail": f"The daemon answered {status} and nothing that explains it."}
@@ -57,11 +41,11 @@ def error_of(status: int, body: bytes) -> CarrelError:
 def unreadable(why: str) -> DaemonUnavailable:
     return DaemonUnavailable(
         f"The daemon's answer cannot be read: {why}.",
-        hint="Is it of another version? `carrel status` shows.",
+        hint="It may have another version: run `carrel status`.",
     )
 
 
-def unreachable(place: Place, error: Exception) -> DaemonUnavailable:
+def unreachable(place: Address, error: Exception) -> DaemonUnavailable:
     """Nobody listens there."""
     if not place.socket:
         return DaemonUnavailable(
@@ -70,7 +54,7 @@ def unreachable(place: Place, error: Exception) -> DaemonUnavailable:
         )
     if isinstance(error, PermissionError):
         return DaemonUnavailable(
-            f"The daemon's socket {place} is somebody else's.",
+            f"The daemon's socket {place} belongs to another user.",
             hint="Run this as the daemon's user, or use a token: carrel token create.",
         )
     return DaemonUnavailable(
@@ -85,14 +69,31 @@ def broken(error: Exception, timeout_s: float) -> ConnectionBroken:
             f"The daemon did not answer within {timeout_s:g} seconds.",
             hint="`carrel status` shows whether it is well.",
         )
-    if isinstance(error, WireError):
+    if isinstance(error, ProtocolError):
         message = f"The daemon's answer cannot be read: {str(error)[:1].lower()}{str(error)[1:]}"
         return ConnectionBroken(message, hint="Try again; `carrel status` shows its state.")
     return ConnectionBroken(
         f"The connection to the daemon was lost: {_reason(error)}.",
-        hint="Look whether it was done before you try again.",
+        hint="Check whether it was done before you try again.",
     )
 
 
 def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
+
+
+# The hub
+
+
+class ConnectionLost(ConnectionBroken):
+    """The connection broke before the answer came: nobody knows whether it was done."""
+
+    code = "connection_lost"
+
+
+def error_in(problem: object) -> CarrelError:
+    """What the payload of an `error` says, or the `error` of a response, which is whatever
+    another client wrote."""
+    found = dict(problem) if isinstance(problem, Mapping) else {"message": problem}
+    found["detail"] = found.pop("message", "") or "This was refused, and nobody said why."
+    return error_from(found)

@@ -1,121 +1,252 @@
-"""What is asked and what is answered, apart from how the bytes get there."""
+# Made from aio_requests.py by tools/unasync.py: change that one.
+"""Requests: what is to be made is said, a workspace is made for it, what was made comes back."""
 
 from __future__ import annotations
 
-import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import IO, Unpack
 
-from carrel.client.wire import Head, chunk, request_head, segment, target
+from carrel.api.types.requests import RequestInfo, RequestOptions, ResultFile, ResultInfo
+from carrel.client import models, transfer
+from carrel.client.http import HttpAnswer, operation
+from carrel.client.link import Link, in_thread
+from carrel.client.options import Path, Project, request_content
+from carrel.client.request_frames import RequestExchange, RequestFrame, RequestResult, failure_of
+from carrel.client.streams import RequestFrames
+from carrel.client.transfer import Saved, replacing
+from carrel.domain.errors import RequestNotFound, WorkspaceGone
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
-    from carrel.client.places import Place
-
-TIMEOUT_S = 60.0
-"""Without a byte from a daemon that answers most questions in milliseconds."""
-LONG_S = 900.0
-"""For what grows with a project or a machine: proofs, clean-up, whole trees."""
-CONNECT_S = 10.0
-"""A local connection is made at once; one over a network in a moment."""
+PAGE, FILES_PAGE = 200, 1000
 
 
-class Request:
-    """One request. `body` is bytes, or pieces whose sum nobody knows yet. `again` says that
-    sending it twice does no harm, so it is repeated when the connection breaks."""
+class Requests:
+    """A request is meant by one's own name for it, or by its key."""
 
-    __slots__ = ("again", "body", "headers", "method", "timeout_s", "where")
+    def __init__(self, link: Link) -> None:
+        self._link = link
 
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        query: Iterable[tuple[str, object]] = (),
-        *,
-        body: bytes | Iterable[bytes] = b"",
-        headers: Sequence[tuple[str, str]] = (),
-        timeout_s: float | None = None,
-        again: bool | None = None,
+    def generate(
+        self, instructions: str, *, project: Project = None, **options: Unpack[RequestOptions]
+    ) -> RequestStream:
+        """Asks, and returns what is heard of it. What is wrong with it is heard there too."""
+        content = request_content(instructions, project, options)
+        return self._hear(RequestExchange(content["request_id"], content))
+
+    def follow(self, request_id: str, *, after: int = 0) -> RequestStream:
+        """What is heard of one that was asked for before, after that number."""
+        return self._hear(RequestExchange(request_id, None, after))
+
+    def _hear(self, hearing: RequestExchange) -> RequestStream:
+        return RequestStream(self, RequestFrames(self._link, hearing).open())
+
+    def submit(
+        self, instructions: str, *, project: Project = None, **options: Unpack[RequestOptions]
+    ) -> RequestInfo:
+        """Asks, and returns when it is written down."""
+        content = request_content(instructions, project, options)
+        return self._link.call(RequestInfo, "requests.submit", content=content)
+
+    def get(self, request_id: str, *, wait_s: float = 0.0) -> RequestInfo:
+        """`wait_s`: for its end, at most a minute. Reading an outcome takes it: what is
+        ephemeral goes then."""
+        query = [("wait", wait_s)]
+        return self._link.call(RequestInfo, "requests.show", request_id, query=query)
+
+    def list(
+        self, *, live: bool | None = None, owner: str = "", series: str = ""
+    ) -> Iterator[RequestInfo]:
+        """Newest first, page by page."""
+        query: list[tuple[str, object]] = [("limit", PAGE), ("live", live)]
+        query += [("owner", owner or None), ("series", series or None)]
+        before = None
+        while True:
+            request = operation("requests.list", query=[*query, ("before", before)])
+            page = self._link.json(request)
+            yield from models.decode(page["requests"], list[RequestInfo])
+            before = page.get("next")
+            if not before:
+                return
+
+    def cancel(self, request_id: str) -> RequestInfo:
+        """Nothing of it runs when this returns. What has ended stays as it is."""
+        return self._link.call(RequestInfo, "requests.cancel", request_id)
+
+    def answer(
+        self, request_id: str, text: str = "", *, id: str = "", allow: bool | None = None
     ) -> None:
-        self.method = method
-        self.where = target(path, query)
-        self.body = body
-        self.headers = headers
-        self.timeout_s = timeout_s
-        """Without a byte; None: the client's own."""
-        self.again = method == "GET" if again is None else again
+        """To what its agent asks; `id` may be left out when that is one thing only."""
+        content: dict[str, object] = {"id": id, "allow": allow}
+        if allow is None:
+            content["text"] = text
+        self._link.json(operation("requests.answer", request_id, content=content))
 
-    def head(self, place: Place) -> bytes:
-        headers = [("Host", place.authority), ("User-Agent", "carrel"), *self.headers]
-        if not place.socket and place.token:
-            headers.append(("Authorization", f"Bearer {place.token}"))
-        if not isinstance(self.body, bytes):
-            headers.append(("Transfer-Encoding", "chunked"))
-        elif self.body or self.method not in ("GET", "DELETE"):
-            headers.append(("Content-Length", str(len(self.body))))
-        return request_head(self.method, self.where, headers)
+    def done(self, request_id: str) -> RequestInfo:
+        """Its files were fetched: what was held for that goes."""
+        return self._link.call(RequestInfo, "requests.done", request_id)
 
-    def beginning(self, place: Place) -> bytes:
-        """The head, and a body that is there as a whole."""
-        head = self.head(place)
-        return head + self.body if isinstance(self.body, bytes) else head
+    def extend(self, request_id: str, seconds: float) -> RequestInfo:
+        """So long from now on it is retained."""
+        content = {"seconds": seconds}
+        return self._link.call(RequestInfo, "requests.extend", request_id, content=content)
 
-    def pieces(self) -> Iterable[bytes]:
-        """The rest, as it goes over the wire."""
-        if isinstance(self.body, bytes):
-            return
-        for piece in self.body:
-            if piece:
-                yield chunk(piece)
-        yield chunk(b"")
+    def remove(self, request_id: str) -> RequestInfo:
+        """Nothing but its record is left."""
+        return self._link.call(RequestInfo, "requests.remove", request_id)
+
+    # What was made
+
+    def files(self, request_id: str) -> Iterator[ResultFile]:
+        """What is not as it was, by path, page by page."""
+        after = None
+        while True:
+            query = [("limit", FILES_PAGE), ("after", after)]
+            page = self._link.json(operation("requests.files", request_id, query=query))
+            yield from models.decode(page["files"], list[ResultFile])
+            after = page.get("next")
+            if not after:
+                return
+
+    def fetch(self, request_id: str, path: str) -> bytes:
+        answer = self._link.ask(operation("requests.fetch", request_id, path))
+        return answer.check().body
+
+    def archive(self, request_id: str, to: Path, *, everything: bool = False) -> int:
+        """A tar.gz of what was added and modified, or of all; gives its size."""
+        with replacing(os.fspath(to)) as file:
+            return self._copy_archive(request_id, everything, file)
+
+    def save(
+        self, request_id: str, folder: Path, *, everything: bool = False, replace: bool = True
+    ) -> Saved:
+        """The same, unpacked into a folder. `PathExists` when something is there and is not to
+        be replaced. What leads out of the folder is left out; nothing is deleted there."""
+        return self.save_made(request_id, folder, None, everything=everything, replace=replace)
+
+    def save_made(
+        self,
+        request_id: str,
+        folder: Path,
+        result: ResultInfo | None,
+        *,
+        everything: bool = False,
+        replace: bool = True,
+    ) -> Saved:
+        """`result` serves when the workspace has gone."""
+        try:
+            with transfer.buffer() as archive:
+                self._copy_archive(request_id, everything, archive)
+                return in_thread(transfer.save, archive, folder, replace=replace)
+        except WorkspaceGone:
+            result = result or self.get(request_id).result
+            if result is None or not transfer.is_whole(result):
+                raise
+        with transfer.archive_of(result.files) as archive:
+            return in_thread(transfer.save, archive, folder, replace=replace)
+
+    # Versions
+
+    def versions(self, series: str) -> Sequence[RequestInfo]:
+        """Newest first."""
+        return self._link.call(list[RequestInfo], "requests.versions", series, member="versions")
+
+    def diff(self, series: str, before: int | None = None, after: int | None = None) -> str:
+        """As `git diff` has it: of the newest against the one before, unless it is said which.
+        0 is nothing at all."""
+        query = [("from", before), ("to", after)]
+        answer = self._link.ask(operation("requests.diff", series, query=query))
+        return answer.check().body.decode("utf-8", "surrogateescape")
+
+    def _copy_archive(self, request_id: str, everything: bool, file: IO[bytes]) -> int:
+        request = operation("requests.archive", request_id, query=[("all", everything)])
+        with self._link.open(request) as stream:
+            if stream.head.status >= 400:
+                HttpAnswer(stream.head, stream.read()).check()
+            size = 0
+            for piece in stream:
+                size += in_thread(file.write, piece)
+            return size
 
 
-def asking(path: str, query: Iterable[tuple[str, object]] = (), **options: Any) -> Request:
-    return Request("GET", path, query, headers=[("Accept", "application/json")], **options)
+class RequestStream:
+    """What is heard of one request, to its outcome: over any number of connections, nothing
+    missing and nothing twice. Not for several threads or tasks, but for `cancel`, `answer` and
+    `done`."""
 
+    def __init__(self, requests: Requests, frames: RequestFrames) -> None:
+        self._requests = requests
+        self._hearing = frames.exchange
+        self._stream = frames
 
-def telling(method: str, path: str, content: object = None, **options: Any) -> Request:
-    """With a JSON body."""
-    headers = [("Content-Type", "application/json"), *options.pop("headers", ())]
-    body = b"{}" if content is None else json.dumps(content).encode()
-    return Request(method, path, body=body, headers=headers, **options)
+    @property
+    def request_id(self) -> str:
+        return self._hearing.request_id
 
+    @property
+    def outcome(self) -> RequestFrame | None:
+        """Of type `result` or `error`, when it has come."""
+        return self._hearing.outcome
 
-def space_path(space: str, *rest: str) -> str:
-    return "/".join(("/v1/spaces", segment(space), *rest))
+    @property
+    def ended(self) -> bool:
+        return self._hearing.ended
 
-
-def run_path(run: str, *rest: str) -> str:
-    return "/".join(("/v1/runs", segment(run), *rest))
-
-
-def instance_path(instance: str, *rest: str) -> str:
-    return "/".join(("/v1/instances", segment(instance), *rest))
-
-
-class Answer:
-    """A whole answer."""
-
-    __slots__ = ("body", "head")
-
-    def __init__(self, head: Head, body: bytes) -> None:
-        self.head = head
-        self.body = body
-
-    def check(self) -> Answer:
-        """Raises the error that the answer is, if it is one."""
-        if self.head.status >= 400:
-            from carrel.client.problems import error_of
-
-            raise error_of(self.head.status, self.body)
+    def __enter__(self) -> RequestStream:
         return self
 
-    def json(self) -> Any:
-        self.check()
-        try:
-            return json.loads(self.body) if self.body else None
-        except ValueError:
-            from carrel.client.problems import unreadable
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-            raise unreadable("it is no JSON") from None
+    def close(self) -> None:
+        """Leaves; it goes on, unless it is tied to this connection."""
+        self._stream.close()
+
+    def fileno(self) -> int:
+        """For `select`; -1 while there is no connection."""
+        return self._stream.fileno()
+
+    def wait(self, timeout_s: float | None = None) -> list[RequestFrame]:
+        """What came; waits for something, at most so long."""
+        return self._stream.heard(timeout_s)
+
+    def __iter__(self) -> Iterator[RequestFrame]:
+        """To the outcome, which is the last."""
+        return iter(self._stream)
+
+    def result(self) -> RequestResult:
+        """Waits for the end. Raises the error that it ended with; `details` has its `step` and
+        whether it is `retriable`."""
+        for _ in self:
+            # Who wants to hear them goes through them first.
+            continue
+        outcome = self.outcome
+        if outcome is None:
+            raise self._hearing.gone()
+        if outcome.result is None:
+            raise failure_of(outcome.raw)
+        return outcome.result
+
+    def cancel(self) -> RequestInfo:
+        return self._requests.cancel(self.request_id)
+
+    def answer(self, text: str = "", *, id: str = "", allow: bool | None = None) -> None:
+        self._requests.answer(self.request_id, text, id=id, allow=allow)
+
+    def done(self) -> None:
+        """See `Requests.done`; of one that was refused nothing is there."""
+        try:
+            self._requests.done(self.request_id)
+        except RequestNotFound:
+            return
+
+    def fetch(self, path: str) -> bytes:
+        return self._requests.fetch(self.request_id, path)
+
+    def archive(self, to: Path, *, everything: bool = False) -> int:
+        return self._requests.archive(self.request_id, to, everything=everything)
+
+    def save(self, folder: Path, *, replace: bool = True) -> Saved:
+        """Waits for the end, and puts what was made into a folder, as `client.requests`
+        does."""
+        result = self.result()
+        return self._requests.save_made(self.request_id, folder, result, replace=replace)

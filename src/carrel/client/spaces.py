@@ -1,40 +1,34 @@
+# Made from aio_spaces.py by tools/unasync.py: change that one.
 """Live handles: a space, its files, its commands. What they say of themselves is `info`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, TypeVar, Unpack
+from dataclasses import asdict
+from typing import Unpack
 
-from carrel.client import calls, models, transfer
-from carrel.client.calls import Call, CommandOptions, TurnOptions
-from carrel.client.exchange import Exchange, Output
+from carrel.api.types.agents import TurnOptions
+from carrel.api.types.runs import CommandOptions
+from carrel.client import models, transfer
+from carrel.client.exchange import ExchangeOutput, RunExchange, input_pieces, waits
+from carrel.client.http import operation
 from carrel.client.link import Link
-from carrel.client.results import MAX_OUTPUT, Collector, RunResult
-from carrel.client.streaming import RunStream
+from carrel.client.models import MAX_OUTPUT, OutputCollector, OutputLost, RunResult
+from carrel.client.options import Input, command_content, turn_content
+from carrel.client.streams import RunStream, run_through
 from carrel.domain.runs import Stream
 from carrel.domain.spaces import Retention
 
-T = TypeVar("T")
-Input = bytes | str | BinaryIO | None
-PIECE = 64 * 1024
 GRACE_S = 2.0
 """From the request to end to the kill."""
 
 
-class _Handle:
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def _send(self, call: Call[T]) -> T:
-        return call.decode(self._link.json(call.request))
-
-
-class Space(_Handle):
+class Space:
     """`info` is what was last told of it; `refresh` asks again."""
 
     def __init__(self, link: Link, info: models.SpaceInfo) -> None:
-        super().__init__(link)
+        self._link = link
         self.info = info
         self.files = Files(link, info.id)
 
@@ -47,7 +41,7 @@ class Space(_Handle):
         return self.info.name
 
     def __repr__(self) -> str:
-        return f"<Space {self.name} {self.id} {self.info.state}>"
+        return f"<{type(self).__name__} {self.name} {self.id} {self.info.state}>"
 
     # Commands
 
@@ -62,34 +56,29 @@ class Space(_Handle):
     ) -> RunResult:
         """To its end. A command that fails is no error, unless `check` is asked for
         (`CommandFailed`); one that cannot be started is (`CommandError`s)."""
-        content = calls.command_content(argv, options)
+        content = command_content(argv, options)
         content["stdin"] = stdin is not None
-        collector = Collector(max_output_bytes)
-        with RunStream(self._link, Exchange.starting(self.id, content)).open() as stream:
-            feeder = Feeder(stdin)
-            while True:
-                # All of it may have come with the connection.
-                for output in stream.exchange.take():
-                    collector.add(output)
-                if stream.exchange.ended:
-                    break
-                feeder.feed(stream)
-                stream.wait()
-        result = collector.result(stream.exchange.run)
+        collector = OutputCollector(max_output_bytes)
+        exchange = RunExchange.starting(self.id, content)
+        pieces = None if stdin is None else input_pieces(stdin)
+        run_through(self._link, exchange, pieces, collector.add)
+        result = collector.result(exchange.run)
         return result.check() if check else result
 
     def start_run(
         self, argv: Sequence[str], *, stdin: str = "", **options: Unpack[CommandOptions]
     ) -> RunHandle:
         """Starts a command and does not wait. It goes on when this program ends."""
-        content = calls.command_content(argv, options)
+        content = command_content(argv, options)
         if stdin:
             content["stdin"] = stdin
-        return RunHandle(self._link, self._send(calls.start_run(self.id, content)))
+        info = self._link.call(models.RunInfo, "runs.start", self.id, content=content)
+        return RunHandle(self._link, info)
 
     def runs(self) -> list[RunHandle]:
         """Its commands, newest first."""
-        return [RunHandle(self._link, info) for info in self._send(calls.runs(self.id))]
+        found = self._link.call(list[models.RunInfo], "runs.list", self.id, member="runs")
+        return [RunHandle(self._link, info) for info in found]
 
     # Agents
 
@@ -100,73 +89,77 @@ class Space(_Handle):
         success or an error in `result`; else it is told when the agent works. A conversation
         goes on only when a `continuation` is passed. Raises `AgentError`s when it cannot begin,
         and `StateConflict` when another turn runs."""
-        content = calls.turn_content(prompt, options)
-        turn = self._send(calls.start_turn(self.id, content))
+        content = turn_content(prompt, options)
+        turn = self._link.call(models.Turn, "turns.start", self.id, content=content)
         return self.wait_for(turn) if wait else turn
 
     def wait_for(self, turn: models.Turn, timeout_s: float | None = None) -> models.Turn:
         """The turn when it has ended, or as it is when the time is over."""
-        for wait_s in calls.waits(timeout_s):
-            turn = self._send(calls.turn(turn.id, wait_s))
+        for wait_s in waits(timeout_s):
+            query = [("wait_s", wait_s)]
+            turn = self._link.call(models.Turn, "turns.show", turn.id, query=query)
             if turn.ended:
                 break
         return turn
 
     def turns(self) -> list[models.Turn]:
         """Newest first."""
-        return self._send(calls.turns(self.id))
+        return self._link.call(list[models.Turn], "turns.list", self.id, member="turns")
 
     def open_terminal(self, prompt: str = "", **options: Unpack[TurnOptions]) -> models.Turn:
         """The agent in a terminal of the space; it may be told something first. It raises what
         `send` does, and `UnsupportedFrontend` when the agent has no terminal."""
-        content = {**calls.turn_content(prompt, options), "terminal": True}
-        return self._send(calls.start_turn(self.id, content))
+        content = {**turn_content(prompt, options), "terminal": True}
+        return self._link.call(models.Turn, "turns.start", self.id, content=content)
 
     def terminal(self, *, read_only: bool = False) -> models.Attaching:
         """The command in the space that attaches to the terminal of its agent, when that is
         up. `StateConflict` when there is none."""
-        return self._send(calls.terminal(self.id, read_only))
+        query = [("read_only", read_only)]
+        return self._link.call(models.Attaching, "turns.terminal", self.id, query=query)
 
     def stop_agent(self, turn: models.Turn) -> models.Turn:
         """Ends the agent, in a terminal too; `wait_for` tells its end."""
-        return self._send(calls.stop_turn(turn.id))
+        return self._link.call(models.Turn, "turns.stop", turn.id)
 
     def interrupt(self, turn: models.Turn) -> models.Turn:
         """As Ctrl-C; `wait_for` tells its end."""
-        return self._send(calls.interrupt(turn.id))
+        return self._link.call(models.Turn, "turns.interrupt", turn.id)
 
     def queue_input(self, turn: models.Turn, text: str) -> models.Turn:
         """Said to an agent that works. `UnsupportedFrontend` when it does not listen."""
-        return self._send(calls.queue_input(turn.id, text))
+        content = {"text": text}
+        return self._link.call(models.Turn, "turns.input", turn.id, content=content)
 
     def decide(self, turn: models.Turn, permission: str, allow: bool) -> models.Turn:
         """Answers one of the turn's `permissions`. `StateConflict` when it does not wait for
         that one."""
-        return self._send(calls.decide(turn.id, permission, allow))
+        content = {"allow": allow}
+        return self._link.call(models.Turn, "turns.decide", turn.id, permission, content=content)
 
     def context(self) -> list[models.ContextFile]:
         """What its agent is given to read, beside the project."""
-        return self._send(calls.context(self.id))
+        return self._link.call(list[models.ContextFile], "context.list", self.id, member="files")
 
     def put_context(self, name: str, data: bytes) -> None:
         """Instead of what had that name; the agent sees it at once."""
-        self._send(calls.put_context(self.id, name, data))
+        self._link.json(operation("context.put", self.id, name, body=data))
 
     def remove_context(self, name: str) -> None:
-        self._send(calls.remove_context(self.id, name))
+        self._link.json(operation("context.remove", self.id, name))
 
     # Its life
 
     def refresh(self) -> models.SpaceInfo:
-        return self._now(calls.space(self.id))
+        return self._now("spaces.show")
 
     def stop(self, *, grace_s: float = GRACE_S) -> models.SpaceInfo:
         """Nothing of it runs when this returns."""
-        return self._now(calls.stop(self.id, grace_s))
+        return self._now("spaces.stop", {"grace_s": grace_s})
 
     def start(self) -> models.SpaceInfo:
         """After a stop, or a failure."""
-        return self._now(calls.start(self.id))
+        return self._now("spaces.start")
 
     def update(
         self,
@@ -176,79 +169,100 @@ class Space(_Handle):
         retention: Retention | None = None,
     ) -> models.SpaceInfo:
         """Labels and retention are replaced as a whole."""
-        return self._now(calls.update(self.id, name, labels, retention))
+        content: dict[str, object] = {}
+        if name is not None:
+            content["name"] = name
+        if labels is not None:
+            content["labels"] = dict(labels)
+        if retention is not None:
+            content["retention"] = asdict(retention)
+        return self._now("spaces.update", content)
 
     def remove(self, *, force: bool = False) -> models.Removal:
         """Raises `UnexportedChanges` unless `force`; nothing of it is left but what
         `undelete` needs."""
-        return self._send(calls.remove(self.id, force))
+        query = [("force", force)]
+        return self._link.call(models.Removal, "spaces.remove", self.id, query=query)
 
     # Looking
 
     def changes(self) -> list[models.Change]:
         """What differs from its base."""
-        return self._send(calls.changes(self.id))
+        return self._link.call(list[models.Change], "spaces.changes", self.id, member="changes")
 
     def usage(self) -> models.Usage:
-        return self._send(calls.usage(self.id))
+        return self._link.call(models.Usage, "spaces.usage", self.id)
 
     def verify(self) -> models.Proof:
         """Tries to break out, now."""
-        return self._send(calls.verify(self.id))
+        return self._link.call(models.Proof, "spaces.verify", self.id)
 
-    def _now(self, call: Call[models.SpaceInfo]) -> models.SpaceInfo:
-        self.info = self._send(call)
+    def _now(self, name: str, content: object = None) -> models.SpaceInfo:
+        self.info = self._link.call(models.SpaceInfo, name, self.id, content=content)
         return self.info
 
 
-class Files(_Handle):
+class Files:
     """Of a space. Paths are relative to its tree; none leads out. `PathError`s."""
 
     def __init__(self, link: Link, space: str) -> None:
-        super().__init__(link)
+        self._link = link
         self._space = space
 
     def read(self, path: str, *, start: int = 0, end: int | None = None) -> bytes:
         """All of it, or the bytes from `start` up to (not with) `end`."""
-        return self._link.ask(calls.read(self._space, path, start, end)).check().body
+        headers: list[tuple[str, str]] = []
+        if start or end is not None:
+            headers = [("Range", f"bytes={start}-{'' if end is None else end - 1}")]
+        query = [("path", path)]
+        answer = self._link.ask(operation("files.read", self._space, query=query, headers=headers))
+        return answer.check().body
 
     def write(
         self, path: str, data: bytes | str | Iterable[bytes], *, mode: int | None = None
     ) -> None:
         """Replaces it as a whole, or makes it."""
         content = data.encode() if isinstance(data, str) else data
-        self._send(calls.write(self._space, path, content, mode))
+        query = [("path", path), ("mode", None if mode is None else f"{mode:03o}")]
+        self._link.json(operation("files.write", self._space, query=query, body=content))
 
     def list(self, path: str = ".") -> list[models.File]:
-        return self._send(calls.list_files(self._space, path))
+        query = [("path", path)]
+        return self._link.call(
+            list[models.File], "files.list", self._space, query=query, member="entries"
+        )
 
     def stat(self, path: str) -> models.File:
-        return self._send(calls.stat(self._space, path))
+        query = [("path", path)]
+        return self._link.call(models.File, "files.stat", self._space, query=query)
 
     def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = False) -> None:
-        self._send(calls.mkdir(self._space, path, mode, parents))
+        content = {"path": path, "mode": f"{mode:03o}", "parents": parents}
+        self._link.json(operation("files.mkdir", self._space, content=content))
 
     def move(self, source: str, target: str, *, replace: bool = False) -> None:
-        self._send(calls.move(self._space, source, target, replace))
+        content = {"source": source, "target": target, "replace": replace}
+        self._link.json(operation("files.move", self._space, content=content))
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
-        self._send(calls.delete(self._space, path, recursive))
+        query: list[tuple[str, object]] = [("path", path), ("recursive", recursive)]
+        self._link.json(operation("files.delete", self._space, query=query))
 
-    def download(self, path: str, dest: str | os.PathLike[str] = ".") -> transfer.Moved:
+    def download(self, path: str, dest: str | os.PathLike[str] = ".") -> transfer.CopyResult:
         """A file or folder to this machine: into a folder that is there, else under the new
         name. Symlinks that lead out are left out, and told."""
-        return transfer.download(self._link, self._space, path, os.fspath(dest))
+        return self._link.blocking(transfer.download, self._space, path, os.fspath(dest))
 
-    def upload(self, source: str | os.PathLike[str], path: str = ".") -> transfer.Moved:
+    def upload(self, source: str | os.PathLike[str], path: str = ".") -> transfer.CopyResult:
         """A file or folder of this machine, likewise."""
-        return transfer.upload(self._link, self._space, os.fspath(source), path)
+        return self._link.blocking(transfer.upload, self._space, os.fspath(source), path)
 
 
-class RunHandle(_Handle):
+class RunHandle:
     """A command. Losing the handle, or the daemon, does not end it."""
 
     def __init__(self, link: Link, info: models.RunInfo) -> None:
-        super().__init__(link)
+        self._link = link
         self.info = info
 
     @property
@@ -256,71 +270,53 @@ class RunHandle(_Handle):
         return self.info.id
 
     def __repr__(self) -> str:
-        return f"<RunHandle {self.id} {self.info.state}>"
+        return f"<{type(self).__name__} {self.id} {self.info.state}>"
 
     def refresh(self) -> models.RunInfo:
-        self.info = self._send(calls.run(self.id))
+        self.info = self._link.call(models.RunInfo, "runs.show", self.id)
         return self.info
 
     def wait(self, timeout_s: float | None = None) -> models.RunInfo:
         """When it has ended, or as it is when the time is over."""
-        for pause in calls.waits(timeout_s):
-            self.info = self._send(calls.wait(self.id, pause))
+        for pause in waits(timeout_s):
+            query = [("timeout_s", pause)]
+            self.info = self._link.call(models.RunInfo, "runs.wait", self.id, query=query)
             if self.info.ended:
                 break
         return self.info
 
     def signal(self, name: str) -> None:
         """To the command's process group: TERM, INT, KILL, …"""
-        self._send(calls.signal(self.id, name))
+        content = {"signal": name.upper().removeprefix("SIG")}
+        self._link.json(operation("runs.signal", self.id, content=content))
 
-    def output(self, *, stdout: int = 0, stderr: int = 0) -> Iterator[Output]:
-        """All its output from these offsets on, as it comes, to its end."""
+    def output(self, *, stdout: int = 0, stderr: int = 0) -> Iterator[ExchangeOutput]:
+        """All its output from these offsets on, as it comes, to its end. The command waits for
+        who reads slowly. What was not kept before is counted as `Output.dropped`."""
         with self.attach(stdout=stdout, stderr=stderr) as stream:
             yield from stream
         self.info = models.decode(stream.exchange.run, models.RunInfo)
 
     def read(self, stream: Stream | str = Stream.STDOUT, *, offset: int = 0) -> bytes:
-        """What there is of one stream now."""
+        """What there is of one stream now. `OutputLost` when some of it is not there any
+        more; that has the rest."""
         pieces: list[bytes] = []
+        missing = 0
         while True:
-            answer = self._link.ask(calls.output(self.id, str(stream), offset)).check()
+            query: list[tuple[str, object]] = [("stream", str(stream)), ("offset", offset)]
+            answer = self._link.ask(operation("runs.output", self.id, query=query))
+            answer.check()
+            begin = int(answer.head.headers["carrel-offset"])
+            missing += begin - offset
+            offset = begin + len(answer.body)
             if not answer.body:
-                return b"".join(pieces)
+                break
             pieces.append(answer.body)
-            offset = int(answer.head.headers["carrel-offset"]) + len(answer.body)
+        if missing:
+            raise OutputLost(self.id, missing, b"".join(pieces))
+        return b"".join(pieces)
 
     def attach(self, *, stdout: int = 0, stderr: int = 0) -> RunStream:
         """Its streams, to be read, written to, resized."""
-        return RunStream(self._link, Exchange.attaching(self.id, stdout, stderr)).open()
-
-
-class Feeder:
-    """Standard input on its way to a command."""
-
-    def __init__(self, stdin: Input) -> None:
-        self.done = stdin is None
-        self._pieces = input_pieces(stdin)
-
-    def feed(self, stream: RunStream) -> None:
-        """As much as the connection takes, and then the end."""
-        while not self.done and not stream.full:
-            piece = next(self._pieces, None)
-            if piece is None:
-                self.done = True
-                stream.exchange.close_input()
-            else:
-                stream.exchange.input(piece)
-
-
-def input_pieces(stdin: Input) -> Iterator[bytes]:
-    if stdin is None:
-        return iter(())
-    if isinstance(stdin, str):
-        stdin = stdin.encode()
-    if isinstance(stdin, bytes):
-        data = stdin
-        starts = range(0, len(data), PIECE)
-        return (data[start : start + PIECE] for start in starts)
-    file = stdin
-    return iter(lambda: file.read(PIECE), b"")
+        exchange = RunExchange.attaching(self.id, stdout, stderr)
+        return RunStream(self._link, exchange).open()

@@ -1,9 +1,8 @@
+# Made from aio.py by tools/unasync.py: change that one.
 """`Client`: spaces, and all that can be done with them, from Python.
 
-    import carrel
-
     with carrel.Client() as client, client.space("./project") as space:
-        print(space.run(["pytest"]).stdout)
+        result = space.run(["pytest"])
 
 The daemon is found as the `carrel` program finds it, and started when it does not run.
 Errors are those of `carrel.errors`.
@@ -14,29 +13,29 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
-from carrel.client import calls, models
-from carrel.client.calls import Call, Project, SpaceOptions
-from carrel.client.creating import create
-from carrel.client.generating import Requests
+from carrel.api.types.spaces import SpaceOptions
+from carrel.client import models
+from carrel.client.address import find_address, starter
+from carrel.client.events import create, watch_events
+from carrel.client.http import TIMEOUT_S, asking, operation
 from carrel.client.instances import Instances
-from carrel.client.link import Link
-from carrel.client.places import find_place
-from carrel.client.requests import TIMEOUT_S
+from carrel.client.link import Link, shielded
+from carrel.client.options import Project, space_content
+from carrel.client.projects import describe
+from carrel.client.requests import Requests
 from carrel.client.spaces import RunHandle, Space
-from carrel.client.starting import starter
-from carrel.client.watching import watch_events
 from carrel.domain.errors import SpaceNotFound
 
-T = TypeVar("T")
+PAGE = 200
 OnProgress = Callable[[models.Progress], None]
 
 
 class Client:
     """To one daemon: of a data folder (`data`; None: as CARREL_URL or CARREL_DATA say, or the
     usual place), on a Unix `socket`, or at a `url` with a `token`. `timeout_s` is how long
-    the daemon may say nothing. May be used by several threads."""
+    the daemon may say nothing. May be used by several threads, or tasks of one event loop."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         autostart: bool = True,
     ) -> None:
-        place = find_place(
+        place = find_address(
             data=os.fspath(data or ""),
             socket=os.fspath(socket or ""),
             url=url or "",
@@ -87,7 +86,7 @@ class Client:
         finally:
             if not keep:
                 with contextlib.suppress(SpaceNotFound):
-                    space.remove(force=True)
+                    shielded(space.remove(force=True))
 
     def create(
         self,
@@ -98,13 +97,14 @@ class Client:
     ) -> Space:
         """A new space, which stays until somebody removes it. `project` is a folder, the URL
         of a repository, an archive, or None for an empty tree."""
-        content = calls.space_content(project, options)
+        content = space_content(project, options)
         made = create(self.link, content, _told(on_progress))
         return Space(self.link, models.decode(made, models.SpaceInfo))
 
     def get(self, word: str) -> Space:
         """By id, name, or the unique beginning of an id."""
-        return Space(self.link, self._send(calls.space(word)))
+        info = self.link.call(models.SpaceInfo, "spaces.show", word)
+        return Space(self.link, info)
 
     def spaces(
         self,
@@ -114,24 +114,32 @@ class Client:
         name: str = "",
     ) -> Iterator[Space]:
         """Newest first, page by page. Removed ones only when their state is asked for."""
-        after = ""
+        query: list[tuple[str, object]] = [("limit", PAGE), ("name", name or None)]
+        query += [("state", state) for state in states]
+        query += [("label", f"{key}={value}") for key, value in (labels or {}).items()]
+        after = None
         while True:
-            page, after = self._send(calls.spaces(states, labels or {}, name, after))
-            yield from (Space(self.link, info) for info in page)
+            request = operation("spaces.list", query=[*query, ("after", after)])
+            page = self.link.json(request)
+            for info in models.decode(page["spaces"], list[models.SpaceInfo]):
+                yield Space(self.link, info)
+            after = page.get("next")
             if not after:
                 return
 
     def undelete(self, word: str) -> Space:
         """A new space with the changes of a removed one, by its id or name."""
-        return Space(self.link, self._send(calls.undelete(word)))
+        info = self.link.call(models.SpaceInfo, "trash.restore", word)
+        return Space(self.link, info)
 
     def trash(self) -> list[models.Trashed]:
         """What `undelete` can bring back."""
-        return self._send(calls.trash())
+        return self.link.call(list[models.Trashed], "trash.list", member="trash")
 
     def run(self, run_id: str) -> RunHandle:
         """A command that was started before, by anybody."""
-        return RunHandle(self.link, self._send(calls.run(run_id)))
+        info = self.link.call(models.RunInfo, "runs.show", run_id)
+        return RunHandle(self.link, info)
 
     # What happens
 
@@ -146,31 +154,35 @@ class Client:
     # The daemon
 
     def info(self) -> models.Info:
-        return self._send(calls.info())
+        return models.decode(self.link.json(asking("/v1/info")), models.Info)
 
     def usage(self) -> list[models.Usage]:
         """What each space uses now."""
-        return self._send(calls.usage_of_all())
+        return self.link.call(list[models.Usage], "spaces.usage_of_all", member="usage")
 
     def doctor(self) -> models.Diagnosis:
         """What this machine can do, and how to mend what it cannot."""
-        return self._send(calls.doctor())
+        return self.link.call(models.Diagnosis, "cleanup.examine")
 
-    def gc(self, *, dry_run: bool = False) -> models.Report:
-        """Cleans up: what is over its time, and what belongs to nobody."""
-        return self._send(calls.collect(dry_run))
+    def df(self) -> models.DiskReport:
+        """What uses the daemon's disk."""
+        return self.link.call(models.DiskReport, "cleanup.disk_use")
+
+    def gc(self, *, dry_run: bool = False, bases: bool = False) -> models.Report:
+        """Cleans up: what is over its time, and what belongs to nobody; with `bases` every base
+        that no space uses."""
+        content = {"dry_run": dry_run, "bases": bases}
+        return self.link.call(models.Report, "cleanup.collect", content=content)
 
     def bases(self) -> list[models.Base]:
-        return self._send(calls.bases())
+        return self.link.call(list[models.Base], "bases.list", member="bases")
 
     def make_base(
         self, project: Project, *, ref: str | None = None, exclude: Iterable[str] = ()
     ) -> models.Base:
         """Ahead of time, so that the first space of a project is as quick as the others."""
-        return self._send(calls.make_base(project, ref, list(exclude)))
-
-    def _send(self, call: Call[T]) -> T:
-        return call.decode(self.link.json(call.request))
+        content = {"project": describe(project, ref), "exclude": list(exclude)}
+        return self.link.call(models.Base, "bases.build", content=content)
 
 
 class Tokens:
@@ -179,19 +191,19 @@ class Tokens:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def create(self, scope: str, *, name: str = "", ttl_s: float | None = None) -> models.NewToken:
+    def create(
+        self, scope: str, *, name: str = "", ttl_s: float | None = None
+    ) -> models.TokenWithSecret:
         """`scope` is `admin`, `label:key=value` or `space:<id>`. The secret is shown once."""
-        return self._send(calls.create_token(scope, name, ttl_s))
+        content = {"scope": scope, "name": name, "ttl_s": ttl_s}
+        return self._link.call(models.TokenWithSecret, "tokens.create", content=content)
 
     def list(self) -> list[models.Token]:
-        return self._send(calls.tokens())
+        return self._link.call(list[models.Token], "tokens.list", member="tokens")
 
     def revoke(self, token: str) -> None:
         """By id or name; from now on it opens nothing."""
-        self._send(calls.revoke_token(token))
-
-    def _send(self, call: Call[T]) -> T:
-        return call.decode(self._link.json(call.request))
+        self._link.json(operation("tokens.revoke", token))
 
 
 def _told(on_progress: OnProgress | None) -> Callable[[dict[str, Any]], None] | None:

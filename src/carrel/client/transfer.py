@@ -1,21 +1,27 @@
-"""Files and folders between this machine and a space, as `cp -r` has it: into a folder that
-is there, else under the new name."""
+"""Files and folders between this machine and a space, as `cp -r` has it: into a folder that is
+there, else under the new name; and the files of a request's result, saved in a folder of this
+machine.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import posixpath
+import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
-from carrel.client.link import Link, Streamed
-from carrel.client.packing import CHUNK, pack
-from carrel.client.requests import LONG_S, Answer, Request, asking, space_path, telling
-from carrel.client.unpacking import unpack
+from carrel.api.types.requests import ResultFile, ResultInfo
+from carrel.client.archives import CHUNK, pack, unpack, unpack_whole
+from carrel.client.http import LONG_S, HttpAnswer, operation
+from carrel.client.link import Link, StreamedAnswer
 from carrel.domain.errors import PathNotFound, PathWrongKind
+from carrel.domain.trees import EntryType
 
 Watch = Callable[[int], None]
 """Gets the number of bytes of each piece that was moved."""
@@ -26,7 +32,7 @@ def ignore_bytes(_count: int) -> None:
 
 
 @dataclass
-class Moved:
+class CopyResult:
     """What was copied: where it is now, and what was left out, with the reason."""
 
     target: str
@@ -37,16 +43,30 @@ class Moved:
         self.skipped.append((path, why))
 
 
+@dataclass
+class Saved:
+    """What was put into a folder, and what was left out, with the reason."""
+
+    folder: str
+    files: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    def skip(self, path: str, why: str) -> None:
+        self.skipped.append((path, why))
+
+
 # Out of a space
 
 
-def download(link: Link, space: str, path: str, dest: str, watch: Watch = ignore_bytes) -> Moved:
+def download(
+    link: Link, space: str, path: str, dest: str, watch: Watch = ignore_bytes
+) -> CopyResult:
     """A file or folder. Raises `PathError`s of the space, and `OSError` of this machine."""
-    about = link.json(asking(space_path(space, "files", "stat"), [("path", path)]))
+    about = link.json(operation("files.stat", space, query=[("path", path)]))
     if about["type"] != "folder":
         return _download_file(link, space, path, dest, about, watch)
     name = _name(path)
-    moved = Moved(dest)
+    moved = CopyResult(dest)
     if name and os.path.isdir(dest):
         moved.target = os.path.join(dest, name)
         into, rename = dest, (name, name)
@@ -55,9 +75,7 @@ def download(link: Link, space: str, path: str, dest: str, watch: Watch = ignore
     else:
         os.makedirs(dest, exist_ok=True)
         into, rename = dest, ("", "")
-    request = Request(
-        "GET", space_path(space, "archive"), [("path", path)], timeout_s=LONG_S, again=True
-    )
+    request = operation("files.read_archive", space, query=[("path", path)])
     with link.open(request) as stream:
         pieces = _watched(_checked(stream), moved, watch)
         unpack(pieces, into, rename, moved.skip)
@@ -66,9 +84,9 @@ def download(link: Link, space: str, path: str, dest: str, watch: Watch = ignore
 
 def _download_file(
     link: Link, space: str, path: str, dest: str, about: dict[str, Any], watch: Watch
-) -> Moved:
+) -> CopyResult:
     target = os.path.join(dest, _name(path)) if os.path.isdir(dest) else dest
-    moved = Moved(target)
+    moved = CopyResult(target)
     with replacing(target) as file, open_file(link, space, path) as stream:
         for piece in _watched(_checked(stream), moved, watch):
             file.write(piece)
@@ -77,9 +95,9 @@ def _download_file(
     return moved
 
 
-def open_file(link: Link, space: str, path: str) -> Streamed:
+def open_file(link: Link, space: str, path: str) -> StreamedAnswer:
     """A file's bytes as they come; the answer is not looked at yet."""
-    return link.open(Request("GET", space_path(space, "files"), [("path", path)], again=True))
+    return link.open(operation("files.read", space, query=[("path", path)]))
 
 
 @contextlib.contextmanager
@@ -113,7 +131,9 @@ def _umask() -> int:
 # Into a space
 
 
-def upload(link: Link, space: str, source: str, path: str, watch: Watch = ignore_bytes) -> Moved:
+def upload(
+    link: Link, space: str, source: str, path: str, watch: Watch = ignore_bytes
+) -> CopyResult:
     """A file or folder. Raises `PathError`s of the space, and `OSError` of this machine."""
     kind = _kind(link, space, path)
     inside = source in (".", "..") or source.endswith(("/.", "/..", "/"))
@@ -121,7 +141,7 @@ def upload(link: Link, space: str, source: str, path: str, watch: Watch = ignore
     if os.path.isdir(source) and inside and not source.endswith("/"):
         return _upload_contents(link, space, source, path, kind, watch)
     target = posixpath.join(path, name) if kind == "folder" else posixpath.normpath(path)
-    moved = Moved(target)
+    moved = CopyResult(target)
     if os.path.isdir(source):
         if kind not in ("folder", ""):
             raise PathWrongKind(f"{path!r} is no folder in the space.", hint="Copy elsewhere.")
@@ -137,11 +157,11 @@ def upload(link: Link, space: str, source: str, path: str, watch: Watch = ignore
 
 def _upload_contents(
     link: Link, space: str, source: str, path: str, kind: str, watch: Watch
-) -> Moved:
-    moved = Moved(path)
+) -> CopyResult:
+    moved = CopyResult(path)
     if not kind:
         content = {"path": path, "parents": False}
-        link.json(telling("POST", space_path(space, "files", "mkdir"), content))
+        link.json(operation("files.mkdir", space, content=content))
     _put(link, space, path, _watched(pack(source, "", moved.skip), moved, watch))
     return moved
 
@@ -152,22 +172,17 @@ def write_file(
     query: list[tuple[str, object]] = [("path", path)]
     if mode is not None:
         query.append(("mode", f"{mode:03o}"))
-    headers = [("Content-Type", "application/octet-stream")]
-    where = space_path(space, "files")
-    link.json(Request("PUT", where, query, body=pieces, headers=headers, timeout_s=LONG_S))
+    link.json(operation("files.write", space, query=query, body=pieces, timeout_s=LONG_S))
 
 
 def _put(link: Link, space: str, path: str, pieces: Iterable[bytes]) -> None:
-    headers = [("Content-Type", "application/zstd")]
-    where = space_path(space, "archive")
-    query = [("path", path)]
-    link.json(Request("PUT", where, query, body=pieces, headers=headers, timeout_s=LONG_S))
+    link.json(operation("files.write_archive", space, query=[("path", path)], body=pieces))
 
 
 def _kind(link: Link, space: str, path: str) -> str:
     """Of what is there in the space; empty when nothing is."""
     try:
-        about = link.json(asking(space_path(space, "files", "stat"), [("path", path)]))
+        about = link.json(operation("files.stat", space, query=[("path", path)]))
     except PathNotFound:
         return ""
     return str(about["type"])
@@ -176,13 +191,13 @@ def _kind(link: Link, space: str, path: str) -> str:
 # Both ways
 
 
-def _checked(stream: Streamed) -> Iterator[bytes]:
+def _checked(stream: StreamedAnswer) -> Iterator[bytes]:
     if stream.head.status >= 400:
-        Answer(stream.head, stream.read()).check()
+        HttpAnswer(stream.head, stream.read()).check()
     return iter(stream)
 
 
-def _watched(pieces: Iterable[bytes], moved: Moved, watch: Watch) -> Iterator[bytes]:
+def _watched(pieces: Iterable[bytes], moved: CopyResult, watch: Watch) -> Iterator[bytes]:
     for piece in pieces:
         moved.bytes_moved += len(piece)
         watch(len(piece))
@@ -193,3 +208,51 @@ def _name(path: str) -> str:
     """The last name of a path in a space; empty for the root."""
     name = posixpath.basename(posixpath.normpath(path))
     return "" if name in (".", "/") else name
+
+
+# The result of a request. Its files are here as a whole before the first is written: what an agent
+# has made is hostile, see `archives`.
+
+DELETED = "deleted"
+_PLAIN, _PROGRAM, _IN_MEMORY = 0o644, 0o755, 1 << 20
+
+
+def is_whole(result: ResultInfo | None) -> bool:
+    """Whether the files need not be fetched: the result has all of them in it."""
+    if result is None or len(result.files) < result.total_files:
+        return False
+    return all(one.change == DELETED or one.data is not None for one in result.files)
+
+
+def buffer() -> IO[bytes]:
+    """For an archive on its way."""
+    return tempfile.SpooledTemporaryFile(_IN_MEMORY)
+
+
+def archive_of(files: Iterable[ResultFile]) -> IO[bytes]:
+    """Of a result that is whole."""
+    target = buffer()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        for one in files:
+            data = one.data
+            if one.change == DELETED or data is None:
+                continue
+            about = tarfile.TarInfo(one.path)
+            about.mode = _PROGRAM if one.executable else _PLAIN
+            about.mtime = int(time.time())
+            if one.type is EntryType.SYMLINK:
+                about.type, about.linkname = tarfile.SYMTYPE, os.fsdecode(data)
+                archive.addfile(about)
+            else:
+                about.size = len(data)
+                archive.addfile(about, io.BytesIO(data))
+    return target
+
+
+def save(archive: IO[bytes], folder: str | os.PathLike[str], *, replace: bool) -> Saved:
+    """Into a folder that is made when it is not there. Raises `PathExists` (unless what is
+    there may be replaced), `PathWrongKind`, `ArchiveInvalid` and `OSError`."""
+    saved = Saved(os.path.abspath(os.fspath(folder)))
+    os.makedirs(saved.folder, exist_ok=True)
+    saved.files += unpack_whole(archive, saved.folder, saved.skip, replace=replace)
+    return saved

@@ -9,18 +9,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from carrel.daemon import locking, places
+from carrel.daemon import places
 from carrel.domain.errors import DaemonError, DaemonUnavailable
 from carrel.linux.processes import is_alive
 
 START_S = 60.0
 """To import everything and take up what there is: a second or two on a machine at rest."""
 STOP_S = 40.0
-"""Requests get a few seconds, then what is under way; see `carrel.daemon.main`."""
+"""Since the last sign of life. A daemon that ends gives one every second, for a minute at most;
+see `carrel.daemon.main`."""
 LOG_LINES = 15
+_LOOK_S = 1.0
 _STEP_S = 0.02
 
 Folder = str | os.PathLike[str]
@@ -35,7 +37,7 @@ class Status(NamedTuple):
 
 
 def status(data: Folder) -> Status:
-    found = locking.holder(data)
+    found = places.holder(data)
     if found is None:
         return Status(False)
     return Status(True, found.pid, _address(data))
@@ -45,17 +47,18 @@ def start(data: Folder, listen: str | None = None, timeout: float = START_S) -> 
     """Its process id, when it serves. `DaemonRunning` when one does already;
     `DaemonUnavailable` with what it said when it does not start."""
     until = time.monotonic() + timeout
-    other = locking.holder(data)
+    other = places.holder(data)
     if other is not None:
         _await_socket(data, until)
-        raise locking.running(data, other)
+        raise places.running(data, other)
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         _spawn(data, listen, theirs)
     except OSError as error:
         os.close(ours)
         raise DaemonUnavailable(
-            f"The daemon cannot be started: {error.strerror}.", hint="Is Python still there?"
+            f"The daemon cannot be started: {error.strerror}.",
+            hint="Check that the Python that Carrel was installed with still exists.",
         ) from error
     finally:
         os.close(theirs)
@@ -66,18 +69,26 @@ def start(data: Folder, listen: str | None = None, timeout: float = START_S) -> 
     return _understood(data, said, until)
 
 
-def stop(data: Folder, timeout: float = STOP_S) -> int | None:
-    """Its process id, when it has ended; None when none ran. What runs in spaces goes on."""
-    found = locking.holder(data)
+def stop(
+    data: Folder, timeout: float = STOP_S, told: Callable[[str], None] = lambda _doing: None
+) -> int | None:
+    """Its process id, when it has ended; None when none ran. What runs in spaces goes on.
+    `told` hears what the daemon still does, when that takes a while."""
+    found = places.holder(data)
     if found is None:
         return None
     until = time.monotonic() + timeout
+    before = _doing(data)
     with _process(found) as descriptor:
         if descriptor is None:
             return None
         _terminate(found, descriptor)
-        while not _ended(found, descriptor, until):
-            if time.monotonic() > until:
+        while not _ended(found, descriptor, min(until, time.monotonic() + _LOOK_S)):
+            now = _doing(data)
+            if now != before:
+                before, until = now, time.monotonic() + timeout
+                told(now[1])
+            elif time.monotonic() > until:
                 raise DaemonUnavailable(
                     f"The daemon (process {found.pid}) does not end.",
                     hint=f"Its log is {places.log(data)}; as a last resort: kill -9 {found.pid}",
@@ -132,7 +143,7 @@ def _understood(data: Folder, said: bytes, until: float) -> int:
     if code == "daemon_running":
         # Somebody else was faster.
         _await_socket(data, until)
-        raise locking.running(data, locking.holder(data))
+        raise places.running(data, places.holder(data))
     if message:
         raise DaemonUnavailable(f"The daemon did not start: {message}", hint=hint, cause=code)
     late = time.monotonic() >= until
@@ -149,11 +160,11 @@ def _await_socket(data: Folder, until: float) -> None:
         with contextlib.suppress(OSError):
             connect(data).close()
             return
-        if locking.holder(data) is None:
+        if places.holder(data) is None:
             raise DaemonError("The daemon ended while it started.", hint="Try again.")
         if time.monotonic() > until:
             raise DaemonUnavailable(
-                "A daemon runs, but does not serve.", hint=f"Its log is {places.log(data)}."
+                "A daemon runs, but does not answer.", hint=f"Its log is {places.log(data)}."
             )
         time.sleep(_STEP_S)
 
@@ -198,8 +209,17 @@ def _address(data: Folder) -> str:
 # Ending
 
 
+def _doing(data: Folder) -> tuple[int, str]:
+    """When a daemon that ends last said what it does, and what that is."""
+    try:
+        with open(places.ending(data), encoding="utf-8") as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except (OSError, ValueError):
+        return 0, ""
+
+
 @contextlib.contextmanager
-def _process(found: locking.Holder) -> Iterator[int | None]:
+def _process(found: places.Holder) -> Iterator[int | None]:
     """A descriptor of just that process; -1 where the kernel has none, None when it is gone."""
     try:
         descriptor = os.pidfd_open(found.pid)
@@ -215,7 +235,7 @@ def _process(found: locking.Holder) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _terminate(found: locking.Holder, descriptor: int) -> None:
+def _terminate(found: places.Holder, descriptor: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if descriptor >= 0:
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
@@ -223,7 +243,7 @@ def _terminate(found: locking.Holder, descriptor: int) -> None:
             os.kill(found.pid, signal.SIGTERM)
 
 
-def _ended(found: locking.Holder, descriptor: int, until: float) -> bool:
+def _ended(found: places.Holder, descriptor: int, until: float) -> bool:
     left = max(0.0, until - time.monotonic())
     if descriptor >= 0:
         select.select([descriptor], [], [], left)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from carrel.domain.errors import DaemonRunning, DaemonUnavailable
+from carrel.linux.processes import is_alive, start_time
 
 FOLDER = "daemon"
 SOCKET = "socket"
 LOCK = "lock"
 LOG = "log"
 ADDRESS = "address"
+ENDING = "ending"
 MAX_ADDRESS = 107
 """Bytes that fit into the address of a Unix socket."""
 
@@ -34,10 +43,102 @@ def address(data: str | os.PathLike[str]) -> str:
     return os.path.join(folder(data), ADDRESS)
 
 
+def ending(data: str | os.PathLike[str]) -> str:
+    """A file: what a daemon that was told to end still does; written again while it does."""
+    return os.path.join(folder(data), ENDING)
+
+
 def make_folder(data: str | os.PathLike[str]) -> str:
     """Nobody else's: what is in it is the daemon's and its user's."""
-    os.makedirs(data, mode=0o711, exist_ok=True)
+    os.makedirs(data, mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
     path = folder(data)
     os.makedirs(path, mode=0o700, exist_ok=True)
     os.chmod(path, 0o700)
     return path
+
+
+# One daemon per data folder.
+#
+# The lock is a file that the daemon keeps locked for as long as it lives; the kernel lets go
+# of it however the daemon ends. In the file stands which process that is.
+
+PROBED_S = 1.0
+"""Whoever asks who has the lock holds it for a moment; a daemon that starts waits that out."""
+_STEP_S = 0.01
+
+
+class Holder(NamedTuple):
+    """A process; the time at which it started tells it from a later one with its number."""
+
+    pid: int
+    started: int
+
+
+@contextlib.contextmanager
+def held(data: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises `DaemonRunning`, which names the other one, and `DaemonUnavailable`."""
+    try:
+        make_folder(data)
+        descriptor = os.open(lock(data), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DaemonUnavailable(
+            f"The data folder {os.fspath(data)} cannot be used: {error.strerror}.",
+            hint="Let this user write there, or set CARREL_DATA to another folder.",
+        ) from error
+    try:
+        if not _lock(descriptor):
+            raise running(data, read(descriptor))
+        own = f"{os.getpid()} {start_time(os.getpid()) or 0}\n".encode()
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, own, 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def holder(data: str | os.PathLike[str]) -> Holder | None:
+    """The daemon of a data folder, if one runs."""
+    try:
+        descriptor = os.open(lock(data), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        found = read(descriptor)
+        return found if found is not None and is_alive(*found) else None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def running(data: str | os.PathLike[str], other: Holder | None) -> DaemonRunning:
+    who = "Another daemon" if other is None else f"A daemon (process {other.pid})"
+    return DaemonRunning(
+        f"{who} uses the data folder {os.fspath(data)}.",
+        hint="Stop it with `carrel down`, or choose another data folder with --data.",
+        pid=None if other is None else other.pid,
+    )
+
+
+def read(descriptor: int) -> Holder | None:
+    """What stands in the lock; None while it is being written."""
+    words = os.pread(descriptor, 100, 0).split()
+    if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):
+        return None
+    return Holder(int(words[0]), int(words[1]))
+
+
+def _lock(descriptor: int) -> bool:
+    until = time.monotonic() + PROBED_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            other = read(descriptor)
+            alive = other is not None and is_alive(*other)
+            if alive or time.monotonic() > until:
+                return False
+            time.sleep(_STEP_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +23,10 @@ class Scope:
     kind: ScopeKind
     value: str = ""
 
+    def __str__(self) -> str:
+        """As tokens and the API name it: `admin`, `label:team=blue`, `space:sp_…`."""
+        return f"{self.kind}:{self.value}" if self.value else str(self.kind)
+
 
 ADMIN = Scope(ScopeKind.ADMIN)
 
@@ -36,9 +41,12 @@ class Caller:
 
 LOCAL = Caller("local", ADMIN)
 
+working_for: ContextVar[str] = ContextVar("working_for", default=LOCAL.name)
+"""The name of the caller for whom a task works, and what comes of it: whose share it takes."""
+
 
 @dataclass(frozen=True)
-class Token:
+class TokenRecord:
     """What is kept of a token: never the secret itself, only its hash."""
 
     token_id: str

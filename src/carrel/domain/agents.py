@@ -192,6 +192,8 @@ class TurnRequest:
     kits: tuple[str, ...] = ()
     mode: InteractionMode = InteractionMode.HEADLESS
     """Interactive: in a terminal that people attach to; the prompt may be empty then."""
+    trust: bool = False
+    """The owner agrees to what the project brings for the agent, as it is when this begins."""
 
 
 class Activity(StrEnum):
@@ -283,9 +285,9 @@ class FoundFrontend:
 
 
 @dataclass(frozen=True)
-class SeatServer:
-    """An MCP server that stands ready for an agent at its seat. `token` is the variable that
-    holds what must be shown to it, as a bearer's; empty: nothing."""
+class AgentServer:
+    """An MCP server that an agent is given. `token` names the variable that holds its bearer
+    token; empty: it takes none."""
 
     name: str
     url: str
@@ -295,10 +297,11 @@ class SeatServer:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where an agent sits: paths as it sees them. `state` is its own, and outlives the turn;
-    `context` it may only read, and is empty when nothing is there. `mcp` is the command of the
-    space's MCP server, empty when there is none. `confined` says that walls hold it."""
+class AgentSetup:
+    """What an agent is given for a turn: its folders, MCP servers and keys. Paths are as the agent
+    sees them. `state` is its own folder, and outlives the turn; `context` it may only read, and is
+    empty when nothing is there. `mcp` is the command of the space's MCP server, empty when there
+    is none. `confined` says that a sandbox holds it."""
 
     workspace: str
     state: str
@@ -308,22 +311,30 @@ class Seat:
     mcp_env: Mapping[str, str] = field(default_factory=dict)
     credentials: Mapping[str, str] = field(default_factory=dict)
     """By name; only those that the frontend names."""
-    servers: tuple[SeatServer, ...] = ()
+    servers: tuple[AgentServer, ...] = ()
     """Beside the space's own."""
     server_env: Mapping[str, str] = field(default_factory=dict)
     """Their tokens, by variable."""
+    untrusted: tuple[str, ...] = ()
+    """Of what the project brings for the agent, the paths that nobody has agreed to: the agent
+    goes without. `.git` stands for what lies in the checkout that it leads to."""
+    agreed: tuple[str, ...] = ()
+    """Those that somebody has."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One turn, ready to be started in `Seat.workspace`. `files` are put into `Seat.state`
-    first, by relative path. `first` is written to standard input, which then stays open if
-    `duplex` says so; else it is closed. Keys are in `env` and nowhere else: all else may be
-    written down."""
+    """One turn, ready to be started in `AgentSetup.workspace`. `files` are put into
+    `AgentSetup.state` first, by relative path. `first` is written to standard input, which then
+    stays open if `duplex` says so; else it is closed. Keys are in `env` and nowhere else: all else
+    may be written down."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, bytes] = field(default_factory=dict)
+    keeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By folder of the state: what stays there from earlier turns. All else is removed before
+    `files` are put: whatever ran in the space may have left settings for the one with the key."""
     first: bytes = b""
     duplex: bool = False
     again: tuple[str, ...] = ()
@@ -379,7 +390,7 @@ class Frontend(Protocol):
         """Host paths that a sandbox must show, at the same place, for it to run."""
         ...
 
-    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+    def prepare(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         """Raises `FrontendNotInstalled`, `ProviderMismatch`, `ModelNotSupported`,
         `ContinuationNotFound`, `ResolveFailed`. Blocking, quick."""
         ...
@@ -395,9 +406,63 @@ KEY = "{conversation}"
 class Interactive(Protocol):
     """Of frontends with a terminal of their own, beside `Frontend`."""
 
-    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
+    def prepare_terminal(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         """As `prepare`. The program says what it does by hooks (`carrel.agents.terminals`)."""
         ...
+
+
+PROJECT_SETTINGS = (
+    *(".claude", ".mcp.json", ".codex", ".gemini", ".pi", ".goose", ".env"),
+    *(".opencode", "opencode.json", "opencode.jsonc"),
+)
+"""What the agents that are known read in a project: for those that are not."""
+
+
+@runtime_checkable
+class Confiding(Protocol):
+    """Of frontends that say what their agent reads in a project, beside `Frontend`. Of the others
+    it is believed that they read all that is known, and cannot be kept from it."""
+
+    @property
+    def brought(self) -> tuple[str, ...]:
+        """Files and folders of a project by which it can have the agent run code, or say where
+        its key goes. What is only text for the model is not among them."""
+        ...
+
+    @property
+    def goes_without(self) -> bool:
+        """It can be started so that it does not read them (`AgentSetup.untrusted`); else the turn
+        is refused."""
+        ...
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a project brings for an agent: the paths of `Confiding.brought` that there are, all
+    files of them, and a digest of their names and bytes. `problem` says why nobody can agree to
+    it. `agreed`: None when nobody was asked."""
+
+    frontend: str
+    paths: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    digest: str = ""
+    problem: str = ""
+    agreed: bool | None = None
+    elsewhere: bool = False
+    """The tree's `.git` leads to another checkout, as a linked worktree's does. An agent may take
+    settings that lie there for the project's own, and those nobody has looked at."""
+
+    @property
+    def trusted(self) -> bool:
+        return not self.paths or self.agreed is True
+
+
+class Agreements(Protocol):
+    """What a person has said to what projects bring, by digest. Blocking, quick."""
+
+    def said(self, digest: str) -> bool | None: ...
+
+    def say(self, digest: str, agreed: bool) -> None: ...
 
 
 # Agents that are spoken to while they run
@@ -442,7 +507,9 @@ class Driver(Protocol):
     ends everything it started. What went wrong is in the result; it raises only what is a
     mistake of Carrel's own."""
 
-    async def __call__(self, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult: ...
+    async def __call__(
+        self, request: TurnRequest, setup: AgentSetup, stage: Stage
+    ) -> TurnResult: ...
 
 
 # What the service needs for turns, beside frontends
@@ -453,6 +520,11 @@ class Frontends(Protocol):
 
     def get(self, name: str) -> Frontend:
         """Raises `UnsupportedFrontend`."""
+        ...
+
+    def require(self, name: str) -> Frontend:
+        """One that is on this machine. Raises `UnsupportedFrontend`, `FrontendNotInstalled`.
+        Looks for files, and starts nothing."""
         ...
 
     def in_terminal(self, name: str) -> Frontend:
@@ -515,8 +587,8 @@ class TurnLog(Protocol):
         ...
 
 
-class Seats(Protocol):
-    """Where agents sit in spaces. Blocking."""
+class AgentFolders(Protocol):
+    """The folders of agents in their spaces. Blocking."""
 
     def make(self, folder: Path, owner: Owner) -> None:
         """The folders of the agent of the space in `folder`; idempotent, quick."""
@@ -526,19 +598,20 @@ class Seats(Protocol):
         """What a sandbox shows, for that agent. Touches nothing; quick."""
         ...
 
-    def take(self, place: SeatRequest) -> Seat:
+    def setup(self, place: SetupRequest) -> AgentSetup:
         """Makes the folders that are missing."""
         ...
 
-    def put(self, place: SeatRequest, files: Mapping[str, bytes]) -> None:
-        """Into the agent's state, whatever the agent has made of it. `ResolveFailed`."""
+    def put(self, place: SetupRequest, prepared: Prepared) -> None:
+        """Leaves in the agent's state what it keeps, and puts its files there, whatever the agent
+        has made of it. `ResolveFailed`."""
         ...
 
 
 @dataclass(frozen=True)
-class SeatRequest:
-    """Of the space in `folder`, whose tree is at `tree`; `own_paths`: its sandbox has names of
-    its own for them."""
+class SetupRequest:
+    """Asks for the setup of an agent in the space in `folder`, whose tree is at `tree`.
+    `own_paths`: its sandbox has names of its own for them."""
 
     folder: Path
     tree: Path
@@ -572,8 +645,13 @@ class CredentialStore(Protocol):
 
     def names(self) -> Sequence[str]: ...
 
-    def set(self, name: str, value: str) -> None:
-        """Raises `MessageInvalid`."""
+    def set(self, name: str, value: str | None, endpoints: Sequence[str] | None) -> None:
+        """None: as it is. Raises `MessageInvalid`, and `CredentialNotFound` when there is no
+        value yet."""
+        ...
+
+    def endpoints(self, name: str) -> Sequence[str]:
+        """The addresses besides the provider's own to which it may go."""
         ...
 
     def remove(self, name: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -27,8 +26,30 @@ class Bases(Protocol):
 
     def list(self) -> builtins.list[Base]: ...
 
+    def used_at(self, base: Base) -> float:
+        """When it was last built, or found to be the project's state."""
+        ...
+
     def remove(self, base_id: str) -> None:
         """Raises `BaseInUse` when another base or a tree stands on it."""
+        ...
+
+
+class Disk(Protocol):
+    """The disk with the data folder, and what is kept free on it. Blocking, quick."""
+
+    def free(self) -> tuple[int, int]:
+        """Bytes and files that there is room for, without the reserve. Raises OSError."""
+        ...
+
+    def held(self) -> int:
+        """The bytes of the reserve."""
+        ...
+
+    def is_full(self) -> bool: ...
+
+    def take_back(self) -> None:
+        """What the reserve has given up, as far as there is room again."""
         ...
 
 
@@ -95,16 +116,6 @@ class TrashCan(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Judged:
-    """One back end of this machine: what it said of itself when it was tried."""
-
-    name: str
-    available: bool
-    reason: str
-    remedy: str = ""
-
-
 class Machine(Protocol):
     """Which tree drivers and runtimes there are, and which is best. What was found to work
     is remembered; what did not is tried again."""
@@ -116,8 +127,8 @@ class Machine(Protocol):
     def runtimes(self) -> tuple[Runtime, ...]: ...
 
     def expect(self) -> None:
-        """See `Runtime.expect`; which of them it will be need not be known yet. Not for spaces:
-        these have the time of their tree for it, and many at once would only be slowed down."""
+        """See `LocalRuntime.expect`; which runtime it will be need not be known yet. Not for
+        spaces: these have the time of their tree for it, and many at once would be slowed down."""
         ...
 
     async def runtime(self, name: str) -> Runtime:

@@ -51,6 +51,7 @@
     ├── AccessError                  the caller may not
     │   ├── AuthenticationFailed     authentication_failed
     │   ├── Forbidden                forbidden
+    │   ├── AgreementNeeded          agreement_needed: a person is asked first
     │   └── TokenNotFound            token_not_found
     ├── RequestError                 a request cannot be understood or is too much
     │   ├── MessageInvalid           message_invalid
@@ -72,6 +73,8 @@
     │   ├── Interrupted              interrupted
     │   ├── AgentCrashed             agent_crashed
     │   ├── TurnNotFound             turn_not_found
+    │   ├── VariableRefused          variable_refused: not together with a key that is kept here
+    │   ├── NotTrusted               not_trusted: nobody has agreed to what the project brings
     │   └── CredentialNotFound       credential_not_found
     ├── InstanceError                a dedicated MCP server cannot be had
     │   ├── InstanceNotFound         instance_not_found
@@ -101,13 +104,59 @@ A command that ran and ended badly is no error here: that is an `Exit`.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+
+class Kind(NamedTuple):
+    """What follows from an error: the status of an answer, the exit code of `carrel`, and whether
+    it may be otherwise the next time."""
+
+    status: int
+    exit: int
+    again: bool = False
+
+
+INVALID = Kind(422, 2)
+"""What was said cannot be understood."""
+UNUSABLE = Kind(422, 1)
+"""It is understood, and cannot be done with."""
+NAMED_MISSING = Kind(422, 3)
+"""What the body names is not there, so it is the body that is wrong."""
+NOT_FOUND = Kind(404, 3)
+GONE = Kind(410, 3)
+CONFLICT = Kind(409, 4)
+"""Not as things are."""
+DENIED = Kind(403, 5)
+UNKNOWN_CALLER = Kind(401, 5)
+NOT_INSTALLED = Kind(409, 7)
+CANNOT = Kind(422, 7)
+"""This machine cannot."""
+DAMAGED = Kind(500, 7)
+UNAVAILABLE = Kind(503, 7, again=True)
+NO_ROOM = Kind(507, 7, again=True)
+NO_DAEMON = Kind(503, 6, again=True)
+BUSY = Kind(429, 4, again=True)
+"""Too much at once."""
+TOO_LARGE = Kind(413, 1)
+UPSTREAM = Kind(502, 1, again=True)
+"""Somebody else's program failed."""
+LATE = Kind(504, 1, again=True)
+INTERNAL = Kind(500, 1)
+NO_COMMAND = Kind(422, 127)
+NOT_EXECUTABLE = Kind(422, 126)
 
 
 class CarrelError(Exception):
     """Base of all. `hint` says what to do; `details` are for programs."""
 
     code: ClassVar[str] = "internal"
+    kind: ClassVar[Kind] = INTERNAL
+    again: ClassVar[bool | None] = None
+    """Whether it may be otherwise the next time; None: as its kind says."""
+
+    @property
+    def passing(self) -> bool:
+        return self.kind.again if self.again is None else self.again
 
     def __init__(self, message: str, *, hint: str = "", **details: object) -> None:
         super().__init__(message)
@@ -121,375 +170,513 @@ class CarrelError(Exception):
 
 class ProjectError(CarrelError):
     code = "project_invalid"
+    kind = UNUSABLE
 
 
 class ProjectNotFound(ProjectError):
     code = "project_not_found"
+    kind = NAMED_MISSING
 
 
 class ProjectNotAFolder(ProjectError):
     code = "project_not_a_folder"
+    kind = UNUSABLE
 
 
 class ProjectUnreadable(ProjectError):
     code = "project_unreadable"
+    kind = UNUSABLE
 
 
 class ProjectReadOnly(ProjectError):
     code = "project_read_only"
+    kind = UNUSABLE
 
 
 class ProjectInUse(ProjectError):
     code = "project_in_use"
+    kind = CONFLICT
 
 
 class ProjectChanged(ProjectError):
     code = "project_changed"
+    kind = CONFLICT
+    again = True
 
 
 class ProjectTooLarge(ProjectError):
     code = "project_too_large"
+    kind = UNUSABLE
 
 
 class ProjectInvalid(ProjectError):
     code = "project_invalid"
+    kind = UNUSABLE
 
 
 class RefNotFound(ProjectError):
     code = "ref_not_found"
+    kind = NAMED_MISSING
 
 
 class GitFailed(ProjectError):
     code = "git_failed"
+    kind = UNUSABLE
 
 
 class GitTimeout(ProjectError):
     code = "git_timeout"
+    kind = UNUSABLE
+    again = True
 
 
 class ArchiveInvalid(ProjectError):
     code = "archive_invalid"
+    kind = UNUSABLE
 
 
 class InsufficientDisk(CarrelError):
     code = "insufficient_disk"
+    kind = NO_ROOM
 
 
 class TreeError(CarrelError):
     code = "tree_unavailable"
+    kind = UNAVAILABLE
 
 
 class TreeUnavailable(TreeError):
     code = "tree_unavailable"
+    kind = UNAVAILABLE
 
 
 class TreeNotFound(TreeError):
     code = "tree_not_found"
+    kind = NOT_FOUND
 
 
 class TreeExists(TreeError):
     code = "tree_exists"
+    kind = CONFLICT
 
 
 class TreeDamaged(TreeError):
     code = "tree_damaged"
+    kind = DAMAGED
 
 
 class BaseNotFound(TreeError):
     code = "base_not_found"
+    kind = NOT_FOUND
 
 
 class BaseInUse(TreeError):
     code = "base_in_use"
+    kind = CONFLICT
 
 
 class PathError(TreeError):
     code = "path_invalid"
+    kind = UNUSABLE
 
 
 class PathEscapes(PathError):
     code = "path_escapes"
+    kind = DENIED
 
 
 class PathInvalid(PathError):
     code = "path_invalid"
+    kind = UNUSABLE
 
 
 class PathNotFound(PathError):
     code = "path_not_found"
+    kind = NOT_FOUND
 
 
 class PathExists(PathError):
     code = "path_exists"
+    kind = CONFLICT
 
 
 class PathDenied(PathError):
     code = "path_denied"
+    kind = DENIED
 
 
 class PathWrongKind(PathError):
     code = "path_wrong_kind"
+    kind = CONFLICT
 
 
 class SandboxUnavailable(CarrelError):
     code = "sandbox_unavailable"
+    kind = UNAVAILABLE
 
 
 class IsolationUnproven(SandboxUnavailable):
     code = "isolation_unproven"
+    kind = UNAVAILABLE
+    again = False
 
 
 class LimitsUnavailable(SandboxUnavailable):
     code = "limits_unavailable"
+    kind = CANNOT
 
 
 class LauncherUnavailable(SandboxUnavailable):
     code = "launcher_unavailable"
+    kind = UNAVAILABLE
 
 
 class WarmUnavailable(SandboxUnavailable):
     code = "warm_unavailable"
+    kind = UNAVAILABLE
 
 
 class SandboxNotFound(SandboxUnavailable):
     code = "sandbox_not_found"
+    kind = NOT_FOUND
 
 
 class CommandError(CarrelError):
     code = "command_invalid"
+    kind = UNUSABLE
 
 
 class CommandInvalid(CommandError):
     code = "command_invalid"
+    kind = UNUSABLE
 
 
 class CommandNotFound(CommandError):
     code = "command_not_found"
+    kind = NO_COMMAND
 
 
 class CommandNotExecutable(CommandError):
     code = "command_not_executable"
+    kind = NOT_EXECUTABLE
 
 
 class RunNotFound(CommandError):
     code = "run_not_found"
+    kind = NOT_FOUND
 
 
 class SpaceError(CarrelError):
     code = "space_invalid"
+    kind = INVALID
 
 
 class SpaceNotFound(SpaceError):
     code = "space_not_found"
+    kind = NOT_FOUND
 
 
 class SpaceAmbiguous(SpaceError):
     code = "space_ambiguous"
+    kind = CONFLICT
 
 
 class SpaceInvalid(SpaceError):
     code = "space_invalid"
+    kind = INVALID
 
 
 class NameTaken(SpaceError):
     code = "name_taken"
+    kind = CONFLICT
 
 
 class StateConflict(SpaceError):
     code = "state_conflict"
+    kind = CONFLICT
 
 
 class UnexportedChanges(SpaceError):
     code = "unexported_changes"
+    kind = CONFLICT
 
 
 class KeyReused(SpaceError):
     code = "idempotency_key_reused"
+    kind = UNUSABLE
 
 
 class AccessError(CarrelError):
     code = "forbidden"
+    kind = DENIED
 
 
 class AuthenticationFailed(AccessError):
     code = "authentication_failed"
+    kind = UNKNOWN_CALLER
 
 
 class Forbidden(AccessError):
     code = "forbidden"
+    kind = DENIED
+
+
+class AgreementNeeded(AccessError):
+    """`question_id` is in its details: the question waits in the inbox."""
+
+    code = "agreement_needed"
+    kind = DENIED
 
 
 class TokenNotFound(AccessError):
     code = "token_not_found"
+    kind = NOT_FOUND
 
 
 class RequestError(CarrelError):
     code = "message_invalid"
+    kind = INVALID
 
 
 class MessageInvalid(RequestError):
     code = "message_invalid"
+    kind = INVALID
 
 
 class TooLarge(RequestError):
     code = "too_large"
+    kind = TOO_LARGE
 
 
 class RateLimited(RequestError):
     code = "rate_limited"
+    kind = BUSY
 
 
 class NoReceiver(RequestError):
     code = "no_receiver"
+    kind = NOT_FOUND
 
 
 class DeadlinePassed(RequestError):
     code = "timeout"
+    kind = LATE
 
 
 class SlowReader(RequestError):
     code = "slow_reader"
+    kind = BUSY
 
 
 class TooManyClients(RequestError):
     code = "insufficient_resources"
+    kind = UNAVAILABLE
+
+
+class TooManyQuestions(RequestError):
+    code = "too_many_questions"
+    kind = BUSY
 
 
 class AgentError(CarrelError):
     code = "agent_crashed"
+    kind = UPSTREAM
 
 
 class ResolveFailed(AgentError):
     code = "resolve_failed"
+    kind = UNUSABLE
 
 
 class ProviderMismatch(AgentError):
     code = "provider_mismatch"
+    kind = INVALID
 
 
 class ContinuationNotFound(AgentError):
     code = "continuation_not_found"
+    kind = NOT_FOUND
 
 
 class ModelNotSupported(AgentError):
     code = "model_not_supported"
+    kind = INVALID
 
 
 class UnsupportedFrontend(AgentError):
     code = "unsupported_frontend"
+    kind = INVALID
 
 
 class FrontendNotInstalled(AgentError):
     code = "frontend_not_installed"
+    kind = NOT_INSTALLED
 
 
 class EmptyResponse(AgentError):
     code = "empty_response"
+    kind = UPSTREAM
 
 
 class PermissionDenied(AgentError):
     code = "permission_denied"
+    kind = DENIED
 
 
 class Interrupted(AgentError):
     code = "interrupted"
+    kind = CONFLICT
+    again = True
 
 
 class AgentCrashed(AgentError):
     code = "agent_crashed"
+    kind = UPSTREAM
 
 
 class TurnNotFound(AgentError):
     code = "turn_not_found"
+    kind = NOT_FOUND
+
+
+class VariableRefused(AgentError):
+    code = "variable_refused"
+    kind = DENIED
+
+
+class NotTrusted(AgentError):
+    code = "not_trusted"
+    kind = DENIED
 
 
 class CredentialNotFound(AgentError):
     code = "credential_not_found"
+    kind = NOT_FOUND
 
 
 class InstanceError(CarrelError):
     code = "instance_error"
+    kind = INTERNAL
 
 
 class InstanceNotFound(InstanceError):
     code = "instance_not_found"
+    kind = NOT_FOUND
 
 
 class ServerNotFound(InstanceError):
     code = "server_not_found"
+    kind = NOT_FOUND
 
 
 class ServerNotInstalled(InstanceError):
     code = "server_not_installed"
+    kind = NOT_INSTALLED
 
 
 class InstanceFailed(InstanceError):
     code = "instance_failed"
+    kind = UPSTREAM
 
 
 class TooManyInstances(InstanceError):
     code = "too_many_instances"
+    kind = BUSY
 
 
 class GenerationError(CarrelError):
     code = "request_invalid"
+    kind = INVALID
 
 
 class RequestInvalid(GenerationError):
     code = "request_invalid"
+    kind = INVALID
 
 
 class RequestNotFound(GenerationError):
     code = "request_not_found"
+    kind = NOT_FOUND
 
 
 class RequestReused(GenerationError):
     code = "request_id_reused"
+    kind = CONFLICT
 
 
 class RequestCancelled(GenerationError):
     code = "cancelled"
+    kind = CONFLICT
+    again = True
 
 
 class Capacity(GenerationError):
     code = "capacity"
+    kind = BUSY
 
 
 class VersionNotFound(GenerationError):
     code = "version_not_found"
+    kind = NOT_FOUND
 
 
 class WorkspaceGone(GenerationError):
     code = "workspace_gone"
+    kind = GONE
 
 
 class StoreError(CarrelError):
     code = "store_damaged"
+    kind = DAMAGED
 
 
 class StoreDamaged(StoreError):
     code = "store_damaged"
+    kind = DAMAGED
 
 
 class StoreBusy(StoreError):
     code = "store_busy"
+    kind = UNAVAILABLE
 
 
 class StoreTooNew(StoreError):
     code = "store_too_new"
+    kind = DAMAGED
 
 
 class StoreReadOnly(StoreError):
     code = "store_read_only"
+    kind = UNAVAILABLE
+    again = False
 
 
 class DaemonError(CarrelError):
     code = "daemon_unavailable"
+    kind = NO_DAEMON
 
 
 class DaemonUnavailable(DaemonError):
     code = "daemon_unavailable"
+    kind = NO_DAEMON
 
 
 class DaemonRunning(DaemonError):
     code = "daemon_running"
+    kind = CONFLICT
+
+
+def error_class(code: str) -> type[CarrelError]:
+    """Also of a code that only a newer daemon, or an agent, knows."""
+    return declared().get(code) or type("UnknownError", (CarrelError,), {"code": code})
+
+
+def declared() -> dict[str, type[CarrelError]]:
+    """All of these by code. A base shares its code with its most usual kind, which is the one
+    meant."""
+    found: dict[str, type[CarrelError]] = {}
+    level: list[type[CarrelError]] = [CarrelError]
+    while level:
+        found.update((one.code, one) for one in level if one.__module__ == __name__)
+        level = [below for one in level for below in one.__subclasses__()]
+    return found

@@ -11,7 +11,7 @@ class EventType(StrEnum):
     SPACE_STATE = "space.state"
     """`from`, `to`; with `problem` when it failed."""
     SPACE_UPDATED = "space.updated"
-    """`name`, `description`, `labels` or `retention` as they are now."""
+    """`name`, `description`, `labels`, `retention` or `enforced` as they are now."""
     SPACE_RESTORED = "space.restored"
     """`from`: the removed space."""
     STEP_BEGUN = "step.begun"
@@ -32,6 +32,9 @@ class EventType(StrEnum):
     """`request_id`, `key`, `to`; on its way `progress` and `message`."""
     RECONCILED = "reconciled"
     """`actions`: what was made to fit the record."""
+    UNREADABLE = "event.unreadable"
+    """`type`, `space_seq`, `bytes`: stands where the log has something that cannot be read. It
+    is told, never kept."""
 
 
 @dataclass(frozen=True)

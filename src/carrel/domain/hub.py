@@ -6,19 +6,50 @@ whoever listens at that moment, at most once.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 HUB_SOCKET = "hub.sock"
 """In the folder of the hub, of which each sandbox has one of its own."""
+MCP_SOCKET = "mcp.sock"
+"""Beside it: who connects there speaks MCP, with a server that speaks for whom the folder is."""
 BUFFER = "buffer_"
 """Types that begin so are kept until they are acknowledged."""
 QUESTION, ANSWER = "buffer_user_question", "buffer_user_answer"
 SIGNAL, SEEN = "buffer_taskspace_signal_user", "buffer_user_seen"
 MESSAGE = "buffer_space_message"
 """Types that Carrel itself reads too."""
+
+
+def envelope_in(body: bytes) -> dict[str, Any] | None:
+    """The envelope of one row of the log; None when it cannot be read. What is wrong with one
+    row is not to be the end of whoever reads them all."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@dataclass(frozen=True)
+class McpSession:
+    """One client of the MCP socket, as the process that serves it has to know it."""
+
+    name: str
+    """Whose it is. Sessions of one name are counted together."""
+    folder: str
+    """Where the socket of its hub is."""
+    account: str
+    """Whose space it is, and whose sessions are counted together, too."""
+    inside: bool = False
+    """It is a space's, and its process has the space's limits and user:"""
+    join: tuple[str, ...] = ()
+    """The `cgroup.procs` of its control groups."""
+    uid: int | None = None
+    gid: int | None = None
 
 
 class ClientKind(StrEnum):
@@ -98,12 +129,14 @@ class Replay:
 
 @dataclass(frozen=True)
 class PlaceQuery:
-    """Over all spaces, in the order of places, after `after`; `types` are exact."""
+    """Over all spaces, in the order of places, after `after`; `types` are exact. At most so many
+    messages and about so many bytes, at least one: only none at all is the end."""
 
     after: int = 0
     space_ids: frozenset[str] | None = None
     types: frozenset[str] | None = None
     limit: int = 500
+    max_bytes: int = 1 << 20
 
 
 @dataclass(frozen=True)

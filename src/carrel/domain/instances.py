@@ -199,6 +199,8 @@ class Instance:
     """Who asked for it: see `carrel.domain.access.Caller`."""
     created_at: float
     updated_at: float
+    account: str = ""
+    """Whose share of the places it takes, if that is not its caller; see `counts_for`."""
     project_path: str = ""
     space_id: str = ""
     host: str = ""
@@ -249,6 +251,10 @@ class Instance:
     has_token: bool = False
     leaving: bool = False
     """It is being ended: whoever finds it so goes on with that."""
+
+    @property
+    def counts_for(self) -> str:
+        return self.account or self.caller
 
     @property
     def clients(self) -> int:

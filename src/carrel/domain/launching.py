@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,7 +46,7 @@ class LauncherPort(Protocol):
     async def ask(
         self,
         op: str,
-        fields: dict[str, Any],
+        fields: Mapping[str, object],
         descriptors: list[int],
         timeout_s: float = ...,
     ) -> tuple[dict[str, Any], list[int]]:

@@ -43,7 +43,7 @@ class LimitSupport:
 
 
 @dataclass(frozen=True)
-class Usage:
+class ResourceUsage:
     """Of a whole sandbox since it started; None where this machine cannot tell."""
 
     cpu_seconds: float | None

@@ -134,7 +134,7 @@ class Generate:
 
 
 @dataclass(frozen=True)
-class ResultFile:
+class ChangedFile:
     """One entry that is not as it was. `lines` is None for what is no text, or too long to be
     counted; `text` and `base64` are its content, where that was asked for."""
 
@@ -168,7 +168,7 @@ class Result:
 
     complete: bool
     summary: str = ""
-    files: tuple[ResultFile, ...] = ()
+    files: tuple[ChangedFile, ...] = ()
     total: int = 0
     needs_research: tuple[str, ...] = ()
     """What the agent would have to know."""
@@ -238,6 +238,10 @@ class Request:
     """How often the webhook was tried."""
     notes: tuple[str, ...] = ()
     """What is not as one might think, in sentences."""
+    guest: bool = False
+    """Of a caller with less than the owner's rights, as its space is."""
+    realm: str = ""
+    """Whose name its space has."""
 
     @property
     def ended(self) -> bool:
@@ -307,7 +311,7 @@ class Collected:
     """What changed in a workspace. `files` are the first of them, in the order of their paths,
     `total` counts all."""
 
-    files: tuple[ResultFile, ...]
+    files: tuple[ChangedFile, ...]
     total: int
 
 

@@ -77,9 +77,23 @@ class Recordings(Protocol):
         ...
 
     def follow(
-        self, folder: Path, run_id: str, stream: Stream, offset: int, ended: asyncio.Event
+        self,
+        folder: Path,
+        run_id: str,
+        stream: Stream,
+        offset: int,
+        ended: asyncio.Event,
+        reader: str = "",
     ) -> AsyncGenerator[Piece, None]:
         """What is there and what comes, until `ended` is set (when the run has ended) and all
         was read. An empty piece at the end says by its offset that the last bytes were
-        dropped. Wrap it in `contextlib.aclosing`."""
+        dropped. Wrap it in `contextlib.aclosing`.
+
+        With the name of a `reader` nothing is dropped before it was read: a command that is
+        too far ahead waits. One that is closed before the end may follow again under its name,
+        for a while; `let_go` ends that."""
+        ...
+
+    def let_go(self, run_id: str, reader: str) -> None:
+        """A reader that was closed before the end does not come back."""
         ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from carrel.domain.availability import Availability
-from carrel.domain.limits import NO_LIMITS, LimitKind, Limits, LimitSupport, Usage
+from carrel.domain.limits import NO_LIMITS, LimitKind, Limits, LimitSupport, ResourceUsage
 from carrel.domain.trees import Owner, TreeMount
 
 
@@ -57,11 +57,10 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     also_at: str = ""
     """Where the tree is shown too, by a runtime that shows it at /workspace."""
-
-    @property
-    def on_the_host(self) -> bool:
-        """The tree is a folder of the host itself, and not of the space's own."""
-        return not self.tree.is_relative_to(self.folder)
+    family: str = ""
+    """Sandboxes of one family have the same limits, and have them together; empty: none else."""
+    account: str = ""
+    """Those of one account have one share of the commands that can run; empty: none else."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,11 @@ class Command:
     launcher's own interpreter calls it, in a process that nobody in the sandbox can trace."""
     warm: str = ""
     """The name of the `Zygote` that is forked for the call; see `WarmRuntime`."""
+    reader: str = ""
+    """Who will follow all its recorded streams from their first byte on, and misses none; see
+    `carrel.domain.runs.Recordings.follow`."""
+    may_make_room: bool = False
+    """It is begun however far the sandbox is above its disk limit."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,15 @@ class LimitHit:
 
 
 @dataclass(frozen=True)
+class LimitsChanged:
+    """An event: a sandbox was set up again, and its limits are enforced in another way than
+    before, or not any more."""
+
+    sandbox_id: str
+    limits: tuple[LimitSupport, ...]
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One thing the probe tried inside a sandbox."""
 
@@ -216,8 +229,56 @@ class Run(Protocol):
     def run_id(self) -> str: ...
 
     @property
+    def input_bytes(self) -> int | None:
+        """How many bytes `give` gave since the run began, whoever called it. None with a
+        terminal, with raw pipes, and when nobody knows: a daemon was killed within a write."""
+        ...
+
+    async def give(self, data: bytes | memoryview) -> int:
+        """Writes to standard input as much as it takes now, and counts it. What the command
+        does not want (it closed its input, it ended) counts as given. Raises
+        `BlockingIOError` when the input is full: wait for `writable`, then try again."""
+        ...
+
+    async def writable(self) -> None:
+        """Returns when `give` may take something again, at once for a run without input. The
+        caller stops waiting itself when the run ends."""
+        ...
+
+    async def wait(self) -> Exit:
+        """The end of the command. Raises `LauncherUnavailable` when nobody can tell it."""
+        ...
+
+    async def close_input(self) -> None:
+        """The command reads to the end of its standard input; idempotent. Does nothing with a
+        terminal, which has no end: type the end-of-file character instead.
+        Raises `LauncherUnavailable`."""
+        ...
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of the terminal; does nothing without one."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of this side. A recorded run keeps its input open, and `attach` gives it
+        again."""
+        ...
+
+
+@runtime_checkable
+class LocalRun(Run, Protocol):
+    """A live command that is a process of this machine."""
+
+    @property
     def pid(self) -> int:
         """On the host."""
+        ...
+
+    @property
+    def stdin(self) -> int | None:
+        """The pipe or the terminal to write to, never to read from. It is non-blocking when
+        the run is recorded: the launcher and every other holder share the flag, so leave it.
+        A full one raises `BlockingIOError`."""
         ...
 
     @property
@@ -229,45 +290,22 @@ class Run(Protocol):
     @property
     def stderr(self) -> Path | int | None: ...
 
-    @property
-    def stdin(self) -> int | None:
-        """The pipe or the terminal to write to, never to read from. It is non-blocking when
-        the run is recorded: the launcher and every other holder share the flag, so leave it.
-        A full one raises `BlockingIOError`; wait with `loop.add_writer`."""
-        ...
 
-    @property
-    def input_bytes(self) -> int | None:
-        """How many `give` gave since the run began, whoever called it. None with a terminal,
-        with raw pipes, and when nobody knows: a daemon was killed within a write."""
-        ...
-
-    def give(self, data: bytes | memoryview) -> int:
-        """Writes to `stdin` as much as it takes now, and counts it. What the command does not
-        want (it closed its input, it ended) counts as given. Raises `BlockingIOError`."""
-        ...
-
-    async def wait(self) -> Exit: ...
-
-    async def close_input(self) -> None:
-        """The command reads to the end of its standard input; idempotent. Does nothing with a
-        terminal, which has no end: type the end-of-file character instead.
-        Raises `LauncherUnavailable`."""
-        ...
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Of the terminal; does nothing without one."""
-        ...
-
-    def close(self) -> None:
-        """Closes this side's descriptors. A recorded run keeps its input open: the launcher
-        holds it, and `attach` gives it again."""
-        ...
+def host_pid(run: Run) -> int:
+    """The number of its process on this machine; 0 when it is not here."""
+    return run.pid if isinstance(run, LocalRun) else 0
 
 
 class Runtime(Protocol):
-    """One way of confining. Raises `SandboxUnavailable` (and its kinds) when the sandbox is
-    at fault, `CommandError` when the command is; an ended command is an `Exit`."""
+    """One way of confining commands, here or elsewhere.
+
+    Two kinds of errors are kept apart. `SandboxUnavailable` and its kinds say that the sandbox
+    is at fault, so the same command may work in another; `CommandError` and its kinds say that
+    the command is. A command that ran and ended badly is neither: it is an `Exit`.
+
+    What only some back ends can do is in the Protocols below: `LocalRuntime`, `EagerRuntime`,
+    `WarmRuntime`. Callers ask with `isinstance`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -276,49 +314,100 @@ class Runtime(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def probe(self) -> Availability:
-        """Tries the real thing, and leaves nothing."""
-        ...
-
-    def expect(self) -> None:
-        """Something is about to be started: begins what that would wait for, in the background."""
-        ...
-
-    def begin(self, spec: SandboxSpec) -> None:
-        """The tree is being made: sets up meanwhile what does not need it, or nothing. Either
-        `start` goes on from there, or `stop` ends it. What goes wrong, `start` will tell."""
+        """Tries the real thing, and leaves nothing. Raises nothing: the answer says why not.
+        Called by `carrel doctor`, and when the best runtime is chosen."""
         ...
 
     async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
-        """Prepares a sandbox; costs no process until a command runs. A confining runtime
-        that fails its own proof raises `IsolationUnproven`. Without `wait`, one whose
-        configuration was proven already is set up while the caller goes on: the first
-        command waits for it, and tells if that failed."""
+        """Prepares a sandbox; costs no process until a command runs. Called when a space is
+        made, and when one that was stopped is started again.
+
+        Raises `IsolationUnproven` when a confining runtime fails its own proof,
+        `LimitsUnavailable` when strict limits cannot be enforced, else `SandboxUnavailable`;
+        nothing is left then. Without `wait`, a sandbox whose configuration was proven already is
+        set up while the caller goes on: the first command waits for it, and tells if that
+        failed."""
         ...
 
-    async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run: ...
+    async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:
+        """Starts a command, and returns when it executes. Called for every command, also in a
+        sandbox that an earlier daemon prepared.
+
+        Raises `CommandInvalid`, `CommandNotFound` or `CommandNotExecutable` for a command that
+        cannot run; `SandboxUnavailable` (`WarmUnavailable` for one that is to be forked) when the
+        sandbox fails; `TreeDamaged` when the tree lost its mount; `InsufficientDisk` when its
+        record cannot be written. Nothing of it runs then."""
+        ...
 
     async def attach(self, sandbox: Sandbox, run_id: str) -> Run:
         """Takes up a run of this or an earlier daemon, with its input and its terminal; raw
-        pipes are not given again. `RunNotFound`."""
+        pipes are not given again. Called for each run that is recorded as running when a daemon
+        starts. Raises `RunNotFound`, `LauncherUnavailable`."""
         ...
 
     async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:
-        """To the run's process group. A run that has ended is no error."""
+        """Sends a signal to the run's process group, as a client asked. A run that has ended
+        is no error. Raises `LauncherUnavailable`."""
         ...
 
     async def kill(self, sandbox: Sandbox, run_id: str) -> None:
         """Ends all that came of a run, detached or not, and returns when that is gone; the
-        sandbox's other runs go on. Idempotent, also for one that has ended and left something
-        running. Without control groups what cleared its environment and detached itself too
-        is not known as the run's; `stop` ends it."""
+        sandbox's other runs go on. Called when a turn or an instance ends while its space stays.
+
+        Idempotent, also for a run that has ended and left something running. Without control
+        groups, what cleared its environment and detached itself too is not known as the run's;
+        `stop` ends it. Raises `RunNotFound` for what is no id, `SandboxUnavailable` when
+        something does not end."""
         ...
 
-    async def usage(self, sandbox: Sandbox) -> Usage: ...
+    async def usage(self, sandbox: Sandbox) -> ResourceUsage:
+        """What its processes use now, as far as the machine can tell. Called when a space is
+        shown, and to see whether an instance is idle."""
+        ...
 
-    async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof: ...
+    async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof:
+        """Tries from inside what the sandbox must refuse. Called once for each configuration,
+        and by `carrel verify`. A runtime that confines nothing gives a proof without attempts,
+        which does not hold. Raises `IsolationUnproven` when the attempts could not be made."""
+        ...
 
     async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
-        """Ask, bounded wait, kill all, reap, remove the cgroup; idempotent."""
+        """Asks all processes to end, waits so long at most, kills the rest, and returns when
+        all of it is gone, with its limits; idempotent. Called when a space is stopped or
+        removed, and to undo a start. Raises `SandboxUnavailable` when something does not
+        end."""
+        ...
+
+
+@runtime_checkable
+class LocalRuntime(Runtime, Protocol):
+    """A runtime whose commands are processes of this machine: they can be given descriptors
+    (`Command.descriptors`) and functions of this program (`Command.call`), which others refuse
+    with `CommandInvalid`."""
+
+    async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> LocalRun: ...
+
+    async def attach(self, sandbox: Sandbox, run_id: str) -> LocalRun: ...
+
+    def expect(self) -> None:
+        """Begins in the background what the next start would wait for. Called when somebody
+        has asked for an instance. Raises nothing."""
+        ...
+
+    def watch(self, sandbox: Sandbox) -> None:
+        """Sees to the limits of what an earlier daemon's commands have left running in it.
+        Called once for each live space when a daemon starts. Raises `LauncherUnavailable`."""
+        ...
+
+
+@runtime_checkable
+class EagerRuntime(Protocol):
+    """A runtime that can set a sandbox up while its tree is still being made."""
+
+    def begin(self, spec: SandboxSpec) -> None:
+        """Sets up what does not need the tree, in the background. Either `start` goes on from
+        there, or `stop` ends it. Raises nothing: what goes wrong, `start` will tell. Called when
+        the owner of a new space is known."""
         ...
 
 
@@ -333,5 +422,5 @@ class WarmRuntime(Protocol):
         ...
 
     async def cool_down(self, name: str) -> None:
-        """Ends it; idempotent."""
+        """Ends it; idempotent. Raises `LauncherUnavailable`."""
         ...

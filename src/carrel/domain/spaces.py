@@ -11,7 +11,7 @@ from carrel.domain.agents import Usage as AgentUsage
 from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
-from carrel.domain.trees import Owner
+from carrel.domain.trees import Owner, Skipped
 
 AUTO = "auto"
 
@@ -71,6 +71,8 @@ class SpaceRequest:
     """What it is for, in a person's or an agent's words."""
     parent: str = ""
     """The space whose agent asked for this one."""
+    family: str = ""
+    """The space whose limits it shares; never a caller's own word."""
     agent: str = ""
     """The frontend that is to work in it."""
     network_asked: bool = False
@@ -84,6 +86,16 @@ class SpaceRequest:
     """Given by who has written it down already; never a caller's own word either."""
     transient: bool = False
     """Nothing is kept of it when it goes: no changes in the trash, no record."""
+    follow_git: bool = False
+    """Take what git needs from repositories outside that the project names."""
+    guest: bool = False
+    """Who asked has less than the owner's rights: the project is read with nothing of the
+    owner's. Never a caller's own word."""
+    realm: str = field(default="", repr=False)
+    """Whose name it is to have. Never a caller's own word, and no part of what is asked for: the
+    same request of the same caller has the same."""
+    account: str = field(default="", repr=False)
+    """Whose share of the machine it takes; as `realm`, never a caller's own word."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +144,9 @@ class Space:
     description: str = ""
     parent: str = ""
     """The space whose agent asked for this one."""
+    family: str = ""
+    """The first space of its family, whose limits hold for all of them together, also when it
+    is gone; empty: it is the first itself."""
     agent: str = ""
     """The frontend whose programs its sandbox shows."""
     shows: tuple[str, ...] = ()
@@ -147,6 +162,22 @@ class Space:
     """The folder of the host that is its tree."""
     transient: bool = False
     """Nothing is kept of it when it goes."""
+    left_out: tuple[Skipped, ...] = ()
+    """The first things of the project that it does not have."""
+    guest: bool = False
+    """It was made for a caller with less than the owner's rights, and so were its variables."""
+    realm: str = ""
+    """Who gave it its name: empty for the owner, else a token's label or space, or the space that
+    asked for it. A name is taken within its realm only, so that nobody learns the others'."""
+    account: str = ""
+    """The token's label whose share of the machine it takes, with all others that were made with
+    that and all that came of them; empty: its family has one of its own."""
+    default_disk_bytes: int = 0
+    """Its disk limit where none was asked for; 0: none."""
+
+    @property
+    def counts_for(self) -> str:
+        return self.account or self.family or self.space_id
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class EventParser:
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
-            self._size += len(value)
+            # With its line's end: empty ones are kept, too.
+            self._size += len(value) + 1
         elif name == "event":
             self._type = value
         elif name == "id" and "\0" not in value:

@@ -1,4 +1,8 @@
-"""The second rule: a devcontainer.json names the image, its additions and what to run."""
+"""The second rule: a devcontainer.json names the image, its additions and what to run.
+
+Many of its values may be written in several ways. Each function `as_…` takes the value as it was
+parsed, or None when the key is missing, and drops what is malformed with a complaint.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,94 @@ from carrel.domain.environments import (
     SetupStage,
     Variable,
 )
-from carrel.environments.devcontainer_values import (
-    Complain,
-    as_commands,
-    as_ports,
-    as_strings,
-    as_variables,
+from carrel.environments.dockerfile import (
+    ContainerFound,
+    DockerfileReading,
+    parse_ports,
+    read_dockerfile,
 )
-from carrel.environments.dockerfile import DockerfileReading, read_dockerfile
-from carrel.environments.found import ContainerFound
-from carrel.environments.reading import Reader, dig, join
+from carrel.environments.files import MalformedFile, ProjectReader, dig, join
+
+Complain = Callable[[str], None]
+
+OWN_HOSTS = ("", "localhost", "127.0.0.1", "0.0.0.0")
+
+
+def as_strings(value: object, complain: Complain) -> list[str]:
+    """A string or a list of strings."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    texts = [text for text in values if isinstance(text, str) and text]
+    if len(texts) < len(values):
+        complain("what is not a string was left out.")
+    return texts
+
+
+def as_commands(value: object, complain: Complain) -> list[tuple[str, tuple[str, ...]]]:
+    """A line for the shell, an argument list, or an object of several, which have names."""
+    several = value if isinstance(value, dict) else {"": value}
+    commands = []
+    for name, written in several.items():
+        try:
+            argv = _argv(written)
+        except MalformedFile as error:
+            complain(f"{name}: {error.message}" if name else error.message)
+            continue
+        if argv:
+            commands.append((str(name), argv))
+    return commands
+
+
+def _argv(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        argv: tuple[str, ...] = ("/bin/sh", "-c", value) if value.strip() else ()
+    elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+        argv = tuple(value)
+    else:
+        raise MalformedFile("it is neither a string nor a list of strings.")
+    if any("\0" in word for word in argv):
+        raise MalformedFile("it has a zero byte in it.")
+    return argv
+
+
+def as_ports(value: object, complain: Complain) -> list[tuple[int, str]]:
+    """Numbers, `"host:port"`, and of `appPort` also `"outer:inner"`; with the service that
+    another port belongs to."""
+    ports = []
+    for written in value if isinstance(value, list) else [] if value is None else [value]:
+        try:
+            ports += _port(written)
+        except MalformedFile as error:
+            complain(error.message)
+    return ports
+
+
+def _port(value: object) -> list[tuple[int, str]]:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise MalformedFile("a port is a number or a string.")
+    host, _, port = str(value).rpartition(":")
+    service = "" if host in OWN_HOSTS or host.rpartition(":")[2].isdigit() else host
+    return [(number, service) for number, _ in parse_ports(port)]
+
+
+def as_variables(value: object, complain: Complain) -> list[tuple[str, str | None]]:
+    """Names with strings, or None for one that is to be unset."""
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        complain("it is not an object.")
+        return []
+    variables: list[tuple[str, str | None]] = []
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name:
+            complain(f"{name!r} cannot be the name of a variable.")
+        elif text is not None and (not isinstance(text, str) or "\0" in text):
+            complain(f"{name} is not a string that can be set.")
+        else:
+            variables.append((name, text))
+    return variables
+
 
 FOLDER = ".devcontainer"
 FILE = "devcontainer.json"
@@ -43,7 +125,7 @@ _STAGES = {
 T = TypeVar("T")
 
 
-def find_devcontainers(reader: Reader) -> list[ContainerFound]:
+def find_devcontainers(reader: ProjectReader) -> list[ContainerFound]:
     """Those that can be used, in order."""
     found = []
     for path in _places(reader):
@@ -53,7 +135,7 @@ def find_devcontainers(reader: Reader) -> list[ContainerFound]:
     return found
 
 
-def _places(reader: Reader) -> Iterator[str]:
+def _places(reader: ProjectReader) -> Iterator[str]:
     yield join(FOLDER, FILE)
     yield f".{FILE}"
     folders = reader.listing(FOLDER).folders
@@ -66,7 +148,7 @@ def _places(reader: Reader) -> Iterator[str]:
 class _Devcontainer:
     """One file, read key by key; what is wrong with one does not spoil the others."""
 
-    def __init__(self, reader: Reader, path: str, config: dict[str, object]) -> None:
+    def __init__(self, reader: ProjectReader, path: str, config: dict[str, object]) -> None:
         self._reader = reader
         self._path = path
         self._config = config

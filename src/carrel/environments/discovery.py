@@ -20,14 +20,18 @@ from carrel.domain.environments import (
     Toolchain,
     VersionAsked,
 )
-from carrel.environments import default
 from carrel.environments.devcontainer import find_devcontainers
-from carrel.environments.dockerfile import find_dockerfiles
-from carrel.environments.files import open_folder
-from carrel.environments.found import ContainerFound
-from carrel.environments.languages import Detected, find_languages, language_image
+from carrel.environments.dockerfile import ContainerFound, find_dockerfiles
+from carrel.environments.files import ProjectReader, open_folder
+from carrel.environments.languages import (
+    BASIC_PROGRAMS,
+    DEFAULT_MATCH,
+    Detected,
+    default_image,
+    find_languages,
+    language_image,
+)
 from carrel.environments.programs import HostPrograms, look_up
-from carrel.environments.reading import Reader
 from carrel.environments.versions import find_versions
 
 
@@ -40,12 +44,12 @@ def inspect_project(root: Path, host: HostPrograms) -> EnvironmentReport:
 
 def inspect_files(files: ReadFiles, host: HostPrograms) -> EnvironmentReport:
     """As `inspect_project`, of anything that can be read like a folder."""
-    reader = Reader(files)
+    reader = ProjectReader(files)
     containers = [*find_dockerfiles(reader), *find_devcontainers(reader)]
     languages = find_languages(reader)
     versions = find_versions(reader, [".", *(one.found.folder for one in languages)])
     matches = [one.match for one in containers] + [one.match for one in languages]
-    matches = matches or [default.MATCH]
+    matches = matches or [DEFAULT_MATCH]
     decisive = containers[0] if containers else ContainerFound(matches[0])
     return EnvironmentReport(
         decided=matches[0],
@@ -62,7 +66,7 @@ def inspect_files(files: ReadFiles, host: HostPrograms) -> EnvironmentReport:
 
 
 def _image(languages: Sequence[Detected], versions: Sequence[VersionAsked]) -> Image:
-    return language_image(languages, versions) if languages else default.default_image()
+    return language_image(languages, versions) if languages else default_image()
 
 
 def _setup(decisive: ContainerFound, languages: Sequence[Detected]) -> tuple[SetupCommand, ...]:
@@ -76,7 +80,7 @@ def _setup(decisive: ContainerFound, languages: Sequence[Detected]) -> tuple[Set
 def _toolchain(
     host: HostPrograms, languages: Sequence[Detected], versions: Sequence[VersionAsked]
 ) -> Toolchain:
-    needed = dict.fromkeys(default.PROGRAMS, ("every project",))
+    needed = dict.fromkeys(BASIC_PROGRAMS, ("every project",))
     for one in languages:
         for program in one.programs:
             titles = needed.get(program, ())

@@ -7,13 +7,50 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from carrel.domain.environments import Build, Image, Match, Port, Rule, Variable
-from carrel.environments.found import ContainerFound
-from carrel.environments.instructions import Instruction, Script, parse_script
-from carrel.environments.malformed import Malformed, TooMuch
-from carrel.environments.ports import parse_ports
-from carrel.environments.reading import Reader
-from carrel.environments.substitution import Budget, Expanded, Scope, expand, split_words
+from carrel.domain.environments import Build, Image, Match, Port, Rule, SetupCommand, Variable
+from carrel.environments.dockerfile_syntax import (
+    Budget,
+    Expanded,
+    Instruction,
+    Script,
+    VariableScope,
+    expand,
+    parse_script,
+    split_words,
+)
+from carrel.environments.files import BoundReached, MalformedFile, ProjectReader
+
+MAX_RANGE = 100
+"""A range is listed port by port; a wider one is a mistake, or says nothing."""
+_PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/([A-Za-z]+))?", re.ASCII)
+_PROTOCOLS = ("tcp", "udp", "sctp")
+
+
+def parse_ports(text: str) -> list[tuple[int, str]]:
+    """`80`, `53/udp`, `8000-8010/tcp`. Raises `Malformed`."""
+    match = _PORT.fullmatch(text)
+    if not match:
+        raise MalformedFile(f"{text[:80]!r} is not a port.")
+    first = int(match.group(1))
+    last = int(match.group(2) or first)
+    protocol = (match.group(3) or "tcp").lower()
+    if not 0 < first <= last < 1 << 16 or protocol not in _PROTOCOLS:
+        raise MalformedFile(f"{text[:80]!r} is not a port.")
+    if last - first >= MAX_RANGE:
+        raise MalformedFile(f"{text!r} is a range of more than {MAX_RANGE} ports.")
+    return [(number, protocol) for number in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class ContainerFound:
+    """`image` is None when the file names none."""
+
+    match: Match
+    image: Image | None = None
+    setup: tuple[SetupCommand, ...] = ()
+    ports: tuple[Port, ...] = ()
+    variables: tuple[Variable, ...] = ()
+
 
 NAMES = ("Dockerfile", "Containerfile")
 MAX_STAGES = 100
@@ -37,7 +74,7 @@ class DockerfileReading:
     folder: str
 
 
-def find_dockerfiles(reader: Reader) -> list[ContainerFound]:
+def find_dockerfiles(reader: ProjectReader) -> list[ContainerFound]:
     """Those at the root that can be used, in order."""
     found = []
     for name in NAMES:
@@ -53,7 +90,7 @@ def find_dockerfiles(reader: Reader) -> list[ContainerFound]:
 
 
 def read_dockerfile(
-    reader: Reader, path: str, *, target: str = "", args: Mapping[str, str] | None = None
+    reader: ProjectReader, path: str, *, target: str = "", args: Mapping[str, str] | None = None
 ) -> DockerfileReading | None:
     """None when it cannot be used; a note says why. `args` are the build's arguments."""
     text = reader.text(path)
@@ -62,13 +99,13 @@ def read_dockerfile(
     try:
         evaluation = _Evaluation(reader, path, parse_script(text), args or {})
         return evaluation.run(target)
-    except Malformed as error:
+    except MalformedFile as error:
         reader.note(path, f"It cannot be used. {error.message}", error.line)
         return None
 
 
 @dataclass
-class _Stage:
+class _BuildStage:
     name: str
     base: str
     known: dict[str, Expanded] = field(default_factory=dict)
@@ -78,7 +115,7 @@ class _Stage:
     user: str = ""
     folder: str = ""
 
-    def inherit(self, parent: _Stage) -> None:
+    def inherit(self, parent: _BuildStage) -> None:
         self.base, self.user, self.folder = parent.base, parent.user, parent.folder
         self.variables, self.ports = dict(parent.variables), dict(parent.ports)
         self.known = {name: parent.known[name] for name in self.variables}
@@ -99,14 +136,16 @@ class _Stage:
 class _Evaluation:
     """One pass over the instructions."""
 
-    def __init__(self, reader: Reader, path: str, script: Script, args: Mapping[str, str]) -> None:
+    def __init__(
+        self, reader: ProjectReader, path: str, script: Script, args: Mapping[str, str]
+    ) -> None:
         self._reader = reader
         self._path = path
         self._script = script
         self._given = args
         self._budget = Budget()
         self._globals: dict[str, Expanded] = {}
-        self._stages: list[_Stage] = []
+        self._stages: list[_BuildStage] = []
         self._set = 0
         self._handlers: dict[str, Callable[[Instruction], None]] = {
             "ARG": self._arg,
@@ -121,15 +160,15 @@ class _Evaluation:
         for instruction in self._script.instructions:
             try:
                 self._take(instruction)
-            except TooMuch:
+            except BoundReached:
                 raise
-            except Malformed as error:
+            except MalformedFile as error:
                 self._note(error.message, instruction)
         if not self._stages:
-            raise Malformed("It has no FROM.")
+            raise MalformedFile("It has no FROM.")
         return self._chosen(target).reading()
 
-    def _chosen(self, target: str) -> _Stage:
+    def _chosen(self, target: str) -> _BuildStage:
         wanted = target.lower()
         for stage in reversed(self._stages):
             if not wanted or stage.name == wanted:
@@ -140,33 +179,33 @@ class _Evaluation:
     def _take(self, instruction: Instruction) -> None:
         keyword = instruction.keyword
         if not self._stages and keyword not in ("ARG", "FROM"):
-            raise Malformed(f"{keyword[:40]} comes before the first FROM.")
+            raise MalformedFile(f"{keyword[:40]} comes before the first FROM.")
         if keyword in self._handlers:
             self._handlers[keyword](instruction)
         elif keyword not in _OTHERS:
-            raise Malformed(f"{keyword[:40]!r} is not an instruction.")
+            raise MalformedFile(f"{keyword[:40]!r} is not an instruction.")
 
     def _from(self, instruction: Instruction) -> None:
         if len(self._stages) >= MAX_STAGES:
-            raise TooMuch(f"It has more than {MAX_STAGES} stages.")
+            raise BoundReached(f"It has more than {MAX_STAGES} stages.")
         words = [word for word in instruction.rest.split() if not word.startswith("--")]
         named = len(words) == 3 and words[1].upper() == "AS"
-        stage = _Stage(words[2].lower() if named else "", "")
+        stage = _BuildStage(words[2].lower() if named else "", "")
         parent = self._parent(words[0]) if words else None
         if parent:
             stage.inherit(parent)
         self._stages.append(stage)
         if len(words) != 1 and not named:
-            raise Malformed("FROM takes an image, and a name after AS.")
+            raise MalformedFile("FROM takes an image, and a name after AS.")
         if not parent:
             stage.base = self._image(words[0], instruction)
 
-    def _parent(self, name: str) -> _Stage | None:
+    def _parent(self, name: str) -> _BuildStage | None:
         stages = (stage for stage in reversed(self._stages) if stage.name == name.lower())
         return next(stages, None)
 
     def _image(self, written: str, instruction: Instruction) -> str:
-        result = self._expand(written, Scope(self._globals, closed=True))
+        result = self._expand(written, VariableScope(self._globals, closed=True))
         if result.resolved and result.text and result.text.isprintable():
             return result.text
         self._note("Only a build knows what FROM is here.", instruction)
@@ -180,7 +219,9 @@ class _Evaluation:
             if name in self._given:
                 value = Expanded(self._given[name])
             elif equals:
-                value = self._expand(default, Scope(stage.known if stage else self._globals))
+                value = self._expand(
+                    default, VariableScope(stage.known if stage else self._globals)
+                )
             if value is None:
                 continue
             self._count()
@@ -193,9 +234,9 @@ class _Evaluation:
         stage = self._stages[-1]
         variables = []
         for name, written in self._pairs(instruction.rest):
-            value = self._expand(written, Scope(stage.known))
+            value = self._expand(written, VariableScope(stage.known))
             if not name or "\0" in name + value.text:
-                raise Malformed(f"{name[:80]!r} cannot be a variable.")
+                raise MalformedFile(f"{name[:80]!r} cannot be a variable.")
             self._count()
             variables.append(
                 Variable(name, value.text, self._path, instruction.line, value.resolved)
@@ -209,11 +250,11 @@ class _Evaluation:
         if words and "=" not in words[0]:
             name, *value = re.split(r"[ \t]+", rest, maxsplit=1)
             if not value:
-                raise Malformed(f"ENV {name[:80]} has no value.")
+                raise MalformedFile(f"ENV {name[:80]} has no value.")
             return [(name, value[0])]
         pairs = [word.partition("=") for word in words]
         if not all(equals for _, equals, _ in pairs):
-            raise Malformed("ENV takes NAME=VALUE.")
+            raise MalformedFile("ENV takes NAME=VALUE.")
         return [(name, value) for name, _, value in pairs]
 
     def _expose(self, instruction: Instruction) -> None:
@@ -224,7 +265,7 @@ class _Evaluation:
                     if (number, protocol) not in stage.ports:
                         stage.ports[number, protocol] = Port(number, self._path, protocol)
         if len(stage.ports) > MAX_PORTS:
-            raise TooMuch(f"It exposes more than {MAX_PORTS} ports.")
+            raise BoundReached(f"It exposes more than {MAX_PORTS} ports.")
 
     def _user(self, instruction: Instruction) -> None:
         self._stages[-1].user = self._known(instruction.rest, instruction)
@@ -238,7 +279,7 @@ class _Evaluation:
 
     def _known(self, written: str, instruction: Instruction) -> str:
         """The value; empty, with a note, when it cannot be told from the file alone."""
-        result = self._expand(written, Scope(self._stages[-1].known))
+        result = self._expand(written, VariableScope(self._stages[-1].known))
         if result.resolved and result.text and result.text.isprintable():
             return result.text
         self._note(f"Only a build knows what {instruction.keyword} is here.", instruction)
@@ -247,9 +288,9 @@ class _Evaluation:
     def _count(self) -> None:
         self._set += 1
         if self._set > MAX_VARIABLES:
-            raise TooMuch(f"It sets more than {MAX_VARIABLES} variables.")
+            raise BoundReached(f"It sets more than {MAX_VARIABLES} variables.")
 
-    def _expand(self, text: str, scope: Scope) -> Expanded:
+    def _expand(self, text: str, scope: VariableScope) -> Expanded:
         return expand(text, self._script.escape, scope, self._budget)
 
     def _note(self, message: str, instruction: Instruction) -> None:

@@ -1,4 +1,6 @@
-"""The third rule: the languages that a project is written in, told by the files it has."""
+"""The third rule: the languages that a project is written in, told by the files it has; and the
+last one, what a project gets that asks for nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,20 @@ from carrel.domain.environments import (
     SetupCommand,
     VersionAsked,
 )
-from carrel.environments.default import default_image
-from carrel.environments.reading import Reader, join
-from carrel.environments.table import LANGUAGES, Language, Manager
-from carrel.environments.tags import image_tag
+from carrel.environments.files import ProjectReader, join
+from carrel.environments.language_table import LANGUAGES, Language, Manager
+from carrel.environments.versions import image_tag
+
+DEFAULT_IMAGE = "debian:stable"
+BASIC_PROGRAMS = ("sh", "git")
+"""What every project needs, whatever it is written in."""
+
+DEFAULT_MATCH = Match(Rule.DEFAULT, "", "No file of the project asks for anything.")
+
+
+def default_image(why: str = "") -> Image:
+    return Image(DEFAULT_IMAGE, why=why or f"{DEFAULT_IMAGE} is the default.")
+
 
 MAX_FOLDERS = 64
 """How many folders below the root are looked into when the root itself tells nothing."""
@@ -42,7 +54,7 @@ class Detected:
         return Match(Rule.LANGUAGE, self.found.path, why)
 
 
-def find_languages(reader: Reader) -> list[Detected]:
+def find_languages(reader: ProjectReader) -> list[Detected]:
     """Those of the root; when it has none, or only helpers such as a Makefile, also those of
     the folders in it."""
     detected = _in_folder(reader, ".")
@@ -79,7 +91,7 @@ def language_image(detected: Iterable[Detected], versions: Iterable[VersionAsked
     return Image(reference, why=why)
 
 
-def _in_folder(reader: Reader, folder: str) -> list[Detected]:
+def _in_folder(reader: ProjectReader, folder: str) -> list[Detected]:
     detected: dict[str, Detected] = {}
     for language in LANGUAGES:
         if language.name not in detected:
@@ -89,7 +101,7 @@ def _in_folder(reader: Reader, folder: str) -> list[Detected]:
     return list(detected.values())
 
 
-def _describe(reader: Reader, folder: str, language: Language, marker: str) -> Detected:
+def _describe(reader: ProjectReader, folder: str, language: Language, marker: str) -> Detected:
     managers = _managers(reader, folder, language)
     manager, path = managers[0] if managers else (None, join(folder, marker))
     for other, lock in managers:
@@ -106,7 +118,7 @@ def _describe(reader: Reader, folder: str, language: Language, marker: str) -> D
     return Detected(language, found, manager.programs if manager else language.programs)
 
 
-def _managers(reader: Reader, folder: str, language: Language) -> list[tuple[Manager, str]]:
+def _managers(reader: ProjectReader, folder: str, language: Language) -> list[tuple[Manager, str]]:
     """Those that hold, with the file that says so. The one that package.json names itself
     comes first."""
     found = []
@@ -123,14 +135,14 @@ def _managers(reader: Reader, folder: str, language: Language) -> list[tuple[Man
     return sorted(found, key=lambda pair: pair[0].name != named) if named else found
 
 
-def named_manager(reader: Reader, path: str) -> str:
+def named_manager(reader: ProjectReader, path: str) -> str:
     """The manager that a package.json names, without its version."""
     package = reader.json(path) if reader.exists(path) else None
     named = package.get("packageManager") if package else None
     return named.partition("@")[0] if isinstance(named, str) else ""
 
 
-def _marker(reader: Reader, folder: str, markers: tuple[str, ...], pattern: str) -> str:
+def _marker(reader: ProjectReader, folder: str, markers: tuple[str, ...], pattern: str) -> str:
     for marker in markers:
         for name in _matching(reader, folder, marker):
             path = join(folder, name)
@@ -139,13 +151,13 @@ def _marker(reader: Reader, folder: str, markers: tuple[str, ...], pattern: str)
     return ""
 
 
-def _matching(reader: Reader, folder: str, marker: str) -> list[str]:
+def _matching(reader: ProjectReader, folder: str, marker: str) -> list[str]:
     if "*" in marker:
         return fnmatch.filter(reader.listing(folder).files, marker)
     return [marker] if marker in reader.names(folder) else []
 
 
-def _contains(reader: Reader, path: str, pattern: str) -> bool:
+def _contains(reader: ProjectReader, path: str, pattern: str) -> bool:
     return re.search(pattern, reader.text(path) or "", re.MULTILINE) is not None
 
 

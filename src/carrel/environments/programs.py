@@ -12,7 +12,7 @@ from carrel.domain.environments import ProgramNeeded, Toolchain
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramInfo:
     """`package` is Debian's; `hint` says what to do when it has none, or an old one only."""
 
     package: str = ""
@@ -25,62 +25,62 @@ class Program:
 
 PYTHON_VENV = "python3-venv"
 
-PROGRAMS: Mapping[str, Program] = {
-    "Rscript": Program("r-base-core", "r"),
-    "bun": Program("", "bun", "npm install --global bun"),
-    "bundle": Program("ruby-bundler", "bundler"),
-    "c++": Program("g++"),
-    "cabal": Program("cabal-install"),
-    "cargo": Program("cargo", "rust"),
-    "cc": Program("gcc"),
-    "clojure": Program("clojure", "clojure"),
-    "cmake": Program("cmake", "cmake"),
-    "composer": Program("composer"),
-    "conda": Program(),
-    "cpanm": Program("cpanminus"),
-    "dart": Program("", "dart"),
-    "deno": Program("", "deno", "npm install --global deno"),
-    "dotnet": Program("", "dotnet"),
-    "dune": Program("ocaml-dune"),
-    "elixir": Program("elixir", "elixir"),
-    "erl": Program("erlang-base", "erlang"),
-    "ghc": Program("ghc", "haskell"),
-    "git": Program("git"),
-    "go": Program("golang-go", "go"),
-    "gradle": Program("gradle", "gradle"),
-    "java": Program("default-jdk-headless", "java"),
-    "javac": Program("default-jdk-headless", "java"),
-    "julia": Program("", "julia"),
-    "lein": Program("leiningen"),
-    "luarocks": Program("luarocks", "lua"),
-    "make": Program("make"),
-    "meson": Program("meson"),
-    "mix": Program("elixir", "elixir"),
-    "mvn": Program("maven", "maven"),
-    "ninja": Program("ninja-build"),
-    "nix": Program("nix-bin"),
-    "node": Program("nodejs", "node"),
-    "npm": Program("npm", "npm"),
-    "ocaml": Program("ocaml", "ocaml"),
-    "opam": Program("opam"),
-    "pdm": Program("python3-pdm"),
-    "perl": Program("perl", "perl"),
-    "php": Program("php-cli", "php"),
-    "pipenv": Program("pipenv"),
-    "pnpm": Program("", "pnpm", "npm install --global pnpm"),
-    "poetry": Program("python3-poetry", "poetry"),
-    "python3": Program("python3", "python"),
-    PYTHON_VENV: Program(PYTHON_VENV, beside="../lib/python3*/ensurepip/__init__.py"),
-    "rebar3": Program("rebar3"),
-    "ruby": Program("ruby", "ruby"),
-    "rustc": Program("rustc", "rust"),
-    "sbt": Program("", "sbt"),
-    "sh": Program("dash"),
-    "stack": Program("haskell-stack"),
-    "swift": Program("", "swift"),
-    "uv": Program("", "uv"),
-    "yarn": Program("", "yarn", "npm install --global yarn"),
-    "zig": Program("", "zig"),
+PROGRAMS: Mapping[str, ProgramInfo] = {
+    "Rscript": ProgramInfo("r-base-core", "r"),
+    "bun": ProgramInfo("", "bun", "npm install --global bun"),
+    "bundle": ProgramInfo("ruby-bundler", "bundler"),
+    "c++": ProgramInfo("g++"),
+    "cabal": ProgramInfo("cabal-install"),
+    "cargo": ProgramInfo("cargo", "rust"),
+    "cc": ProgramInfo("gcc"),
+    "clojure": ProgramInfo("clojure", "clojure"),
+    "cmake": ProgramInfo("cmake", "cmake"),
+    "composer": ProgramInfo("composer"),
+    "conda": ProgramInfo(),
+    "cpanm": ProgramInfo("cpanminus"),
+    "dart": ProgramInfo("", "dart"),
+    "deno": ProgramInfo("", "deno", "npm install --global deno"),
+    "dotnet": ProgramInfo("", "dotnet"),
+    "dune": ProgramInfo("ocaml-dune"),
+    "elixir": ProgramInfo("elixir", "elixir"),
+    "erl": ProgramInfo("erlang-base", "erlang"),
+    "ghc": ProgramInfo("ghc", "haskell"),
+    "git": ProgramInfo("git"),
+    "go": ProgramInfo("golang-go", "go"),
+    "gradle": ProgramInfo("gradle", "gradle"),
+    "java": ProgramInfo("default-jdk-headless", "java"),
+    "javac": ProgramInfo("default-jdk-headless", "java"),
+    "julia": ProgramInfo("", "julia"),
+    "lein": ProgramInfo("leiningen"),
+    "luarocks": ProgramInfo("luarocks", "lua"),
+    "make": ProgramInfo("make"),
+    "meson": ProgramInfo("meson"),
+    "mix": ProgramInfo("elixir", "elixir"),
+    "mvn": ProgramInfo("maven", "maven"),
+    "ninja": ProgramInfo("ninja-build"),
+    "nix": ProgramInfo("nix-bin"),
+    "node": ProgramInfo("nodejs", "node"),
+    "npm": ProgramInfo("npm", "npm"),
+    "ocaml": ProgramInfo("ocaml", "ocaml"),
+    "opam": ProgramInfo("opam"),
+    "pdm": ProgramInfo("python3-pdm"),
+    "perl": ProgramInfo("perl", "perl"),
+    "php": ProgramInfo("php-cli", "php"),
+    "pipenv": ProgramInfo("pipenv"),
+    "pnpm": ProgramInfo("", "pnpm", "npm install --global pnpm"),
+    "poetry": ProgramInfo("python3-poetry", "poetry"),
+    "python3": ProgramInfo("python3", "python"),
+    PYTHON_VENV: ProgramInfo(PYTHON_VENV, beside="../lib/python3*/ensurepip/__init__.py"),
+    "rebar3": ProgramInfo("rebar3"),
+    "ruby": ProgramInfo("ruby", "ruby"),
+    "rustc": ProgramInfo("rustc", "rust"),
+    "sbt": ProgramInfo("", "sbt"),
+    "sh": ProgramInfo("dash"),
+    "stack": ProgramInfo("haskell-stack"),
+    "swift": ProgramInfo("", "swift"),
+    "uv": ProgramInfo("", "uv"),
+    "yarn": ProgramInfo("", "yarn", "npm install --global yarn"),
+    "zig": ProgramInfo("", "zig"),
 }
 
 
@@ -97,7 +97,7 @@ class HostPrograms:
 
     def find(self, name: str) -> str | None:
         """The path of a program, or of the file that gives it away."""
-        beside = PROGRAMS.get(name, Program()).beside
+        beside = PROGRAMS.get(name, ProgramInfo()).beside
         if not beside:
             return shutil.which(name, path=self.search_path)
         for folder in self.search_path.split(os.pathsep):
@@ -119,7 +119,7 @@ def look_up(
     """`needed` says for whom each program is needed, `asked` which version of a tool."""
     programs = []
     for name, needed_by in needed.items():
-        known = PROGRAMS.get(name, Program())
+        known = PROGRAMS.get(name, ProgramInfo())
         found = host.find(name)
         hint = _remedy(name, known)
         if found and not host.sees(found):
@@ -139,7 +139,7 @@ def look_up(
     return Toolchain(host.search_path, tuple(programs))
 
 
-def _remedy(name: str, known: Program) -> str:
+def _remedy(name: str, known: ProgramInfo) -> str:
     if known.package:
         return f"apt-get install {known.package}"
     return known.hint or f"Debian has no package of it. Put {name} into /usr/local/bin."

@@ -1,4 +1,6 @@
-"""The versions that a project asks for: of its language, and of its tools."""
+"""The versions that a project asks for, of its language and of its tools; and the image tags that
+fit them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from carrel.domain.environments import VersionAsked
-from carrel.environments.reading import Reader, dig, join
+from carrel.environments.files import ProjectReader, dig, join
 
 MAX_VERSIONS = 200
 MAX_LENGTH = 100
 """Of one version; the longest real ones are ranges of some thirty characters."""
 
 
-class Asked(NamedTuple):
+class AskedVersion(NamedTuple):
     tool: str
     version: str
     line: int | None = None
@@ -48,7 +50,7 @@ _SINGLE = {
 _PREFIX = re.compile(r"(?:v|go|ruby-|python-|cpython-|node-)(?=\d)", re.ASCII)
 
 
-def find_versions(reader: Reader, folders: Iterable[str]) -> list[VersionAsked]:
+def find_versions(reader: ProjectReader, folders: Iterable[str]) -> list[VersionAsked]:
     """In the order in which they count: what pins one before what gives a range."""
     found: list[VersionAsked] = []
     places = list(dict.fromkeys(folders))
@@ -60,7 +62,9 @@ def find_versions(reader: Reader, folders: Iterable[str]) -> list[VersionAsked]:
     return found
 
 
-def _take(reader: Reader, path: str, asked: Iterable[Asked], found: list[VersionAsked]) -> None:
+def _take(
+    reader: ProjectReader, path: str, asked: Iterable[AskedVersion], found: list[VersionAsked]
+) -> None:
     for tool, version, line in asked:
         version = version.strip()
         if not version or len(version) > MAX_LENGTH or not (version + tool).isprintable():
@@ -72,7 +76,7 @@ def _take(reader: Reader, path: str, asked: Iterable[Asked], found: list[Version
             found.append(VersionAsked(_TOOLS.get(tool, tool), version, path, line))
 
 
-def _lines(reader: Reader, path: str) -> Iterator[tuple[int, str]]:
+def _lines(reader: ProjectReader, path: str) -> Iterator[tuple[int, str]]:
     """What is left of each line without its comment."""
     for number, line in enumerate((reader.text(path) or "").splitlines(), 1):
         bare = line.partition("#")[0].strip()
@@ -80,53 +84,53 @@ def _lines(reader: Reader, path: str) -> Iterator[tuple[int, str]]:
             yield number, bare
 
 
-def _single(reader: Reader, path: str) -> Iterator[Asked]:
+def _single(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
     tool = _SINGLE[path.rpartition("/")[2]]
     for number, line in _lines(reader, path):
-        yield Asked(tool, _PREFIX.sub("", line, count=1), number)
+        yield AskedVersion(tool, _PREFIX.sub("", line, count=1), number)
 
 
-def _tool_versions(reader: Reader, path: str) -> Iterator[Asked]:
+def _tool_versions(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
     """asdf: a tool and its versions, the best first."""
     for number, line in _lines(reader, path):
         tool, *versions = line.split()
         if not versions:
             reader.note(path, "A tool has no version.", number)
         for version in versions:
-            yield Asked(tool, version, number)
+            yield AskedVersion(tool, version, number)
 
 
-def _sdkmanrc(reader: Reader, path: str) -> Iterator[Asked]:
+def _sdkmanrc(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
     for number, line in _lines(reader, path):
         tool, equals, version = line.partition("=")
         if equals:
-            yield Asked(tool.strip(), version, number)
+            yield AskedVersion(tool.strip(), version, number)
         else:
             reader.note(path, "A line is not TOOL=VERSION.", number)
 
 
-def _mise(reader: Reader, path: str) -> Iterator[Asked]:
+def _mise(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
     tools = reader.toml(path).get("tools")
     for tool, value in tools.items() if isinstance(tools, dict) else ():
         for one in value if isinstance(value, list) else [value]:
             version = dig(one, "version") if isinstance(one, dict) else one
             if isinstance(version, str | int | float) and not isinstance(version, bool):
-                yield Asked(tool, str(version))
+                yield AskedVersion(tool, str(version))
 
 
-def _rust_toolchain(reader: Reader, path: str) -> Iterator[Asked]:
+def _rust_toolchain(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
     """TOML, or in the old file also the bare name of a channel."""
     lines = list(_lines(reader, path))
     if path.endswith(".toml") or any("=" in line or "[" in line for _, line in lines):
         yield from _keys(("rust", "toolchain", "channel"))(reader, path)
     else:
-        yield from (Asked("rust", line, number) for number, line in lines[:1])
+        yield from (AskedVersion("rust", line, number) for number, line in lines[:1])
 
 
-def _keys(*wanted: tuple[str, ...]) -> Callable[[Reader, str], Iterator[Asked]]:
+def _keys(*wanted: tuple[str, ...]) -> Callable[[ProjectReader, str], Iterator[AskedVersion]]:
     """A reader of TOML or JSON: each of `wanted` is a tool, and the keys to its version."""
 
-    def read(reader: Reader, path: str) -> Iterator[Asked]:
+    def read(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
         if path.endswith(".json"):
             # dotnet allows comments in its own, the others do not.
             config = reader.json(path, comments=path.endswith("global.json"))
@@ -135,37 +139,37 @@ def _keys(*wanted: tuple[str, ...]) -> Callable[[Reader, str], Iterator[Asked]]:
         for tool, *keys in wanted:
             version = dig(config, *keys)
             if isinstance(version, str):
-                yield Asked(tool, version)
+                yield AskedVersion(tool, version)
 
     return read
 
 
-def _patterns(*wanted: tuple[str, str]) -> Callable[[Reader, str], Iterator[Asked]]:
+def _patterns(*wanted: tuple[str, str]) -> Callable[[ProjectReader, str], Iterator[AskedVersion]]:
     """A reader of text: each of `wanted` is a tool, and an expression whose only group is
     its version."""
     compiled = [(tool, re.compile(pattern, re.MULTILINE)) for tool, pattern in wanted]
 
-    def read(reader: Reader, path: str) -> Iterator[Asked]:
+    def read(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
         text = reader.text(path) or ""
         for tool, pattern in compiled:
             match = pattern.search(text)
             if match:
-                yield Asked(tool, match.group(1), text.count("\n", 0, match.start(1)) + 1)
+                yield AskedVersion(tool, match.group(1), text.count("\n", 0, match.start(1)) + 1)
 
     return read
 
 
-def _package_json(reader: Reader, path: str) -> Iterator[Asked]:
+def _package_json(reader: ProjectReader, path: str) -> Iterator[AskedVersion]:
     package = reader.json(path)
     for table in ("volta", "engines"):
         tools = dig(package, table)
         for tool, version in tools.items() if isinstance(tools, dict) else ():
             if isinstance(version, str):
-                yield Asked(tool, version)
+                yield AskedVersion(tool, version)
     named = dig(package, "packageManager")
     if isinstance(named, str) and "@" in named:
         tool, _, version = named.partition("@")
-        yield Asked(tool, version.partition("+")[0])
+        yield AskedVersion(tool, version.partition("+")[0])
 
 
 _GO = _patterns(("go", r"^toolchain[ \t]+go(\S+)"), ("go", r"^go[ \t]+(\d\S*)"))
@@ -175,7 +179,7 @@ _GRADLE = _patterns(
     ("java", r"\bsourceCompatibility[ \t=]*JavaVersion\.VERSION_(?:1_)?(\d+)"),
 )
 
-_READERS: tuple[tuple[str, Callable[[Reader, str], Iterable[Asked]]], ...] = (
+_READERS: tuple[tuple[str, Callable[[ProjectReader, str], Iterable[AskedVersion]]], ...] = (
     *((name, _single) for name in _SINGLE),
     (".tool-versions", _tool_versions),
     ("mise.toml", _mise),
@@ -236,3 +240,24 @@ _READERS: tuple[tuple[str, Callable[[Reader, str], Iterable[Asked]]], ...] = (
 
 SOURCES = tuple(name for name, _ in _READERS)
 """The files that are looked at, in order."""
+
+
+# Image tags
+
+_EXACT = re.compile(r"(?:==?\s*)?v?(\d+(?:\.\d+){0,2})", re.ASCII)
+_MAJOR = re.compile(r"\^\s*v?(\d+)(?:\.\d+){0,2}|v?(\d+)(?:\.[xX*]){1,2}", re.ASCII)
+_MINOR = re.compile(r"(?:~>?|~=)\s*v?(\d+\.\d+)(?:\.\d+)?|={0,2}(\d+\.\d+)\.[xX*]", re.ASCII)
+_JAVA = re.compile(r"(?:[a-z]+[\w-]*?-)?(?:1\.)?(\d+)\b", re.ASCII)
+
+
+def image_tag(tool: str, version: str) -> str:
+    """Empty for a range that is open, and for names such as `stable`."""
+    version = version.strip()
+    if tool == "java":
+        java = _JAVA.match(version)
+        return java.group(1) if java else ""
+    for form in (_EXACT, _MAJOR, _MINOR):
+        match = form.fullmatch(version)
+        if match:
+            return next(group for group in match.groups() if group)
+    return ""

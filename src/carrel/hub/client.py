@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from carrel.domain.hub import ClientKind
 from carrel.hub.access import Identity
 from carrel.hub.envelopes import Sender, raw
-from carrel.hub.patterns import Patterns
 from carrel.hub.rates import Bucket, Rate
-from carrel.hub.types import Subscriptions
 
 ALL = "*"
+MOST_UNSETTLED = 1 << 20
+"""Bytes of what a client said that is not kept or answered yet: no more of it is read meanwhile.
+A disk may be slower than whoever has something to say, and all that waits for it is in memory."""
+OVERHEAD = 256
+"""Of one message."""
 
 
 class Sink(Protocol):
@@ -44,6 +48,7 @@ class Client:
         self.kind: ClientKind | None = None
         self.name = ""
         self.consumer = ""
+        """Under what it is kept: `Identity.consumer`."""
         self.capabilities: frozenset[str] = frozenset()
         self.types = Patterns(())
         self.spaces: frozenset[str] = frozenset()
@@ -56,6 +61,9 @@ class Client:
         """Messages in a row that came too fast."""
         self.asking = 0
         """Requests to the system that are not answered yet."""
+        self.unsettled = 0
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called when more of it may be read."""
         self.closed = False
         self.reading: set[str] = set()
         """Spaces that are being replayed: what is kept there comes from the log, in order."""
@@ -67,8 +75,19 @@ class Client:
         self.kind, self.name = kind, name
         self.sender = raw(Sender(self.client_id, str(kind), self.identity.space_id))
 
-    def subscribe(self, wanted: Subscriptions) -> None:
-        self.types, self.spaces = Patterns(wanted.types), frozenset(wanted.spaces)
+    def subscribe(self, types: Patterns, spaces: Iterable[str]) -> None:
+        self.types, self.spaces = types, frozenset(spaces)
+
+    @property
+    def is_behind(self) -> bool:
+        return self.unsettled > MOST_UNSETTLED
+
+    def settle(self, size: int) -> None:
+        """So much of what it said is kept or answered, or never will be."""
+        behind = self.is_behind
+        self.unsettled -= size
+        if behind and not self.is_behind:
+            self.on_settled()
 
     def answers(self, type: str) -> bool:
         """Everybody in a space is an agent, also a script that says one word: of agents only
@@ -101,3 +120,38 @@ class Client:
             return 0
         self.sink.send(out)
         return self.sink.waiting()
+
+
+# Patterns for types: `*` stands for any characters, everything else for itself.
+
+KNOWN = 1000
+"""Types that are remembered; there are far fewer, unless somebody makes them up."""
+
+
+class Patterns:
+    """Whether one of them fits; remembers what it has found."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.patterns = tuple(dict.fromkeys(patterns))
+        self._match = re.compile(
+            "|".join(map(_expression, self.patterns)) or "(?!)", re.DOTALL
+        ).fullmatch
+        self._known: dict[str, bool] = {}
+
+    def fit(self, type: str) -> bool:
+        known = self._known.get(type)
+        if known is None:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            known = self._known[type] = self._match(type) is not None
+        return known
+
+
+def _expression(pattern: str) -> str:
+    """What stands between two `*` is taken where it is first found, and not looked for again:
+    going back to every other place would take time that doubles with each of them."""
+    first, *rest = map(re.escape, pattern.split("*"))
+    if not rest:
+        return first
+    *between, last = rest
+    return first + "".join(f"(?>.*?{one})" for one in between if one) + f".*{last}"

@@ -15,11 +15,11 @@ from carrel.domain.errors import (
 )
 from carrel.domain.hub import ClientKind
 from carrel.hub import access, types
-from carrel.hub.client import Client
-from carrel.hub.envelopes import Received, decode
+from carrel.hub.client import Client, Patterns
+from carrel.hub.envelopes import Received, check_depth, decode
 
 if TYPE_CHECKING:
-    from carrel.hub.hub import Hub
+    from carrel.hub.hub import HubServer
 
 FLOOD = 1000
 """Refusals in a row after which a client that does not slow down is cut off."""
@@ -28,7 +28,7 @@ FLOOD = 1000
 class Connection:
     """What a transport holds of one client."""
 
-    def __init__(self, hub: Hub, client: Client) -> None:
+    def __init__(self, hub: HubServer, client: Client) -> None:
         self._hub = hub
         self._client = client
         self._orders: dict[str, Callable[[Received], None]] = {
@@ -48,6 +48,15 @@ class Connection:
     def client_id(self) -> str:
         return self._client.client_id
 
+    @property
+    def is_behind(self) -> bool:
+        """Too much of what it said is not kept or answered yet for more to be `received`."""
+        return self._client.is_behind
+
+    def when_settled(self, go_on: Callable[[], None]) -> None:
+        """What is called when it is not behind any more."""
+        self._client.on_settled = go_on
+
     def received(self, line: bytes) -> None:
         """One envelope. What is wrong with it is told to the client."""
         hub, client = self._hub, self._client
@@ -58,6 +67,7 @@ class Connection:
         try:
             received = decode(line)
             number = received.id
+            check_depth(line)
             self._check(received, now)
             order = self._orders.get(received.type)
             if order is not None:
@@ -70,17 +80,21 @@ class Connection:
     def _check(self, received: Received, now: float) -> None:
         client = self._client
         if client.kind is None and received.type != "client_register":
-            raise Forbidden("Say first who you are.", hint="Send `client_register`.")
+            raise Forbidden(
+                "This client is not registered yet.", hint="Send `client_register` first."
+            )
         self._take(1, now)
         if received.sender is not None and received.sender != _as_claimed(client):
-            raise Forbidden("The sender is not yours to set.", hint="Leave it out.")
+            raise Forbidden("A client may not set another sender.", hint="Leave `sender` out.")
 
     def _take(self, messages: int, now: float) -> None:
         client = self._client
         if wait := client.bucket.take(now, messages):
             client.refused += 1
             error = RateLimited(
-                "Too many messages.", hint="Slow down.", retry_after_ms=int(wait * 1000) + 1
+                "Too many messages.",
+                hint="Send fewer messages a second.",
+                retry_after_ms=int(wait * 1000) + 1,
             )
             if client.refused >= FLOOD:
                 self._hub.cut_off(client, "flood", error)
@@ -108,15 +122,17 @@ class Connection:
         kind = ClientKind(wanted.kind)
         access.admit_kind(client.identity, kind)
         hub.hearing.check(client, wanted.subscriptions)
+        # Now, and not in a task: what it costs is the time of who says it.
+        types_heard = Patterns(wanted.subscriptions.types)
         client.capabilities = frozenset(wanted.capabilities)
         client.register(kind, wanted.name)
         number = received.id or "client_register"
         if wanted.consumer:
-            hub.take_over(client, wanted.consumer)
-            hub.spawn(self._consume(number, wanted.subscriptions, self._welcome()))
+            hub.take_over(client, client.identity.consumer(wanted.consumer))
+            hub.spawn(self._consume(number, wanted.subscriptions, types_heard, self._welcome()))
         else:
             hub.respond(client, number, {**self._welcome(), **hub.replayed({})})
-            hub.hearing.join(client, wanted.subscriptions)
+            hub.hearing.join(client, wanted.subscriptions, types_heard)
 
     def _welcome(self) -> dict[str, object]:
         hub, client = self._hub, self._client
@@ -128,7 +144,11 @@ class Connection:
         }
 
     async def _consume(
-        self, number: str, wanted: types.Subscriptions, told: dict[str, object]
+        self,
+        number: str,
+        wanted: types.Subscriptions,
+        types_heard: Patterns,
+        told: dict[str, object],
     ) -> None:
         """For a consumer: the answer, what it has not acknowledged of spaces that it did not
         hear before, and then what comes."""
@@ -139,7 +159,7 @@ class Connection:
             if client.closed:
                 return
             before = set(hub.wanted_spaces(client))
-            hub.hearing.join(client, wanted)
+            hub.hearing.join(client, wanted, types_heard)
             added = set(hub.wanted_spaces(client)) - before - client.reading
             client.reading |= added
             starts = {space: cursors.get(space, 0) for space in sorted(added)}
@@ -156,16 +176,19 @@ class Connection:
 
     def _update(self, received: Received) -> None:
         hub, client = self._hub, self._client
-        wanted: types.Update = types.parse(types.Update, received.payload)
+        wanted: types.UpdateMessage = types.parse(types.UpdateMessage, received.payload)
         if wanted.capabilities is not None:
             client.capabilities = frozenset(wanted.capabilities)
-        if wanted.subscriptions is None or not client.consumer:
-            if wanted.subscriptions is not None:
-                hub.hearing.join(client, wanted.subscriptions)
+        if wanted.subscriptions is None:
             hub.respond(client, received.id, hub.replayed({}))
             return
         hub.hearing.check(client, wanted.subscriptions)
-        hub.spawn(self._consume(received.id, wanted.subscriptions, {}))
+        types_heard = Patterns(wanted.subscriptions.types)
+        if client.consumer:
+            hub.spawn(self._consume(received.id, wanted.subscriptions, types_heard, {}))
+            return
+        hub.hearing.join(client, wanted.subscriptions, types_heard)
+        hub.respond(client, received.id, hub.replayed({}))
 
     def _list(self, received: Received) -> None:
         wanted: types.ListClients = types.parse(types.ListClients, received.payload)
@@ -185,9 +208,9 @@ class Connection:
 
     def _replay(self, received: Received) -> None:
         hub, client = self._hub, self._client
-        wanted: types.Replay = types.parse(types.Replay, received.payload)
+        wanted: types.ReplayMessage = types.parse(types.ReplayMessage, received.payload)
         if wanted.seq is not None and not wanted.space:
-            raise MessageInvalid("A number is of one space.", hint="Name the `space`.")
+            raise MessageInvalid("A sequence number needs a space.", hint="Name the `space`.")
         if wanted.space:
             hub.check_seen(client, wanted.space)
         spaces = [wanted.space] if wanted.space else hub.wanted_spaces(client)
@@ -197,7 +220,9 @@ class Connection:
         client.reading.update(spaces)
         hub.spawn(self._replay_all(received.id, spaces, wanted))
 
-    async def _replay_all(self, number: str, spaces: list[str], wanted: types.Replay) -> None:
+    async def _replay_all(
+        self, number: str, spaces: list[str], wanted: types.ReplayMessage
+    ) -> None:
         hub, client = self._hub, self._client
         left = set(spaces)
         try:
@@ -228,15 +253,16 @@ class Connection:
 
     def _acknowledge(self, received: Received) -> None:
         client = self._client
-        wanted: types.Acknowledge = types.parse(types.Acknowledge, received.payload)
+        wanted: types.AcknowledgeMessage = types.parse(types.AcknowledgeMessage, received.payload)
         if not client.consumer:
             raise MessageInvalid(
-                "Only a durable consumer acknowledges.", hint="Register with a `consumer`."
+                "Only a durable consumer may acknowledge messages.",
+                hint="Register with a `consumer`.",
             )
         self._hub.check_seen(client, wanted.space)
         self._hub.spawn(self._acknowledged(received.id, wanted))
 
-    async def _acknowledged(self, number: str, wanted: types.Acknowledge) -> None:
+    async def _acknowledged(self, number: str, wanted: types.AcknowledgeMessage) -> None:
         hub, client = self._hub, self._client
         try:
             reached = await hub.log.acknowledge(client.consumer, wanted.space, wanted.seq)

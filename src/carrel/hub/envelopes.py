@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from carrel.domain.errors import CarrelError, MessageInvalid
+from carrel.domain.nesting import MAX_DEPTH, is_too_deep
 
 MAX_ENVELOPE = 1 << 20
 """Bytes of one envelope. Files have other ways."""
@@ -74,13 +75,24 @@ def decode(line: bytes) -> Received:
         received = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MessageInvalid(
-            f"This is no envelope: {error}.", hint="Send one JSON object with a `type`."
+            f"This is not a valid envelope: {error}.", hint="Send one JSON object with a `type`."
         ) from None
     if not received.type or len(received.id) > MAX_ID or len(received.reply_to) > MAX_ID:
         raise MessageInvalid(
-            "An envelope has a type, and ids of at most 128 characters.", hint="Shorten them."
+            "An envelope needs a type, and its ids have at most 128 characters.",
+            hint="Set `type`, or shorten the ids.",
         )
     return received
+
+
+def check_depth(line: bytes) -> None:
+    """Of an envelope that was decoded, so that its sender is told which one it was. Raises
+    `MessageInvalid`."""
+    if is_too_deep(line):
+        raise MessageInvalid(
+            f"An envelope has at most {MAX_DEPTH} levels of lists and objects.",
+            hint="Put the deeper part into a file of the space, and send its name.",
+        )
 
 
 def encode(value: object) -> bytes:
@@ -111,6 +123,7 @@ def problem(error: CarrelError, original_id: str) -> dict[str, object]:
     if error.hint:
         found["hint"] = error.hint
     found["original_id"] = original_id
-    if "retry_after_ms" in error.details:
-        found["retry_after_ms"] = error.details["retry_after_ms"]
+    for name in ("retry_after_ms", "question_id"):
+        if name in error.details:
+            found[name] = error.details[name]
     return found

@@ -7,16 +7,19 @@ message. So no client's words hold up another's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Raw
 
+from carrel.domain.access import LOCAL, Caller
 from carrel.domain.errors import (
     CarrelError,
     DeadlinePassed,
@@ -24,20 +27,40 @@ from carrel.domain.errors import (
     NoReceiver,
     RateLimited,
     TooManyClients,
+    TooManyQuestions,
 )
-from carrel.domain.hub import ClientKind, HubLog, Keep, Sync, is_kept
+from carrel.domain.hub import (
+    ANSWER,
+    QUESTION,
+    ClientKind,
+    HubLog,
+    Keep,
+    PlaceQuery,
+    Sync,
+    envelope_in,
+    is_kept,
+)
 from carrel.domain.hub import Replay as LogReplay
-from carrel.hub import access, speaking, types
-from carrel.hub.access import Identity, Spaces
-from carrel.hub.client import ALL, Client, Sink
-from carrel.hub.compacting import compact
+from carrel.hub import access, delivery, types
+from carrel.hub.access import Identity, VisibleSpaces
+from carrel.hub.client import ALL, OVERHEAD, Client, Sink
 from carrel.hub.connection import Connection
+from carrel.hub.delivery import (
+    DEADLINE_MS,
+    MAX_DEADLINE_MS,
+    MAX_OPEN,
+    HearingClients,
+    Open,
+    OpenQuestions,
+)
 from carrel.hub.envelopes import SYSTEM, Received, Said, Sender, Sent, encode, problem, raw
-from carrel.hub.hearing import Hearing
-from carrel.hub.keeping import Keeper, Pending
+from carrel.hub.log import LogWriter, Pending, compact
 from carrel.hub.rates import Rate
-from carrel.hub.requests import DEADLINE_MS, MAX_DEADLINE_MS, MAX_OPEN, Open, Requests
 
+SHARES = 4
+"""One caller has at most such a part of the places for clients."""
+FEW = 250
+"""And such a part of them also where none is left: somebody's many spaces have them."""
 COMPACT_S = 60.0
 """Between two looks at what is beyond the bounds of the log."""
 PAGE = 1000
@@ -61,6 +84,11 @@ class Options:
     register_s: float = 10.0
     """A client that does not say who it is in this time is cut off."""
     most_clients: int = 100
+    """Beside those of the daemon's own user, who has so many too: others cannot keep it out."""
+    most_in_space: int = 32
+    """… from inside one space."""
+    most_questions: int = 100
+    """Of one space that nobody has answered yet."""
     rate: Rate = field(default_factory=lambda: Rate(5000.0, 10_000))
     most_waiting: int = 8 << 20
     """Bytes that a client may leave unread."""
@@ -68,16 +96,19 @@ class Options:
     sync: Sync = Sync.DISK
 
 
-class Hub:
-    def __init__(self, log: HubLog, spaces: Spaces, options: Options) -> None:
+class HubServer:
+    def __init__(self, log: HubLog, spaces: VisibleSpaces, options: Options) -> None:
         self.log = log
         self.options = options
-        self.keeper = Keeper(log, self._kept)
+        self.keeper = LogWriter(log, self._kept)
         self._spaces = spaces
         self._clients: dict[str, Client] = {}
-        self.hearing = Hearing(spaces)
+        self._by_caller: Counter[str] = Counter()
+        self._questions: dict[str, set[str]] = {}
+        """Ids of those that nobody has answered, by space."""
+        self.hearing = HearingClients(spaces)
         self._consumers: dict[str, Client] = {}
-        self._requests = Requests()
+        self._requests = OpenQuestions()
         self._tasks: set[asyncio.Task[None]] = set()
         self._regular: list[asyncio.Task[None]] = []
         self._hearing_late: list[Client] = []
@@ -85,6 +116,9 @@ class Hub:
         self._delivered_at = 0.0
         self._cut: dict[str, int] = {}
         self._live = 0
+        self._said: dict[str, int] = {}
+        """Bytes of each space since the log was last brought within its bounds."""
+        self._too_much = asyncio.Event()
         self.system: System | None = None
         """Answers requests that are put to Carrel itself."""
         self.on_gone: list[Callable[[str], None]] = []
@@ -99,6 +133,7 @@ class Hub:
         self._regular = [
             asyncio.create_task(self._beats()),
             asyncio.create_task(self._compactions()),
+            asyncio.create_task(self._recall_questions()),
         ]
 
     async def close(self) -> None:
@@ -115,17 +150,35 @@ class Hub:
 
     def connect(self, identity: Identity, sink: Sink) -> Connection:
         """Raises `TooManyClients`."""
-        if len(self._clients) >= self.options.most_clients:
-            raise TooManyClients(
-                f"{len(self._clients)} clients are connected already.",
-                hint="End some, or raise `hub_clients`.",
-            )
+        self._check_room(identity)
         client_id = f"cl_{secrets.token_hex(8)}"
         now = time.monotonic()
         client = Client(client_id, identity, sink, self.options.rate, now)
         self._clients[client_id] = client
+        self._by_caller[identity.caller.name] += 1
         self.keeper.listening(1)
         return Connection(self, client)
+
+    def _check_room(self, identity: Identity) -> None:
+        """Nobody takes all of it: neither a space nor a token, be it with many spaces, and all
+        together not that of the daemon's own user."""
+        name, most = identity.caller.name, self.options.most_clients
+        others = len(self._clients) - self._by_caller[LOCAL.name]
+        share = max(1, most // SHARES)
+        if name == LOCAL.name:
+            others, share = 0, most
+        elif identity.inside:
+            share = self.options.most_in_space
+        if self._by_caller[name] >= share:
+            raise TooManyClients(
+                f"{self._by_caller[name]} of your clients are connected already.",
+                hint="Disconnect some of them.",
+            )
+        if others >= most and self._by_caller[name] >= max(1, most // FEW):
+            raise TooManyClients(
+                f"{others} clients are connected already.",
+                hint="Disconnect some of them, or raise `hub_clients`.",
+            )
 
     def cut_off(self, client: Client, reason: str, error: CarrelError | None = None) -> None:
         """The last that it hears is why."""
@@ -144,13 +197,16 @@ class Hub:
             return
         client.closed = True
         self._clients.pop(client.client_id, None)
+        self._by_caller[client.identity.caller.name] -= 1
+        if not self._by_caller[client.identity.caller.name]:
+            del self._by_caller[client.identity.caller.name]
         self.keeper.listening(-1)
         self.hearing.leave(client)
         if self._consumers.get(client.consumer) is client:
             del self._consumers[client.consumer]
         self._cut[reason] = self._cut.get(reason, 0) + 1
         for one in self._requests.drop(client):
-            error = NoReceiver("Whoever was asked has gone.", hint="Ask again.")
+            error = NoReceiver("The client that was asked has disconnected.", hint="Ask again.")
             self.refuse(one.asker, error, one.original)
         if client.kind is not None:
             told = {"client_id": client.client_id, "kind": str(client.kind), "reason": reason}
@@ -171,6 +227,9 @@ class Hub:
 
     def _kept(self, batch: list[Pending]) -> None:
         for one in batch:
+            self._count_kept(one)
+            if asked := self._questions.get(one.space):
+                asked -= {said.reply_to for said in one.said if said.type == ANSWER}
             if not self.hearing.anybody(one.space):
                 continue
             for said, body in zip(one.said, one.bodies, strict=True):
@@ -179,6 +238,14 @@ class Hub:
                         self._deliver(client, body)
         for heard in self.on_kept:
             heard()
+
+    def _count_kept(self, one: Pending) -> None:
+        """A space that says as much as may be kept of it does not wait for the next look."""
+        most = self.options.keep.bytes
+        size = sum(len(run.body) for run in one.runs)
+        self._said[one.space] = said = self._said.get(one.space, 0) + size
+        if most and said > most:
+            self._too_much.set()
 
     def spread(
         self, space: str, type: str, payload: Raw, sender: Raw = SYSTEM, id: str = ""
@@ -245,10 +312,11 @@ class Hub:
         if type.to is ClientKind.SYSTEM:
             self._ask_system(client, received, type)
             return
-        speaking.check(type, received.payload, received.reply_to)
-        speaking.admit(self._spaces, client, type, received.space)
+        delivery.check(type, received.payload, received.reply_to)
+        delivery.admit(self._spaces, client, type, received.space)
         to = received.to or (str(type.to) if type.to is not None else "")
-        if to == ClientKind.AGENT and self._receiver(client, received, to) is None:
+        ours = to == type.to == ClientKind.AGENT
+        if ours and self._receiver(client, received, to) is None:
             # Agents that Carrel drives are no clients of the hub.
             self._ask_system(client, received, type)
         elif to:
@@ -266,7 +334,7 @@ class Hub:
 
     def publish_many(self, client: Client, received: Received, rate: Callable[[int], None]) -> None:
         """All that is in it, or nothing. `rate` is asked whether that many may be said."""
-        said = speaking.many(self._spaces, client, received, received.id or _new_id())
+        said = delivery.many(self._spaces, client, received, received.id or _new_id())
         rate(len(said))
         self._keep_all(client, received, said, lambda one: {"first": one.first, "last": one.last})
 
@@ -277,17 +345,52 @@ class Hub:
         said: list[Said],
         places: Callable[[Pending], dict[str, object]],
     ) -> None:
+        asked = self._ask_a_person(received.space, said)
+        size = len(received.payload) + OVERHEAD * len(said)
+
         def done(one: Pending, error: CarrelError | None) -> None:
+            client.settle(size)
             if error is not None:
+                self._questions.get(received.space, set()).difference_update(asked)
                 self.refuse(client, error, received.id)
             else:
                 self.respond(client, received.id, {**places(one), "sync": self.options.sync})
 
         self.keeper.keep(Pending(received.space, time.time(), client.sender, said, done=done))
+        client.unsettled += size
+
+    def _ask_a_person(self, space: str, said: Sequence[Said]) -> set[str]:
+        """The questions among them that are new. Raises `TooManyQuestions`."""
+        known = self._questions.setdefault(space, set())
+        asked = {one.id for one in said if one.type == QUESTION} - known
+        if asked and len(known) + len(asked) > self.options.most_questions:
+            raise TooManyQuestions(
+                f"{len(known)} questions of this space wait for an answer already.",
+                hint="Wait until some are answered: `carrel inbox`.",
+            )
+        known |= asked
+        return asked
+
+    async def _recall_questions(self) -> None:
+        """What was asked before this daemon began."""
+        place = 0
+        while True:
+            query = PlaceQuery(place, None, frozenset({QUESTION, ANSWER}), PAGE)
+            found = await self.log.read(query)
+            for one in found:
+                envelope, place = envelope_in(one.body) or {}, one.place
+                if one.type == ANSWER:
+                    self._questions.get(one.space_id, set()).discard(envelope.get("reply_to", ""))
+                elif number := envelope.get("id"):
+                    self._questions.setdefault(one.space_id, set()).add(number)
+            if not found:
+                return
 
     def _request(self, client: Client, received: Received, to: str) -> None:
         if not received.id:
-            raise MessageInvalid("A request has an id, for its answer.", hint="Set `id`.")
+            raise MessageInvalid(
+                "A request needs an id, so that it can be answered.", hint="Set `id`."
+            )
         if self._requests.open_of(client) >= MAX_OPEN:
             raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
         milliseconds = received.deadline_ms or DEADLINE_MS
@@ -314,12 +417,17 @@ class Hub:
         assert type.payload is not None
         payload = types.parse(type.payload, received.payload)
         if not received.id:
-            raise MessageInvalid("A request has an id, for its answer.", hint="Set `id`.")
+            raise MessageInvalid(
+                "A request needs an id, so that it can be answered.", hint="Set `id`."
+            )
         if self.system is None:
-            raise NoReceiver("Nobody is there to answer.", hint="Is this a whole daemon?")
+            raise NoReceiver(
+                "This daemon does not answer requests on the hub.", hint="Check its log."
+            )
         if client.asking >= MAX_OPEN_SYSTEM:
             raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
         client.asking += 1
+        client.unsettled += len(received.payload)
         self.spawn(self._serve(client, received, payload))
 
     async def _serve(self, client: Client, received: Received, payload: Any) -> None:
@@ -335,6 +443,7 @@ class Hub:
             self.refuse(client, CarrelError("Something went wrong in the daemon."), number)
         finally:
             client.asking -= 1
+            client.settle(len(received.payload))
 
     def tell(self, space: str, type: str, payload: object) -> None:
         """Keeps a word of Carrel's own, without waiting for it to be kept."""
@@ -346,10 +455,15 @@ class Hub:
         return await self._say(client.sender, space, payload, type, "")
 
     async def say_for(
-        self, name: str, space: str, payload: object, type: str, reply_to: str
+        self, caller: Caller, space: str, payload: object, type: str, reply_to: str
     ) -> int:
         """Keeps a message of a person who came another way; its number."""
-        return await self._say(raw(Sender(name, "app")), space, payload, type, reply_to)
+        sender = raw(Sender(caller.name, "app", Identity(caller).space_id))
+        return await self._say(sender, space, payload, type, reply_to)
+
+    async def ask(self, space: str, payload: object, type: str, id: str) -> None:
+        """Keeps a question of Carrel's own, by an id that the caller has chosen."""
+        await self._first_of(SYSTEM, space, [Said(type, raw(payload), id)])
 
     async def record(self, space: str, said: Sequence[Said]) -> None:
         """Keeps words of Carrel's own, all of them or none; returns when they are kept."""
@@ -473,13 +587,18 @@ class Hub:
                     "name": client.name,
                     "space": client.identity.space_id,
                     "capabilities": sorted(client.capabilities),
-                    "consumer": client.consumer,
+                    "consumer": access.consumer_name(client.consumer),
                     "types": list(client.types.patterns),
-                    "spaces": sorted(client.spaces),
+                    "spaces": self._seen_of(viewer, client),
                     "waiting": client.sink.waiting(),
                 }
             )
         return found
+
+    def _seen_of(self, viewer: Client, client: Client) -> list[str]:
+        """What it hears, as far as the other one may know of that."""
+        may_see, who = access.may_see, viewer.identity
+        return sorted(s for s in client.spaces if s == ALL or may_see(self._spaces, who, s))
 
     def _shown(self, viewer: Client, client: Client, space: str) -> bool:
         if space:
@@ -513,7 +632,13 @@ class Hub:
 
     async def _compactions(self) -> None:
         while True:
-            await asyncio.sleep(COMPACT_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMPACT_S):
+                    await self._too_much.wait()
+            self._too_much.clear()
+            self._said.clear()
+            for space in [one for one in self._questions if not self._spaces.exists(one)]:
+                del self._questions[space]
             try:
                 await compact(self.log, self.keeper, self._spaces, self.options.keep)
             except CarrelError as error:
@@ -522,7 +647,9 @@ class Hub:
     def _look_at(self, client: Client, now: float) -> None:
         if client.kind is None:
             if now - client.connected_at > self.options.register_s:
-                error = MessageInvalid("Say who you are.", hint="Send `client_register` first.")
+                error = MessageInvalid(
+                    "This client did not register in time.", hint="Send `client_register` first."
+                )
                 self.cut_off(client, "not_registered", error)
             return
         if now - client.heard_at > MISSED * self.options.heartbeat_s:
@@ -542,7 +669,8 @@ def _new_id() -> str:
 
 def _type_of(body: bytes) -> str:
     """It is the first field of every envelope that the hub wrote."""
-    return body[9 : body.index(b'"', 9)].decode()
+    # Of a row that cannot be read: what was at that place, which no more than a `*` fits.
+    return body[9 : body.find(b'"', 9)].decode("utf-8", "replace")
 
 
 def no_receiver(kind: str, space: str) -> NoReceiver:

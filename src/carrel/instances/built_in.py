@@ -82,13 +82,14 @@ FILESYSTEM = Server(
 CARREL = Server(
     "carrel",
     # A daemon that it started in its sandbox would be another one.
-    ("carrel", "--no-start", "mcp", "--http", "{host}:0"),
+    # Who comes is asked by what is wrapped around it.
+    ("carrel", "--no-start", "mcp", "--no-token", "--http", "{host}:0"),
     port_by=PortBy.SOCKET,
     wrap=Wrap.UVICORN,
     stdio=("carrel", "--no-start", "mcp"),
     daemon=True,
     preload=(
-        *("carrel.cli.main", "carrel.cli.verbs.mcp", "carrel.mcp.serving", "carrel.mcp.web"),
+        *("carrel.cli.main", "carrel.cli.verbs.mcp", "carrel.mcp.server", "carrel.mcp.http"),
         *("anyio._backends._asyncio", "uvicorn.lifespan.on", "uvicorn.loops.auto"),
         *("uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto"),
     ),

@@ -11,7 +11,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any, NoReturn
@@ -37,7 +37,7 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def find(call: dict[str, Any]) -> Function:
+def find(call: Mapping[str, Any]) -> Function:
     """Raises what loading its file raises, and AttributeError."""
     function: Function = getattr(load(call["file"]), call["function"])
     return function

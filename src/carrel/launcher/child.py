@@ -1,4 +1,4 @@
-"""The forked children: those that become commands, and one that becomes a sandbox's holder.
+"""The forked children: those that become commands, and one that becomes a sandbox's bubblewrap.
 
 None returns. What goes wrong is written to the status pipe as one JSON line; the pipe
 closes by itself when the child executes.
@@ -13,16 +13,26 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from carrel.launcher import calls, confine, wire
 from carrel.launcher.probes import run_probe
-from carrel.linux import landlock, mounts, namespaces
-from carrel.linux.sealing import sealed_copy
+from carrel.linux import landlock, mounts, namespaces, seccomp
+from carrel.linux.files import sealed_copy
+
+if TYPE_CHECKING:
+    # Only then: a program's own interpreter runs this, too, and is to load little.
+    from carrel.launcher.messages import (
+        CallPlan,
+        CommandPlan,
+        SandboxBase,
+        SandboxPlan,
+        ZygoteRequest,
+    )
 
 STAGE = "/tmp"
-"""Where a holder's private mount namespace shows what bubblewrap is to bind. As root it runs
+"""Where bubblewrap's private mount namespace shows what it is to bind. As root it runs
 as the sandbox's own user, who cannot walk the data folder; every system has a /tmp, and
 covering it there hides it from nobody else."""
 SECCOMP_FD = 10
@@ -32,7 +42,6 @@ FORK = b"f"
 EXECUTING = b"x"
 """The last word of a child before it executes; a terminal goes along."""
 
-Plan = dict[str, Any]
 Fork = Callable[[], int]
 
 
@@ -40,26 +49,15 @@ def report(status: int, message: dict[str, Any]) -> None:
     os.write(status, json.dumps(message).encode() + b"\n")
 
 
-def guard(status: int, step: str) -> _Guard:
-    return _Guard(status, step)
-
-
-class _Guard:
+@contextlib.contextmanager
+def guard(status: int, step: str) -> Iterator[None]:
     """Ends the child with a report when a step fails."""
-
-    def __init__(self, status: int, step: str) -> None:
-        self._status = status
-        self._step = step
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
+    try:
+        yield
+    except BaseException as error:
         number = error.errno if isinstance(error, OSError) else 0
         text = f"{type(error).__name__}: {error}"
-        report(self._status, {"step": self._step, "errno": number or 0, "text": text})
+        report(status, {"step": step, "errno": number or 0, "text": text})
         os._exit(127)
 
 
@@ -83,12 +81,12 @@ def become_forker(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoRet
         except OSError:
             pid = -1
         if pid == 0:
-            become_recruit(descriptors[0], fork)
+            become_waiting_child(descriptors[0], fork)
         source.send(str(max(pid, 0)).encode())
         os.close(descriptors[0])
 
 
-def become_recruit(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoReturn:
+def become_waiting_child(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoReturn:
     """Waits for orders, which say what to become; without any it ends."""
     confine.reset_signals()
     confine.raise_oom_score()
@@ -100,7 +98,7 @@ def become_recruit(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoRe
     orders, descriptors = received
     if orders["become"] == "holder":
         named = dict(zip(orders["descriptors"], descriptors, strict=True))
-        become_holder(orders["plan"], named)
+        become_bubblewrap(orders["plan"], named)
     if orders["become"] == "zygote":
         become_zygote(orders["plan"], *descriptors)
     if orders["become"] == "command":
@@ -110,10 +108,12 @@ def become_recruit(channel: int, fork: Fork = namespaces.fork_to_parent) -> NoRe
             namespaces.setns(descriptors[-1], namespaces.CLONE_NEWNS)
             os.close(descriptors.pop())
         become_command(orders["plan"], descriptors[:count], descriptors[count:])
-    become_spare(orders["base"], source, descriptors, fork)
+    become_standby(orders["base"], source, descriptors, fork)
 
 
-def become_spare(base: Plan, source: socket.socket, descriptors: list[int], fork: Fork) -> NoReturn:
+def become_standby(
+    base: SandboxBase, source: socket.socket, descriptors: list[int], fork: Fork
+) -> NoReturn:
     """Enters a sandbox, gives everything up, waits for orders and becomes their command.
 
     `descriptors`: the status pipe and the socket for the orders. The namespaces to enter
@@ -145,21 +145,21 @@ def become_spare(base: Plan, source: socket.socket, descriptors: list[int], fork
     with guard(status, "filter"):
         if base["scope_sockets"]:
             landlock.scope_abstract_sockets()
-        confine.install_filter(bytes.fromhex(base["seccomp"]))
+        seccomp.install(bytes.fromhex(base["seccomp"]))
     sender = socket.socket(fileno=channel)
     orders = wire.receive(sender)
     if orders is None:
         os._exit(0)
-    plan, streams = orders
+    plan: Any = orders[0]
+    streams = orders[1]
     with guard(status, "streams"):
         confine.set_streams(streams)
         terminal = _terminal(plan)
         confine.close_others(status, channel, *terminal, *range(3, len(streams)))
-        confine.set_limits(plan["rlimits"])
     _execute(plan, status, sender, terminal)
 
 
-def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoReturn:
+def become_command(plan: CommandPlan, streams: list[int], writers: list[int]) -> NoReturn:
     """Right here, without namespaces.
 
     `writers`: the status pipe, the socket for a terminal, and with a keeper the pipe on
@@ -179,10 +179,12 @@ def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoRetu
         # Before Landlock takes the devices away.
         terminal = _terminal(plan)
         confine.close_others(status, channel, *terminal, *range(3, len(streams)))
-        confine.set_limits(plan["rlimits"])
     if plan["landlock"] is not None:
         with guard(status, "landlock"):
-            confine.apply_landlock(plan["landlock"])
+            shown = bool(plan["shared_memory"]) and confine.show_shared_memory(
+                plan["shared_memory"]
+            )
+            confine.apply_landlock(plan["landlock"], shared_memory=shown)
     with guard(status, "identity"):
         if plan["confined"]:
             namespaces.drop_bounding_set()
@@ -192,43 +194,67 @@ def become_command(plan: Plan, streams: list[int], writers: list[int]) -> NoRetu
             confine.give_up_privileges()
     with guard(status, "filter"):
         if plan["seccomp"]:
-            confine.install_filter(bytes.fromhex(plan["seccomp"]))
+            seccomp.install(bytes.fromhex(plan["seccomp"]))
     _execute(plan, status, socket.socket(fileno=channel), terminal)
 
 
-def _execute(plan: Plan, status: int, sender: socket.socket, terminal: list[int]) -> NoReturn:
+def _execute(
+    plan: CommandPlan, status: int, sender: socket.socket, terminal: list[int]
+) -> NoReturn:
     with guard(status, "cwd"):
         os.chdir(plan["cwd"])
     if plan["call"] is not None:
-        _call(plan, status, sender, terminal)
+        _call(plan, plan["call"], status, sender, terminal)
     with guard(status, "exec"):
         socket.send_fds(sender, [EXECUTING], terminal)
+        # Not before: with less open files the kernel may refuse to send one of ours.
+        confine.set_limits(plan["rlimits"])
         if plan["probe"] is not None:
             _probe(plan["probe"], status)
-        os.execvpe(plan["argv"][0], plan["argv"], plan["env"])
+        execute(plan["argv"], plan["env"])
     os._exit(127)
 
 
-def _call(plan: Plan, status: int, sender: socket.socket, terminal: list[int]) -> NoReturn:
+def execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """As `os.execvpe`, which imports a module for it: in a sandbox the interpreter's files may
+    be missing, or the sandbox's own. Nothing is imported once a child is inside."""
+    program = argv[0]
+    folders = [""] if "/" in program else env.get("PATH", os.defpath).split(":")
+    problems: list[OSError] = []
+    for folder in folders:
+        try:
+            os.execve(os.path.join(folder, program), argv, env)
+        except OSError as error:
+            problems.append(error)
+    # What was found and cannot be executed, rather than where it is missing.
+    missing = (FileNotFoundError, NotADirectoryError)
+    raise next((one for one in problems if not isinstance(one, missing)), problems[-1])
+
+
+def _call(
+    plan: CommandPlan, call: CallPlan, status: int, sender: socket.socket, terminal: list[int]
+) -> NoReturn:
     """Goes on as a function instead of a program; to the launcher it looks the same."""
     with guard(status, "call"):
-        function = calls.find(plan["call"])
+        function = calls.find(call)
         socket.send_fds(sender, [EXECUTING], terminal)
-    # One that was forked from the launcher has the launcher's memory, which is nobody's.
-    namespaces.set_dumpable(plan["warm"])
-    namespaces.set_name(os.path.basename(plan["argv"][0]))
+        confine.set_limits(plan["rlimits"])
     sender.close()
     for descriptor in (status, *terminal):
         os.close(descriptor)
-    calls.become(function, plan["call"]["argument"], plan["argv"], plan["env"])
+    # One that was forked from the launcher has the launcher's memory, which is nobody's. Others
+    # can take what a dumpable one has open: not before all that leads to the launcher is closed.
+    namespaces.set_dumpable(plan["warm"])
+    namespaces.set_name(os.path.basename(plan["argv"][0]))
+    calls.become(function, call["argument"], plan["argv"], plan["env"])
 
 
-def _terminal(plan: Plan) -> list[int]:
+def _terminal(plan: CommandPlan) -> list[int]:
     """Makes it, takes it as our own, and gives back the other side, for the launcher."""
     if plan["pty"] is None:
         return []
     ours, theirs = confine.open_terminal(plan["pty"])
-    if os.geteuid() == 0 and plan["uid"] is not None:
+    if os.geteuid() == 0 and plan["uid"] is not None and plan["gid"] is not None:
         os.fchown(theirs, plan["uid"], plan["gid"])
     confine.take_terminal(theirs)
     confine.set_streams([theirs, theirs, theirs])
@@ -272,7 +298,7 @@ def _keep(status: int, end: int) -> None:
                 report(end, message)
 
 
-def become_zygote(plan: Plan, channel: int, log: int) -> NoReturn:
+def become_zygote(plan: ZygoteRequest, channel: int, log: int) -> NoReturn:
     """Executes the interpreter of a program whose modules it is to load, without any rights
     but its user's. What is wrong is told on the channel, as the program tells it there."""
     status = confine.above_given(channel)
@@ -303,7 +329,7 @@ def _program(python: str) -> str | int:
     return sealed_copy(python, "carrel-zygote") if owned or os.access(python, os.W_OK) else python
 
 
-def become_holder(plan: Plan, descriptors: dict[str, int]) -> NoReturn:
+def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoReturn:
     """Stages the mounts, takes on the sandbox's identity and executes bubblewrap.
 
     `descriptors`: `status`, `stdin`, `stdout`, `stderr`, `seccomp`, `info`, `alive`,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class Launcher:
         self._folder = data / "launcher"
         self._python = python
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._retired = False
         self._blocking: socket.socket | None = None
         self._async: dict[asyncio.AbstractEventLoop, _AsyncConnection] = {}
         self._connecting: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
@@ -47,7 +50,11 @@ class Launcher:
     # Blocking
 
     def call(
-        self, op: str, fields: Reply, descriptors: list[int], timeout_s: float = ANSWER_S
+        self,
+        op: str,
+        fields: Mapping[str, object],
+        descriptors: list[int],
+        timeout_s: float = ANSWER_S,
     ) -> tuple[Reply, list[int]]:
         """One request and its answer; the caller owns the descriptors of both."""
         with self._lock:
@@ -58,7 +65,7 @@ class Launcher:
                 try:
                     wire.send(connection, {"op": op, "id": 0, **fields}, descriptors)
                     received = wire.receive(connection)
-                except (OSError, wire.WireError) as error:
+                except (OSError, wire.PacketError) as error:
                     received = None
                     if isinstance(error, TimeoutError) or attempt == 2:
                         self._forget_blocking()
@@ -85,10 +92,18 @@ class Launcher:
         self._async.clear()
         self._connecting.clear()
 
+    def retire(self) -> None:
+        """Our own process is told to end: from now on no launcher is started. One that runs
+        can still be asked."""
+        self._retired = True
+
     def shutdown(self, force: bool = False) -> int:
-        """Asks it to end; answers how many things kept it from that (0: it ends)."""
+        """Asks it to end; answers how many things kept it from that (0: it ends). It ends
+        with the last of them then, unless somebody asks it for something before."""
         try:
-            connection = self._try_connect()
+            # One that is just being started would otherwise be there, for nobody, a minute long.
+            with self._starting:
+                connection = self._try_connect()
         except OSError:
             return 0
         with connection:
@@ -114,6 +129,11 @@ class Launcher:
             return os.pidfd_open(received[0]["pid"])
         return None
 
+    def about(self) -> tuple[str, int]:
+        """Its version and its process, which may be older than ours. `LauncherUnavailable`."""
+        reply, _ = self.call("hello", {}, [])
+        return reply["version"], reply["pid"]
+
     # MountHelper
 
     def mount_overlay(self, key: str, mount: OverlayMount) -> None:
@@ -137,7 +157,11 @@ class Launcher:
     # asyncio
 
     async def ask(
-        self, op: str, fields: Reply, descriptors: list[int], timeout_s: float = ANSWER_S
+        self,
+        op: str,
+        fields: Mapping[str, object],
+        descriptors: list[int],
+        timeout_s: float = ANSWER_S,
     ) -> tuple[Reply, list[int]]:
         """As `call`, on the running loop; many at once share a connection."""
         loop = asyncio.get_running_loop()
@@ -192,11 +216,17 @@ class Launcher:
 
     def _connect(self) -> socket.socket:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        deadline = time.monotonic() + START_S
         try:
             return self._try_connect()
         except OSError:
-            self._start()
+            with self._starting:
+                return self._start_and_connect()
+
+    def _start_and_connect(self) -> socket.socket:
+        if self._retired:
+            raise LauncherUnavailable("No launcher runs, and none is started: the daemon ends.")
+        deadline = time.monotonic() + START_S
+        self._start()
         while True:
             try:
                 return self._try_connect()
@@ -258,7 +288,9 @@ class _AsyncConnection:
         self.closed = False
         loop.add_reader(connection.fileno(), self._readable)
 
-    async def ask(self, op: str, fields: Reply, descriptors: list[int]) -> tuple[Reply, list[int]]:
+    async def ask(
+        self, op: str, fields: Mapping[str, object], descriptors: list[int]
+    ) -> tuple[Reply, list[int]]:
         self._last += 1
         number = self._last
         future: asyncio.Future[tuple[Reply, list[int]]] = self._loop.create_future()
@@ -275,7 +307,7 @@ class _AsyncConnection:
         finally:
             self._waiting.pop(number, None)
 
-    async def _send(self, message: Reply, descriptors: list[int]) -> None:
+    async def _send(self, message: Mapping[str, object], descriptors: list[int]) -> None:
         while True:
             if self.closed:
                 raise ConnectionError("the connection is closed")
@@ -301,7 +333,7 @@ class _AsyncConnection:
             received = wire.receive(self._socket)
         except BlockingIOError:
             return
-        except (OSError, wire.WireError):
+        except (OSError, wire.PacketError):
             received = None
         if received is None:
             self.close()
@@ -335,7 +367,7 @@ def _greet(connection: socket.socket) -> None:
     if protocol != wire.PROTOCOL:
         raise LauncherUnavailable(
             f"A launcher of version {received[0]['version']} runs, which speaks another protocol.",
-            hint="Stop its spaces; it ends a minute after the last one.",
+            hint=f"Stop its spaces, and end it: kill {received[0]['pid']}",
         )
 
 

@@ -4,20 +4,25 @@ filters. Every function raises OSError.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
 import signal
 import struct
 import termios
+from collections.abc import Iterable
 
-from carrel.linux import landlock, mounts, namespaces, seccomp
+from carrel.linux import landlock, mounts, namespaces
 
-ENTERED = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 _TIOCSPTLCK = 0x40045431
 _TIOCGPTPEER = 0x5441
 MOST_GIVEN = 16
 """Beside the standard streams; see `carrel.domain.runtimes.Command`."""
+SHARED_MEMORY = "/dev/shm"
+TERMINALS = "/dev/pts"
+MOST_TERMINALS = 256
+"""Of a sandbox. The machine has 4,096 for all, and keeps 1,024 of them for itself."""
 OOM_SCORE = 200
 """When the host itself runs out of memory, what runs in sandboxes goes before the host's own."""
 
@@ -52,8 +57,12 @@ def raise_oom_score() -> None:
         os.close(descriptor)
 
 
-def set_limits(limits: list[list[int]]) -> None:
+def set_limits(limits: Iterable[tuple[int, int, int]]) -> None:
     for kind, soft, hard in limits:
+        _, most = resource.getrlimit(kind)
+        if most != resource.RLIM_INFINITY:
+            # An earlier daemon may have started us with less than this one has.
+            soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(kind, (soft, hard))
 
 
@@ -76,14 +85,18 @@ def enter(held: dict[str, int], late: dict[str, int]) -> None:
             namespaces.setns(held[kind])
     os.fchdir(held["root"])
     os.chroot(".")
+    # A share, not a wall: where the kernel will not bound them, the sandbox is as good.
+    with contextlib.suppress(OSError):
+        namespaces.bound_terminals(TERMINALS, MOST_TERMINALS)
     for target, mount in late.items():
         mounts.distrust(mount)
         mounts.attach(mount, target)
     namespaces.setns(held["user"], namespaces.CLONE_NEWUSER)
 
 
-def become(uid: int, gid: int) -> None:
+def become(uid: int, gid: int | None) -> None:
     """Takes on an identity for good."""
+    assert gid is not None
     if os.geteuid() == 0 and not _in_user_namespace():
         os.setgroups([])
     os.setresgid(gid, gid, gid)
@@ -115,14 +128,30 @@ def take_terminal(terminal: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
-def apply_landlock(rules: landlock.Rules) -> None:
-    """Before the identity changes: the rules name paths that only we can open."""
+def show_shared_memory(folder: str) -> bool:
+    """Puts a folder on /dev/shm, for ourselves and what comes of us; False where that is
+    forbidden. What is mounted and unmounted on the host is so for us too."""
+    try:
+        namespaces.unshare(namespaces.CLONE_NEWNS)
+        namespaces.set_propagation(namespaces.MS_SLAVE)
+        mount = mounts.clone_mount(folder)
+        try:
+            mounts.distrust(mount)
+            mounts.attach(mount, SHARED_MEMORY)
+        finally:
+            os.close(mount)
+    except OSError:
+        return False
+    return True
+
+
+def apply_landlock(rules: landlock.Rules, *, shared_memory: bool) -> None:
+    """Before the identity changes: the rules name paths that only we can open. Without
+    `shared_memory` what is there is the machine's, and out of reach whatever they say."""
     namespaces.set_no_new_privileges()
+    if not shared_memory:
+        rules["write"] = [path for path in rules["write"] if path != SHARED_MEMORY]
     landlock.restrict(rules)
-
-
-def install_filter(program: bytes) -> None:
-    seccomp.install(program)
 
 
 def above_given(descriptor: int) -> int:

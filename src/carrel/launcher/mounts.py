@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
 
 from carrel.launcher import wire
 from carrel.launcher.loop import Loop
-from carrel.launcher.wire import Answer
+from carrel.launcher.messages import Answer, HoldRequest, KeyRequest, NoFields, failure
 from carrel.linux import mounts, namespaces
 
 
@@ -26,13 +25,13 @@ class HeldMounts:
     def __len__(self) -> int:
         return len(self._held)
 
-    def keys(self) -> list[str]:
-        return sorted(self._held)
+    def tell_keys(self, _request: NoFields, _fds: list[int], answer: Answer) -> None:
+        answer({"keys": sorted(self._held)}, [])
 
     def namespace(self, key: str) -> dict[str, int] | None:
         return self._held.get(key)
 
-    def hold(self, request: dict[str, Any], answer: Answer) -> None:
+    def hold(self, request: HoldRequest, _fds: list[int], answer: Answer) -> None:
         if request["key"] in self._held:
             answer({}, [])
             return
@@ -46,7 +45,7 @@ class HeldMounts:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 text = body.decode(errors="replace") or "the helper died"
-                answer({"problem": {"step": "mount", "errno": 0, "text": text}}, [])
+                answer({"problem": failure("mount", text)}, [])
                 return
             names = ("user", "mnt", "root")
             self._held[request["key"]] = dict(zip(names, descriptors, strict=True))
@@ -56,14 +55,14 @@ class HeldMounts:
         theirs.close()
         self._loop.watch(ours.fileno(), on_ready)
 
-    def open(self, request: dict[str, Any], answer: Answer) -> None:
+    def open(self, request: KeyRequest, _fds: list[int], answer: Answer) -> None:
         held = self._held.get(request["key"])
         if held is None:
-            answer({"problem": {"step": "open", "errno": 0, "text": "not mounted"}}, [])
+            answer({"problem": failure("open", "not mounted")}, [])
         else:
             answer({}, [held["root"]])
 
-    def release(self, request: dict[str, Any], answer: Answer) -> None:
+    def release(self, request: KeyRequest, _fds: list[int], answer: Answer) -> None:
         """The last close unmounts, which writes the disk's caches out: a child does that, and
         the answer comes when it is done."""
         held = self._held.pop(request["key"], None)
@@ -86,13 +85,9 @@ def _close_last(held: dict[str, int], wait: int, go: int) -> None:
     os._exit(0)
 
 
-def _be_mounted(request: dict[str, Any], channel: socket.socket) -> None:
+def _be_mounted(request: HoldRequest, channel: socket.socket) -> None:
     try:
-        uid, gid = os.geteuid(), os.getegid()
-        namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{uid} {uid} 1")
-        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        namespaces.unshare_user(namespaces.CLONE_NEWNS)
         # A host's unmount reaches us, so that we hold nobody's disk; ours stays here.
         namespaces.set_propagation(namespaces.MS_SLAVE)
         _mount(request)
@@ -106,13 +101,8 @@ def _be_mounted(request: dict[str, Any], channel: socket.socket) -> None:
     os._exit(0)
 
 
-def _mount(request: dict[str, Any]) -> None:
+def _mount(request: HoldRequest) -> None:
     lowers = mounts.open_layers(request["lowers"])
     upper, work = mounts.open_layers([request["upper"], request["work"]])
     overlay = mounts.Overlay(tuple(lowers), upper, work, (("userxattr", ""),))
     mounts.mount_overlay(overlay, request["target"])
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)

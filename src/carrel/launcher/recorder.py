@@ -6,20 +6,42 @@ unless a client still has it.
 
 What a command leaves running may hold its streams open. They are recorded until the last one
 has closed them or the sandbox stops; a note in our own folder says so, for our successor.
+
+Whoever reads a command's output as it comes holds it: what is after the reader's position is
+not given up, and a command that is too far ahead waits. A hold is a lease that the reader's
+daemon renews, so a reader that is gone for good does not stop the command for good.
+
+Offsets in a file count all bytes that ever came. So that it stays small nevertheless, its
+beginning is punched out from time to time, but nothing that a reader holds: when the file is as
+large as it may be, no more is taken until the reader has caught up, so the pipe fills. What cannot
+be written, for want of disk, is dropped and becomes a hole as well; while somebody reads, only
+after some time. Holes are whole blocks: a reader never meets zeros that the command did not
+write.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import math
 import os
+import select
+import struct
+import termios
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
+from typing import NoReturn, Protocol, TypeVar
 
-from carrel.launcher.loop import Loop, Timer
-from carrel.launcher.records import read_record, write_record
-from carrel.launcher.streams import KeptStream, PipeSource, TerminalSource
+from carrel.launcher.loop import Answer, Loop, Timer, Workers
+from carrel.launcher.messages import ReaderHolds
+from carrel.launcher.wire import read_record, write_record
+from carrel.linux import files
+
+T = TypeVar("T")
 
 TURN_BYTES = 1 << 18
 """Of one stream in one turn of the loop, so that a command which floods its output keeps
@@ -29,10 +51,14 @@ NOTE_S = 1.0
 REOPENED_S = 0.25
 """A terminal that nobody has open on the other side says so all the time, but may be opened
 again as long as its command lives: so often we look."""
+ROOM_S = 0.25
+"""Between two looks whether a full disk has room again, while somebody reads."""
+MOST_READERS = 64
+"""Of one stream. More of them do not hold it, and are told what they miss."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class RecordingSpec:
     """Whose streams: `names` is empty for a run that is not recorded."""
 
     run_id: str
@@ -40,22 +66,49 @@ class Subject:
     folder: str
     names: tuple[str, ...]
     keep: int
+    reader: str = ""
+    """Who holds it from the first byte on, and for how long without being heard of again."""
+    lease: float = 0.0
+    account: str = ""
 
     def file(self, name: str) -> str:
         return f"{self.folder}/{name}"
 
 
-class Recorded:
-    """The streams of one run."""
+@dataclass
+class ReaderLease:
+    """One reader of one stream."""
 
-    def __init__(self, loop: Loop, subject: Subject, on_end: Callable[[Recorded], None]) -> None:
-        self.subject = subject
+    position: int
+    until: float
+    timer: Timer | None = None
+
+
+class Recording:
+    """The streams of one run. All that touches a stream's source is done by a worker, one thing
+    after the other; meanwhile the stream is not watched."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        workers: Workers,
+        spec: RecordingSpec,
+        on_end: Callable[[Recording], None],
+    ) -> None:
+        self.spec = spec
         self.left = False
+        self.stopping = False
+        """Its sandbox is gone, and it ends as soon as what is left in the pipes was taken."""
         self._loop = loop
+        self._workers = workers
         self._on_end = on_end
         self._open: dict[str, KeptStream] = {}
         self._totals: dict[str, int] = {}
-        self._again: Timer | None = None
+        self._holds: dict[str, dict[str, ReaderLease]] = {}
+        self._resting: dict[str, Timer | None] = {}
+        """Streams that are not read now: until then, or until a reader has caught up."""
+        self._busy: dict[str, list[Callable[[], None]]] = {}
+        """Streams that a worker has, and what is to be done then."""
 
     @property
     def ended(self) -> bool:
@@ -63,71 +116,189 @@ class Recorded:
 
     def begin(self, name: str, stream: KeptStream) -> None:
         self._open[name] = stream
+        if self.spec.reader:
+            self.hold(name, self.spec.reader, 0, self.spec.lease)
+        self._watch(name, stream)
+
+    def _watch(self, name: str, stream: KeptStream) -> None:
         self._loop.watch(stream.source.descriptor, partial(self._readable, name, stream))
 
-    def resume(self, name: str, stream: KeptStream) -> None:
-        """Where an earlier launcher left off. Raises OSError when the file is gone."""
+    def resume(self, name: str, stream: KeptStream, holds: ReaderHolds | None) -> None:
+        """Where an earlier launcher left off. Raises OSError when the file is gone. `holds`
+        are known unless the daemon is a new one: then whoever began to read may be back."""
         try:
             stream.resume()
         except OSError:
-            stream.close()
+            self._workers.close(self.spec.account, stream.close)
             raise
-        self.begin(name, stream)
+        self._open[name] = stream
+        if holds is None and self.spec.reader:
+            self.hold(name, self.spec.reader, 0, self.spec.lease)
+        for held, reader, position, lease in holds or ():
+            if held == name:
+                self.hold(name, reader, position, lease)
+        self._watch(name, stream)
         # A pipe that no writer has open says nothing, unless it is read.
         self._readable(name, stream)
 
     def is_over(self, name: str) -> None:
         """It ended under an earlier launcher, which wrote all of it."""
         with contextlib.suppress(OSError):
-            self._totals[f"{name}_bytes"] = os.stat(self.subject.file(name)).st_size
+            self._totals[f"{name}_bytes"] = os.stat(self.spec.file(name)).st_size
+
+    # Readers
+
+    def hold(self, name: str, reader: str, position: int | None, lease: float) -> None:
+        """So far the reader has come, and so long that counts; None: it reads no more."""
+        if name not in self._open:
+            return
+        holds = self._holds.setdefault(name, {})
+        known = holds.get(reader)
+        if position is None:
+            self._let_go(name, reader)
+        elif known is not None:
+            known.position, known.until = position, time.monotonic() + lease
+        elif len(holds) < MOST_READERS:
+            holds[reader] = ReaderLease(position, time.monotonic() + lease)
+            self._expire_later(name, reader)
+        self._held(name)
+
+    def _held(self, name: str) -> None:
+        stream = self._open[name]
+        positions = [hold.position for hold in self._holds.get(name, {}).values()]
+        stream.held = min(positions) if positions else None
+        if name in self._resting and name not in self._busy and not stream.full:
+            self._wake(name)
+
+    def _expire_later(self, name: str, reader: str) -> None:
+        hold = self._holds[name][reader]
+        left_s = hold.until - time.monotonic()
+        if left_s > 0:
+            hold.timer = self._loop.after(left_s, lambda: self._expire_later(name, reader))
+        else:
+            self._let_go(name, reader)
+            self._held(name)
+
+    def _let_go(self, name: str, reader: str) -> None:
+        hold = self._holds[name].pop(reader, None)
+        if hold is not None and hold.timer is not None:
+            hold.timer.cancel()
+
+    # Reading
+
+    def _do(
+        self,
+        name: str,
+        stream: KeptStream,
+        work: Callable[[], T],
+        done: Callable[[Answer[T]], None],
+    ) -> None:
+        """When no worker has the stream. What was closed by then gives nothing more to do."""
+        if name in self._busy:
+            self._busy[name].append(lambda: self._do(name, stream, work, done))
+            return
+        if name not in self._open:
+            done(_raise_closed)
+            return
+        self._busy[name] = []
+        later = False
+
+        def over(answer: Answer[T]) -> None:
+            next_ones = self._busy.pop(name)
+            if later and name in self._resting:
+                self._wake(name)
+            done(answer)
+            for action in next_ones:
+                action()
+
+        later = not self._workers.do(self.spec.account, work, over)
+        if later and name not in self._resting:
+            self._rest(name, stream, None)
 
     def _readable(self, name: str, stream: KeptStream) -> None:
+        if stream.full:
+            self._rest(name, stream, None)
+        elif stream.source.closed():
+            self._took(name, stream, lambda: 0)
+        else:
+            taken = partial(self._took, name, stream)
+            self._do(name, stream, partial(stream.take, TURN_BYTES), taken)
+
+    def _took(self, name: str, stream: KeptStream, taken: Answer[int]) -> None:
         try:
-            moved = stream.take(TURN_BYTES)
+            moved = taken()
         except BlockingIOError:
+            return
+        except NoRoom:
+            self._rest(name, stream, ROOM_S)
             return
         except OSError:
             moved = 0
         if moved:
             return
         if isinstance(stream.source, TerminalSource) and not self.left:
-            self._pause(name, stream)
+            self._rest(name, stream, REOPENED_S)
         else:
             self._finish(name, stream)
 
-    def _pause(self, name: str, stream: KeptStream) -> None:
+    def _rest(self, name: str, stream: KeptStream, seconds: float | None) -> None:
         self._loop.unwatch(stream.source.descriptor)
+        timer = None if seconds is None else self._loop.after(seconds, lambda: self._wake(name))
+        self._resting[name] = timer
 
-        def again() -> None:
-            self._again = None
-            self.begin(name, stream)
-
-        self._again = self._loop.after(REOPENED_S, again)
+    def _wake(self, name: str) -> None:
+        timer = self._resting.pop(name)
+        if timer is not None:
+            timer.cancel()
+        if name in self._busy:
+            # Until the worker is done.
+            self._resting[name] = None
+            return
+        self._watch(name, self._open[name])
 
     def _finish(self, name: str, stream: KeptStream) -> None:
         self._count(name, stream)
+        for reader in list(self._holds.get(name, {})):
+            self._let_go(name, reader)
+        if name in self._resting:
+            self._wake(name)
         del self._open[name]
-        if self._again is not None:
-            self._again.cancel()
+        self._loop.unwatch(stream.source.descriptor)
+        if stream.source.closed():
+            stream.close()
         else:
-            self._loop.unwatch(stream.source.descriptor)
-        stream.close()
+            self._workers.close(self.spec.account, stream.close)
         if self.left and not self._open:
             self._on_end(self)
 
     def _count(self, name: str, stream: KeptStream) -> None:
         self._totals[f"{name}_bytes"] = stream.total
+        stream.mark_end()
         if stream.dropped:
             self._totals[f"{name}_dropped"] = stream.dropped
 
-    def settle(self) -> dict[str, int]:
-        """Takes what is there now, that is, all that an ended command has written. Answers
-        how much each stream was, and how much of it there was no room for."""
-        for name, stream in self._open.items():
-            with contextlib.suppress(OSError):
-                stream.take_all()
-            self._count(name, stream)
-        return self._totals
+    def settle(self, done: Callable[[dict[str, int]], None]) -> None:
+        """Takes what is there now, that is, all that an ended command has written. Tells how
+        much each stream was, and how much of it there was no room for: at once, unless what the
+        command left behind keeps us from reading."""
+        waiting = list(self._open.items())
+        left = len(waiting)
+
+        def taken(name: str, stream: KeptStream, _answer: Answer[bool]) -> None:
+            nonlocal left
+            left -= 1
+            if name in self._open:
+                self._count(name, stream)
+            if not left:
+                done(self._totals)
+
+        for name, stream in waiting:
+            if name not in self._busy and stream.source.closed():
+                taken(name, stream, lambda: True)
+            else:
+                self._do(name, stream, stream.take_all, partial(taken, name, stream))
+        if not waiting:
+            done(self._totals)
 
     def leave(self) -> None:
         """The command has ended, and everybody was told."""
@@ -135,13 +306,31 @@ class Recorded:
         for name, stream in list(self._open.items()):
             # The terminal of a session whose leader is dead is dead too.
             if isinstance(stream.source, TerminalSource):
-                self._finish(name, stream)
-            else:
+                self._close(name, stream)
+            elif name not in self._resting:
                 self._readable(name, stream)
+            elif stream.source.closed():
+                self._close(name, stream)
+
+    def stop(self) -> None:
+        """Takes what is there, and ends."""
+        self.stopping = True
+        self.settle(lambda _totals: self.close())
 
     def close(self) -> None:
         for name, stream in list(self._open.items()):
+            self._close(name, stream)
+
+    def _close(self, name: str, stream: KeptStream) -> None:
+        """When no worker has it."""
+        if name in self._busy:
+            self._busy[name].append(lambda: self._close(name, stream))
+        elif name in self._open:
             self._finish(name, stream)
+
+
+def _raise_closed() -> NoReturn:
+    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 class Recorder:
@@ -149,77 +338,89 @@ class Recorder:
 
     def __init__(self, loop: Loop, folder: str) -> None:
         self._loop = loop
+        self.workers = Workers(loop)
         self._folder = folder
         self._sink = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-        self._behind: dict[str, Recorded] = {}
+        self._behind: dict[str, Recording] = {}
         """Those whose command has ended."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def __len__(self) -> int:
         return len(self._behind)
 
-    def record(self, subject: Subject, pipes: list[int]) -> Recorded:
+    def count(self, account: str) -> int:
+        """Of those, the ones that take this share."""
+        return sum(one.spec.account == account for one in self._behind.values())
+
+    def record(self, spec: RecordingSpec, pipes: list[int]) -> Recording:
         """The descriptors, one for each name, become the recording's."""
-        recorded = Recorded(self._loop, subject, self._ended)
-        for name, pipe in zip(subject.names, pipes, strict=True):
-            recorded.begin(name, self._from_pipe(subject, name, pipe))
+        recorded = Recording(self._loop, self.workers, spec, self._ended)
+        for name, pipe in zip(spec.names, pipes, strict=True):
+            recorded.begin(name, self._from_pipe(spec, name, pipe))
         return recorded
 
-    def record_terminal(self, subject: Subject, terminal: int) -> Recorded:
+    def record_terminal(self, spec: RecordingSpec, terminal: int) -> Recording:
         """As `record`. All that share the descriptor find it non-blocking."""
-        recorded = Recorded(self._loop, subject, self._ended)
-        (name,) = subject.names
-        recorded.begin(name, _from_terminal(subject, name, terminal))
+        recorded = Recording(self._loop, self.workers, spec, self._ended)
+        (name,) = spec.names
+        recorded.begin(name, _from_terminal(spec, name, terminal))
         return recorded
 
-    def take_up(self, subject: Subject, pipes: list[int | None], terminal: int | None) -> Recorded:
+    def take_up(
+        self,
+        spec: RecordingSpec,
+        pipes: list[int | None],
+        terminal: int | None,
+        holds: ReaderHolds | None = None,
+    ) -> Recording:
         """What an earlier launcher recorded: those of its pipes that were found again, or the
         terminal that a client kept."""
-        recorded = Recorded(self._loop, subject, self._ended)
-        for name, pipe in zip_longest(subject.names, pipes):
+        recorded = Recording(self._loop, self.workers, spec, self._ended)
+        for name, pipe in zip_longest(spec.names, pipes):
             try:
                 if terminal is not None:
-                    recorded.resume(name, _from_terminal(subject, name, terminal))
+                    recorded.resume(name, _from_terminal(spec, name, terminal), holds)
                 elif pipe is not None:
-                    recorded.resume(name, self._from_pipe(subject, name, pipe))
+                    recorded.resume(name, self._from_pipe(spec, name, pipe), holds)
                 else:
                     recorded.is_over(name)
             except OSError:
                 recorded.is_over(name)
         return recorded
 
-    def is_recording(self, run_id: str) -> bool:
-        """After the end of its command."""
-        return run_id in self._behind
+    def behind(self, run_id: str) -> Recording | None:
+        """What is recorded after the end of its command."""
+        return self._behind.get(run_id)
 
-    def _from_pipe(self, subject: Subject, name: str, pipe: int) -> KeptStream:
-        return KeptStream(PipeSource(pipe, self._sink), subject.file(name), subject.keep)
+    def _from_pipe(self, spec: RecordingSpec, name: str, pipe: int) -> KeptStream:
+        return KeptStream(PipeSource(pipe, self._sink), spec.file(name), spec.keep)
 
-    def leave(self, recorded: Recorded) -> None:
+    def leave(self, recorded: Recording) -> None:
         """Its command has ended."""
         recorded.leave()
         if not recorded.ended:
-            self._behind[recorded.subject.run_id] = recorded
+            self._behind[recorded.spec.run_id] = recorded
             self._loop.after(NOTE_S, lambda: self._write_note(recorded))
 
-    def stop(self, sandbox_id: str) -> None:
-        """All its processes are gone: whoever else has a stream of theirs is not recorded."""
+    def stop(self, sandbox_id: str) -> bool:
+        """All its processes are gone: whoever else has a stream of theirs is not recorded. True
+        when nothing of it is being recorded any more."""
         for recorded in list(self._behind.values()):
-            if recorded.subject.sandbox_id == sandbox_id:
-                recorded.settle()
-                recorded.close()
+            if recorded.spec.sandbox_id == sandbox_id and not recorded.stopping:
+                recorded.stop()
+        return not any(one.spec.sandbox_id == sandbox_id for one in self._behind.values())
 
-    def _ended(self, recorded: Recorded) -> None:
-        run_id = recorded.subject.run_id
+    def _ended(self, recorded: Recording) -> None:
+        run_id = recorded.spec.run_id
         if self._behind.pop(run_id, None) is not None:
             self.forget(run_id)
 
     # Notes
 
-    def _write_note(self, recorded: Recorded) -> None:
-        subject = recorded.subject
-        if subject.run_id in self._behind:
-            write_record(self._note(subject.run_id), {"folder": subject.folder})
+    def _write_note(self, recorded: Recording) -> None:
+        spec = recorded.spec
+        if spec.run_id in self._behind:
+            write_record(self._note(spec.run_id), {"folder": spec.folder})
 
     def noted(self) -> list[tuple[str, str]]:
         """The ids and folders of runs whose streams were open after their end."""
@@ -235,6 +436,268 @@ class Recorder:
         return os.path.join(self._folder, f"{run_id}.json")
 
 
-def _from_terminal(subject: Subject, name: str, terminal: int) -> KeptStream:
+def _from_terminal(spec: RecordingSpec, name: str, terminal: int) -> KeptStream:
     os.set_blocking(terminal, False)
-    return KeptStream(TerminalSource(terminal), subject.file(name), subject.keep)
+    return KeptStream(TerminalSource(terminal), spec.file(name), spec.keep)
+
+
+# One recorded stream
+
+STEP_BYTES = 1 << 20
+"""The beginning is given up in steps of this: each one costs a change of the file system."""
+ON_ITS_WAY_BYTES = 12 << 20
+"""What a reader was sent may be lost with its connection, and then it asks for it again: more
+than the buffers of two sockets hold."""
+NO_HOLES_BYTES = 1 << 30
+"""Where the file system knows no holes, a file that somebody reads grows up to this."""
+NO_ROOM_S = 30.0
+"""So long a command waits for room on the disk while somebody reads its output; then what it
+writes is dropped, and counted."""
+LEAST_BLOCK = 4096
+"""A page: nothing that has holes tells them in smaller units."""
+USUAL_PIPE = 1 << 16
+LARGE_PIPE = 1 << 18
+"""For a command that fills the usual one: it waits for us less often."""
+READ_BYTES = 1 << 16
+"""More than a terminal ever has at once."""
+
+
+class StreamSource(Protocol):
+    """Where bytes come from. `move` and `drop` answer 0 at the end, and raise
+    `BlockingIOError` when there is nothing now."""
+
+    descriptor: int
+
+    def move(self, file: int, offset: int, most: int) -> int: ...
+
+    def drop(self, most: int) -> int: ...
+
+    def waiting(self) -> int:
+        """So much, about, could be taken right now."""
+        ...
+
+    def closed(self) -> bool:
+        """Nothing waits, and nothing will come: nobody can keep it locked either. To ask takes no
+        lock."""
+        ...
+
+
+class PipeSource:
+    """Bytes go from the pipe to the file inside the kernel."""
+
+    def __init__(self, descriptor: int, sink: int) -> None:
+        self.descriptor = descriptor
+        self._sink = sink
+        self._grown = False
+
+    def move(self, file: int, offset: int, most: int) -> int:
+        moved = os.splice(
+            self.descriptor, file, most, offset_dst=offset, flags=os.SPLICE_F_NONBLOCK
+        )
+        if moved >= USUAL_PIPE and not self._grown:
+            self._grown = True
+            # The user may have no right to more: then it stays as it is.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, LARGE_PIPE)
+        return moved
+
+    def drop(self, most: int) -> int:
+        return os.splice(self.descriptor, self._sink, most, flags=os.SPLICE_F_NONBLOCK)
+
+    def waiting(self) -> int:
+        answer = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
+        return int(struct.unpack("i", answer)[0])
+
+    def closed(self) -> bool:
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return [event for _, event in poll.poll(0)] == [select.POLLHUP]
+
+
+class TerminalSource:
+    """The master's side, which nobody else may read."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._read = b""
+
+    def _fill(self, most: int) -> None:
+        if self._read:
+            return
+        try:
+            self._read = os.read(self.descriptor, min(most, READ_BYTES))
+        except OSError as error:
+            # So says a terminal that nobody has open on the other side.
+            if error.errno != errno.EIO:
+                raise
+
+    def move(self, file: int, offset: int, most: int) -> int:
+        self._fill(most)
+        moved = os.pwrite(file, self._read, offset)
+        self._read = self._read[moved:]
+        return moved
+
+    def drop(self, most: int) -> int:
+        self._fill(most)
+        dropped = min(most, len(self._read))
+        self._read = self._read[dropped:]
+        return dropped
+
+    def waiting(self) -> int:
+        """The kernel does not count what is on its way through the line discipline."""
+        return LARGE_PIPE
+
+    def closed(self) -> bool:
+        return False
+
+
+class NoRoom(Exception):
+    """Nothing can be written now, and nothing was taken."""
+
+
+class KeptStream:
+    """`total` bytes came, `dropped` of them could not be written. The file is there already
+    and is opened when there is something to write."""
+
+    def __init__(self, source: StreamSource, path: str, keep: int) -> None:
+        self.source = source
+        self.total = 0
+        self.dropped = 0
+        self.held: int | None = None
+        """How far the slowest reader has come; None: nobody reads."""
+        self._path = path
+        self._keep = keep
+        self._file = -1
+        self._begin = 0
+        """Before it is nothing any more."""
+        self._behind = False
+        """The last bytes were dropped, so the next ones begin a block."""
+        self._no_room_since: float | None = None
+
+    @property
+    def full(self) -> bool:
+        """No more is to be taken before the slowest reader has caught up."""
+        return self.held is not None and self.total - self.held >= self._keep + STEP_BYTES
+
+    def resume(self) -> None:
+        """An earlier launcher has written the file up to its end."""
+        self._open()
+        self.total = os.fstat(self._file).st_size
+        first = files.next_data(self._file, 0)
+        self._begin = self.total if first is None else first
+
+    def take(self, most: int) -> int:
+        """Once; answers as a `StreamSource` does. Raises OSError when the source is broken, and
+        `NoRoom` for a while when somebody reads."""
+        if self._file < 0 and not self.source.waiting():
+            # Most commands have nothing to say on one of their streams.
+            if self.source.closed():
+                return 0
+            raise BlockingIOError
+        if not self._has_room():
+            return self._drop(most)
+        if self._behind and (gap := -self.total % self._block()):
+            return self._drop(min(gap, most))
+        try:
+            moved = self.source.move(self._open(), self.total, most)
+        except BlockingIOError:
+            raise
+        except OSError:
+            if self._may_wait():
+                raise NoRoom from None
+            return self._drop(most)
+        self._behind = False
+        self._no_room_since = None
+        self.total += moved
+        return moved
+
+    def _may_wait(self) -> bool:
+        """For room. What the reader has by now is given up for it."""
+        if self.held is None:
+            return False
+        with contextlib.suppress(OSError):
+            self._punch(self.held)
+        now = time.monotonic()
+        if self._no_room_since is None:
+            self._no_room_since = now
+        return now - self._no_room_since < NO_ROOM_S
+
+    def take_all(self) -> bool:
+        """What is there right now, and not what comes meanwhile. True at the end."""
+        # Nobody waits for room any more.
+        self._no_room_since = -math.inf
+        left = self.source.waiting()
+        while True:
+            try:
+                # Once more than there is: that tells the end from a pause.
+                moved = self.take(max(left, 1))
+            except BlockingIOError:
+                return False
+            if moved == 0 or left <= 0:
+                return moved == 0
+            left -= moved
+
+    def mark_end(self) -> None:
+        """The size of the file says how much came, also when the last of it was dropped: that
+        takes no room, as the note of the end does."""
+        if self._behind:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._open(), self.total)
+
+    def _open(self) -> int:
+        if self._file < 0:
+            flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = os.open(self._path, flags)
+        return self._file
+
+    def _block(self) -> int:
+        """Holes begin and end with one."""
+        if self._file < 0:
+            return LEAST_BLOCK
+        return max(LEAST_BLOCK, os.fstat(self._file).st_blksize)
+
+    def _has_room(self) -> bool:
+        """Perhaps after the oldest part was given up."""
+        if self.total - self._begin <= self._keep + STEP_BYTES:
+            return True
+        until = self.total - self._keep
+        if self.held is not None:
+            until = min(until, self.held - ON_ITS_WAY_BYTES)
+        try:
+            punched = self._punch(until)
+        except OSError:
+            punched = False
+        return punched or (self.held is not None and self.total - self._begin < NO_HOLES_BYTES)
+
+    def _punch(self, until: int) -> bool:
+        """Gives up what is before; False where the file system cannot. Raises OSError."""
+        until -= until % self._block()
+        if until <= self._begin:
+            return True
+        punched = files.punch_hole(self._open(), self._begin, until - self._begin)
+        if punched:
+            self._begin = until
+        return punched
+
+    def _drop(self, most: int) -> int:
+        dropped = self.source.drop(most)
+        if dropped and not self._behind:
+            self._cut()
+        self.total += dropped
+        self.dropped += dropped
+        return dropped
+
+    def _cut(self) -> None:
+        """To whole blocks, since the rest of the last one would read as zeros."""
+        self._behind = True
+        rest = self.total % self._block()
+        if self._file >= 0 and rest:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self.total - rest)
+                self.dropped += rest
+
+    def close(self) -> None:
+        os.close(self.source.descriptor)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -9,71 +9,93 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from carrel.launcher import wire
-from carrel.launcher.earlier import Earlier
-from carrel.launcher.holders import Holders
-from carrel.launcher.kills import Kill
+from carrel.launcher import messages, wire
+from carrel.launcher.attach import Attacher
+from carrel.launcher.control import Pauses, Stops, kill_run
 from carrel.launcher.loop import Loop, Timer
+from carrel.launcher.messages import Answer, failure
 from carrel.launcher.mounts import HeldMounts
+from carrel.launcher.pool import ChildPool
 from carrel.launcher.recorder import Recorder
-from carrel.launcher.recruits import Recruits
-from carrel.launcher.runs import Runs
-from carrel.launcher.stops import Stops
-from carrel.launcher.wire import Answer, Message
+from carrel.launcher.runs import LaunchedRuns
+from carrel.launcher.sandboxes import LiveSandboxes
+from carrel.launcher.wire import Message
 from carrel.launcher.zygotes import Zygotes
+from carrel.linux.reserve import Reserve
 
 IDLE_EXIT_S = 60.0
 """With no client, nothing running and nothing held there is nothing to be here for."""
+RETIRED_EXIT_S = 0.5
+"""The same, when our last client has said that it needs us no more: a session that ends waits
+for us."""
 
-_ZYGOTE = {"name", "python", "preload", "load", "env", "uid", "gid"}
-_REQUIRED = {"sandbox_id", "run_id", "folder", "linger", "record", "input", "plan"}
-
-Handler = Callable[[Message, list[int], Answer], None]
+Handler = Callable[[Any, list[int], Answer], None]
 
 
 class BadRequest(ValueError):
     """Refused before anything was done."""
 
+    step = "request"
 
-class Server:
+
+class NotMounted(BadRequest):
+    """Another launcher held the mount; the caller has it made again."""
+
+    step = "unmounted"
+
+
+class LauncherServer:
     def __init__(
         self, listener: socket.socket, folder: str, version: str, home: int | None = None
     ) -> None:
         self._loop = Loop()
         self._listener = listener
         self._version = version
-        recruits = Recruits(self._loop)
-        self._holders = Holders(self._loop, recruits, os.path.join(folder, "holders"))
+        pool = ChildPool(self._loop)
+        self._sandboxes = LiveSandboxes(self._loop, pool, os.path.join(folder, "holders"))
         self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"))
-        self._zygotes = Zygotes(self._loop, recruits, os.path.join(folder, "zygotes"))
-        self._runs = Runs(self._loop, self._holders, self._recorder, self._zygotes, home)
-        self._stops = Stops(self._loop, self._holders, self._runs, self._recorder)
-        self._earlier = Earlier(self._runs, self._holders, self._recorder)
+        self._zygotes = Zygotes(self._loop, pool, os.path.join(folder, "zygotes"))
+        reserve = Reserve(Path(folder).parent / "reserve")
+        self._runs = LaunchedRuns(
+            self._loop, self._sandboxes, self._recorder, self._zygotes, home, reserve
+        )
+        self._stops = Stops(self._loop, self._sandboxes, self._runs, self._recorder)
+        self._earlier = Attacher(self._runs, self._sandboxes, self._recorder)
         self._earlier.take_up_noted()
+        paused = os.path.join(folder, "pauses")
+        self._pauses = Pauses(self._loop, self._sandboxes, self._runs, paused)
         self._mounts = HeldMounts(self._loop)
         self._connections: set[socket.socket] = set()
         self._idle: Timer | None = None
-        self._handlers: dict[str, Handler] = {
-            "hello": self._hello,
-            "run": self._run,
-            "warm": self._warm,
-            "place": self._place,
-            "attach": self._attach,
-            "signal": self._signal,
-            "kill": self._kill,
-            "close_input": self._close_input,
-            "stop": self._stop,
-            "hold": lambda message, _fds, answer: self._mounts.hold(message, answer),
-            "open": lambda message, _fds, answer: self._mounts.open(message, answer),
-            "release": lambda message, _fds, answer: self._mounts.release(message, answer),
-            "held": lambda _message, _fds, answer: answer({"keys": self._mounts.keys()}, []),
-            "zygote": self._zygote,
-            "zygotes": lambda _message, _fds, answer: answer({"zygotes": self._zygotes.list()}, []),
-            "unzygote": lambda message, _fds, answer: self._zygotes.end(message["name"], answer),
-            "shutdown": self._shutdown,
+        self._retired = False
+        self._requests: dict[str, tuple[Any, Handler]] = {
+            "hello": (messages.NoFields, self._hello),
+            "run": (messages.RunRequest, self._run),
+            "warm": (messages.WarmRequest, self._warm),
+            "place": (messages.PlaceRequest, self._place),
+            "attach": (messages.AttachRequest, self._attach),
+            "signal": (messages.SignalRequest, self._signal),
+            "kill": (messages.KillRequest, self._kill),
+            "close_input": (messages.CloseInputRequest, self._close_input),
+            "pace": (messages.PaceRequest, self._pace),
+            "stop": (messages.StopRequest, self._stop),
+            "members": (messages.SandboxRequest, self._stops.members),
+            "pause": (messages.PauseRequest, self._pauses.begin),
+            "resume": (messages.ResumeRequest, self._resume),
+            "hold": (messages.HoldRequest, self._mounts.hold),
+            "open": (messages.KeyRequest, self._mounts.open),
+            "release": (messages.KeyRequest, self._mounts.release),
+            "held": (messages.NoFields, self._mounts.tell_keys),
+            "zygote": (messages.ZygoteRequest, self._zygote),
+            "zygotes": (messages.NoFields, self._zygotes.tell_all),
+            "unzygote": (messages.EndZygoteRequest, self._zygotes.end),
+            "shutdown": (messages.ShutdownRequest, self._shutdown),
         }
+        """What each must have is looked at before it is handled."""
 
     def serve(self) -> None:
         signal.signal(signal.SIGTERM, lambda _number, _frame: self._end())
@@ -81,6 +103,7 @@ class Server:
         self._loop.watch(self._listener.fileno(), self._accept)
         self._rest()
         self._loop.run()
+        self._pauses.close()
 
     def _end(self) -> None:
         self._loop.running = False
@@ -104,7 +127,7 @@ class Server:
             received = wire.receive(connection)
         except BlockingIOError:
             return
-        except (wire.WireError, OSError):
+        except (wire.PacketError, OSError):
             received = None
         if received is None:
             self._drop(connection)
@@ -121,9 +144,11 @@ class Server:
         self._rest()
 
     def _handle(self, connection: socket.socket, message: Message, fds: list[int]) -> None:
+        if self._pauses.hold_up(message, lambda: self._handle(connection, message, fds)):
+            return
         number = message.get("id", 0)
 
-        def answer(reply: dict[str, Any], descriptors: list[int]) -> None:
+        def answer(reply: messages.Reply, descriptors: list[int]) -> None:
             """A client that went away, or does not read, gets none: what happened is in files."""
             self._rest()
             if connection not in self._connections:
@@ -133,16 +158,23 @@ class Server:
             except OSError:
                 self._drop(connection)
 
-        handler = self._handlers.get(message.get("op", ""))
+        op = message.get("op", "")
+        self._retired = self._retired and op in ("hello", "shutdown")
         try:
-            if handler is None:
-                raise BadRequest(f"unknown request {message.get('op')!r}")
+            if op not in self._requests:
+                raise BadRequest(f"unknown request {op!r}")
+            kind, handler = self._requests[op]
+            missing = kind.__required_keys__ - message.keys()
+            if missing:
+                raise BadRequest(f"{op} without {', '.join(sorted(missing))}")
             handler(message, fds, answer)
         except Exception as error:
+            step = "request"
             # Of a bad request nothing has been used yet; else its descriptors may be gone.
             if isinstance(error, BadRequest):
+                step = error.step
                 wire.close_all(fds)
-            answer({"problem": {"step": "request", "errno": 0, "text": repr(error)}}, [])
+            answer({"problem": failure(step, repr(error))}, [])
 
     def _rest(self) -> None:
         """Starts (again) to count the time in which nobody needs us."""
@@ -150,7 +182,8 @@ class Server:
             self._idle.cancel()
             self._idle = None
         if not self._connections:
-            self._idle = self._loop.after(IDLE_EXIT_S, self._end_if_idle)
+            patience = RETIRED_EXIT_S if self._retired else IDLE_EXIT_S
+            self._idle = self._loop.after(patience, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
         self._idle = None
@@ -162,65 +195,64 @@ class Server:
 
     def _busy(self) -> int:
         """How many things would miss us."""
-        held = len(self._holders) + len(self._mounts)
+        held = len(self._sandboxes) + len(self._mounts)
         return len(self._runs) + len(self._recorder) + held
 
-    def _hello(self, _message: Message, _fds: list[int], answer: Answer) -> None:
-        reply = {"protocol": wire.PROTOCOL, "version": self._version, "pid": os.getpid()}
-        counts = {"runs": len(self._runs), "sandboxes": len(self._holders)}
-        counts |= {"held": len(self._mounts), "recordings": len(self._recorder)}
-        answer({**reply, **counts}, [])
+    def _hello(self, _message: messages.NoFields, _fds: list[int], answer: Answer) -> None:
+        reply: messages.Reply = {
+            "protocol": wire.PROTOCOL,
+            "version": self._version,
+            "pid": os.getpid(),
+        }
+        reply |= {"runs": len(self._runs), "sandboxes": len(self._sandboxes)}
+        reply |= {"held": len(self._mounts), "recordings": len(self._recorder)}
+        answer(reply, [])
 
-    def _warm(self, message: Message, fds: list[int], answer: Answer) -> None:
-        if not message.keys() >= {"sandbox_id", "holder", "linger"}:
-            raise BadRequest("a sandbox without its holder")
+    def _warm(self, message: messages.WarmRequest, fds: list[int], answer: Answer) -> None:
         self._enter_mount(message["holder"])
         self._runs.warm(message, fds, answer)
 
-    def _place(self, message: Message, fds: list[int], answer: Answer) -> None:
+    def _place(self, message: messages.PlaceRequest, fds: list[int], answer: Answer) -> None:
         """Not when they are in place: whoever had it warmed is told that."""
-        if "sandbox_id" not in message or not fds:
+        if not fds:
             raise BadRequest("nothing to place")
-        if self._holders.place(message["sandbox_id"], fds):
+        if self._sandboxes.place(message["sandbox_id"], fds):
             answer({}, [])
         else:
             wire.close_all(fds)
-            answer({"problem": {"step": "cold", "errno": 0, "text": "none waits for it"}}, [])
+            answer({"problem": failure("cold", "none waits for it")}, [])
 
-    def _run(self, message: Message, fds: list[int], answer: Answer) -> None:
-        if not message.keys() >= _REQUIRED:
-            raise BadRequest("a run without its plan")
+    def _run(self, message: messages.RunRequest, fds: list[int], answer: Answer) -> None:
         if message.get("until", math.inf) < time.monotonic():
             raise BadRequest("a run that nobody waits for any more")
-        holder = message.get("holder")
-        expected = 4 + bool(message["input"]) + (len(holder["stage"]) if holder else 0)
+        sandbox = message.get("holder")
+        expected = 4 + bool(message["input"]) + (len(sandbox["stage"]) if sandbox else 0)
         expected += message["plan"]["given"]
         if message["plan"]["pty"] is None:
             expected += len(message["record"]["names"])
         if len(fds) != expected:
             raise BadRequest("a run without its streams")
-        self._enter_mount(holder)
+        self._enter_mount(sandbox)
         self._runs.start(message, fds, answer)
 
-    def _enter_mount(self, holder: Message | None) -> None:
+    def _enter_mount(self, plan: messages.SandboxPlan | None) -> None:
         """A tree that is mounted in a namespace: the sandbox starts in there."""
-        if holder is not None and holder.get("namespace") is not None:
-            entered = self._mounts.namespace(holder["namespace"])
+        key = None if plan is None else plan.get("namespace")
+        if plan is not None and key is not None:
+            entered = self._mounts.namespace(key)
             if entered is None:
-                raise BadRequest(f"no mount is held for {holder['namespace']}")
-            holder["entered"] = {"user": entered["user"], "mnt": entered["mnt"]}
+                raise NotMounted(f"no mount is held for {key}")
+            plan["entered"] = {"user": entered["user"], "mnt": entered["mnt"]}
 
-    def _attach(self, message: Message, fds: list[int], answer: Answer) -> None:
-        if not {"run_id", "folder", "given"} <= message.keys():
-            raise BadRequest("to attach takes a run and its folder")
+    def _attach(self, message: messages.AttachRequest, fds: list[int], answer: Answer) -> None:
         if len(fds) != 1 + bool(message["given"]):
             raise BadRequest("to attach takes a pipe, and what is given")
         self._earlier.attach(message, fds, answer)
 
-    def _signal(self, message: Message, _fds: list[int], answer: Answer) -> None:
+    def _signal(self, message: messages.SignalRequest, _fds: list[int], answer: Answer) -> None:
         answer({"sent": self._runs.signal(message["run_id"], message["signal"])}, [])
 
-    def _kill(self, message: Message, _fds: list[int], answer: Answer) -> None:
+    def _kill(self, message: messages.KillRequest, _fds: list[int], answer: Answer) -> None:
         """Answered when all of it is gone; of one that is just starting not before it is known
         whether it ran at all: then its record is there, or not."""
         run = self._runs.get(message["run_id"]) or self._earlier.find(message["folder"])
@@ -229,33 +261,47 @@ class Server:
             return
         run.killed = True
         self._runs.kill(run, message["reason"])
-        kill = Kill(self._loop, self._runs, run, answer)
-        if run.answer is not None:
-            run.settled.append(kill.begin)
+        kill = partial(kill_run, self._loop, self._runs, run, answer)
+        if run.is_starting:
+            run.settled.append(kill)
         else:
-            kill.begin()
+            kill()
 
-    def _close_input(self, message: Message, _fds: list[int], answer: Answer) -> None:
+    def _close_input(
+        self, message: messages.CloseInputRequest, _: list[int], answer: Answer
+    ) -> None:
         run = self._runs.get(message["run_id"])
         if run is not None:
-            run.close_input()
+            self._runs.close_input(run)
         answer({}, [])
 
-    def _stop(self, message: Message, _fds: list[int], answer: Answer) -> None:
+    def _pace(self, message: messages.PaceRequest, _fds: list[int], answer: Answer) -> None:
+        """How far readers have come. What is not recorded any more need not be held."""
+        for run_id, stream, reader, position in message["holds"]:
+            run = self._runs.get(run_id)
+            recorded = self._recorder.behind(run_id) if run is None else run.recorded
+            if recorded is not None:
+                recorded.hold(stream, reader, position, message["lease"])
+        answer({}, [])
+
+    def _stop(self, message: messages.StopRequest, _fds: list[int], answer: Answer) -> None:
         self._earlier.take_up_all(message["runs"])
+        self._pauses.end(message["sandbox_id"])
         self._stops.begin(message, answer)
 
-    def _zygote(self, message: Message, _fds: list[int], answer: Answer) -> None:
-        if not message.keys() >= _ZYGOTE:
-            raise BadRequest("a zygote without its program")
+    def _resume(self, message: messages.ResumeRequest, _fds: list[int], answer: Answer) -> None:
+        answer({"still": self._pauses.end(message["sandbox_id"])}, [])
+
+    def _zygote(self, message: messages.ZygoteRequest, _fds: list[int], answer: Answer) -> None:
         if os.geteuid() == 0 and not message["uid"]:
             raise BadRequest("a zygote loads what others wrote, and never as root")
         self._zygotes.start(message, answer)
 
-    def _shutdown(self, message: Message, _fds: list[int], answer: Answer) -> None:
-        """Refused while anything runs, unless it is to run on without us."""
+    def _shutdown(self, message: messages.ShutdownRequest, _fds: list[int], answer: Answer) -> None:
+        """Refused while anything runs, unless it is to run on without us. Then we end with it."""
         busy = self._busy()
         if busy and not message["force"]:
+            self._retired = True
             answer({"busy": busy}, [])
             return
         answer({"busy": 0}, [])

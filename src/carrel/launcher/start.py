@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 
-from carrel.launcher.server import Server
+from carrel.launcher.server import LauncherServer
 from carrel.linux import mounts, namespaces
-from carrel.linux.sealing import sealed_copy
+from carrel.linux.files import sealed_copy
 
 
 def main(folder: str, ready: int, version: str) -> None:
@@ -34,12 +34,14 @@ def main(folder: str, ready: int, version: str) -> None:
     namespaces.join_new_keyring()
     home = _lean_mounts(os.path.dirname(folder)) if os.geteuid() == 0 else None
     # After a change of the mount namespace the working folder is still the same one.
-    server = Server(_listen(), folder, version, home)
+    server = LauncherServer(_listen(), folder, version, home)
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     os.close(ready)
     server.serve()
     os.unlink("socket")
+    # A thread that waits in the kernel keeps the process, and is not to keep the next launcher out.
+    fcntl.flock(lock, fcntl.LOCK_UN)
     sys.exit(0)
 
 

@@ -1,17 +1,19 @@
-"""How the launcher and its clients talk: one JSON object a packet, with descriptors.
+"""JSON on the launcher's sockets, with descriptors, and in its small files.
 
-A request is `{"op": …, "id": n, …}`; its answer is `{"id": n, …}`, with `error` in it when
-it failed. A body that does not fit a packet travels in a memory file, as the last
-descriptor, and the packet is `{"memory": true}`.
+A request is `{"op": …, "id": n, …}`; its answer is `{"id": n, …}`, with `problem` in it when
+it failed; `messages.py` has their fields. A body that does not fit a packet travels in a memory
+file, as the last descriptor, and the packet is `{"memory": true}`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 PROTOCOL = 4
@@ -22,15 +24,13 @@ MOST_BODY_BYTES = 16 * 1024 * 1024
 """Argument lists and environments end at a few MiB; more is a mistake."""
 
 Message = dict[str, Any]
-Answer = Callable[[Message, list[int]], None]
-"""Sends the answer to one request; the descriptors stay the caller's."""
 
 
-class WireError(Exception):
+class PacketError(Exception):
     """The other side sent something that is no message."""
 
 
-def send(connection: socket.socket, message: Message, descriptors: list[int]) -> None:
+def send(connection: socket.socket, message: Mapping[str, object], descriptors: list[int]) -> None:
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) <= PACKET_BYTES:
         socket.send_fds(connection, [body], descriptors)
@@ -53,7 +53,7 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
         message = _decode(body)
         if message.get("memory") is True:
             message = _decode(_read_memory(descriptors))
-    except WireError:
+    except PacketError:
         close_all(descriptors)
         raise
     return message, descriptors
@@ -75,20 +75,20 @@ def _decode(body: bytes) -> Message:
     try:
         message = json.loads(body)
     except ValueError as error:
-        raise WireError(f"not JSON: {error}") from None
+        raise PacketError(f"not JSON: {error}") from None
     if not isinstance(message, dict):
-        raise WireError("not an object")
+        raise PacketError("not an object")
     return message
 
 
 def _read_memory(descriptors: list[int]) -> bytes:
     if not descriptors:
-        raise WireError("a body in memory without its descriptor")
+        raise PacketError("a body in memory without its descriptor")
     memory = descriptors.pop()
     try:
         size = os.fstat(memory).st_size
         if size > MOST_BODY_BYTES:
-            raise WireError(f"a body of {size} bytes")
+            raise PacketError(f"a body of {size} bytes")
         return os.pread(memory, size, 0)
     finally:
         os.close(memory)
@@ -98,3 +98,33 @@ def close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     descriptors.clear()
+
+
+# Small files that are there whole or not at all
+
+
+def write_record(path: str, record: Mapping[str, object]) -> None:
+    partial = f"{path}.partial"
+    content = json.dumps(record).encode()
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, "the disk is full")
+    finally:
+        os.close(descriptor)
+    os.rename(partial, path)
+
+
+def read_record(path: str) -> Any:
+    """An object; None when there is none, or none of ours."""
+    try:
+        with open(path) as file:
+            record = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def remove_record(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -11,15 +11,25 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from carrel.launcher import child
 from carrel.launcher.loop import Loop, Timer
-from carrel.launcher.recruits import Recruit, Recruits
-from carrel.launcher.spares import Problem, Spare
-from carrel.launcher.wire import Answer, close_all
+from carrel.launcher.messages import (
+    Answer,
+    EndZygoteRequest,
+    LauncherProblem,
+    NoFields,
+    Orders,
+    SandboxBase,
+    ZygoteRequest,
+    failure,
+)
+from carrel.launcher.pool import ChildPool, ForkedChild, Standby
+from carrel.launcher.wire import close_all
 from carrel.linux import processes
 
 READY_S = 60.0
@@ -29,8 +39,8 @@ FORK_S = 10.0
 
 _COMPARED = ("python", "preload", "load", "env", "uid", "gid")
 
-OnMade = Callable[[Recruit | None], None]
-OnEarly = Callable[["Spare | None", Problem], None]
+OnMade = Callable[[ForkedChild | None], None]
+OnEarly = Callable[["Standby | None", LauncherProblem], None]
 
 
 @dataclass(frozen=True)
@@ -43,17 +53,17 @@ class _Awaited:
         self.timer.cancel()
         if not pid:
             self.channel.close()
-        self.made(Recruit(self.channel, pid) if pid else None)
+        self.made(ForkedChild(self.channel, pid) if pid else None)
 
 
-class Zygote:
-    def __init__(self, request: dict[str, Any], channel: socket.socket, pid: int) -> None:
+class ZygoteProcess:
+    def __init__(self, request: ZygoteRequest, channel: socket.socket, pid: int) -> None:
         self.request = request
         self.name: str = request["name"]
         self.channel = channel
         self.pid = pid
         self.ready = False
-        self.problem: dict[str, Any] = {}
+        self.problem: LauncherProblem | None = None
         self.deadline: Timer | None = None
         self.waiting: list[Answer] = []
         """Who wants to know when it is ready."""
@@ -62,19 +72,20 @@ class Zygote:
         self.on_gone: list[Callable[[], None]] = []
         self.idle: Timer | None = None
 
-    def is_as(self, request: dict[str, Any]) -> bool:
-        return all(self.request[key] == request[key] for key in _COMPARED)
+    def is_as(self, request: Mapping[str, object]) -> bool:
+        ours: Mapping[str, object] = self.request
+        return all(ours[key] == request[key] for key in _COMPARED)
 
 
 class Zygotes:
-    def __init__(self, loop: Loop, recruits: Recruits, folder: str) -> None:
+    def __init__(self, loop: Loop, pool: ChildPool, folder: str) -> None:
         self._loop = loop
-        self._recruits = recruits
+        self._pool = pool
         self._folder = folder
-        self._zygotes: dict[str, Zygote] = {}
+        self._zygotes: dict[str, ZygoteProcess] = {}
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
-    def start(self, request: dict[str, Any], answer: Answer) -> None:
+    def start(self, request: ZygoteRequest, answer: Answer) -> None:
         """Answers when it is ready, or why it is not. Another of that name is replaced."""
         known = self._zygotes.get(request["name"])
         if known is not None and not known.is_as(request):
@@ -109,21 +120,22 @@ class Zygotes:
         timer = self._loop.after(FORK_S, lambda: self._end(zygote, lambda: None))
         zygote.awaited.append(_Awaited(channel, made, timer))
 
-    def list(self) -> list[dict[str, Any]]:
-        return [
+    def tell_all(self, _request: NoFields, _fds: list[int], answer: Answer) -> None:
+        found = [
             {"name": one.name, "pid": one.pid, "state": "ready" if one.ready else "starting"}
             for one in self._zygotes.values()
         ]
+        answer({"zygotes": found}, [])
 
-    def end(self, name: str, answer: Answer) -> None:
+    def end(self, request: EndZygoteRequest, _fds: list[int], answer: Answer) -> None:
         """Answers when it is gone; idempotent."""
-        zygote = self._zygotes.get(name)
+        zygote = self._zygotes.get(request["name"])
         if zygote is None:
             answer({}, [])
         else:
             self._end(zygote, lambda: answer({}, []))
 
-    def _begin(self, request: dict[str, Any]) -> Zygote:
+    def _begin(self, request: ZygoteRequest) -> ZygoteProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         descriptors = [theirs.detach()]
@@ -131,29 +143,29 @@ class Zygotes:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             log = os.path.join(self._folder, f"{request['name']}.log")
             descriptors.append(os.open(log, flags, 0o600))
-            orders = {"become": "zygote", "plan": request}
-            recruit = self._recruits.take(orders, descriptors)
+            orders: Orders = {"become": "zygote", "plan": request}
+            forked = self._pool.take(orders, descriptors)
         except OSError:
             ours.close()
             raise
         finally:
             close_all(descriptors)
-        recruit.forget()
-        zygote = self._zygotes[request["name"]] = Zygote(request, ours, recruit.pid)
+        forked.forget()
+        zygote = self._zygotes[request["name"]] = ZygoteProcess(request, ours, forked.pid)
         self._loop.watch(ours.fileno(), lambda: self._readable(zygote))
         self._loop.on_exit(zygote.pid, lambda _status, _usage: self._gone(zygote))
         zygote.deadline = self._loop.after(READY_S, lambda: self._too_late(zygote))
         return zygote
 
-    def _too_late(self, zygote: Zygote) -> None:
+    def _too_late(self, zygote: ZygoteProcess) -> None:
         zygote.problem = zygote.problem or _problem(f"not ready after {READY_S:.0f} s")
         self._end(zygote, lambda: None)
 
-    def _end(self, zygote: Zygote, gone: Callable[[], None]) -> None:
+    def _end(self, zygote: ZygoteProcess, gone: Callable[[], None]) -> None:
         zygote.on_gone.append(gone)
         processes.send_signal(zygote.pid, signal.SIGKILL)
 
-    def _readable(self, zygote: Zygote) -> None:
+    def _readable(self, zygote: ZygoteProcess) -> None:
         try:
             said = zygote.channel.recv(4096)
         except BlockingIOError:
@@ -170,9 +182,9 @@ class Zygotes:
         elif zygote.awaited:
             zygote.awaited.popleft().tell(int(said))
 
-    def _on_state(self, zygote: Zygote, message: dict[str, Any]) -> None:
+    def _on_state(self, zygote: ZygoteProcess, message: dict[str, Any]) -> None:
         if "ready" not in message:
-            zygote.problem = {**message, "step": "zygote"}
+            zygote.problem = _problem(message["text"], message["errno"])
             return
         zygote.ready = True
         self._rest(zygote)
@@ -181,24 +193,24 @@ class Zygotes:
         for answer in waiting:
             answer({"pid": zygote.pid}, [])
 
-    def _used(self, zygote: Zygote) -> None:
+    def _used(self, zygote: ZygoteProcess) -> None:
         """One that nobody forks from any more goes, whether or not who wanted it still lives."""
         if zygote.idle is not None:
             zygote.idle.cancel()
         seconds = zygote.request.get("idle", 0.0)
         zygote.idle = self._loop.after(seconds, lambda: self._bored(zygote)) if seconds else None
 
-    def _bored(self, zygote: Zygote) -> None:
+    def _bored(self, zygote: ZygoteProcess) -> None:
         zygote.idle = None
         self._end(zygote, lambda: None)
 
-    def _rest(self, zygote: Zygote) -> None:
+    def _rest(self, zygote: ZygoteProcess) -> None:
         for timer in (zygote.deadline, zygote.idle):
             if timer is not None:
                 timer.cancel()
         zygote.deadline = zygote.idle = None
 
-    def _gone(self, zygote: Zygote) -> None:
+    def _gone(self, zygote: ZygoteProcess) -> None:
         self._rest(zygote)
         if zygote.channel.fileno() >= 0:
             # Its last words may not have been read yet.
@@ -216,31 +228,31 @@ class Zygotes:
             action()
 
 
-def _problem(text: str, number: int = 0) -> dict[str, Any]:
-    return {"step": "zygote", "errno": number, "text": text}
+def _problem(text: str, number: int = 0) -> LauncherProblem:
+    return failure("zygote", text, number)
 
 
-class Early:
+class EarlyFork:
     """A child that is made while its sandbox is still being set up, and is in its groups by
     then: neither waits for the other."""
 
-    def __init__(self, loop: Loop, zygotes: Zygotes, name: str, base: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, zygotes: Zygotes, name: str, base: SandboxBase) -> None:
         """`base` is that of its sandbox."""
         self._loop = loop
         self._base = base
         self._is_made = False
-        self._spare: Spare | None = None
+        self._standby: Standby | None = None
         self._problem = _problem(f"{name} is not there")
         self._then: OnEarly | None = None
         zygotes.fork(name, self._made)
 
-    def _made(self, recruit: Recruit | None) -> None:
+    def _made(self, forked: ForkedChild | None) -> None:
         self._is_made = True
-        if recruit is not None:
+        if forked is not None:
             try:
-                self._spare = Spare(self._loop, WarmSource(recruit), self._base)
+                self._standby = Standby(self._loop, partial(_order_forked, forked), self._base)
             except OSError as error:
-                recruit.forget()
+                forked.forget()
                 self._problem = _problem(str(error), error.errno or 0)
         if self._then is not None:
             self.take(self._then)
@@ -249,24 +261,19 @@ class Early:
         """Calls it with the child, or with None and why; now, or when it is known."""
         self._then = then
         if self._is_made:
-            spare, self._spare = self._spare, None
-            then(spare, self._problem)
+            standby, self._standby = self._standby, None
+            then(standby, self._problem)
 
     def drop(self) -> None:
         """Nobody needs it."""
-        self.take(lambda spare, _: spare.discard() if spare is not None else None)
+        self.take(lambda standby, _: standby.discard() if standby is not None else None)
 
 
-class WarmSource:
-    """The child of a zygote in the place of `Recruits`. What it may not do it is spared."""
-
-    def __init__(self, recruit: Recruit) -> None:
-        self._recruit = recruit
-
-    def take(self, orders: dict[str, Any], descriptors: list[int]) -> Recruit:
-        base = orders["base"]
-        for path in base["join"]:
-            with open(path, "w") as file:
-                file.write(str(self._recruit.pid))
-        self._recruit.tell({**orders, "base": {**base, "join": []}}, descriptors)
-        return self._recruit
+def _order_forked(forked: ForkedChild, orders: Orders, descriptors: list[int]) -> ForkedChild:
+    """In the place of `ChildPool.take`. The launcher does what a zygote's child may not."""
+    base = orders["base"]
+    for path in base["join"]:
+        with open(path, "w") as file:
+            file.write(str(forked.pid))
+    forked.tell({**orders, "base": {**base, "join": []}}, descriptors)
+    return forked

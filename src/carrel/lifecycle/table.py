@@ -52,3 +52,16 @@ def check_move(space_id: str, now: S, then: S) -> None:
 def _hint(now: S) -> str:
     ways = " or ".join(sorted(MOVES[now]))
     return f"From {now} it can only become {ways}." if ways else "It is gone for good."
+
+
+# The table as a picture, for the documentation.
+
+
+def mermaid() -> str:
+    """As a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", "    [*] --> creating"]
+    for state, moves in MOVES.items():
+        lines += [f"    {state} --> {other}" for other in MOVES if other in moves]
+        if not moves:
+            lines.append(f"    {state} --> [*]")
+    return "\n".join(lines)

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import re
-import select
 import signal
 import time
 from collections.abc import Iterable
@@ -19,7 +18,6 @@ from pathlib import Path
 
 PROCS = "cgroup.procs"
 _EVENTS = "cgroup.events"
-_KILL = "cgroup.kill"
 _UNIFIED = "0"
 _SELF = Path("/proc/self")
 
@@ -28,9 +26,9 @@ KILL_TIMEOUT_S = 10.0
 REMOVE_TIMEOUT_S = 5.0
 """For the last processes of an emptied group to leave it."""
 _ROUND_S = 0.2
-"""How long a wait for one event is before the state is looked at again."""
-_RETRY_S = 0.002
-"""Between two tries to remove a group that has no process but that the kernel holds."""
+"""How long the killed have to leave before others are looked for that they have forked."""
+_LOOK_S = 0.002
+"""Between two looks at a group: what is killed leaves it in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -164,69 +162,24 @@ def populated(folder: Path) -> bool:
 
 
 def wait_empty(folder: Path, timeout: float) -> bool:
-    """Waits until no process is left. Sleeps on the kernel's own notices: of the group in
-    version 2, of its processes in version 1."""
+    """Waits until no process is left in the group or below it."""
     deadline = time.monotonic() + timeout
     while populated(folder):
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if time.monotonic() > deadline:
             return False
-        _wait_change(folder, min(left, _ROUND_S))
+        time.sleep(_LOOK_S)
     return True
-
-
-def _wait_change(folder: Path, timeout: float) -> None:
-    try:
-        fd = os.open(folder / _EVENTS, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        _wait_exit(members(folder), timeout)
-        return
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLPRI)
-        if b"populated 1" in os.read(fd, 4096):
-            poll.poll(timeout * 1000)
-    finally:
-        os.close(fd)
-
-
-def _wait_exit(pids: Iterable[int], timeout: float) -> None:
-    """Until one of the processes has ended."""
-    with contextlib.ExitStack() as stack:
-        poll = select.poll()
-        # A few are enough: the caller looks again.
-        for pid in sorted(pids)[:16]:
-            try:
-                fd = os.pidfd_open(pid)
-            except OSError:
-                return  # it has ended already, or the kernel has no such call
-            stack.callback(os.close, fd)
-            poll.register(fd, select.POLLIN)
-        poll.poll(timeout * 1000)
-
-
-def kill_file(folder: Path) -> Path | None:
-    """The file that kills a whole group, where the kernel (5.14) has one."""
-    path = folder / _KILL
-    return path if path.exists() else None
-
-
-def _freeze(folder: Path, frozen: bool) -> None:
-    for name, on, off in (("cgroup.freeze", "1", "0"), ("freezer.state", "FROZEN", "THAWED")):
-        with contextlib.suppress(OSError):
-            write(folder, name, on if frozen else off)
-            return
 
 
 def _kill_members(folder: Path) -> None:
     """Freezes first where that is possible, so that none can fork meanwhile."""
-    _freeze(folder, True)
+    freeze_group(str(folder), True)
     try:
         for pid in members(folder):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
     finally:
-        _freeze(folder, False)
+        freeze_group(str(folder), False)
 
 
 def kill(folder: Path, timeout: float = KILL_TIMEOUT_S) -> bool:
@@ -239,11 +192,7 @@ def kill(folder: Path, timeout: float = KILL_TIMEOUT_S) -> bool:
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        at_once = kill_file(folder)
-        if at_once is not None:
-            with contextlib.suppress(FileNotFoundError):
-                write(folder, _KILL, "1")
-        else:
+        if not kill_group(str(folder)):
             _kill_members(folder)
         wait_empty(folder, min(left, _ROUND_S))
     return True
@@ -259,7 +208,7 @@ def remove(folder: Path, timeout: float = REMOVE_TIMEOUT_S) -> bool:
         if left <= 0:
             return False
         if wait_empty(folder, min(left, _ROUND_S)):
-            time.sleep(_RETRY_S)
+            time.sleep(_LOOK_S)
     return True
 
 
@@ -295,3 +244,58 @@ def enable(folder: Path, names: Iterable[str]) -> frozenset[str]:
         with contextlib.suppress(OSError):
             write(folder, "cgroup.subtree_control", f"+{name}")
     return subtree_controllers(folder) & wanted
+
+
+# One group by its path, without waiting
+
+
+def group_members(group: str) -> list[int]:
+    try:
+        with open(f"{group}/cgroup.procs") as file:
+            return [int(line) for line in file]
+    except OSError:
+        return []
+
+
+def kill_group(group: str) -> bool:
+    """At once and for all, where the kernel can (cgroup v2 since 5.14)."""
+    try:
+        with open(f"{group}/cgroup.kill", "w") as file:
+            file.write("1")
+    except OSError:
+        return False
+    return True
+
+
+def freeze_group(group: str, frozen: bool) -> bool:
+    """With all that is below it, or has it go on. Whether the kernel can, in this tree."""
+    for name, on, off in (("cgroup.freeze", "1", "0"), ("freezer.state", "FROZEN", "THAWED")):
+        try:
+            with open(f"{group}/{name}", "w") as file:
+                file.write(on if frozen else off)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def is_frozen(group: str) -> bool:
+    """Whether none of it runs any more; a group that is gone has none."""
+    for name, sign in (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN")):
+        try:
+            with open(f"{group}/{name}") as file:
+                return sign in file.read()
+        except OSError:
+            continue
+    return True
+
+
+def remove_group(group: str) -> bool:
+    """False while something that detached itself still lives in it."""
+    try:
+        os.rmdir(group)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,7 +1,7 @@
 """Landlock: a process gives up what its rules do not grant, for itself and all it starts.
 
 Rules are a plain dictionary (`Rules`), so that they can be sent to another process. What
-the kernel at hand cannot restrict (its ABI is too old) stays open; `covers` says what.
+the kernel at hand cannot restrict (its ABI is too old) stays open; `uncovered` says what.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import os
 import stat
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypedDict
 
-from carrel.linux import libc
-from carrel.linux.seccomp import no_new_privileges
+from carrel.linux import libc, namespaces
 
 _EXECUTE = 1 << 0
 _WRITE_FILE = 1 << 1
@@ -73,15 +71,6 @@ class Rules(TypedDict):
 _READ = _READ_FILE | _READ_DIR
 _ALL = _EXECUTE | _WRITE_FILE | _READ | _REMOVE_AND_MAKE | _REFER | _TRUNCATE | _RESOLVE_UNIX
 _DEVICE = _READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """What Landlock does and does not do at one ABI, in sentences."""
-
-    abi: int
-    covered: tuple[str, ...]
-    uncovered: tuple[str, ...]
 
 
 def abi() -> int:
@@ -171,7 +160,7 @@ def restrict(rules: Rules, version: int | None = None) -> int:
         if version >= ABI_TCP:
             _grant_ports(ruleset, rules["tcp_bind"], _BIND_TCP)
             _grant_ports(ruleset, rules["tcp_connect"], _CONNECT_TCP)
-        no_new_privileges()
+        namespaces.set_no_new_privileges()
         libc.syscall("landlock_restrict_self", ruleset, 0)
     finally:
         os.close(ruleset)
@@ -198,36 +187,19 @@ PATH_SOCKETS_OPEN = (
 TCP_OPEN = "TCP is not restricted (ABI 4 closes this)."
 DATAGRAMS_OPEN = "UDP, multipath TCP, TCP fast open and listening without bind."
 
-_ALWAYS_COVERED = (
-    "Files outside the granted folders cannot be read, written, run, made or removed.",
-    "Processes outside cannot be traced, nor their memory, environment or files be seen.",
-)
-_BY_ABI = (
-    (
-        ABI_REFER,
-        "Files move between granted folders only, never out of them.",
-        "Nothing can be moved or linked between folders, not even within the tree.",
-    ),
+_CLOSED_SINCE = (
+    (ABI_REFER, "Nothing can be moved or linked between folders, not even within the tree."),
     (
         ABI_TRUNCATE,
-        "Files outside cannot be cut short.",
         "A file outside that the user may write can be cut to nothing (ABI 3 closes this).",
     ),
-    (ABI_TCP, "TCP ports can be closed to bind and connect.", TCP_OPEN),
-    (
-        ABI_IOCTL,
-        "Devices outside cannot be controlled.",
-        "A device that is open can be controlled (ABI 5 closes this).",
-    ),
-    (
-        ABI_SCOPE,
-        "Signals do not reach outside.",
-        "Signals reach the user's other processes (ABI 6 closes this).",
-    ),
-    (ABI_SCOPE, "Abstract Unix sockets outside cannot be reached.", ABSTRACT_SOCKETS_OPEN),
-    (ABI_UNIX, "Unix sockets in the file system outside cannot be reached.", PATH_SOCKETS_OPEN),
+    (ABI_TCP, TCP_OPEN),
+    (ABI_IOCTL, "A device that is open can be controlled (ABI 5 closes this)."),
+    (ABI_SCOPE, "Signals reach the user's other processes (ABI 6 closes this)."),
+    (ABI_SCOPE, ABSTRACT_SOCKETS_OPEN),
+    (ABI_UNIX, PATH_SOCKETS_OPEN),
 )
-_NEVER_COVERED = (
+_NEVER_CLOSED = (
     DATAGRAMS_OPEN,
     "Names, sizes, modes and times of files outside can be seen (stat).",
     "Modes, owners, times and attributes of the user's own files outside can be changed.",
@@ -235,10 +207,8 @@ _NEVER_COVERED = (
 )
 
 
-def covers(version: int) -> Coverage:
-    """What `restrict` closes at this ABI, and what it leaves open."""
+def uncovered(version: int) -> tuple[str, ...]:
+    """What `restrict` leaves open at this ABI, in sentences."""
     if version < 1:
-        return Coverage(0, (), ("There is no Landlock: nothing is confined.",))
-    closed = tuple(there for since, there, _ in _BY_ABI if version >= since)
-    still_open = tuple(missing for since, _, missing in _BY_ABI if version < since)
-    return Coverage(version, _ALWAYS_COVERED + closed, still_open + _NEVER_COVERED)
+        return ("There is no Landlock: nothing is confined.",)
+    return (*(gap for since, gap in _CLOSED_SINCE if version < since), *_NEVER_CLOSED)

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,22 +29,12 @@ _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG = 0
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
-_MOUNT_ATTR_RDONLY = 1
 _MOUNT_ATTR_NOSUID = 2
 _MOUNT_ATTR_NODEV = 4
 _MOUNT_ATTR_IDMAP = 0x00100000
 _LAYER_BY_LAYER = (6, 5)
 """The first Linux that takes lower layers one at a time; before, all in one option."""
 _PATH = os.O_PATH | os.O_CLOEXEC
-
-
-class _MountAttributes(ctypes.Structure):
-    _fields_ = (
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    )
 
 
 @dataclass(frozen=True)
@@ -136,23 +127,18 @@ def clone_mount(path: str | int) -> int:
 
 def map_ids(mount: int, user_namespace: int) -> None:
     """Shows the ids of a detached mount as the user namespace maps them."""
-    attributes = _MountAttributes(attr_set=_MOUNT_ATTR_IDMAP, userns_fd=user_namespace)
-    size = ctypes.sizeof(attributes)
-    syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
-
-
-def make_read_only(mount: int) -> None:
-    """For a detached mount."""
-    attributes = _MountAttributes(attr_set=_MOUNT_ATTR_RDONLY)
-    size = ctypes.sizeof(attributes)
-    syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
+    _set_attributes(mount, _MOUNT_ATTR_IDMAP, user_namespace)
 
 
 def distrust(mount: int) -> None:
     """A detached mount's set-user-id programs and devices are plain files."""
-    attributes = _MountAttributes(attr_set=_MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
-    size = ctypes.sizeof(attributes)
-    syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, ctypes.byref(attributes), size)
+    _set_attributes(mount, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+
+
+def _set_attributes(mount: int, wanted: int, user_namespace: int = 0) -> None:
+    """`struct mount_attr`: what is set, what is cleared, propagation, user namespace."""
+    attributes = struct.pack("=QQQQ", wanted, 0, 0, user_namespace)
+    syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, attributes, len(attributes))
 
 
 def attach(mount: int, target: str) -> None:

@@ -10,22 +10,18 @@ import struct
 from carrel.linux import libc
 
 CLONE_NEWNS = 0x00020000
-CLONE_NEWCGROUP = 0x02000000
-CLONE_NEWUTS = 0x04000000
-CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
-CLONE_NEWPID = 0x20000000
-CLONE_NEWNET = 0x40000000
 CLONE_PARENT = 0x00008000
 SIGCHLD = 17
 
 MS_REC = 0x4000
 _MS_NOSUID = 2
 _MS_NODEV = 4
+_MS_NOEXEC = 8
+_MS_REMOUNT = 32
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_CAPBSET_DROP = 24
@@ -40,6 +36,16 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 
 def unshare(flags: int) -> None:
     libc.call("unshare", flags)
+
+
+def unshare_user(more: int = 0) -> None:
+    """Enters a user namespace of our own, with the same ids, and `more` namespaces."""
+    uid, gid = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER | more)
+    maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
 
 
 def setns(descriptor: int, flags: int = 0) -> None:
@@ -62,6 +68,14 @@ def mount_tmpfs(target: str, options: str) -> None:
     libc.call("mount", b"tmpfs", target.encode(), b"tmpfs", flags, options.encode())
 
 
+def bound_terminals(folder: str, most: int) -> None:
+    """So many may there be in one mount of pseudo-terminals, of those that the machine has."""
+    flags = ctypes.c_ulong(_MS_REMOUNT | _MS_NOSUID | _MS_NOEXEC)
+    # As bubblewrap mounts it: what is not said is set back.
+    options = f"ptmxmode=0666,mode=620,max={most}"
+    libc.call("mount", None, folder.encode(), None, flags, options.encode())
+
+
 def fork_to_parent() -> int:
     """As fork, but the child is our parent's child: a fork server enters a pid namespace in
     a helper, and yet reaps the command itself. Only for single-threaded processes."""
@@ -74,16 +88,13 @@ def _prctl(option: int, *arguments: int) -> None:
 
 
 def set_no_new_privileges() -> None:
+    """From here on no execute gives this process more rights; cannot be undone."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def set_dumpable(dumpable: bool) -> None:
     """Not dumpable: no process of the same user may trace us or read our memory."""
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
-
-
-def set_parent_death_signal(signal: int) -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal)
 
 
 def set_name(name: str) -> None:

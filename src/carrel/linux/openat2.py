@@ -71,6 +71,30 @@ def open_beneath(root_fd: int, path: bytes, *, follow: bool = True) -> int:
     return walk_beneath(root_fd, path, follow=follow)
 
 
+def open_real(path: bytes | os.PathLike[str], flags: int = os.O_PATH | os.O_DIRECTORY) -> int:
+    """Opens the real path of something: a symlink on the way was put there since, to lead
+    elsewhere. Raises OSError: ELOOP (or ENOTDIR) for one."""
+    raw = os.fsencode(path)
+    if openat2_works():
+        return openat2(AT_FDCWD, raw, flags, resolve=RESOLVE_NO_SYMLINKS)
+    *folders, name = [part for part in raw.split(b"/") if part] or [b"."]
+    here = os.open(b"/", _FOLDER)
+    for part in folders:
+        try:
+            below = os.open(part, _FOLDER, dir_fd=here)
+        finally:
+            os.close(here)
+        here = below
+    try:
+        found = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    finally:
+        os.close(here)
+    if stat.S_ISLNK(os.fstat(found).st_mode):
+        os.close(found)
+        raise _error(errno.ELOOP, raw)
+    return found
+
+
 def walk_beneath(root_fd: int, path: bytes, *, follow: bool = True) -> int:
     """As `open_beneath`, on every kernel."""
     return _Walk(root_fd, path, follow).run()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 
 MOST_ENVIRONMENT_BYTES = 1 << 20
 """So much of one is looked at."""
 EXECUTING_S = 0.5
 """For a process that is between two programs, and has no environment of either: it takes less
 than a millisecond, but may have to wait for a core in the middle of it."""
+READ_TRIES = 4
+"""For one that was executed between two looks at it. One that has taken its environment out of
+its memory would be tried for ever."""
 
 
 def start_time(pid: int) -> int | None:
@@ -26,7 +30,8 @@ def _status(pid: int) -> list[bytes] | None:
     if status is None:
         return None
     fields = status.rpartition(b")")[2].split()
-    return None if fields[0] in (b"Z", b"X") else fields
+    # One whose first thread has ended looks like a zombie while the others run.
+    return None if fields[0] in (b"Z", b"X") and fields[17] in (b"0", b"1") else fields
 
 
 def _read(path: str, most: int) -> bytes | None:
@@ -44,6 +49,48 @@ def _read(path: str, most: int) -> bytes | None:
 
 def is_alive(pid: int, started: int) -> bool:
     return start_time(pid) == started
+
+
+def parent(pid: int) -> int | None:
+    fields = _status(pid)
+    return int(fields[1]) if fields is not None else None
+
+
+def _states(pid: int) -> set[bytes]:
+    """Of its threads. None when it is gone."""
+    found: set[bytes] = set()
+    for path in _threads(pid, "stat"):
+        if status := _read(path, 4096):
+            found.add(status.rpartition(b")")[2].split()[0])
+    return found
+
+
+def _threads(pid: int, name: str) -> list[str]:
+    try:
+        return [f"/proc/{pid}/task/{thread}/{name}" for thread in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal, or by who traces it; also one that is gone."""
+    return _states(pid) <= {b"T", b"t", b"Z", b"X"}
+
+
+def is_running(pid: int) -> bool:
+    """Or could be at once: it neither is stopped, nor waits in the kernel, for a disk say."""
+    return not _states(pid).isdisjoint({b"R", b"S"})
+
+
+def turns(pid: int) -> int | None:
+    """How often its threads have been taken off a processor. None when it is gone."""
+    found = [
+        int(line.split()[1])
+        for path in _threads(pid, "status")
+        for line in (_read(path, 8192) or b"").splitlines()
+        if b"ctxt_switches:" in line
+    ]
+    return sum(found) if found else None
 
 
 def children(pid: int) -> list[int]:
@@ -84,24 +131,31 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def has_variable(pid: int, name: str, value: str) -> bool:
-    """Whether the process was executed with it. No, when nobody may look."""
+def having_variable(pids: Iterable[int], name: str, value: str) -> list[int]:
+    """Those that were executed with it. No, where nobody may look. All of them together are
+    waited for as one is: a process can have itself executed without end."""
+    until = time.monotonic() + EXECUTING_S
+    return [pid for pid in pids if _has_variable(pid, f"\0{name}={value}\0".encode(), until)]
+
+
+def _has_variable(pid: int, wanted: bytes, until: float) -> bool:
     path = f"/proc/{pid}/environ"
-    end = time.monotonic() + EXECUTING_S
+    tries = READ_TRIES
     while not (found := _read(path, MOST_ENVIRONMENT_BYTES)):
-        if found is None or _has_none(pid) or time.monotonic() > end:
+        if found is None or not tries or time.monotonic() > until:
             return False
-        time.sleep(0.0005)
-    return f"\0{name}={value}\0".encode() in b"\0" + found + b"\0"
+        if _is_executing(pid):
+            time.sleep(0.0005)
+        else:
+            tries -= 1
+    return wanted in b"\0" + found + b"\0"
 
 
-def _has_none(pid: int) -> bool:
-    """Its environment is empty for good, or it has no memory. One that is being executed has
-    no place for an environment yet."""
+def _is_executing(pid: int) -> bool:
+    """It has memory, and no place for an environment yet; no process can choose that place, the
+    first byte of all, itself."""
     fields = _status(pid)
-    if fields is None or fields[20] == b"0":
-        return True
-    return fields[47] == fields[48] != b"0"
+    return fields is not None and fields[20] != b"0" and fields[47] == fields[48] == b"0"
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -26,7 +26,7 @@ _INHERIT = 0x200  # FS_XFLAG_PROJINHERIT
 _PROJECT = 2  # PRJQUOTA
 _GET = 0x800007 << 8 | _PROJECT  # Q_GETQUOTA; xfs understands it too
 _SET = 0x800008 << 8 | _PROJECT  # Q_SETQUOTA
-_VALID_BLOCK_LIMITS = 1
+_VALID_LIMITS = 1 | 4  # QIF_BLIMITS, QIF_ILIMITS
 _BLOCK = 1024
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -50,10 +50,11 @@ class _Quota(ctypes.Structure):
 
 @dataclass(frozen=True)
 class ProjectQuota:
-    """`limit_bytes` 0 means none."""
+    """A limit of 0 means none."""
 
     limit_bytes: int
     used_bytes: int
+    used_files: int = 0
 
 
 def _control(folder: Path, command: int, project: int, quota: _Quota) -> None:
@@ -94,13 +95,19 @@ def get(folder: Path, project: int) -> ProjectQuota:
         if error.errno == errno.ENOENT:  # xfs: nothing is known of this project
             return ProjectQuota(0, 0)
         raise
-    return ProjectQuota(quota.hard * _BLOCK, quota.used)
+    return ProjectQuota(quota.hard * _BLOCK, quota.used, quota.inodes_used)
 
 
-def set_limit(folder: Path, project: int, limit_bytes: int) -> None:
-    """Sets the limit of a project, 0 to lift it. Raises OSError as `get` does."""
+def set_limit(folder: Path, project: int, limit_bytes: int, limit_files: int = 0) -> None:
+    """Sets the limits of a project, 0 to lift one. Raises OSError as `get` does."""
     blocks = -(-limit_bytes // _BLOCK)
-    quota = _Quota(hard=blocks, soft=blocks, valid=_VALID_BLOCK_LIMITS)
+    quota = _Quota(
+        hard=blocks,
+        soft=blocks,
+        inodes_hard=limit_files,
+        inodes_soft=limit_files,
+        valid=_VALID_LIMITS,
+    )
     _control(folder, _SET, project, quota)
 
 

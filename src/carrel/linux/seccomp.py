@@ -22,11 +22,10 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from carrel.linux import libc
-from carrel.linux.syscalls import HIGHEST, NUMBERS
+from carrel.linux import libc, namespaces
+from carrel.linux.libc import HIGHEST, NUMBERS
 
 ALLOW = 0x7FFF0000
-KILL_PROCESS = 0x80000000
 _ERRNO = 0x00050000
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -50,7 +49,6 @@ MAX_INSTRUCTIONS = 4096
 """The kernel's own bound (BPF_MAXINSNS)."""
 
 _ALL_BITS = 0xFFFFFFFF
-_PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_SET_MODE_FILTER = 1
 
 Instruction = tuple[int, int, int, int]
@@ -77,7 +75,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SyscallRule:
     """`action` for a call for which every test holds."""
 
     syscall: str
@@ -90,7 +88,7 @@ class FilterPolicy:
     """Rules in order; several for one call are tried one after the other. Holds only
     plain values: `dataclasses.asdict` gives what JSON can say."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[SyscallRule, ...]
     default: int = ALLOW
     unknown: int = _ERRNO | errno.ENOSYS
     foreign: int = _ERRNO | errno.ENOSYS
@@ -144,7 +142,7 @@ def _tests(
     return head + body
 
 
-def _chain(rules: list[Rule], default: int) -> list[Instruction]:
+def _chain(rules: list[SyscallRule], default: int) -> list[Instruction]:
     """The rules of one system call."""
     code = _return(default)
     for rule in reversed(rules):
@@ -166,9 +164,9 @@ def _search(bodies: list[tuple[int, list[Instruction]]], default: int) -> list[I
     )
 
 
-def _by_number(policy: FilterPolicy, machine: str) -> dict[int, list[Rule]]:
+def _by_number(policy: FilterPolicy, machine: str) -> dict[int, list[SyscallRule]]:
     table = NUMBERS[machine]
-    grouped: dict[int, list[Rule]] = {}
+    grouped: dict[int, list[SyscallRule]] = {}
     for rule in policy.rules:
         if not any(rule.syscall in known for known in NUMBERS.values()):
             raise ValueError(f"The filter names an unknown system call: {rule.syscall}.")
@@ -202,14 +200,9 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def no_new_privileges() -> None:
-    """From here on no execute gives this process more rights; cannot be undone."""
-    libc.call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-
-
 def install(program: bytes) -> None:
     """Loads a compiled filter for this thread and all that it starts. Raises OSError."""
     buffer = ctypes.create_string_buffer(program, len(program))
     header = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    no_new_privileges()
+    namespaces.set_no_new_privileges()
     libc.syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(header))

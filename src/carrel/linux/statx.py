@@ -61,29 +61,11 @@ def unpack_row(rows: bytes | bytearray, index: int) -> Row:
     return Row(*_LAYOUT.unpack_from(rows, index * ROW))
 
 
-def pack_row(row: Row) -> bytes:
-    return _LAYOUT.pack(*row)
-
-
 def row_of(found: os.stat_result) -> Row:
     """The row that `StatBatch` would give for a file, with `mount` 0."""
-    ctime_s, ctime_frac = divmod(found.st_ctime_ns, 1_000_000_000)
-    mtime_s, mtime_frac = divmod(found.st_mtime_ns, 1_000_000_000)
-    return Row(
-        found.st_nlink,
-        found.st_uid,
-        found.st_gid,
-        found.st_mode,
-        0,
-        found.st_ino,
-        found.st_size,
-        ctime_s,
-        ctime_frac,
-        0,
-        mtime_s,
-        mtime_frac,
-        0,
-    )
+    ids = (found.st_nlink, found.st_uid, found.st_gid, found.st_mode)
+    changed, written = (divmod(ns, 1_000_000_000) for ns in (found.st_ctime_ns, found.st_mtime_ns))
+    return Row(*ids, 0, found.st_ino, found.st_size, *changed, 0, *written, 0)
 
 
 class Answers(NamedTuple):

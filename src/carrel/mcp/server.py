@@ -6,26 +6,26 @@ it is that space, and no argument says otherwise.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
+import signal
+import sys
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import Any
+from typing import Any, get_type_hints
 
-from anyio import AsyncFile
+import msgspec
 from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp.server.mcpserver.tools import Tool
-from mcp.server.stdio import stdio_server
-from mcp_types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
-from pydantic import ValidationError
+from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
 
 from carrel import __version__
+from carrel.api import wire
+from carrel.client.aio_hub import AsyncHub
 from carrel.domain.errors import CarrelError, MessageInvalid
-from carrel.mcp.desk import Desk, ToolContext
-from carrel.mcp.editor import EditorTools
-from carrel.mcp.people import PeopleTools
-from carrel.mcp.results import Problem
-from carrel.mcp.spaces import FamilyTools, ManagingTools
+from carrel.mcp.address import Http
+from carrel.mcp.hub import OpenHub, ToolContext, ToolHub, open_tool_hub
+from carrel.mcp.tools import EditorTools, FamilyTools, ManagingTools, PeopleTools
 
 NAME = "carrel"
 INSIDE = """You work in a space of Carrel: a private copy of a project, in a sandbox. Tell how it
@@ -41,106 +41,153 @@ _log = logging.getLogger(__name__)
 class CarrelServer(MCPServer[Any]):
     """Tools raise `CarrelError`; clients get its code, message and hint."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._offered = {tool.name: tool for tool in map(_tool, _functions(desk))}
+    def __init__(self, hub: ToolHub) -> None:
+        self._offered = {one.name: one for one in _tools(hub)}
         super().__init__(
             NAME,
             version=__version__,
-            instructions=INSIDE if desk.inside else OUTSIDE,
-            tools=list(self._offered.values()),
+            instructions=INSIDE if hub.inside else OUTSIDE,
             # Its tools are always the same: nobody has to listen for changes.
             subscriptions=False,
             log_level="WARNING",
         )
 
+    async def list_tools(self) -> list[Tool]:
+        return [one.listed for one in self._offered.values()]
+
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: ToolContext | None = None
-    ) -> CallToolResult | InputRequiredResult:
+    ) -> CallToolResult:
         try:
-            self._check(name, arguments)
-            return await super().call_tool(name, arguments, context)
+            tool = self._offered.get(name)
+            if tool is None:
+                what = f"There is no tool {name[:80]!r} here."
+                raise MessageInvalid(what, hint="List the tools.")
+            text = msgspec.json.encode(await tool.call(arguments, context))
         except CarrelError as error:
             return _failed(error)
-        except ToolError as error:
-            return _failed(_told(name, error))
+        except Exception:
+            _log.exception("%s failed", name)
+            what = "Something went wrong in this server."
+            return _failed(CarrelError(what, hint="Try again, or report it."))
+        return _result(msgspec.json.format(text, indent=2))
 
-    async def serve_lines(self, stdin: AsyncFile[str], stdout: AsyncFile[str]) -> None:
-        """As `run_stdio_async`, with other ends than the standard ones."""
+    async def serve(self, heard: Any, said: Any) -> None:
+        """One client, by streams of the SDK's messages."""
         server = self._lowlevel_server
-        async with stdio_server(stdin, stdout) as (heard, said):
-            await server.run(heard, said, server.create_initialization_options())
-
-    def _check(self, name: str, arguments: dict[str, Any]) -> None:
-        tool = self._offered.get(name)
-        if tool is None:
-            raise MessageInvalid(f"There is no tool {name[:80]!r} here.", hint="List the tools.")
-        unknown = sorted(set(arguments) - set(tool.parameters["properties"]))
-        if unknown:
-            raise MessageInvalid(
-                f"{name} has no argument {unknown[0][:80]!r}.", hint="Look at its schema."
-            )
+        await server.run(heard, said, server.create_initialization_options())
 
 
-def _functions(desk: Desk) -> list[Callable[..., Any]]:
-    if not desk.inside:
-        return _of_spaces(ManagingTools(desk))
-    people, editor = PeopleTools(desk), EditorTools(desk)
+def _tools(hub: ToolHub) -> list[OfferedTool]:
+    inside = [PeopleTools(hub), FamilyTools(hub), EditorTools(hub)]
     return [
-        people.log_progress,
-        people.signal_user,
-        people.ask_user,
-        people.present_walkthrough,
-        people.read_messages,
-        *_of_spaces(FamilyTools(desk)),
-        editor.get_selection,
-        editor.ide_operation,
+        OfferedTool(getattr(tools, name))
+        for tools in (inside if hub.inside else [ManagingTools(hub)])
+        for kind in type(tools).__mro__
+        for name in vars(kind)
+        if not name.startswith("_")
     ]
 
 
-def _of_spaces(tools: FamilyTools | ManagingTools) -> list[Callable[..., Any]]:
-    return [
-        tools.space_state,
-        tools.update_space,
-        tools.list_spaces,
-        tools.spawn_space,
-        tools.wait_for_space,
-        tools.message_space,
-        tools.delete_space,
-    ]
+class OfferedTool:
+    """A tool as clients see it, by what its method says of itself."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        hints = get_type_hints(method)
+        self._asked = hints["asked"]
+        self._with_context = "ctx" in hints
+        self.name = method.__name__
+        self.listed = Tool(
+            name=self.name,
+            description=" ".join(cleandoc(method.__doc__ or "").split()),
+            input_schema=_schema(self._asked),
+            output_schema=_schema(hints["return"]),
+            annotations=ToolAnnotations(
+                read_only_hint=self.name in READING,
+                destructive_hint=self.name in DELETING,
+                open_world_hint=False,
+            ),
+        )
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext | None) -> Any:
+        """Raises `MessageInvalid` when these are no arguments for it."""
+        fields = self.listed.input_schema["properties"]
+        given = {name: _parsed(one, fields.get(name, {})) for name, one in arguments.items()}
+        try:
+            asked = wire.from_plain(given, self._asked, "", strict=False)
+        except MessageInvalid as error:
+            what = f"{self.name}: {error.message}"
+            raise MessageInvalid(what, hint="Look at its schema.") from None
+        return await (self._method(asked, context) if self._with_context else self._method(asked))
 
 
-def _tool(function: Callable[..., Any]) -> Tool:
-    name = function.__name__
-    tool = Tool.from_function(
-        function,
-        description=" ".join(cleandoc(function.__doc__ or "").split()),
-        annotations=ToolAnnotations(
-            read_only_hint=name in READING,
-            destructive_hint=name in DELETING,
-            open_world_hint=False,
-        ),
+def _schema(kind: type) -> dict[str, Any]:
+    """With the members of the type at the top: clients want an object there, no reference."""
+    _, defined = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    found = defined.pop(kind.__name__)
+    return {**found, "$defs": defined} if defined else found
+
+
+def _parsed(given: Any, schema: dict[str, Any]) -> Any:
+    """Some clients say a list or an object as a text that has it as JSON."""
+    if not isinstance(given, str) or schema.get("type", "array") != "array" or "anyOf" in schema:
+        return given
+    try:
+        found = msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError):
+        return given
+    return found if isinstance(found, list | dict) else given
+
+
+def _result(text: bytes, *, is_error: bool = False) -> CallToolResult:
+    """The same twice: as a text, and for programs."""
+    return CallToolResult(
+        content=[TextContent(type="text", text=text.decode())],
+        structured_content=msgspec.json.decode(text),
+        is_error=is_error,
     )
-    tool.parameters["additionalProperties"] = False
-    return tool
-
-
-def _told(name: str, error: ToolError) -> CarrelError:
-    """The error behind what the SDK made of it."""
-    cause = error.__cause__
-    if isinstance(cause, CarrelError):
-        return cause
-    if isinstance(cause, ValidationError) and not isinstance(error, UnexpectedToolError):
-        first = cause.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return MessageInvalid(f"{name}: {where}: {first['msg']}.", hint="Look at its schema.")
-    _log.error("%s failed", name, exc_info=cause or error)
-    return CarrelError("Something went wrong in this server.", hint="Its log says what.")
 
 
 def _failed(error: CarrelError) -> CallToolResult:
-    problem = Problem(code=error.code, message=error.message, hint=error.hint)
-    return CallToolResult(
-        content=[TextContent(type="text", text=problem.model_dump_json())],
-        structured_content=problem.model_dump(),
-        is_error=True,
+    problem = {"code": error.code, "message": error.message, "hint": error.hint}
+    return _result(msgspec.json.encode(problem), is_error=True)
+
+
+# A server in this process, for one client: on standard input and output, or over HTTP.
+#
+# Most clients are served by `sessions` instead, where the SDK is loaded already.
+
+
+def serve(
+    *,
+    data: str = "",
+    url: str = "",
+    autostart: bool = True,
+    inside: bool = False,
+    http: Http | None = None,
+) -> None:
+    """Until the client is gone, or somebody ends it. `inside`: it is known that it speaks for a
+    space, and the hub is waited for. Else raises what the hub refuses for."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
+    open_hub = functools.partial(AsyncHub, data=data, url=url, autostart=autostart, name=NAME)
+    if http is not None:
+        from carrel.mcp.http import serve_http
+
+        asyncio.run(serve_http(open_hub, http))
+    else:
+        asyncio.run(_serve_stdio(open_hub, inside))
+
+
+async def _serve_stdio(open_hub: OpenHub, inside: bool) -> None:
+    # The SDK reads in a thread that cannot be interrupted; Ctrl-C would wait for a line.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if inside:
+        hub = ToolHub(inside=True)
+        async with hub.connected(open_hub):
+            await CarrelServer(hub).run_stdio_async()
+    else:
+        async with open_tool_hub(open_hub) as hub:
+            await CarrelServer(hub).run_stdio_async()

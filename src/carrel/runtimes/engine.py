@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from carrel.domain.errors import (
     LauncherUnavailable,
@@ -23,17 +24,41 @@ from carrel.domain.errors import (
 )
 from carrel.domain.ids import is_id
 from carrel.domain.launching import LauncherPort
-from carrel.domain.limits import Usage
-from carrel.domain.runtimes import Command, LimitHit, Output, Sandbox, SandboxSpec, Zygote
-from carrel.runtimes.layout import SandboxFolders
-from carrel.runtimes.limits.cgroups import CgroupHandle
-from carrel.runtimes.limits.enforcing import Enforcement
-from carrel.runtimes.limits.watching import LimitWatch
-from carrel.runtimes.live import Links, LiveRun
-from carrel.runtimes.problems import as_error, check_command, check_zygote
-from carrel.runtimes.run_folders import cannot_write, checked_id, make_folder, remove_folder
-from carrel.runtimes.streams import RECORDED, Streams, found_streams
+from carrel.domain.limits import ResourceUsage
+from carrel.domain.runtimes import (
+    Command,
+    LimitHit,
+    LimitsChanged,
+    LocalRun,
+    Sandbox,
+    SandboxSpec,
+    Zygote,
+)
+from carrel.domain.trees import TreeMount
+from carrel.runtimes.limits.enforcement import Enforcement
+from carrel.runtimes.limits.watch import PAUSE_S, Inhabitants, LimitWatch, Remembered
+from carrel.runtimes.recordings import Readers
+from carrel.runtimes.requests import (
+    Confinement,
+    LauncherRequests,
+    as_error,
+    check_command,
+    zygote_request,
+)
+from carrel.runtimes.runs import (
+    Links,
+    LiveRun,
+    RunStreams,
+    cannot_write,
+    checked_id,
+    found_streams,
+    make_folder,
+    remove_folder,
+)
+from carrel.runtimes.sandbox import SandboxFolders
 
+ANSWER_S = 30.0
+"""The launcher answers within its own bounds; only one that hangs takes longer."""
 ZYGOTE_S = 80.0
 """The launcher has its own bound for a warm process to load its modules, which is less."""
 STOP_MARGIN_S = 20.0
@@ -44,28 +69,10 @@ ENDING_TRIES = 5
 LINGER_S = 10.0
 """How long an idle sandbox keeps its namespaces: the next command of a session finds it warm."""
 
-OnEvent = Callable[[LimitHit], None]
+if TYPE_CHECKING:
+    from carrel.launcher import messages
 
-
-@dataclass(frozen=True)
-class Confinement:
-    """How one command is confined, as the launcher wants it.
-
-    `hold` is for runtimes with namespaces only, and is called when the sandbox has to be set
-    up: it gives bubblewrap's part and, by name, the detached mounts, which the engine closes.
-    """
-
-    uid: int | None
-    gid: int | None
-    confined: bool
-    cwd: str
-    env: dict[str, str]
-    landlock: dict[str, Any] | None = None
-    scope_sockets: bool = False
-    """Abstract Unix sockets of others are out of reach, where the network is not one's own."""
-    seccomp: bytes = b""
-    hold: Callable[[], tuple[dict[str, Any], dict[str, int]]] | None = None
-    probe: dict[str, Any] | None = None
+OnEvent = Callable[[LimitHit | LimitsChanged], None]
 
 
 class Engine:
@@ -76,19 +83,36 @@ class Engine:
         enforcement: Enforcement,
         on_event: OnEvent,
         linger_s: float = LINGER_S,
+        readers: Readers | None = None,
     ) -> None:
         self._runtime = runtime
-        self._linger_s = linger_s
         self._launcher = launcher
         self._enforcement = enforcement
         self._on_event = on_event
+        self._readers = readers or Readers(launcher)
+        self._requests = LauncherRequests(enforcement, self._readers, linger_s)
         self._watches: dict[str, LimitWatch] = {}
+        self._remembered: dict[str, Remembered] = {}
+        """Of sandboxes that are stopped, and near their disk limit or above it."""
         self._warm: set[str] = set()
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._begun: dict[str, asyncio.Task[None]] = {}
         """Sandboxes that are set up while their trees are still being made."""
         self._ending: set[asyncio.Task[None]] = set()
         self._stirring: asyncio.Future[None] | None = None
+
+    async def _ask(
+        self,
+        op: str,
+        fields: Mapping[str, object],
+        descriptors: list[int],
+        timeout_s: float = ANSWER_S,
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Raises what the launcher says went wrong."""
+        reply, received = await self._launcher.ask(op, fields, descriptors, timeout_s)
+        if reply.get("problem") is not None:
+            raise as_error(reply["problem"])
+        return reply, received
 
     # Starting
 
@@ -141,15 +165,20 @@ class Engine:
         sandbox: Sandbox,
         command: Command,
         run_id: str,
-        streams: Streams,
+        streams: RunStreams,
         confinement: Confinement,
     ) -> LiveRun:
-        watch = self._watch(sandbox)
-        request = self._request(sandbox, command, run_id, confinement)
         for _ in range(ENDING_TRIES):
-            if request["group"] is not None:
+            self._limit_again(sandbox)
+            watch = self._watch(sandbox)
+            await watch.settled()
+            if not command.may_make_room:
+                await watch.check_room()
+            endings = watch.endings
+            request = self._requests.run(sandbox, command, run_id, confinement)
+            if (group := request.get("group")) is not None:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(request["group"])
+                    os.mkdir(group)
             done, told = os.pipe2(os.O_CLOEXEC)
             live = self._live(sandbox, run_id, streams, done)
             try:
@@ -172,12 +201,23 @@ class Engine:
             await self._settled(sandbox.spec.sandbox_id)
             self._warm.discard(sandbox.spec.sandbox_id)
             if problem["step"] == "record":
-                raise cannot_write(OSError(problem["errno"], problem["text"]))
-            if problem["step"] not in ("ending", "cold"):
+                raise cannot_write(OSError(problem.get("errno", 0), problem.get("text", "")))
+            # What was being set up while the sandbox was ended went with it.
+            if problem["step"] not in ("ending", "cold") and watch.endings == endings:
                 raise as_error(problem, command)
         raise SandboxUnavailable("The sandbox keeps ending.", hint="Look at the launcher's log.")
 
-    def _live(self, sandbox: Sandbox, run_id: str, streams: Streams, done: int) -> LiveRun:
+    def _limit_again(self, sandbox: Sandbox) -> None:
+        """Before a sandbox is set up that an earlier daemon prepared, or that was idle: what
+        could be enforced then may be out of our reach now. `LimitsUnavailable`, if strict."""
+        sandbox_id = sandbox.spec.sandbox_id
+        if sandbox_id in self._warm or sandbox_id in self._warming:
+            return
+        limits = self._enforcement.put_in_force(sandbox.spec)
+        if limits != sandbox.limits:
+            self._on_event(LimitsChanged(sandbox_id, limits))
+
+    def _live(self, sandbox: Sandbox, run_id: str, streams: RunStreams, done: int) -> LiveRun:
         watch = self._watch(sandbox)
         links = Links(
             find=lambda live: self._find_exit(sandbox, live),
@@ -187,14 +227,15 @@ class Engine:
         return LiveRun(run_id, streams, done, links)
 
     async def _end_input(self, run_id: str) -> None:
-        await self._launcher.ask("close_input", {"run_id": run_id}, [])
+        fields: messages.CloseInputRequest = {"run_id": run_id}
+        await self._launcher.ask("close_input", fields, [])
 
     async def _ask_run(
         self,
         sandbox: Sandbox,
-        request: dict[str, Any],
+        request: messages.RunRequest,
         confinement: Confinement,
-        streams: Streams,
+        streams: RunStreams,
         given: list[int],
     ) -> tuple[dict[str, Any], list[int]]:
         """A sandbox that is believed to be warm, or will be, needs nothing staged."""
@@ -203,7 +244,7 @@ class Engine:
         if confinement.hold is not None:
             request["holder"] = None
             if sandbox_id not in self._warm and sandbox_id not in self._warming:
-                request["holder"], staged = self._holder(sandbox, confinement)
+                request["holder"], staged = self._requests.sandbox(sandbox, confinement)
         try:
             kept = [streams.stdin] if streams.held and streams.stdin is not None else []
             sent = [*given, *kept, *streams.sources, *staged.values()]
@@ -212,25 +253,8 @@ class Engine:
             for descriptor in staged.values():
                 os.close(descriptor)
 
-    def _holder(
-        self, sandbox: Sandbox, confinement: Confinement
-    ) -> tuple[dict[str, Any], dict[str, int]]:
-        """What the launcher needs to set the sandbox up, and the mounts by name."""
-        assert confinement.hold is not None
-        holder, staged = confinement.hold()
-        group = self._enforcement.group(sandbox)
-        base = {
-            "join": list(group.procs),
-            "tracking": group.tracking,
-            "uid": confinement.uid,
-            "gid": confinement.gid,
-            "scope_sockets": confinement.scope_sockets,
-            "seccomp": confinement.seccomp.hex(),
-        }
-        return {**holder, "join": list(group.procs), "base": base, "stage": [*staged]}, staged
-
     def expect(self) -> None:
-        """See `Runtime`. It takes a moment only, and those who come meanwhile share it."""
+        """See `LocalRuntime`. It takes a moment only, and those who come meanwhile share it."""
         if self._stirring is None or self._stirring.done():
             loop = asyncio.get_running_loop()
             self._stirring = loop.run_in_executor(None, self._enforcement.cgroups.stir)
@@ -258,22 +282,19 @@ class Engine:
         return task
 
     async def _place(self, sandbox_id: str, mount: int, begun: asyncio.Task[None]) -> None:
-        reply, _ = await self._launcher.ask("place", {"sandbox_id": sandbox_id}, [mount])
-        if reply.get("problem") is not None:
-            raise as_error(reply["problem"])
+        place: messages.PlaceRequest = {"sandbox_id": sandbox_id}
+        await self._ask("place", place, [mount])
         await begun
 
     def _warm_up(self, sandbox: Sandbox, confinement: Confinement) -> asyncio.Task[None]:
-        holder, staged = self._holder(sandbox, confinement)
-        work = self._ask_warm(sandbox.spec.sandbox_id, holder, [*staged.values()])
-        return _with_descriptors(work, [*staged.values()])
+        plan, staged = self._requests.sandbox(sandbox, confinement)
+        descriptors = [*staged.values()]
 
-    async def _ask_warm(self, sandbox_id: str, holder: dict[str, Any], staged: list[int]) -> None:
-        fields = {"sandbox_id": sandbox_id, "holder": holder, "linger": self._linger_s}
-        reply, _ = await self._launcher.ask("warm", fields, staged)
-        if reply.get("problem") is not None:
-            raise as_error(reply["problem"])
-        self._warm.add(sandbox_id)
+        async def ask() -> None:
+            await self._ask("warm", self._requests.warm(sandbox, plan), descriptors)
+            self._warm.add(sandbox.spec.sandbox_id)
+
+        return _with_descriptors(ask(), descriptors)
 
     def _warmed(self, sandbox_id: str, task: asyncio.Task[None]) -> None:
         if self._warming.get(sandbox_id) is task:
@@ -286,65 +307,73 @@ class Engine:
         if task is not None:
             await asyncio.wait([task])
 
-    def _request(
-        self,
-        sandbox: Sandbox,
-        command: Command,
-        run_id: str,
-        confinement: Confinement,
-    ) -> dict[str, Any]:
-        spec = sandbox.spec
-        group = self._enforcement.group(sandbox)
-        # With namespaces, the process that waits inside has a group already.
-        own = None if confinement.hold is not None else _run_group(group, run_id)
-        plan: dict[str, Any] = {
-            "join": [*group.procs, f"{own}/cgroup.procs"] if own is not None else [],
-            "rlimits": self._enforcement.rlimits(spec),
-            "keeper": confinement.hold is None and own is None,
-            "given": len(command.descriptors),
-            "pty": list(command.pty_size) if command.output is Output.PTY else None,
-            "landlock": confinement.landlock,
-            "uid": confinement.uid,
-            "gid": confinement.gid,
-            "cwd": confinement.cwd,
-            "confined": confinement.confined,
-            "seccomp": "" if confinement.hold is not None else confinement.seccomp.hex(),
-            "probe": confinement.probe,
-            "argv": list(command.argv),
-            "env": confinement.env,
-            "call": None if command.call is None else asdict(command.call),
-            "warm": bool(command.warm),
-        }
-        return {
-            "sandbox_id": spec.sandbox_id,
-            "run_id": run_id,
-            "folder": str(SandboxFolders(spec.folder).run(run_id)),
-            "record": {"names": RECORDED[command.output], "keep": command.keep_bytes},
-            "input": command.stdin and command.output is Output.FILES,
-            "group": own,
-            "oom": _oom_source(group) if spec.limits.memory_bytes is not None else None,
-            "timeout": _least(command.timeout_s, spec.limits.wall_seconds),
-            "linger": self._linger_s,
-            "zygote": command.warm,
-            "plan": plan,
-        }
-
     def _watch(self, sandbox: Sandbox) -> LimitWatch:
         sandbox_id = sandbox.spec.sandbox_id
         watch = self._watches.get(sandbox_id)
         if watch is None:
-            runs = SandboxFolders(sandbox.spec.folder)
-
-            async def kill(run_id: str, reason: str) -> None:
-                await self._kill(run_id, runs.run(run_id), reason)
-
-            watch = LimitWatch(sandbox, self._enforcement, self._on_event, kill)
+            inhabitants = Inhabitants(
+                lambda: self._members(sandbox),
+                lambda: self._relatives(sandbox),
+                lambda reason: self._end_all(sandbox, reason),
+                lambda: self._still(sandbox, "pause"),
+                lambda: self._still(sandbox, "resume"),
+            )
+            relatives = [self._watches[one.spec.sandbox_id] for one in self._family(sandbox)[1:]]
+            known = [one.remembered for one in relatives]
+            before = self._remembered.pop(sandbox_id, None) or next(filter(None, known), None)
+            watch = LimitWatch(sandbox, self._enforcement, self._on_event, inhabitants, before)
             self._watches[sandbox_id] = watch
         return watch
 
-    async def _kill(self, run_id: str, folder: Path, reason: str) -> dict[str, Any]:
-        fields = {"run_id": run_id, "folder": str(folder), "reason": reason}
-        return (await self._launcher.ask("kill", fields, []))[0]
+    def watch(self, sandbox: Sandbox, *, inhabited: bool = False) -> None:
+        """See `LocalRuntime`. `inhabited`: something is known to be in it."""
+        group = self._enforcement.group(sandbox)
+        if inhabited or self._enforcement.cgroups.members(group):
+            self._watch(sandbox).look_at_disk()
+
+    def close(self) -> None:
+        """Nobody is watched any more; what runs goes on."""
+        for watch in self._watches.values():
+            watch.close()
+
+    async def _members(self, sandbox: Sandbox, *more: str) -> list[int]:
+        reply, _ = await self._launcher.ask("members", self._requests.members(sandbox), [])
+        return [pid for name in ("pids", *more) for pid in reply.get(name, ())]
+
+    async def _relatives(self, sandbox: Sandbox) -> list[int]:
+        family = self._family(sandbox)
+        return [pid for one in family for pid in await self._members(one, "holding")]
+
+    def _family(self, sandbox: Sandbox) -> list[Sandbox]:
+        """All that have their limits together, first the sandbox itself."""
+        spec = sandbox.spec
+        others = [one.sandbox for one in self._watches.values() if one.sandbox.spec != spec]
+        family = [one for one in others if spec.family and one.spec.family == spec.family]
+        return [sandbox, *family]
+
+    async def _still(self, sandbox: Sandbox, op: str) -> bool:
+        """To `pause` a sandbox and its family, or `resume` them. False when one of them does not
+        stand still, or has not. A launcher of an earlier version cannot do it."""
+        still = True
+        for one in self._family(sandbox):
+            fields: messages.PauseRequest = {**self._requests.members(one), "seconds": PAUSE_S}
+            reply, _ = await self._launcher.ask(op, fields, [])
+            still = still and reply.get("still", True)
+        return still
+
+    async def _end_all(self, sandbox: Sandbox, reason: str) -> None:
+        """As a stop, but for the limits: the next command finds the sandbox as it was."""
+        fields = self._requests.stop(sandbox, 0.0, reason)
+        with contextlib.suppress(LauncherUnavailable):
+            await self._launcher.ask("stop", fields, [], timeout_s=STOP_MARGIN_S)
+        self._warm.discard(sandbox.spec.sandbox_id)
+
+    async def _kill(
+        self, run_id: str, folder: Path, reason: str
+    ) -> messages.LauncherProblem | None:
+        fields: messages.KillRequest = {"run_id": run_id, "folder": str(folder), "reason": reason}
+        reply, _ = await self._launcher.ask("kill", fields, [])
+        return reply.get("problem")
 
     # Taking up
 
@@ -366,17 +395,22 @@ class Engine:
         return live
 
     async def _attach(
-        self, sandbox: Sandbox, run_id: str, told: int, given: str = "", held: Sequence[int] = ()
+        self,
+        sandbox: Sandbox,
+        run_id: str,
+        told: int,
+        given: str = "",
+        held: Sequence[int] = (),
+        readers: Readers | None = None,
     ) -> tuple[dict[str, Any], list[int]]:
         folder = str(SandboxFolders(sandbox.spec.folder).run(run_id))
-        fields = {"run_id": run_id, "folder": folder, "given": given}
+        fields: messages.AttachRequest = {"run_id": run_id, "folder": folder, "given": given}
+        if readers is not None:
+            fields["holds"] = readers.of(run_id)
         try:
-            reply, descriptors = await self._launcher.ask("attach", fields, [told, *held])
+            return await self._ask("attach", fields, [told, *held])
         finally:
             os.close(told)
-        if reply.get("problem") is not None:
-            raise as_error(reply["problem"])
-        return reply, descriptors
 
     async def _find_exit(self, sandbox: Sandbox, live: LiveRun) -> dict[str, Any] | None:
         """The launcher went away. Its exit file, or another launcher, knows more; that one
@@ -388,7 +422,10 @@ class Engine:
         except (OSError, ValueError):
             done, told = os.pipe2(os.O_CLOEXEC)
         try:
-            _, received = await self._attach(sandbox, live.run_id, told, *live.still_held())
+            given, held = live.still_held()
+            _, received = await self._attach(
+                sandbox, live.run_id, told, given, held, readers=self._readers
+            )
         except BaseException:
             os.close(done)
             raise
@@ -400,39 +437,27 @@ class Engine:
     # Warm processes
 
     async def warm_up(self, zygote: Zygote) -> None:
-        check_zygote(zygote)
-        root = os.geteuid() == 0
-        fields = {
-            "name": zygote.name,
-            "python": zygote.python,
-            "preload": list(zygote.preload),
-            "load": list(zygote.load),
-            "env": {"LANG": "C.UTF-8", **zygote.env},
-            "uid": zygote.owner.uid if root else None,
-            "gid": zygote.owner.gid if root else None,
-            "idle": zygote.idle_s,
-        }
-        reply, _ = await self._launcher.ask("zygote", fields, [], timeout_s=ZYGOTE_S)
-        if reply.get("problem") is not None:
-            raise as_error(reply["problem"])
+        await self._ask("zygote", zygote_request(zygote), [], timeout_s=ZYGOTE_S)
 
     async def cool_down(self, name: str) -> None:
-        await self._launcher.ask("unzygote", {"name": name}, [])
+        fields: messages.EndZygoteRequest = {"name": name}
+        await self._launcher.ask("unzygote", fields, [])
 
     # Ending
 
     async def signal(self, run_id: str, number: int) -> None:
-        await self._launcher.ask("signal", {"run_id": run_id, "signal": number}, [])
+        fields: messages.SignalRequest = {"run_id": run_id, "signal": number}
+        await self._launcher.ask("signal", fields, [])
 
     async def kill(self, sandbox: Sandbox, run_id: str) -> None:
         if not is_id(run_id):
             raise RunNotFound(f"{run_id!r} is no id of a run.", hint="`carrel runs` lists them.")
         folder = SandboxFolders(sandbox.spec.folder).run(run_id)
-        reply = await self._kill(run_id, folder, "")
-        if reply.get("problem") is not None:
-            raise _does_not_end(f"the run {run_id}", reply["problem"])
+        problem = await self._kill(run_id, folder, "")
+        if problem is not None:
+            raise _does_not_end(f"the run {run_id}", problem)
 
-    def usage(self, sandbox: Sandbox) -> Usage:
+    def usage(self, sandbox: Sandbox) -> ResourceUsage:
         return self._enforcement.cgroups.usage(self._enforcement.group(sandbox))
 
     async def stop(self, sandbox: Sandbox, grace_s: float) -> None:
@@ -442,13 +467,7 @@ class Engine:
             # What has not been asked by now must not be asked after the stop.
             begun.cancel()
             await asyncio.wait([begun])
-        group = self._enforcement.group(sandbox)
-        fields = {
-            "sandbox_id": sandbox.spec.sandbox_id,
-            "grace": grace_s,
-            "groups": list(group.folders),
-            "runs": str(SandboxFolders(sandbox.spec.folder).runs),
-        }
+        fields = self._requests.stop(sandbox, grace_s)
         reply, _ = await self._launcher.ask("stop", fields, [], timeout_s=grace_s + STOP_MARGIN_S)
         if reply.get("problem") is not None:
             raise _does_not_end("the sandbox", reply["problem"])
@@ -456,12 +475,58 @@ class Engine:
         watch = self._watches.pop(sandbox.spec.sandbox_id, None)
         if watch is not None:
             watch.close()
+            if (remembered := watch.remembered) is not None:
+                self._remembered[sandbox.spec.sandbox_id] = remembered
         await asyncio.to_thread(self._enforcement.lift, sandbox)
 
 
-def _does_not_end(what: str, problem: dict[str, Any]) -> SandboxUnavailable:
+class EngineRuntime(ABC):
+    """The part of `LocalRuntime` that is the same however commands are confined."""
+
+    name: ClassVar[str]
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @abstractmethod
+    def _confine(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Confinement:
+        """How this runtime confines the command."""
+
+    async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> LocalRun:
+        return await self._engine.run(sandbox, command, self._confine(sandbox, tree, command))
+
+    async def attach(self, sandbox: Sandbox, run_id: str) -> LocalRun:
+        return await self._engine.attach(sandbox, run_id)
+
+    async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:
+        await self._engine.signal(run_id, signal)
+
+    async def kill(self, sandbox: Sandbox, run_id: str) -> None:
+        await self._engine.kill(sandbox, run_id)
+
+    async def usage(self, sandbox: Sandbox) -> ResourceUsage:
+        return await asyncio.to_thread(self._engine.usage, sandbox)
+
+    async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
+        await self._engine.stop(sandbox, grace_s)
+
+    async def _run_probe(
+        self, sandbox: Sandbox, tree: TreeMount, targets: dict[str, Any], command: Command
+    ) -> LocalRun:
+        """The launcher's own code is run instead of the command, and tries to get out."""
+        confinement = replace(self._confine(sandbox, tree, command), probe=targets)
+        return await self._engine.run(sandbox, command, confinement)
+
+    def expect(self) -> None:
+        self._engine.expect()
+
+    def watch(self, sandbox: Sandbox) -> None:
+        self._engine.watch(sandbox)
+
+
+def _does_not_end(what: str, problem: messages.LauncherProblem) -> SandboxUnavailable:
     return SandboxUnavailable(
-        f"Processes {problem['text']} of {what} do not end.",
+        f"Processes {problem.get('text', '')} of {what} do not end.",
         hint="They wait in the kernel, mostly for a disk or a network mount.",
     )
 
@@ -482,25 +547,3 @@ def _heard(task: asyncio.Task[None]) -> None:
     """Who did not wait for a sandbox hears of its failure from the first command."""
     if not task.cancelled():
         task.exception()
-
-
-def _run_group(group: CgroupHandle, run_id: str) -> str | None:
-    """A group for one command, below the sandbox's, by which all of it can be killed. The
-    launcher removes it when the command has ended and nothing of it is left."""
-    if group.tracking is None:
-        return None
-    return f"{group.tracking}/{run_id}"
-
-
-def _oom_source(group: CgroupHandle) -> list[str] | None:
-    """Where the kernel counts what it killed for want of memory."""
-    folder = group.folder("memory")
-    if folder is None:
-        return None
-    name = "memory.events" if (folder / "memory.events").exists() else "memory.oom_control"
-    return [str(folder / name), "oom_kill"]
-
-
-def _least(*values: float | None) -> float | None:
-    given = [value for value in values if value is not None]
-    return min(given) if given else None

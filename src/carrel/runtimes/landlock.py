@@ -7,52 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from carrel.domain.availability import Availability
 from carrel.domain.errors import SandboxUnavailable
-from carrel.domain.limits import Usage
-from carrel.domain.runtimes import (
-    Bind,
-    Capabilities,
-    Command,
-    Network,
-    Output,
-    Proof,
-    Run,
-    Sandbox,
-    SandboxSpec,
-)
-from carrel.domain.trees import TreeMount
+from carrel.domain.runtimes import Bind, Capabilities, Command, Network, Proof, Sandbox, SandboxSpec
+from carrel.domain.trees import Owner, TreeMount
 from carrel.linux import landlock
-from carrel.runtimes import seccomp_policy
-from carrel.runtimes.engine import Confinement, Engine
-from carrel.runtimes.environment import base_environment, environment
-from carrel.runtimes.landlock_policy import (
+from carrel.runtimes.engine import Engine, EngineRuntime
+from carrel.runtimes.policy import (
     LandlockSpec,
+    program,
     remove_shared_memory,
     rules,
     uncovered,
     unix_sockets_allowed,
+    without_namespaces,
 )
-from carrel.runtimes.layout import SandboxFolders
 from carrel.runtimes.process import host_folder
 from carrel.runtimes.proof import Prover
+from carrel.runtimes.requests import Confinement
+from carrel.runtimes.sandbox import SandboxFolders, environment
 
-NAME = "landlock"
 
+class LandlockRuntime(EngineRuntime):
+    """Implements `LocalRuntime`."""
 
-class LandlockRuntime:
-    """Implements `Runtime`."""
+    name = "landlock"
 
     def __init__(self, engine: Engine, prover: Prover) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._prover = prover
-
-    @property
-    def name(self) -> str:
-        return NAME
 
     @property
     def capabilities(self) -> Capabilities:
@@ -78,13 +64,8 @@ class LandlockRuntime:
             return Availability(False, error.message)
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
-    def expect(self) -> None:
-        self._engine.expect()
-
-    def begin(self, spec: SandboxSpec) -> None:
-        """Nothing takes long enough."""
-
     async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
+        SandboxFolders(spec.folder).let_pass(spec.owner)
         check_reachable(spec, tree)
         sandbox = await asyncio.to_thread(self._engine.prepare, spec)
         try:
@@ -94,69 +75,51 @@ class LandlockRuntime:
             raise
         return sandbox
 
-    async def run(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Run:
-        return await self._engine.run(sandbox, command, self._confine(sandbox, tree, command))
-
-    def _confine(
-        self,
-        sandbox: Sandbox,
-        tree: TreeMount,
-        command: Command,
-        probe: dict[str, Any] | None = None,
-    ) -> Confinement:
+    def _confine(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Confinement:
         spec = sandbox.spec
         folders = SandboxFolders(spec.folder)
+        folders.let_pass(spec.owner)
         own_user = spec.owner.uid != os.geteuid()
         shown = tuple(Bind(path, str(path)) for path in tree.read_only)
         binds = (*spec.binds, *shown)
-        policy = LandlockSpec(
-            tree.path, folders.home, folders.tmp, spec.network, binds, own_user, folders.hub
-        )
-        filters = seccomp_policy.without_namespaces(
+        allowed = LandlockSpec(
+            tree.path,
+            folders.home,
+            folders.tmp,
             spec.network,
-            unix_sockets=unix_sockets_allowed(policy, landlock.abi()),
-            on_the_host=spec.on_the_host,
+            binds,
+            own_user,
+            folders.hub,
+            shared_memory=own_user,
+        )
+        if own_user:
+            folders.make_shared_memory(spec.owner)
+        filters = without_namespaces(
+            spec.network,
+            unix_sockets=unix_sockets_allowed(allowed, landlock.abi()),
+            own_user=own_user,
         )
         places = (str(folders.home), str(folders.tmp), str(folders.hub))
-        base = base_environment(spec.sandbox_id, *places)
         return Confinement(
             uid=spec.owner.uid if own_user else None,
             gid=spec.owner.gid if own_user else None,
             confined=True,
             cwd=host_folder(tree.path, command.cwd),
-            env=environment(base, spec.env, command.env, terminal=command.output is Output.PTY),
-            landlock=dict(rules(policy)),
-            seccomp=seccomp_policy.program(filters),
-            probe=probe,
+            env=environment(spec, command, *places, filtered=True),
+            landlock=dict(rules(allowed)),
+            shared_memory=str(folders.shared_memory) if own_user else "",
+            seccomp=program(filters),
         )
-
-    async def attach(self, sandbox: Sandbox, run_id: str) -> Run:
-        return await self._engine.attach(sandbox, run_id)
-
-    async def signal(self, sandbox: Sandbox, run_id: str, signal: int) -> None:
-        await self._engine.signal(run_id, signal)
-
-    async def kill(self, sandbox: Sandbox, run_id: str) -> None:
-        await self._engine.kill(sandbox, run_id)
-
-    async def usage(self, sandbox: Sandbox) -> Usage:
-        return await asyncio.to_thread(self._engine.usage, sandbox)
 
     async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof:
-        return await self._prover.prove(
-            sandbox,
-            tree,
-            _uncovered_attempts(),
-            lambda targets, command: self._engine.run(
-                sandbox, command, self._confine(sandbox, tree, command, targets)
-            ),
-        )
+        run = partial(self._run_probe, sandbox, tree)
+        return await self._prover.prove(sandbox, tree, _uncovered_attempts(), run)
 
     async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
-        await self._engine.stop(sandbox, grace_s)
-        owner = sandbox.spec.owner.uid
-        if os.geteuid() == 0 and owner != 0:
-            await asyncio.to_thread(remove_shared_memory, owner)
+        await super().stop(sandbox, grace_s)
+        spec = sandbox.spec
+        folder = SandboxFolders(spec.folder).shared_memory
+        await asyncio.to_thread(remove_shared_memory, spec.owner.uid, folder)
 
 
 def _gaps() -> tuple[str, ...]:
@@ -164,7 +127,8 @@ def _gaps() -> tuple[str, ...]:
     nowhere = Path("/nonexistent")
 
     def of(network: Network) -> tuple[str, ...]:
-        spec = LandlockSpec(nowhere, nowhere, nowhere, network, own_user=os.geteuid() == 0)
+        root = os.geteuid() == 0
+        spec = LandlockSpec(nowhere, nowhere, nowhere, network, own_user=root, shared_memory=root)
         return uncovered(spec, landlock.abi())
 
     alone = of(Network.NONE)
@@ -199,8 +163,14 @@ def check_reachable(spec: SandboxSpec, tree: TreeMount) -> None:
             hint="Make the tree with the driver `copy` or `reflink`.",
         )
     for folder in tree.path.parents:
-        if not folder.stat().st_mode & 0o001 and folder.stat().st_uid != spec.owner.uid:
+        if not _may_pass(folder.stat(), spec.owner):
             raise SandboxUnavailable(
                 f"The sandbox's user cannot pass through {folder}.",
                 hint=f"Put the data folder elsewhere, or run: chmod o+x {folder}",
             )
+
+
+def _may_pass(folder: os.stat_result, owner: Owner) -> bool:
+    if folder.st_uid == owner.uid:
+        return bool(folder.st_mode & 0o100)
+    return bool(folder.st_mode & (0o010 if folder.st_gid == owner.gid else 0o001))

@@ -1,45 +1,48 @@
-"""Isolation is proven, not assumed: what is tried in a sandbox, and when.
+"""Isolation is proven, not assumed: what is tried in a sandbox, when, and which runtime is chosen.
 
 A proof tries to reach things that really are there: a file beside the sandbox's own folders,
-this very process, a listener on the host's loopback, an abstract socket. It holds for one
-configuration of a runtime on one kernel, so it is made once for each in a process's life.
+this very process, a listener on the host's loopback, an abstract socket, shared memory. It
+holds for one configuration of a runtime on one kernel, so it is made once for each in a
+process's life.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from carrel.domain.availability import Availability
 from carrel.domain.errors import IsolationUnproven, SandboxUnavailable
 from carrel.domain.ids import new_id
 from carrel.domain.runtimes import (
     Attempt,
     Command,
+    LocalRun,
     Output,
     Proof,
-    Run,
     Runtime,
     Sandbox,
     SandboxSpec,
 )
 from carrel.domain.trees import TreeMount
 from carrel.linux import processes
-from carrel.runtimes.identity import Identities
-from carrel.runtimes.layout import HOME
+from carrel.runtimes.sandbox import CLOSED, HOME, Identities, close_folders
 
+SHARED_MEMORY = Path("/dev/shm")
 PROBE_S = 20.0
 """The probe takes milliseconds; on a machine that swaps it may take seconds."""
 
-Execute = Callable[[dict[str, Any], Command], Awaitable[Run]]
+Execute = Callable[[dict[str, Any], Command], Awaitable[LocalRun]]
 
 
 class Prover:
@@ -48,7 +51,6 @@ class Prover:
         self._identities = identities
         self._proven: set[tuple[object, ...]] = set()
         self._last: tuple[str, Proof] | None = None
-        self._lock: asyncio.Lock | None = None
 
     async def require(
         self, runtime: Runtime, sandbox: Sandbox, tree: TreeMount, stamp: object = None
@@ -98,11 +100,11 @@ class Prover:
     async def try_out(self, runtime: Runtime) -> Proof:
         """A whole sandbox on an empty tree, proven and stopped again; leaves nothing."""
         sandbox_id = new_id("sp")
-        (self._data / "spaces").mkdir(mode=0o711, parents=True, exist_ok=True)
+        (self._data / "spaces").mkdir(mode=CLOSED, parents=True, exist_ok=True)
         folder = self._data / "spaces" / sandbox_id
         owner = self._identities.take(sandbox_id)
         try:
-            folder.mkdir(mode=0o711)
+            folder.mkdir(mode=CLOSED)
             tree = folder / "project"
             tree.mkdir(mode=0o755)
             if os.geteuid() == 0:
@@ -124,6 +126,9 @@ class Prover:
         finally:
             self._identities.give_back(sandbox_id, owner)
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                # The one that was tried may have had to pass through.
+                close_folders(folder.parent)
 
     @contextmanager
     def _targets(self, name: str, spec: SandboxSpec) -> Iterator[dict[str, Any]]:
@@ -135,6 +140,7 @@ class Prover:
             socket.create_server(("127.0.0.1", 0)) as listener,
             socket.socket(socket.AF_UNIX) as abstract,
             _outside_process(secret) as outside,
+            _shared_memory(spec, secret) as shared,
         ):
             canary = Path(other) / "tree" / "secret"
             canary.parent.mkdir()
@@ -147,7 +153,7 @@ class Prover:
             yield {
                 "runtime": name,
                 "network": str(spec.network),
-                "forbidden_paths": [str(canary), str(self._data), *_host_home()],
+                "forbidden_paths": [str(canary), str(self._data), *shared, *_host_home()],
                 "host_pid": outside,
                 "host_pid_start": processes.start_time(outside),
                 "host_loopback_port": listener.getsockname()[1],
@@ -170,6 +176,25 @@ def _outside_process(secret: str) -> Iterator[int]:
     finally:
         os.close(go)
         os.waitpid(pid, 0)
+
+
+@contextmanager
+def _shared_memory(spec: SandboxSpec, secret: str) -> Iterator[list[str]]:
+    """A file there that everybody may read, unless the sandbox is shown the host's."""
+    if any(SHARED_MEMORY.is_relative_to(bind.target) for bind in spec.binds):
+        yield []
+        return
+    path = SHARED_MEMORY / f"carrel-proof-{secret}"
+    try:
+        path.write_text(secret)
+        path.chmod(0o666)
+    except OSError:
+        yield []
+        return
+    try:
+        yield [str(path)]
+    finally:
+        path.unlink()
 
 
 def _host_home() -> list[str]:
@@ -208,3 +233,28 @@ def _read_all(stream: object) -> bytes:
         raise TypeError("the probe's output is not a pipe")
     with open(stream, "rb", closefd=False) as file:
         return file.read()
+
+
+# The choice of a runtime: the best that truly holds here
+
+R = TypeVar("R", bound=Runtime)
+
+
+async def choose_runtime(candidates: Sequence[R]) -> tuple[R, list[tuple[str, Availability]]]:
+    """The first confining one that works, and what each that was tried said, in order. One that
+    confines nothing is never chosen: it has to be asked for by name."""
+    seen: list[tuple[str, Availability]] = []
+    for runtime in candidates:
+        if not runtime.capabilities.confines:
+            continue
+        found = await runtime.probe()
+        seen.append((runtime.name, found))
+        if found.available:
+            return runtime, seen
+    reasons = " ".join(f"{name}: {found.reason}" for name, found in seen)
+    remedies = [found.remedy for _, found in seen if found.remedy]
+    raise SandboxUnavailable(
+        f"Nothing on this machine can confine an agent. {reasons}",
+        hint="; or ".join(remedies) or "See docs/sandboxes.md for what a runtime needs.",
+        seen={name: found.reason for name, found in seen},
+    )

@@ -2,6 +2,11 @@
 
 The file of a stream has its bytes at their own offsets. What was given up is a hole in it, so
 `SEEK_DATA` finds what is left.
+
+The launcher is told how far each reader has come. It keeps what a reader has not read, and lets a
+command wait that is too far ahead. What it is told counts for a lease only, which is renewed here.
+So a reader whose connection broke, or whose daemon was killed, has that long to come back under its
+name and go on where it was; after that the command runs on without it.
 """
 
 from __future__ import annotations
@@ -11,18 +16,23 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from carrel.domain.errors import RunNotFound
+from carrel.domain.errors import LauncherUnavailable, RunNotFound
 from carrel.domain.ids import is_id
+from carrel.domain.launching import LauncherPort
 from carrel.domain.runs import Piece, Stream
-from carrel.linux import sparse
-from carrel.runtimes.file_watches import FileWatches
-from carrel.runtimes.layout import SandboxFolders
+from carrel.linux import files
+from carrel.runtimes.sandbox import SandboxFolders
 
-PIECE_BYTES = 64 * 1024
+if TYPE_CHECKING:
+    from carrel.launcher.messages import PaceRequest
+
+PIECE_BYTES = 256 * 1024
 """Of what is followed: small enough that one reader does not hold up the event loop."""
 TRIES = 4
 """At the oldest byte that is kept, before one that will be kept for longer is read."""
@@ -35,11 +45,13 @@ _NOT_NOW = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 """Not in memory, or the file system cannot tell: a thread reads it."""
 
 
-class Recordings:
-    """Implements `carrel.domain.runs.Recordings`, for one event loop."""
+class FileRecordings:
+    """Implements `carrel.domain.runs.Recordings`, for one event loop. Without `readers`
+    nobody holds anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, readers: Readers | None = None) -> None:
         self._watches = FileWatches()
+        self._readers = readers
 
     def size(self, folder: Path, run_id: str, stream: Stream) -> int:
         place = _folder_of(folder, run_id)
@@ -54,27 +66,58 @@ class Recordings:
             return _read(file, stream, max(0, offset), limit, 0)
 
     async def follow(
-        self, folder: Path, run_id: str, stream: Stream, offset: int, ended: asyncio.Event
+        self,
+        folder: Path,
+        run_id: str,
+        stream: Stream,
+        offset: int,
+        ended: asyncio.Event,
+        reader: str = "",
     ) -> AsyncGenerator[Piece, None]:
         place = _folder_of(folder, run_id)
         with _opened(place, stream) as file:
             if file is None:
                 await ended.wait()
                 return
-            with self._watches.watch(place / stream) as changed, _woken(changed, ended) as wake:
-                over = False
-                while not over:
-                    wake.clear()
-                    # Before the look: all is there when the command is told to have ended.
-                    over = ended.is_set()
-                    while piece := await self._next(file, folder, run_id, stream, offset):
-                        offset = piece.offset + len(piece.data)
-                        yield piece
-                    if not over:
-                        await _wait(wake, None if changed is not None else POLL_S)
+            async with self._held(run_id, stream, "" if ended.is_set() else reader, offset) as held:
+                with self._watches.watch(place / stream) as changed, _woken(changed, ended) as wake:
+                    over = False
+                    while not over:
+                        wake.clear()
+                        # Before the look: all is there when the command is told to have ended.
+                        over = ended.is_set()
+                        while piece := await self._next(file, folder, run_id, stream, offset):
+                            offset = piece.offset + len(piece.data)
+                            yield piece
+                            # Whoever comes for the next one has this.
+                            if held is not None and self._readers is not None:
+                                self._readers.move(held, offset)
+                        if not over:
+                            await _wait(wake, None if changed is not None else POLL_S)
         written = await asyncio.to_thread(_written, place, stream)
         if written > offset:
             yield Piece(stream, written, b"")
+
+    @asynccontextmanager
+    async def _held(
+        self, run_id: str, stream: Stream, reader: str, offset: int
+    ) -> AsyncIterator[ReaderHold | None]:
+        """Until all was read. Who breaks off may come back."""
+        if not reader or self._readers is None:
+            yield None
+            return
+        hold = await self._readers.hold((run_id, stream, reader), offset)
+        try:
+            yield hold
+        except BaseException:
+            self._readers.leave(hold)
+            raise
+        self._readers.release(hold)
+
+    def let_go(self, run_id: str, reader: str) -> None:
+        if self._readers is not None:
+            for stream in Stream:
+                self._readers.forget(run_id, stream, reader)
 
     async def _next(
         self, file: int, folder: Path, run_id: str, stream: Stream, offset: int
@@ -92,6 +135,8 @@ class Recordings:
 
     def close(self) -> None:
         self._watches.close()
+        if self._readers is not None:
+            self._readers.close()
 
 
 @contextmanager
@@ -138,17 +183,17 @@ def _read(file: int, stream: Stream, offset: int, limit: int, flags: int) -> Pie
     while True:
         # Before the look: what is written meanwhile is for the next one, and not a hole.
         size = os.fstat(file).st_size
-        begin = sparse.next_data(file, offset)
+        begin = files.next_data(file, offset)
         if begin is None:
             # Nothing but a hole up to the end, or the end itself.
             return Piece(stream, max(offset, size), b"")
-        wanted = min(limit, sparse.end_of_data(file, begin) - begin)
+        wanted = min(limit, files.end_of_data(file, begin) - begin)
         buffer = bytearray(max(0, wanted))
         count = os.preadv(file, [buffer], begin, flags) if buffer else 0
         if wanted > 0 and not count and flags:
             raise BlockingIOError(errno.EAGAIN, "not in memory")
         # What was given up meanwhile has been read as zeros.
-        if sparse.next_data(file, begin) == begin:
+        if files.next_data(file, begin) == begin:
             return Piece(stream, begin, bytes(memoryview(buffer)[:count]))
         tries += 1
         if tries >= TRIES:
@@ -162,3 +207,186 @@ def _written(place: Path, stream: Stream) -> int:
         record = json.loads((place / "exit.json").read_bytes())
         return int(record.get(f"{stream}_bytes", 0))
     return 0
+
+
+# Readers
+
+LEASE_S = 60.0
+"""As long as a client tries to come back."""
+RENEWALS = 4
+"""In the time of a lease: one that is late, or lost, does no harm."""
+PACE_BYTES = 512 << 10
+"""From one word to the launcher to the next; less than what it lets a command be ahead."""
+
+Key = tuple[str, Stream, str]
+"""A run, its stream, and the name of the reader."""
+
+
+@dataclass(eq=False)
+class ReaderHold:
+    """One reader of one stream. `told` is what the launcher knows."""
+
+    key: Key
+    position: int
+    told: int
+
+
+class Readers:
+    """For one event loop."""
+
+    def __init__(self, launcher: LauncherPort, lease_s: float = LEASE_S) -> None:
+        self.lease_s = lease_s
+        self._launcher = launcher
+        self._holds: dict[Key, ReaderHold] = {}
+        self._news: dict[Key, int | None] = {}
+        self._stirred = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def hold(self, key: Key, position: int) -> ReaderHold:
+        """Returns when nothing from `position` on is given up. A hold of that name that is
+        there already is replaced, and its `ReaderHold` means nothing any more."""
+        hold = self._holds[key] = ReaderHold(key, position, position)
+        self._news.pop(key, None)
+        await self._tell({key: position})
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._keep_telling())
+        return hold
+
+    def move(self, hold: ReaderHold, position: int) -> None:
+        hold.position = position
+        if position - hold.told >= PACE_BYTES and self._holds.get(hold.key) is hold:
+            hold.told = position
+            self._say(hold.key, position)
+
+    def leave(self, hold: ReaderHold) -> None:
+        """It may come back within the lease."""
+        if self._holds.get(hold.key) is hold:
+            del self._holds[hold.key]
+
+    def release(self, hold: ReaderHold) -> None:
+        """It does not come back."""
+        if self._holds.get(hold.key) is hold:
+            self.forget(*hold.key)
+
+    def forget(self, run_id: str, stream: Stream, reader: str) -> None:
+        """As `release`, also of a reader that has left."""
+        key = (run_id, stream, reader)
+        self._holds.pop(key, None)
+        self._say(key, None)
+
+    def of(self, run_id: str) -> list[tuple[str, str, int, float]]:
+        """For a launcher that takes the run up."""
+        found = [hold for key, hold in self._holds.items() if key[0] == run_id]
+        return [(hold.key[1], hold.key[2], hold.told, self.lease_s) for hold in found]
+
+    def _say(self, key: Key, position: int | None) -> None:
+        self._news[key] = position
+        self._stirred.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._keep_telling())
+
+    async def _keep_telling(self) -> None:
+        """As long as there is anything to tell. What is new meanwhile is told together. Those
+        who read nothing are told in time too, however much others read."""
+        clock = asyncio.get_running_loop().time
+        renewal = clock() + self.lease_s / RENEWALS
+        while self._holds or self._news:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(renewal):
+                    await self._stirred.wait()
+            self._stirred.clear()
+            news, self._news = self._news, {}
+            if clock() >= renewal:
+                news = {**{key: hold.told for key, hold in self._holds.items()}, **news}
+                renewal = clock() + self.lease_s / RENEWALS
+            if news:
+                await self._tell(news)
+
+    async def _tell(self, news: dict[Key, int | None]) -> None:
+        holds: list[tuple[str, str, str, int | None]] = []
+        holds += [(*key, position) for key, position in news.items()]
+        # One that takes our runs up instead is told by that.
+        with contextlib.suppress(LauncherUnavailable):
+            fields: PaceRequest = {"holds": holds, "lease": self.lease_s}
+            await self._launcher.ask("pace", fields, [])
+
+    def close(self) -> None:
+        """The daemon ends; its successor, or a reader's lease, sees to the rest."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+# Files that grow
+
+
+class FileWatches:
+    """A file is watched for as long as somebody waits for it."""
+
+    def __init__(self) -> None:
+        self._queue: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[int, set[asyncio.Event]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @contextmanager
+    def watch(self, path: Path) -> Iterator[asyncio.Event | None]:
+        """An event that is set when the file changes; None when the kernel watches no more."""
+        try:
+            queue = self._open()
+            number = files.add_watch(queue, str(path), files.WATCH_MODIFY)
+        except OSError:
+            yield None
+            return
+        changed = asyncio.Event()
+        self._waiting.setdefault(number, set()).add(changed)
+        try:
+            yield changed
+        finally:
+            self._leave(number, changed)
+
+    def _leave(self, number: int, changed: asyncio.Event) -> None:
+        """The file may be gone, and the number with it."""
+        waiting = self._waiting.get(number, set())
+        waiting.discard(changed)
+        if waiting or self._queue is None:
+            return
+        self._waiting.pop(number, None)
+        with contextlib.suppress(OSError):
+            files.remove_watch(self._queue, number)
+
+    def _open(self) -> int:
+        if self._queue is None:
+            self._queue = files.open_watch_queue()
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._queue, self._readable, self._queue)
+        return self._queue
+
+    def _readable(self, queue: int) -> None:
+        try:
+            events = files.read_watch_events(queue)
+        except BlockingIOError:
+            return
+        for number, mask in events:
+            if mask & files.WATCH_OVERFLOW:
+                for waiting in self._waiting.values():
+                    _wake(waiting)
+            else:
+                _wake(self._waiting.get(number, set()))
+
+    def close(self) -> None:
+        if self._queue is None:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._queue)
+        os.close(self._queue)
+        self._queue = self._loop = None
+        for waiting in self._waiting.values():
+            _wake(waiting)
+        self._waiting.clear()
+
+
+def _wake(waiting: set[asyncio.Event]) -> None:
+    for changed in waiting:
+        changed.set()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.errors import Forbidden, SpaceInvalid, SpaceNotFound
 from carrel.domain.projects import Project, ProjectKind
-from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest
+from carrel.domain.spaces import AUTO, Space, SpaceQuery, SpaceRequest
 
 
 def may_see(caller: Caller, space: Space) -> bool:
@@ -37,9 +38,52 @@ def not_found(word: str) -> SpaceNotFound:
     return SpaceNotFound(f"There is no space {shown!r}.", hint="`carrel ls` lists them.")
 
 
+def is_owner(caller: Caller) -> bool:
+    """Whether it has all the rights of the daemon's user."""
+    return caller.scope.kind is ScopeKind.ADMIN
+
+
+def realm_of(caller: Caller) -> str:
+    """Where the names that it gives are kept apart from those of others."""
+    return "" if is_owner(caller) else caller.scope.value
+
+
 def require_admin(caller: Caller) -> None:
-    if caller.scope.kind is not ScopeKind.ADMIN:
+    if not is_owner(caller):
         raise Forbidden("Only an administrator may do this.", hint="Use a token of scope admin.")
+
+
+def shown_project(caller: Caller | None, space: Space) -> Project:
+    """What it started from, as this caller may know it: where the owner's folders are, others need
+    not know. What it named itself, it knows."""
+    project = space.project
+    if (caller is not None and is_owner(caller)) or space.guest or _is_remote(project):
+        return project
+    return dataclasses.replace(project, location=os.path.basename(project.location.rstrip("/")))
+
+
+DATA_FOLDER = "<data>"
+"""What callers without the owner's rights read in its place."""
+
+
+def concealed(caller: Caller | None, folder: str, value: Any) -> Any:
+    """Something in Carrel's own words, as this caller may read it: the daemon's `folder` is named
+    to its owner only. Never for what is others' own."""
+    if not folder or (caller is not None and is_owner(caller)):
+        return value
+    return _without(value, folder)
+
+
+def _without(value: Any, folder: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(folder, DATA_FOLDER)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _without(dataclasses.asdict(value), folder)
+    if isinstance(value, dict):
+        return {key: _without(one, folder) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without(one, folder) for one in value]
+    return value
 
 
 def narrow(caller: Caller, query: SpaceQuery) -> SpaceQuery:
@@ -55,31 +99,84 @@ def narrow(caller: Caller, query: SpaceQuery) -> SpaceQuery:
     return query
 
 
+GUEST_RUNTIMES = (AUTO, "bubblewrap")
+"""Others confine less than a machine may be able to. In `landlock` a token's commands could open
+the owner's own files to other accounts, by their modes."""
+
+
 def admit(caller: Caller, request: SpaceRequest, roots: tuple[Path, ...]) -> SpaceRequest:
     """A request for a new space as this caller may make it. `Forbidden`."""
     kind = caller.scope.kind
     if kind is ScopeKind.ADMIN:
-        return request
+        # What was asked for by somebody else, and is done later, is no wider for that.
+        return _narrowed(request, roots) if request.guest else request
     if kind is ScopeKind.SPACE:
-        raise Forbidden("A token for one space makes no others.", hint="Use another token.")
+        raise Forbidden(
+            "A token for one space cannot make other spaces.", hint="Use another token."
+        )
     if request.base_id:
-        raise Forbidden("Bases are chosen by administrators.", hint="Name the project.")
-    if request.runtime == "process":
-        raise Forbidden("Only an administrator may run unconfined.", hint="Use `auto`.")
+        raise Forbidden(
+            "Only an administrator may choose a base.", hint="Name the project instead."
+        )
+    if request.runtime not in GUEST_RUNTIMES:
+        raise Forbidden(
+            "Only an administrator may choose what confines a space.",
+            hint="Use `auto`: it is the best that this machine has.",
+        )
     if request.place:
         raise Forbidden(
-            "Only an administrator may have a space work in a folder itself.",
-            hint="Name it as the project.",
+            "Only an administrator may let a space work directly in a folder.",
+            hint="Name the folder as the project: the space then gets a copy.",
         )
-    check_reach(request.project, roots)
+    request = _narrowed(request, roots)
     key, _, value = caller.scope.value.partition("=")
     if request.labels.get(key, value) != value:
-        raise Forbidden(f"This token makes spaces with {key}={value} only.", hint="Leave it out.")
-    return dataclasses.replace(request, labels={**request.labels, key: value})
+        raise Forbidden(
+            f"This token can make only spaces with the label {key}={value}.",
+            hint="Leave that label out: it is set automatically.",
+        )
+    labels = {**request.labels, key: value}
+    own = realm_of(caller)
+    return dataclasses.replace(request, labels=labels, realm=own, account=own)
+
+
+FREE_AGENTS = frozenset({"scripted"})
+"""They bring nothing into a space: no key, no network, no folder of the host."""
+
+
+def has_agent(space: Space, agent: str) -> bool:
+    """Whether the space has all that this agent would bring into it."""
+    return agent == space.agent or agent in FREE_AGENTS
+
+
+def check_agent(caller: Caller, space: Space, agent: str) -> None:
+    """Another agent would bring another key, and open the network for it. `Forbidden`."""
+    if caller.scope.kind is ScopeKind.SPACE and not has_agent(space, agent):
+        raise Forbidden(
+            f"A token for one space uses that space's own agent, not {agent[:80]!r}.",
+            hint="Leave the agent out, or use another token.",
+        )
+
+
+def _narrowed(request: SpaceRequest, roots: tuple[Path, ...]) -> SpaceRequest:
+    if request.follow_git:
+        raise Forbidden(
+            "Only an administrator may have repositories outside of the project read.",
+            hint="Leave `follow_git` out.",
+        )
+    project = request.project
+    check_reach(project, roots)
+    if project.kind is not ProjectKind.EMPTY and not _is_remote(project):
+        # What was looked at is what is read: a link that comes later leads nowhere.
+        project = dataclasses.replace(project, location=os.path.realpath(project.location))
+    return dataclasses.replace(request, project=project, guest=True)
 
 
 def check_relabel(caller: Caller, space: Space) -> None:
-    """A caller who is bound to a label cannot take a space out of it."""
+    """A caller who is bound to a label cannot take a space out of it, and who has one space not
+    out of others' hands, or into them: by its labels they know what is theirs."""
+    if caller.scope.kind is ScopeKind.SPACE:
+        raise Forbidden("A token for one space cannot set labels.", hint="Use another token.")
     if not may_see(caller, space):
         raise Forbidden(
             "This would take the space out of the token's reach.", hint="Keep its label."
@@ -90,6 +187,11 @@ def check_reach(project: Project, roots: tuple[Path, ...]) -> None:
     """The daemon reads what its own user may; a token reads only what it was opened for."""
     if project.kind is ProjectKind.EMPTY or _is_remote(project):
         return
+    if project.kind is ProjectKind.GIT and project.location.startswith(("ssh://", "git://")):
+        raise Forbidden(
+            "This token can clone only over http and https.",
+            hint="Use such a URL, or ask an administrator.",
+        )
     real = os.path.realpath(project.location)
     if not any(real == str(root) or real.startswith(f"{root}/") for root in roots):
         raise Forbidden(
@@ -102,7 +204,7 @@ def _is_remote(project: Project) -> bool:
     if project.kind is not ProjectKind.GIT:
         return False
     scheme, found, _ = project.location.partition("://")
-    return bool(found) and scheme in ("https", "http", "ssh", "git")
+    return bool(found) and scheme in ("https", "http")
 
 
 def check_scope_value(kind: ScopeKind, value: str) -> None:
@@ -110,4 +212,6 @@ def check_scope_value(kind: ScopeKind, value: str) -> None:
     if kind is ScopeKind.LABEL:
         key, found, wanted = value.partition("=")
         if not (key and found and wanted):
-            raise SpaceInvalid("A label's scope is key=value.", hint="For example team=blue.")
+            raise SpaceInvalid(
+                "The scope of a label must be key=value.", hint="For example team=blue."
+            )

@@ -10,8 +10,8 @@ from carrel.domain.errors import StateConflict
 from carrel.domain.runtimes import Network
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.lifecycle.table import LIVE
-from carrel.service.desk import Desk, Desks
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 
@@ -21,34 +21,39 @@ if TYPE_CHECKING:
 
 class AgentSpaces:
     def __init__(
-        self, journal: Journal, desks: Desks, runs: Runs, servers: SpaceServers, shared: Shared
+        self,
+        journal: Journal,
+        open_spaces: OpenSpaces,
+        runs: Runs,
+        servers: SpaceServers,
+        shared: Shared,
     ) -> None:
         self._journal = journal
         self._servers = servers
-        self._desks = desks
+        self._open_spaces = open_spaces
         self._runs = runs
         self._locks = shared.locks
 
-    async def desk(self, space_id: str) -> Desk:
-        return await self._desks.of(self._journal.current(space_id))
+    async def opened(self, space_id: str) -> OpenSpace:
+        return await self._open_spaces.of(self._journal.current(space_id))
 
-    async def equip(self, space_id: str, frontend: Frontend) -> Desk:
+    async def equip(self, space_id: str, frontend: Frontend) -> OpenSpace:
         """The space with all that this frontend needs. One that was made for another has its
         sandbox set up anew, for which nothing may run in it: `StateConflict`."""
         if self._journal.current(space_id).agent == frontend.name:
-            return await self.desk(space_id)
+            return await self.opened(space_id)
         await self._servers.give_up(space_id)
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             self._check(space)
-            before = await self._desks.of(space)
+            before = await self._open_spaces.of(space)
             await self._servers.leave(space_id)
             await before.runtime.stop(before.sandbox)
-            self._desks.seat(space_id, before.sandbox.spec.owner)
+            self._open_spaces.make_agent_folders(space_id, before.sandbox.spec.owner)
             network = network_for(frontend, space.network, space.network_asked)
             equipped = self._journal.amend(space_id, agent=frontend.name, network=network)
             await self._journal.write(equipped)
-            return await self._desks.of(equipped)
+            return await self._open_spaces.of(equipped)
 
     def _check(self, space: Space) -> None:
         if space.state not in LIVE:
@@ -70,9 +75,10 @@ def network_for(frontend: Frontend, network: Network, asked: bool) -> Network:
 
 
 def resolve(frontends: Frontends, request: SpaceRequest) -> SpaceRequest:
-    """What an agent makes of a request for a space. `UnsupportedFrontend`."""
+    """What an agent makes of a request for a space. Nothing is made for one that is not here:
+    `UnsupportedFrontend`, `FrontendNotInstalled`."""
     if not request.agent:
         return request
-    frontend = frontends.get(request.agent)
+    frontend = frontends.require(request.agent)
     network = network_for(frontend, request.network, request.network_asked)
     return dataclasses.replace(request, network=network)

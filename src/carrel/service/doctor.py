@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from carrel import __version__
+from carrel.api.types.admin import Diagnosis, Finding, Grade
 from carrel.domain.availability import Availability
 from carrel.domain.collaborators import Machine
 from carrel.domain.errors import CarrelError
@@ -24,53 +25,31 @@ _PROGRAMS = {
 }
 
 
-class Grade(StrEnum):
-    GOOD = "good"
-    WARNING = "warning"
-    """Works, but less well or less safely than it could."""
-    BAD = "bad"
-    """Something that is promised does not work."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """`remedy` is the command that mends it, or a sentence."""
-
-    area: str
-    name: str
-    grade: Grade
-    what: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    findings: tuple[Finding, ...]
-    runtime: str
-    """What `auto` takes; empty when nothing confines here."""
-    driver: str
-
-    @property
-    def healthy(self) -> bool:
-        return all(finding.grade is not Grade.BAD for finding in self.findings)
-
-
 class Doctor:
-    """`limits` says how each kind of limit is enforced; blocking."""
+    """`limits` says how each kind of limit is enforced, `launcher` the version and the process
+    of the launcher that runs; both blocking."""
 
     def __init__(
-        self, data: Path, machine: Machine, limits: Callable[[], Sequence[LimitSupport]]
+        self,
+        data: Path,
+        machine: Machine,
+        limits: Callable[[], Sequence[LimitSupport]],
+        launcher: Callable[[], tuple[str, int]],
     ) -> None:
         self._data = data
         self._machine = machine
         self._limits = limits
+        self._launcher = launcher
 
     async def examine(self) -> Diagnosis:
         findings = [self._kernel(), *self._programs(), await asyncio.to_thread(self._room)]
+        findings += await asyncio.to_thread(self._outdated)
         drivers, driver = await self._drivers()
         runtimes, runtime = await self._runtimes()
         limits = await asyncio.to_thread(self._enforcement)
-        return Diagnosis((*findings, *drivers, *runtimes, *limits), runtime, driver)
+        found = (*findings, *drivers, *runtimes, *limits)
+        healthy = all(finding.grade is not Grade.BAD for finding in found)
+        return Diagnosis(healthy=healthy, runtime=runtime, driver=driver, findings=found)
 
     @staticmethod
     def _kernel() -> Finding:
@@ -95,6 +74,19 @@ class Doctor:
         what = f"{self._data} has {free >> 20:,} MiB free."
         remedy = "" if grade is Grade.GOOD else "carrel gc, or set CARREL_DATA to a larger disk."
         return Finding("machine", "disk", grade, what, remedy)
+
+    def _outdated(self) -> list[Finding]:
+        """A launcher outlives its daemon, and so an upgrade."""
+        try:
+            version, pid = self._launcher()
+        except CarrelError as error:
+            return [Finding("machine", "launcher", Grade.WARNING, error.message, error.hint)]
+        if version == __version__:
+            return []
+        what = f"The launcher is still the one of version {version}; this is {__version__}."
+        if os.geteuid() != 0:
+            what += " Commands that run in spaces end with it."
+        return [Finding("machine", "launcher", Grade.WARNING, what, f"kill {pid}")]
 
     async def _drivers(self) -> tuple[list[Finding], str]:
         found, best = [], ""

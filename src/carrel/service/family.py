@@ -2,22 +2,33 @@
 
 Its family are its own space, the one whose agent asked for it, and those it asked for itself.
 Others do not exist for it, as for a token of one space.
+
+A space gives its children nothing that it does not have itself: no other agent, and so no other
+key, and none at all while its own agent does not work; no other network, labels, folders or
+permissions; and its limits are those of all of them together. What would be more, a person is asked
+for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from carrel.domain.access import LOCAL
-from carrel.domain.errors import Forbidden, StateConflict
+from carrel.domain.agents import Frontend, Frontends, Permission, TurnRequest
+from carrel.domain.errors import Forbidden, NameTaken, StateConflict
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space, SpaceRequest, SpaceState
-from carrel.service.access import not_found
+from carrel.lifecycle.table import LIVE
+from carrel.service.access import has_agent, not_found
 from carrel.service.feed import Feed
+from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import limits_of
 from carrel.service.spaces import Spaces
+from carrel.service.turns import Turns
 
 MOST_CHILDREN = 8
 """Live ones that one agent may have: a person would lose the overview of more."""
@@ -33,13 +44,28 @@ class Child:
     name: str = ""
     description: str = ""
     agent: str = ""
+    agreed: str = ""
+    """The id of the question by which a person agreed to an agent that its own space has not."""
 
 
 class Family:
-    def __init__(self, spaces: Spaces, journal: Journal, feed: Feed) -> None:
+    def __init__(
+        self,
+        spaces: Spaces,
+        journal: Journal,
+        feed: Feed,
+        turns: Turns,
+        inbox: Inbox,
+        frontends: Frontends,
+    ) -> None:
         self._spaces = spaces
         self._journal = journal
         self._feed = feed
+        self._turns = turns
+        self._inbox = inbox
+        self._frontends = frontends
+        self._making: dict[str, int] = {}
+        """How many each space is asking for now."""
 
     def members(self, own: str) -> list[Space]:
         """Its own space first."""
@@ -55,10 +81,64 @@ class Family:
         raise not_found(word)
 
     async def spawn(self, own: str, child: Child) -> Space:
-        """Returns when it is ready. `Forbidden`, `StateConflict`, `NameTaken`."""
+        """Returns when it is ready. `Forbidden`, `StateConflict`, `NameTaken`, and
+        `AgreementNeeded` while a person has not agreed to its agent."""
         space = self._journal.current(own)
-        self._check_room(space)
-        request = SpaceRequest(
+        parent = self._journal.get(space.parent)
+        # Those that it asked for itself are told apart by the store.
+        if child.name in (space.name, parent.name if parent else space.name):
+            raise NameTaken(
+                f"Another space of this family is named {child.name!r}.",
+                hint="Choose another name.",
+                name=child.name,
+            )
+        with self._room(space):
+            key = await self._agreed(space, child)
+            made = await self._spaces.create(LOCAL, self._request(space, child), key=key)
+        parent = self._journal.get(own)
+        if space.transient and (parent is None or parent.state not in LIVE):
+            # It ended meanwhile, and what it asked for goes with it.
+            await self._spaces.remove(LOCAL, made.space_id, force=True)
+            raise StateConflict("The space that asked for it has ended.")
+        return made
+
+    async def _agreed(self, space: Space, child: Child) -> str:
+        """An idempotency key of the agreement, if there had to be one: a person who agreed to
+        a space agreed to one at a time."""
+        if not child.agent:
+            return ""
+        frontend = self._frontends.get(child.agent)
+        if has_agent(space, child.agent) and self._has_key(space, frontend):
+            return ""
+        text = _question(space, frontend)
+        await self._inbox.require(space.space_id, text, child.agreed)
+        return f"agreed:{child.agreed}"
+
+    def _has_key(self, space: Space, frontend: Frontend) -> bool:
+        """Whether all that the agent would be given is in the space now. While its own does not
+        work there is no key in it, and any command there could have one told what to do with it."""
+        return not frontend.credentials or bool(self._turns.working(space.space_id))
+
+    async def begin(self, own: str, made: Space, prompt: str) -> None:
+        """The first turn of a child's agent, which may do no more than its parent's."""
+        permission = await self._permission(own)
+        wanted = TurnRequest(made.agent, prompt, permission=permission)
+        await self._turns.start(LOCAL, made.space_id, wanted)
+
+    async def _permission(self, own: str) -> Permission | None:
+        """Of its newest turn, or of the nearest above it that had one."""
+        above = self._journal.get(own)
+        while above is not None:
+            found = await self._turns.permission(above.space_id)
+            if found is not None:
+                # All of it is as far as what confines the child allows it.
+                return None if found is Permission.SANDBOXED else found
+            above = self._journal.get(above.parent)
+        return None
+
+    @staticmethod
+    def _request(space: Space, child: Child) -> SpaceRequest:
+        return SpaceRequest(
             project=space.project,
             base_id=space.base_id,
             name=child.name,
@@ -69,26 +149,49 @@ class Family:
             network_asked=True,
             agent=child.agent,
             tier=space.tier,
-            limits=space.limits,
+            # Also the disk limit that it was given by default: the family has it together.
+            limits=limits_of(space),
             labels=space.labels,
             retention=space.retention,
             description=child.description,
-            parent=own,
+            parent=space.space_id,
+            family=space.family or space.space_id,
+            transient=space.transient,
+            guest=space.guest,
+            # The names that its agent gives tell it nothing of other spaces.
+            realm=space.space_id,
+            account=space.account,
         )
-        return await self._spaces.create(LOCAL, request)
 
-    def _check_room(self, space: Space) -> None:
+    @contextlib.contextmanager
+    def _room(self, space: Space) -> Iterator[None]:
+        """For one more, also while others are being made. `Forbidden`, `StateConflict`."""
+        making = self._making.get(space.space_id, 0)
+        self._check_room(space, making)
+        self._making[space.space_id] = making + 1
+        try:
+            yield
+        finally:
+            self._making[space.space_id] -= 1
+            if not self._making[space.space_id]:
+                del self._making[space.space_id]
+
+    def _check_room(self, space: Space, making: int) -> None:
         depth, above = 0, space
         while above.parent and (found := self._journal.get(above.parent)) is not None:
             depth, above = depth + 1, found
         if depth >= MOST_DEPTH:
             raise Forbidden(
-                "Spaces are not asked for any deeper than this.", hint="Do it in this space."
+                "Spaces cannot be nested any deeper.", hint="Do the work in this space."
             )
-        live = [one for one in self._journal.all() if one.parent == space.space_id]
-        if len(live) >= MOST_CHILDREN:
+        made = sum(
+            one.parent == space.space_id and one.state is not SpaceState.CREATING
+            for one in self._journal.all()
+        )
+        if made + making >= MOST_CHILDREN:
             raise StateConflict(
-                f"This space has {len(live)} others already.", hint="Delete one first."
+                f"This space has made {made + making} others already, the most that it may.",
+                hint="Delete one first.",
             )
 
     async def wait(self, own: str, word: str, states: frozenset[str], seconds: float) -> Space:
@@ -121,7 +224,7 @@ class Family:
         agreed."""
         target = self.member(own, word)
         if target.space_id != own and target.parent != own:
-            raise Forbidden("This space is not yours to delete.", hint="Ask the user.")
+            raise Forbidden("This space may not delete that one.", hint="Ask the user.")
         await self._spaces.remove(LOCAL, target.space_id, force=agreed)
 
     def children(self, own: str) -> Sequence[str]:
@@ -129,6 +232,19 @@ class Family:
 
 
 _STATE = str(EventType.SPACE_STATE)
+
+
+def _question(space: Space, frontend: Frontend) -> str:
+    """In Carrel's own words, and no word in it that code in the space could choose."""
+    has = f"It has {space.agent} itself" if space.agent else "It has no agent itself"
+    if space.agent == frontend.name:
+        has += ", which does not work now"
+    keys = ", ".join(frontend.credentials)
+    given = f", which is given the key {keys}" if keys else ""
+    return (
+        f"Code in the space {space.space_id} asks for another space with the agent"
+        f" {frontend.name}{given}. {has}. May it have one?"
+    )
 
 
 def _related(own: Space, other: Space) -> bool:

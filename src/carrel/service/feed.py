@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 
 from carrel.domain.access import Caller, ScopeKind
-from carrel.domain.events import Event, EventQuery
-from carrel.domain.hub import HubLog, LogEnd, Placed, PlaceQuery
-from carrel.domain.storing import Store
+from carrel.domain.events import Event, EventQuery, EventType
+from carrel.domain.hub import HubLog, LogEnd, Placed, PlaceQuery, envelope_in
+from carrel.domain.store import Store
 from carrel.service.access import may_see
 from carrel.service.journal import Journal
 
@@ -33,16 +32,13 @@ class Feed:
             bell.set()
 
     async def read(self, caller: Caller, query: EventQuery) -> tuple[Sequence[Event], int]:
-        """One batch, and where the next one begins."""
+        """One batch, and where the next one begins: where this one did, at the end."""
         # Asked before: what comes meanwhile is not passed over. Behind a filter the end of
         # the log may be far from the last event that fits.
         last = await self.last()
         asked = PlaceQuery(query.after, query.space_ids, query.types, query.limit)
         placed = await self._log.read(asked)
-        whole = len(placed) < query.limit
-        after = max(last, query.after) if whole else placed[-1].place
-        if placed:
-            after = max(after, placed[-1].place)
+        after = placed[-1].place if placed else max(last, query.after)
         return [_event(one) for one in placed if await self._sees(caller, one.space_id)], after
 
     async def follow(self, caller: Caller, query: EventQuery) -> AsyncIterator[Event]:
@@ -82,5 +78,9 @@ class Feed:
 
 
 def _event(placed: Placed) -> Event:
-    data = json.loads(placed.body)["payload"]
-    return Event(placed.place, placed.type, placed.space_id, data, placed.at)
+    """The kind stays with the place: who asked for this type is told that one was there."""
+    envelope = envelope_in(placed.body)
+    if envelope is None or not isinstance(envelope.get("payload"), dict):
+        about = {"type": placed.type, "space_seq": placed.seq, "bytes": len(placed.body)}
+        return Event(placed.place, EventType.UNREADABLE, placed.space_id, about, placed.at)
+    return Event(placed.place, placed.type, placed.space_id, envelope["payload"], placed.at)

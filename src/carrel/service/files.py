@@ -1,19 +1,24 @@
-"""Files of a space from outside, whatever runs in it."""
+"""Files of a space from outside, and those that its agent is given to read."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import dataclasses
+import posixpath
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from carrel.domain.access import Caller
+from carrel.domain.agents import AgentSetup, Attachment, ContextFile, ContextStore, TurnRequest
 from carrel.domain.collaborators import Contents
-from carrel.domain.errors import SpaceNotFound, StateConflict, TreeDamaged
+from carrel.domain.errors import PathNotFound, SpaceNotFound, StateConflict, TreeDamaged
 from carrel.domain.files import Files
 from carrel.domain.spaces import SpaceState
 from carrel.lifecycle.table import LEAVING, SETTLED
-from carrel.service.desk import Desk, Desks
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
@@ -25,11 +30,16 @@ class SpaceFiles:
     the blocking part is done in a worker thread."""
 
     def __init__(
-        self, spaces: Spaces, journal: Journal, desks: Desks, shared: Shared, contents: Contents
+        self,
+        spaces: Spaces,
+        journal: Journal,
+        open_spaces: OpenSpaces,
+        shared: Shared,
+        contents: Contents,
     ) -> None:
         self._spaces = spaces
         self._journal = journal
-        self._desks = desks
+        self._open_spaces = open_spaces
         self._locks = shared.locks
         self._contents = contents
 
@@ -39,17 +49,17 @@ class SpaceFiles:
         """Does `work` with the files of a space. `PathError`s."""
         space = await self._spaces.existing(caller, word)
         async with self._locks.shared(space.space_id):
-            desk = await self._open(space.space_id)
+            opened = await self._open(space.space_id)
 
             def done() -> T:
-                with self._contents.files(desk.driver, desk.tree) as files:
+                with self._contents.files(opened.driver, opened.tree) as files:
                     return work(files)
 
             try:
                 result = await asyncio.to_thread(done)
             except TreeDamaged:
                 # Somebody took its mount away; `work` has not begun then.
-                await self._desks.mend(desk)
+                await self._open_spaces.mend(opened)
                 result = await asyncio.to_thread(done)
             if writes:
                 now = self._journal.clock()
@@ -59,8 +69,8 @@ class SpaceFiles:
     async def archive(self, caller: Caller, word: str, path: str) -> Iterator[bytes]:
         """A tar.zst, made while it is read (in a worker thread)."""
         space = await self._spaces.existing(caller, word)
-        desk = await self._open(space.space_id)
-        pieces = self._contents.archive(desk.driver, desk.tree, path)
+        opened = await self._open(space.space_id)
+        pieces = self._contents.archive(opened.driver, opened.tree, path)
         return whole(pieces, lambda: self._there(space.space_id))
 
     def _there(self, space_id: str) -> None:
@@ -71,20 +81,20 @@ class SpaceFiles:
     async def unpack(self, caller: Caller, word: str, stream: BinaryIO, path: str) -> None:
         space = await self._spaces.existing(caller, word)
         async with self._locks.shared(space.space_id):
-            desk = await self._open(space.space_id)
-            await asyncio.to_thread(self._contents.unpack, desk.driver, desk.tree, stream, path)
+            opened = await self._open(space.space_id)
+            await asyncio.to_thread(self._contents.unpack, opened.driver, opened.tree, stream, path)
             now = self._journal.clock()
             await self._journal.write(self._journal.amend(space.space_id, active_at=now))
 
-    async def _open(self, space_id: str) -> Desk:
+    async def _open(self, space_id: str) -> OpenSpace:
         space = self._journal.current(space_id)
         if space.state not in SETTLED or space.state is SpaceState.REMOVED:
             raise StateConflict(
                 f"{space_id} is {space.state}.", hint="Try again soon.", state=str(space.state)
             )
-        desk = await self._desks.of(space)
-        await self._desks.ensure(desk)
-        return desk
+        opened = await self._open_spaces.of(space)
+        await self._open_spaces.ensure(opened)
+        return opened
 
 
 def whole(pieces: Iterator[bytes], check: Callable[[], object]) -> Iterator[bytes]:
@@ -101,3 +111,85 @@ def whole(pieces: Iterator[bytes], check: Callable[[], object]) -> Iterator[byte
         close = getattr(pieces, "close", None)
         if close is not None:
             close()
+
+
+# What the agent of a space is given to read, beside its tree.
+
+
+class SpaceContext:
+    def __init__(
+        self, spaces: Spaces, open_spaces: OpenSpaces, shared: Shared, store: ContextStore
+    ) -> None:
+        self._spaces = spaces
+        self._open_spaces = open_spaces
+        self._locks = shared.locks
+        self._store = store
+
+    async def list(self, caller: Caller, word: str) -> Sequence[ContextFile]:
+        return await self._use(caller, word, self._store.list)
+
+    async def read(self, caller: Caller, word: str, name: str) -> bytes:
+        return await self._use(caller, word, lambda folder: self._store.read(folder, name))
+
+    async def put(self, caller: Caller, word: str, name: str, data: bytes) -> None:
+        """Instead of what had that name. `PathInvalid`, `TooLarge`."""
+        await self._use(caller, word, lambda folder: self._store.put(folder, name, data))
+
+    async def remove(self, caller: Caller, word: str, name: str) -> None:
+        """Raises `PathNotFound`."""
+        await self._use(caller, word, lambda folder: self._store.remove(folder, name))
+
+    async def _use(self, caller: Caller, word: str, work: Callable[[Path], T]) -> T:
+        async with self._place(caller, word) as folder:
+            return await asyncio.to_thread(work, folder)
+
+    @asynccontextmanager
+    async def _place(self, caller: Caller, word: str) -> AsyncIterator[Path]:
+        """The space's folder, with those of an agent in it: it may get one later."""
+        space = await self._spaces.existing(caller, word)
+        async with self._locks.shared(space.space_id):
+            if space.owner is None:
+                raise StateConflict(
+                    f"{space.space_id} is {space.state}.", hint="Try again soon.", state=space.state
+                )
+            await asyncio.to_thread(
+                self._open_spaces.make_agent_folders, space.space_id, space.owner
+            )
+            yield self._open_spaces.folder(space.space_id)
+
+
+class Attachments:
+    """Files that go with a prompt are looked at before the agent is told of them."""
+
+    def __init__(self, open_spaces: OpenSpaces, contents: Contents, store: ContextStore) -> None:
+        self._open_spaces = open_spaces
+        self._contents = contents
+        self._store = store
+
+    async def check(self, opened: OpenSpace, attachments: Sequence[Attachment]) -> None:
+        """Each is a file that can be read, in the tree or in the context. `PathError`s."""
+        if attachments:
+            await self._open_spaces.ensure(opened)
+            await asyncio.to_thread(self._check, opened, attachments)
+
+    def _check(self, opened: OpenSpace, attachments: Sequence[Attachment]) -> None:
+        known = {file.name for file in self._store.list(opened.sandbox.spec.folder)}
+        with self._contents.files(opened.driver, opened.tree) as files:
+            for one in attachments:
+                if not one.in_context:
+                    files.open_read(one.path).close()
+                elif one.path not in known:
+                    raise PathNotFound(f"There is no context file {one.path[:80]!r}.")
+
+
+def seen(request: TurnRequest, setup: AgentSetup) -> TurnRequest:
+    """With the attachments where the agent finds them."""
+    if not request.attachments:
+        return request
+    found = tuple(
+        dataclasses.replace(
+            one, path=posixpath.join(setup.context if one.in_context else setup.workspace, one.path)
+        )
+        for one in request.attachments
+    )
+    return dataclasses.replace(request, attachments=found)

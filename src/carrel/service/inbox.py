@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from carrel.domain.access import Caller
-from carrel.domain.errors import MessageInvalid, SpaceNotFound, StateConflict
+from carrel.domain.errors import (
+    AgreementNeeded,
+    Forbidden,
+    MessageInvalid,
+    SpaceNotFound,
+    StateConflict,
+)
 from carrel.domain.hub import (
     ANSWER,
     QUESTION,
@@ -20,33 +26,51 @@ from carrel.domain.hub import (
     LogEnd,
     Placed,
     PlaceQuery,
+    envelope_in,
 )
+from carrel.domain.ids import new_id
 from carrel.service.access import may_see
 from carrel.service.journal import Journal
 
-YES = "yes"
+YES, NO = "yes", "no"
 PEOPLE = (str(ClientKind.APP), str(ClientKind.IDE), str(ClientKind.CLI))
 TYPES = frozenset({QUESTION, ANSWER, SIGNAL, SEEN})
 BATCH = 500
-MOST_SIGNALS = 500
-"""Words to the user that are shown; the newest."""
+MOST_SIGNALS = 100
+"""Words to the user that are shown of one space; the newest."""
+MOST_ANSWERED = 10_000
+"""Questions of which is known that they were answered, for a better word to who is too late."""
 MAX_ANSWER = 100_000
+MAX_TEXT = 10_000
+"""Characters that are shown of one: all that waits is kept in memory, and told at once. Its
+space's log has the rest."""
 
-Say = Callable[[str, str, dict[str, Any], str, str], Awaitable[int]]
-"""The caller's name, the space, the payload, its type, and what it answers."""
+Say = Callable[[Caller, str, dict[str, Any], str, str], Awaitable[int]]
+"""The caller, the space, the payload, its type, and what it answers."""
+Ask = Callable[[str, dict[str, Any], str, str], Awaitable[None]]
+"""The space, the payload, its type and its id: a message of Carrel's own."""
+
+
+Envelope = dict[str, Any]
 
 
 class Inbox:
     """Reads the log once, and then only what is new in it."""
 
-    def __init__(self, log: HubLog, end: LogEnd, journal: Journal, say: Say) -> None:
+    def __init__(self, log: HubLog, end: LogEnd, journal: Journal, say: Say, ask: Ask) -> None:
         self._log = log
         self._end = end
         self._journal = journal
         self._say = say
+        self._ask = ask
+        self._asking: dict[tuple[str, str], str] = {}
+        """Carrel's own questions by space and text, so that none is asked twice at a time."""
         self._place = 0
         self._open: dict[tuple[str, str], Item] = {}
-        self._answered: set[tuple[str, str]] = set()
+        self._signals: dict[str, deque[tuple[str, str]]] = {}
+        """Those of them that are no questions, by space."""
+        self._answered: dict[tuple[str, str], None] = {}
+        """The newest last."""
         self._lock = asyncio.Lock()
 
     async def items(self, caller: Caller) -> list[Item]:
@@ -64,97 +88,182 @@ class Inbox:
         """The number of the answer in the log of the question's space. `space_id` tells apart
         two questions of the same id."""
         if not text or len(text) > MAX_ANSWER:
-            raise MessageInvalid(f"An answer has 1 to {MAX_ANSWER} characters.", hint="Say it.")
+            raise MessageInvalid(
+                f"An answer has 1 to {MAX_ANSWER} characters.", hint="Give an answer."
+            )
         found = [
             one
             for one in await self.items(caller)
             if one.question and one.item_id == item_id and space_id in ("", one.space_id)
         ]
         if not found:
-            raise self._no_question(item_id, space_id)
+            raise self._no_question(caller, item_id, space_id)
         if len(found) > 1:
             spaces = ", ".join(one.space_id for one in found)
-            raise StateConflict(f"{item_id} was asked in {spaces}.", hint="Name the space.")
+            raise StateConflict(
+                f"{item_id} was asked in several spaces: {spaces}.", hint="Name the space."
+            )
         payload = {"answer": text}
-        return await self._say(caller.name, found[0].space_id, payload, ANSWER, item_id)
+        return await self._say(caller, found[0].space_id, payload, ANSWER, item_id)
 
     async def agreed(self, space_id: str, question_id: str, about: str) -> bool:
         """Whether a person said yes to this question of the space, and the question has these
-        words in it: a yes to something else is none."""
+        words in what is shown of it: a yes to something else is none."""
+        return await self._has_answer(
+            space_id,
+            question_id,
+            lambda question, answer: (
+                about in question["payload"]["question"][:MAX_TEXT] and _says_yes(answer)
+            ),
+        )
+
+    async def require(self, space_id: str, text: str, question_id: str) -> None:
+        """Returns when a person has agreed to exactly this, asked by Carrel itself: what is
+        more than the space has is not the space's to ask for in words of its own. Who has no
+        more than the space agrees to nothing. `AgreementNeeded` until then, `Forbidden` when
+        the answer was another."""
+
+        def agrees(question: Envelope, answer: Envelope) -> bool:
+            ours = question["sender"]["kind"] == ClientKind.SYSTEM
+            same = ours and question["payload"]["question"] == text
+            return same and _says_yes(answer) and not answer["sender"].get("space")
+
+        if question_id and await self._has_answer(space_id, question_id, agrees):
+            return
+        async with self._lock:
+            await self._catch_up()
+            asked = self._asking.get((space_id, text), "")
+            if question_id and question_id == asked and (space_id, asked) not in self._open:
+                raise Forbidden("The user did not agree.", hint="Do without.")
+            if (space_id, asked) not in self._open:
+                asked = self._asking[space_id, text] = new_id("qu")
+                payload = {"question": text, "choices": (YES, NO)}
+                await self._ask(space_id, payload, QUESTION, asked)
+        raise AgreementNeeded(
+            "The user must agree first.",
+            hint=f"When {asked} was answered with yes, try again, with it as `agreed`.",
+            question_id=asked,
+        )
+
+    async def _has_answer(
+        self, space_id: str, question_id: str, fits: Callable[[Envelope, Envelope], bool]
+    ) -> bool:
+        """Whether some answer to the question fits. Of several questions by one id the first
+        is meant until it is answered, as in `_apply`: it is the one that people see."""
         await self._end.settled()
-        types, place, asked = frozenset({QUESTION, ANSWER}), 0, False
+        types, place = frozenset({QUESTION, ANSWER}), 0
+        asked: Envelope | None = None
         while True:
             query = PlaceQuery(place, frozenset({space_id}), types, BATCH)
             found = await self._log.read(query)
             for one in found:
-                envelope, place = json.loads(one.body), one.place
+                envelope, place = envelope_in(one.body), one.place
+                if envelope is None:
+                    continue
                 if one.type == QUESTION and envelope["id"] == question_id:
-                    asked = about in envelope["payload"]["question"]
-                elif asked and _says_yes(envelope, question_id):
-                    return True
-            if len(found) < BATCH:
+                    asked = asked or envelope
+                elif asked and one.type == ANSWER and envelope.get("reply_to") == question_id:
+                    if fits(asked, envelope):
+                        return True
+                    asked = None
+            if not found:
                 return False
 
-    def _no_question(self, item_id: str, space_id: str) -> Exception:
+    def _no_question(self, caller: Caller, item_id: str, space_id: str) -> Exception:
         shown = repr(item_id[:80])
-        if any(key[1] == item_id and space_id in ("", key[0]) for key in self._answered):
-            return StateConflict(f"{shown} was answered already.", hint="`carrel inbox` lists.")
-        return SpaceNotFound(f"Nobody asked {shown}.", hint="`carrel inbox` lists what waits.")
+        asked = [key[0] for key in self._answered if key[1] == item_id]
+        spaces = [self._journal.get(one) for one in asked if space_id in ("", one)]
+        if any(space is not None and may_see(caller, space) for space in spaces):
+            return StateConflict(
+                f"{shown} was answered already.", hint="`carrel inbox` lists the open questions."
+            )
+        return SpaceNotFound(
+            f"There is no question {shown}.", hint="`carrel inbox` lists the open questions."
+        )
+
+    def _forget_removed(self) -> None:
+        """What waited in spaces that are gone waits no more."""
+        spaces = {space_id for space_id, _ in self._open} | self._signals.keys()
+        if gone := {one for one in spaces if self._journal.get(one) is None}:
+            for kept in (self._open, self._asking):
+                for key in [key for key in kept if key[0] in gone]:
+                    del kept[key]
+            for space_id in gone:
+                self._signals.pop(space_id, None)
 
     async def _catch_up(self) -> None:
+        self._forget_removed()
         await self._end.settled()
         last = await self._log.last_place()
         while self._place < last:
             found = await self._log.read(PlaceQuery(self._place, None, TYPES, BATCH))
             for one in found:
-                self._apply(one)
-            self._place = found[-1].place if len(found) == BATCH else last
+                if self._journal.get(one.space_id) is not None:
+                    self._apply(one)
+            self._place = found[-1].place if found else last
 
     def _apply(self, placed: Placed) -> None:
-        envelope = json.loads(placed.body)
+        envelope = envelope_in(placed.body)
+        if envelope is None:
+            return
         if placed.type == SEEN:
             self._forget_signals(placed.space_id, envelope["payload"]["seq"])
             return
         if placed.type == ANSWER:
             key = (placed.space_id, envelope.get("reply_to", ""))
             if self._open.pop(key, None) is not None:
-                self._answered.add(key)
+                self._answered[key] = None
+                if len(self._answered) > MOST_ANSWERED:
+                    del self._answered[next(iter(self._answered))]
             return
-        self._open[placed.space_id, envelope["id"]] = _item(placed, envelope)
-        signals = [key for key, item in self._open.items() if not item.question]
-        for key in signals[:-MOST_SIGNALS]:
-            del self._open[key]
+        key = (placed.space_id, envelope["id"])
+        if key in self._open and self._open[key].question:
+            # Nobody puts other words under a question that a person is looking at.
+            return
+        item = self._open[key] = _item(placed, envelope)
+        if not item.question:
+            signals = self._signals.setdefault(placed.space_id, deque())
+            signals.append(key)
+            while len(signals) > MOST_SIGNALS:
+                self._forget_signal(signals.popleft(), item.seq - 1)
 
     def _forget_signals(self, space_id: str, seq: int) -> None:
-        for key, item in list(self._open.items()):
-            if item.space_id == space_id and not item.question and item.seq <= seq:
-                del self._open[key]
+        signals = self._signals.get(space_id, deque())
+        for key in list(signals):
+            self._forget_signal(key, seq)
+        kept = (key for key in signals if key in self._open)
+        self._signals[space_id] = deque(dict.fromkeys(kept))
+
+    def _forget_signal(self, key: tuple[str, str], seq: int) -> None:
+        """Unless what has this name now is newer, or a question."""
+        item = self._open.get(key)
+        if item is not None and not item.question and item.seq <= seq:
+            del self._open[key]
 
     async def dismiss(self, caller: Caller) -> int:
         """The words to the user have been read; questions stay. Says how many there were."""
         read = [item for item in await self.items(caller) if not item.question]
         for space_id, seq in {item.space_id: item.seq for item in read}.items():
-            await self._say(caller.name, space_id, {"seq": seq}, SEEN, "")
+            await self._say(caller, space_id, {"seq": seq}, SEEN, "")
         return len(read)
 
 
-def _says_yes(envelope: dict[str, Any], question_id: str) -> bool:
-    return (
-        envelope["type"] == ANSWER
-        and envelope.get("reply_to") == question_id
-        and envelope["sender"]["kind"] in PEOPLE
-        and envelope["payload"]["answer"].strip().lower() == YES
-    )
+def _says_yes(answer: Envelope) -> bool:
+    said = str(answer["payload"]["answer"]).strip().lower()
+    return said == YES and answer["sender"]["kind"] in PEOPLE
 
 
 def _item(placed: Placed, envelope: dict[str, Any]) -> Item:
     payload = envelope["payload"]
+    text = payload.get("question") or payload.get("message", "")
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}… ({len(text)} characters in all)"
     return Item(
         item_id=envelope["id"],
         space_id=placed.space_id,
         seq=placed.seq,
         at=placed.at,
-        text=payload.get("question") or payload.get("message", ""),
+        text=text,
         question=placed.type == QUESTION,
         choices=tuple(payload.get("choices", ())),
         priority="" if placed.type == QUESTION else payload.get("priority", "medium"),

@@ -16,7 +16,7 @@ from typing import Any
 from carrel.domain.errors import CarrelError, InsufficientDisk, SpaceNotFound
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.spaces import Problem, Space, SpaceState
-from carrel.domain.storing import Record, Step, Store
+from carrel.domain.store import Record, Step, Store
 from carrel.lifecycle.table import check_move
 
 Clock = Callable[[], float]
@@ -80,8 +80,8 @@ class Journal:
     def event(self, type: EventType, space_id: str = "", **data: object) -> NewEvent:
         return NewEvent(type, space_id, data, self.clock())
 
-    def operation(self, space_id: str, name: str) -> Operation:
-        return Operation(self, space_id, name)
+    def operation(self, space_id: str, name: str) -> JournaledOperation:
+        return JournaledOperation(self, space_id, name)
 
     async def write(self, *records: Record) -> None:
         if not records:
@@ -108,7 +108,7 @@ class Journal:
             self._spaces[space.space_id] = stored
 
 
-class Operation:
+class JournaledOperation:
     """The steps of one operation, one after the other."""
 
     def __init__(self, journal: Journal, space_id: str, name: str) -> None:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 from carrel.domain.errors import (
     CarrelError,
@@ -24,12 +27,12 @@ from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
 from carrel.domain.pauses import pauses
 from carrel.domain.runs import Piece, Recordings, RunRecord, RunState, Stream
-from carrel.domain.runtimes import Command, Exit, ExitReason, Output, Run
+from carrel.domain.runtimes import Command, Exit, ExitReason, Output, Run, host_pid
 from carrel.domain.spaces import Space, SpaceState
-from carrel.domain.storing import Forget, Record, Store
+from carrel.domain.store import Forget, Record, Store
 from carrel.lifecycle.table import LIVE
-from carrel.service.desk import Desk, Desks
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared
 
 KEEP_RUNS = 500
@@ -40,7 +43,7 @@ LOST = Exit(ExitReason.LOST, None, None, 0.0, 0.0, 0.0, 0)
 
 
 @dataclasses.dataclass
-class Live:
+class WatchedRun:
     """A command that has not ended, as far as this daemon knows."""
 
     record: RunRecord
@@ -50,7 +53,7 @@ class Live:
 
 
 @dataclasses.dataclass(frozen=True)
-class Keeping:
+class RunKeeping:
     """What is kept of commands: of each stream the last `stream_bytes`, of each space the
     last `runs`. `drop(folder, run_id)` removes what the sandbox in `folder` has of one;
     blocking."""
@@ -65,20 +68,20 @@ class Runs:
         self,
         store: Store,
         journal: Journal,
-        desks: Desks,
+        open_spaces: OpenSpaces,
         shared: Shared,
         recordings: Recordings,
-        keeping: Keeping,
+        keeping: RunKeeping,
     ) -> None:
         self._store = store
         self._journal = journal
-        self._desks = desks
+        self._open_spaces = open_spaces
         self._locks = shared.locks
         self._tasks = shared.tasks
         self._recordings = recordings
         self._keeping = keeping
         self._since_prune: dict[str, int] = {}
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, WatchedRun] = {}
         self._of_space: dict[str, set[str]] = {}
 
     # Starting
@@ -94,7 +97,7 @@ class Runs:
 
     async def _start(self, space_id: str, command: Command, run_id: str, hangup: bool) -> RunRecord:
         async with self._locks.shared(space_id):
-            desk = await self._desks.of(self._live_space(space_id))
+            opened = await self._open_spaces.of(self._live_space(space_id))
             run_id = run_id or new_id("ru")
             record = RunRecord(
                 run_id=run_id,
@@ -115,8 +118,7 @@ class Runs:
                 command, run_id=run_id, keep_bytes=self._keeping.stream_bytes
             )
             try:
-                async with self._desks.mounted(desk) as mount:
-                    run = await desk.runtime.run(desk.sandbox, mount, command)
+                run = await self._open_spaces.run(opened, command)
             except BaseException as error:
                 await self._never_ran(record, error)
                 raise
@@ -147,15 +149,15 @@ class Runs:
 
     # Watching
 
-    def _watch(self, record: RunRecord, run: Run) -> Live:
-        known = dataclasses.replace(record, state=RunState.RUNNING, pid=run.pid)
-        live = Live(known, run, asyncio.Event())
+    def _watch(self, record: RunRecord, run: Run) -> WatchedRun:
+        known = dataclasses.replace(record, state=RunState.RUNNING, pid=host_pid(run))
+        live = WatchedRun(known, run, asyncio.Event())
         self._live[record.run_id] = live
         self._of_space.setdefault(record.space_id, set()).add(record.run_id)
         live.task = asyncio.create_task(self._see_to_end(live, new=record.pid == 0))
         return live
 
-    async def _see_to_end(self, live: Live, *, new: bool) -> None:
+    async def _see_to_end(self, live: WatchedRun, *, new: bool) -> None:
         record = live.record
         try:
             if new:
@@ -185,7 +187,7 @@ class Runs:
         with contextlib.suppress(CarrelError):
             await self._journal.write(record, event)
 
-    async def _write_end(self, live: Live) -> None:
+    async def _write_end(self, live: WatchedRun) -> None:
         """Until it is written: the disk may be full, or the store be locked, for a while. Who
         waits for the end need not wait for that."""
         record = live.record
@@ -212,7 +214,7 @@ class Runs:
         if count < PRUNE_EVERY:
             return
         records = await self._store.runs(space_id, limit=self._keeping.runs + 10 * PRUNE_EVERY)
-        folder = self._desks.folder(space_id)
+        folder = self._open_spaces.folder(space_id)
         for record in records[self._keeping.runs :]:
             if record.state in (RunState.ENDED, RunState.FAILED):
                 await asyncio.to_thread(self._keeping.drop, folder, record.run_id)
@@ -234,11 +236,11 @@ class Runs:
 
     # Taking up
 
-    async def take_up(self, record: RunRecord, desk: Desk) -> None:
+    async def take_up(self, record: RunRecord, opened: OpenSpace) -> None:
         """A run of an earlier daemon: one that goes on is watched again, of one that ended
         the end is written down."""
         try:
-            run = await desk.runtime.attach(desk.sandbox, record.run_id)
+            run = await opened.runtime.attach(opened.sandbox, record.run_id)
         except RunNotFound:
             unknown = record.state is RunState.STARTING
             failure = "It never started: the daemon ended before." if unknown else ""
@@ -265,8 +267,14 @@ class Runs:
     def alive(self) -> list[RunRecord]:
         return [live.record for live in self._live.values()]
 
-    def live(self, run_id: str) -> Live | None:
+    def live(self, run_id: str) -> WatchedRun | None:
         return self._live.get(run_id)
+
+    def unenforced(self, record: RunRecord) -> list[str]:
+        """The limits of its space that nothing holds now, each with the reason."""
+        space = self._journal.get(record.space_id)
+        enforced = space.enforced if space is not None else ()
+        return [f"{one.kind}: {one.how}" for one in enforced if not one.enforced]
 
     def live_of(self, space_id: str) -> int:
         return len(self._of_space.get(space_id, ()))
@@ -294,27 +302,33 @@ class Runs:
         record = await self.get(run_id)
         if run_id not in self._live:
             return
-        desk = await self._desks.of(self._journal.current(record.space_id))
-        await desk.runtime.signal(desk.sandbox, run_id, number)
+        opened = await self._open_spaces.of(self._journal.current(record.space_id))
+        await opened.runtime.signal(opened.sandbox, run_id, number)
 
     # Output
 
     async def read(self, record: RunRecord, stream: Stream, offset: int, limit: int) -> Piece:
         if record.state is RunState.FAILED:
             return Piece(stream, 0, b"")
-        folder = self._desks.folder(record.space_id)
+        folder = self._open_spaces.folder(record.space_id)
         return await asyncio.to_thread(
             self._recordings.read, folder, record.run_id, stream, offset, limit
         )
 
-    def follow(self, record: RunRecord, stream: Stream, offset: int) -> AsyncGenerator[Piece, None]:
-        """What is there and what comes, to the end of the run."""
+    def follow(
+        self, record: RunRecord, stream: Stream, offset: int, reader: str = ""
+    ) -> AsyncGenerator[Piece, None]:
+        """What is there and what comes, to the end of the run. For `reader` see `Recordings`."""
         if record.state is RunState.FAILED:
             return _nothing()
         live = self._live.get(record.run_id)
         ended = live.ended if live is not None else _already()
-        folder = self._desks.folder(record.space_id)
-        return self._recordings.follow(folder, record.run_id, stream, offset, ended)
+        folder = self._open_spaces.folder(record.space_id)
+        return self._recordings.follow(folder, record.run_id, stream, offset, ended, reader)
+
+    def let_go(self, run_id: str, reader: str) -> None:
+        """See `Recordings`."""
+        self._recordings.let_go(run_id, reader)
 
     # Ending
 
@@ -343,3 +357,200 @@ def _shown_exit(ended: Exit | None) -> dict[str, object]:
     if ended is None:
         return {}
     return {"reason": str(ended.reason), "code": ended.code, "signal": ended.signal}
+
+
+# Commands that end with whoever watches them, as when a terminal hangs up.
+
+WAIT_S = 10.0
+"""For a client that lost its connection, or a daemon that was restarted, to be back."""
+HANGUP = 1
+
+
+class Hangups:
+    """`begin` when the runs of an earlier daemon have been taken up."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._watchers: Counter[str] = Counter()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        for record in self._runs.alive():
+            if record.hangup:
+                self._wait(record.run_id)
+
+    @contextlib.contextmanager
+    def watching(self, record: RunRecord) -> Iterator[None]:
+        if not record.hangup:
+            yield
+            return
+        run_id = record.run_id
+        self._watchers[run_id] += 1
+        if (timer := self._timers.pop(run_id, None)) is not None:
+            timer.cancel()
+        try:
+            yield
+        finally:
+            self._watchers[run_id] -= 1
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
+                self._wait(run_id)
+
+    def _wait(self, run_id: str) -> None:
+        if self._runs.live(run_id) is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[run_id] = loop.call_later(WAIT_S, self._hang_up, run_id)
+
+    def _hang_up(self, run_id: str) -> None:
+        self._timers.pop(run_id, None)
+        task = asyncio.create_task(self._signal(run_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _signal(self, run_id: str) -> None:
+        with contextlib.suppress(CarrelError):
+            await self._runs.signal(run_id, HANGUP)
+
+    async def close(self) -> None:
+        """The daemon ends; its successor waits anew."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+# Standard input of commands, from clients that may send faster than a command reads.
+#
+# Whoever writes to a run writes through the same queue, so that what several clients send is
+# not mixed up within a piece, and an end comes after all that was sent before it.
+
+ROOM = 256 * 1024
+"""So much waits for a command that does not read; then its client waits."""
+END_OF_FILE = b"\x04"
+"""A terminal has no end: one types it."""
+
+
+class Input:
+    """Of one run. Bytes for a command that has ended go nowhere, as with any pipe."""
+
+    def __init__(self, live: WatchedRun) -> None:
+        self._live = live
+        self._waiting: deque[bytes | None] = deque()
+        self._size = 0
+        self._less = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._pumping: asyncio.Task[None] | None = None
+
+    @property
+    def accepted(self) -> int | None:
+        """Bytes that the command was given, or will be if the daemon lives."""
+        given = self._live.run.input_bytes
+        return None if given is None else given + self._size
+
+    @property
+    def is_full(self) -> bool:
+        """So much waits that its client should, too."""
+        return self._size > ROOM
+
+    async def given(self) -> AsyncGenerator[int | None, None]:
+        """How many bytes the command was given, whenever it is more, and None when that is no
+        longer known. Without an end."""
+        last: int | None = 0
+        while True:
+            moved = self._moved
+            now = self._live.run.input_bytes
+            if now != last:
+                last = now
+                yield now
+            else:
+                await moved.wait()
+
+    async def put(self, data: bytes) -> None:
+        """Returns when there is room for more."""
+        if not data:
+            return
+        self.push(data)
+        while self.is_full and self._pumping is not None and not self._pumping.done():
+            self._less.clear()
+            await self._less.wait()
+
+    async def given_within(self, seconds: float) -> None:
+        """Returns when the command has what was put, or after so long: it may not read."""
+        if self._pumping is not None:
+            await asyncio.wait({self._pumping}, timeout=seconds)
+
+    def end(self) -> None:
+        self.push(END_OF_FILE if self._live.record.terminal else None)
+
+    def push(self, data: bytes | None) -> None:
+        """Without waiting for room: for what has come as a whole."""
+        self._waiting.append(data)
+        self._size += len(data or b"")
+        if self._pumping is None or self._pumping.done():
+            self._pumping = asyncio.create_task(self._pump())
+
+    async def _pump(self) -> None:
+        try:
+            while self._waiting:
+                data = self._waiting.popleft()
+                if data is None:
+                    with contextlib.suppress(CarrelError):
+                        # Without a launcher there is no command either.
+                        await self._live.run.close_input()
+                    continue
+                await self._write(data)
+                self._less.set()
+        finally:
+            self._waiting.clear()
+            self._size = 0
+            self._less.set()
+
+    async def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            if self._live.ended.is_set():
+                return
+            giving = asyncio.ensure_future(self._live.run.give(rest))
+            await self._or_ended(giving)
+            try:
+                given = giving.result()
+            except BlockingIOError:
+                await self._or_ended(asyncio.ensure_future(self._live.run.writable()))
+                continue
+            except asyncio.CancelledError:
+                return
+            rest = rest[given:]
+            self._size -= given
+            moved, self._moved = self._moved, asyncio.Event()
+            moved.set()
+
+    async def _or_ended(self, task: asyncio.Future[Any]) -> None:
+        """Until it is done, or the command has ended: then it is cancelled."""
+        ended = asyncio.ensure_future(self._live.ended.wait())
+        try:
+            await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+
+class Inputs:
+    """Those in use."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._known: WeakValueDictionary[str, Input] = WeakValueDictionary()
+
+    def of(self, run_id: str) -> Input | None:
+        """None when the command has ended, or takes no input."""
+        live = self._runs.live(run_id)
+        if live is None or not (live.record.stdin or live.record.terminal):
+            return None
+        known = self._known.get(run_id)
+        if known is None:
+            known = self._known[run_id] = Input(live)
+        return known

@@ -1,23 +1,220 @@
-"""What the parts of the service share."""
+"""What all parts of the service share: locks, tasks that outlive their caller, fair shares."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from carrel.service.locks import Locks
-from carrel.service.tasks import Tasks
+from carrel.domain.access import LOCAL
 
 
 @dataclass(frozen=True)
-class Policy:
+class CallerPolicy:
     """What the settings say about what callers may do."""
 
     project_roots: tuple[Path, ...] = ()
     """Folders of this machine from which callers without full rights may take projects."""
 
 
+# Work that goes on when whoever began it has gone, and work that waits for its turn.
+
+T = TypeVar("T")
+
+CLOSE_S = 10.0
+"""For operations that are under way when the daemon ends: they take milliseconds, but for a
+large project's base, which is carried on next time."""
+
+
+class Tasks:
+    """Each goes on to its end."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def see_through(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result. When the caller is cancelled, the work is not."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            # Of a task whose caller has gone nobody else would ask.
+            task.exception()
+
+    async def close(self) -> None:
+        """Waits for what is under way; what takes too long is cancelled, and undoes itself."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_S)
+        for task in list(self._running):
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_S)
+
+
+class Errands:
+    """Nobody waits for them, and they are given up when the daemon ends."""
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        if self._closed:
+            work.close()
+            return
+        # The task has the work itself: within another coroutine, it would never be awaited when
+        # the task is cancelled before its first step.
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    async def settled(self) -> None:
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_S)
+
+
+class CallerSlots:
+    """So many at the same time, in the order of asking. Of these, one caller has half at most:
+    what it never ends keeps nobody else out. The owner, who is `local`, has as many of his own,
+    and waits for nobody else's."""
+
+    def __init__(self, most: int, most_s: float | None = None) -> None:
+        """A turn is given back after `most_s`, whether its work has ended or not."""
+        self._most = most
+        self._most_s = most_s
+        self._turns = asyncio.Semaphore(most)
+        self._own = asyncio.Semaphore(most)
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def of(self, caller: str) -> AsyncIterator[None]:
+        if caller == LOCAL.name:
+            async with self._turn(self._own):
+                yield
+            return
+        share = self._shares.get(caller)
+        if share is None:
+            share = self._shares[caller] = asyncio.Semaphore(max(1, self._most // 2))
+        async with share, self._turn(self._turns):
+            yield
+
+    @asynccontextmanager
+    async def _turn(self, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+        await turns.acquire()
+        taken = [turns]
+
+        def give_back() -> None:
+            while taken:
+                taken.pop().release()
+
+        loop = asyncio.get_running_loop()
+        timer = None if self._most_s is None else loop.call_later(self._most_s, give_back)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            give_back()
+
+
+# Operations on one space: many that share it, or one that has it for itself.
+#
+# Whoever wants a space for itself goes before all who come later, so that it is never kept
+# waiting by a stream of others. The table holds only what is in use.
+
+
+class _Lock:
+    def __init__(self) -> None:
+        self.users = 0
+        self.sharing = 0
+        self.taken = False
+        self.wanted = 0
+        self.changed = asyncio.Condition()
+
+
+class Locks:
+    def __init__(self) -> None:
+        self._locks: dict[str, _Lock] = {}
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    @asynccontextmanager
+    async def alone(self, key: str) -> AsyncIterator[None]:
+        async with self._used(key) as lock:
+            lock.wanted += 1
+            try:
+                async with lock.changed:
+                    await lock.changed.wait_for(lambda: not lock.taken and not lock.sharing)
+                    lock.taken = True
+            finally:
+                lock.wanted -= 1
+            try:
+                yield
+            finally:
+                lock.taken = False
+                await _tell(lock)
+
+    @asynccontextmanager
+    async def shared(self, key: str) -> AsyncIterator[None]:
+        async with self._used(key) as lock:
+            if lock.taken or lock.wanted:
+                async with lock.changed:
+                    await lock.changed.wait_for(lambda: not lock.taken and not lock.wanted)
+            lock.sharing += 1
+            try:
+                yield
+            finally:
+                lock.sharing -= 1
+                if lock.wanted:
+                    await _tell(lock)
+
+    @asynccontextmanager
+    async def _used(self, key: str) -> AsyncIterator[_Lock]:
+        lock = self._locks.setdefault(key, _Lock())
+        lock.users += 1
+        try:
+            yield lock
+        finally:
+            lock.users -= 1
+            if not lock.users:
+                del self._locks[key]
+            else:
+                await _tell(lock)
+
+
+async def _tell(lock: _Lock) -> None:
+    async with lock.changed:
+        lock.changed.notify_all()
+
+
 @dataclass(frozen=True)
 class Shared:
     locks: Locks = field(default_factory=Locks)
     tasks: Tasks = field(default_factory=Tasks)
+    bases_going: set[str] = field(default_factory=set)
+    """Bases that are being removed: nobody makes a space from one of them."""

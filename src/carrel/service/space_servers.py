@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from carrel.domain.access import Caller, Scope, ScopeKind
-from carrel.domain.agents import SeatServer
+from carrel.domain.agents import AgentServer
 from carrel.domain.errors import CarrelError, SpaceInvalid
 from carrel.domain.events import EventType
 from carrel.domain.instances import (
@@ -27,7 +27,7 @@ from carrel.domain.instances import (
 )
 from carrel.domain.spaces import Problem, Space
 from carrel.lifecycle.table import LIVE
-from carrel.service.instances.needing import Needs
+from carrel.service.instances.draft import Needs
 from carrel.service.journal import Journal, problem_of
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ AGAIN_S = 10.0
 class Given:
     """What an agent is given; `notes` say what it goes without, in sentences."""
 
-    servers: tuple[SeatServer, ...] = ()
+    servers: tuple[AgentServer, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Resident:
+class ResidentServer:
     """How one of a space's servers is. `state` is None while it is not there."""
 
     name: str
@@ -140,7 +140,7 @@ class SpaceServers:
         found = self.instances.of_caller(_caller(space_id).name)
         return {handed.instance.server.name: handed for handed in found}
 
-    def residents(self, space: Space) -> list[Resident]:
+    def residents(self, space: Space) -> list[ResidentServer]:
         if self.instances is None or not space.mcp:
             return []
         there, problems = self._living(space.space_id), self._problems.get(space.space_id, {})
@@ -178,12 +178,12 @@ class SpaceServers:
 
     def _gathered(self, space: Space) -> Given:
         there = self._living(space.space_id)
-        servers: list[SeatServer] = []
+        servers: list[AgentServer] = []
         env: dict[str, str] = {}
         notes: list[str] = []
         for one in self.residents(space):
             if one.state is InstanceState.READY:
-                server, tokens = _seated(there[one.name])
+                server, tokens = _given_server(there[one.name])
                 servers.append(server)
                 env |= tokens
             else:
@@ -220,23 +220,23 @@ def _caller(space_id: str) -> Caller:
     return Caller(f"space:{space_id}", Scope(ScopeKind.SPACE, space_id))
 
 
-def _resident(name: str, handed: Handed | None, problem: Problem | None) -> Resident:
+def _resident(name: str, handed: Handed | None, problem: Problem | None) -> ResidentServer:
     if handed is not None:
         one = handed.instance
-        return Resident(name, one.state, one.instance_id, one.problem)
-    return Resident(name, None if problem is None else InstanceState.FAILED, "", problem)
+        return ResidentServer(name, one.state, one.instance_id, one.problem)
+    return ResidentServer(name, None if problem is None else InstanceState.FAILED, "", problem)
 
 
-def _seated(handed: Handed) -> tuple[SeatServer, dict[str, str]]:
+def _given_server(handed: Handed) -> tuple[AgentServer, dict[str, str]]:
     """With its token, where there is no way in that asks for none."""
     instance = handed.instance
     name, sse = instance.server.name, _is_older(instance.server)
     if instance.inside_url:
-        return SeatServer(name, instance.inside_url, sse), {}
+        return AgentServer(name, instance.inside_url, sse), {}
     if not handed.token:
-        return SeatServer(name, instance.url, sse), {}
+        return AgentServer(name, instance.url, sse), {}
     variable = f"CARREL_MCP_{name.upper().replace('-', '_')}_TOKEN"
-    return SeatServer(name, instance.url, sse, variable), {variable: handed.token}
+    return AgentServer(name, instance.url, sse, variable), {variable: handed.token}
 
 
 def _is_older(server: Server) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
+import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +24,7 @@ from carrel.domain.errors import (
     UnexportedChanges,
 )
 from carrel.domain.events import EventType
-from carrel.domain.limits import Limits, Usage
+from carrel.domain.limits import Limits, ResourceUsage
 from carrel.domain.projects import OnProgress, ignore_progress
 from carrel.domain.runtimes import Capabilities, Proof
 from carrel.domain.spaces import (
@@ -34,10 +37,10 @@ from carrel.domain.spaces import (
     SpaceState,
     Trashed,
 )
-from carrel.domain.storing import Claim, Forget, Record, Store
+from carrel.domain.store import Claim, Forget, Record, Store
 from carrel.domain.trees import Change, Tree, TreeDriver, TreeUsage
 from carrel.lifecycle.table import LIVE
-from carrel.service import agents, space_requests
+from carrel.service import agents, creation
 from carrel.service.access import (
     admit,
     check_relabel,
@@ -45,25 +48,28 @@ from carrel.service.access import (
     may_see,
     narrow,
     not_found,
+    realm_of,
 )
-from carrel.service.creating import Creator
-from carrel.service.desk import Desk, Desks
+from carrel.service.creation import Creator
 from carrel.service.journal import Journal
-from carrel.service.removing import Remover
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.removal import Remover
 from carrel.service.runs import Runs
-from carrel.service.shared import Policy, Shared
+from carrel.service.shared import CallerPolicy, CallerSlots, Shared
 
 if TYPE_CHECKING:
-    from carrel.service.space_servers import Resident, SpaceServers
+    from carrel.service.space_servers import ResidentServer, SpaceServers
 
 GRACE_S = 2.0
 """From the request to end to the kill, for callers who do not say."""
 MAX_GRACE_S = 600.0
 MAX_KEY = 255
+LOOKS = 4
+"""Through whole trees at the same time. Each takes a processor, and Python has one for all."""
 
 
 @dataclass(frozen=True)
-class Update:
+class SpaceChanges:
     """None: as it is."""
 
     name: str | None = None
@@ -77,7 +83,7 @@ class SpaceUsage:
     """What a space costs now. `processes` is None where the machine cannot tell."""
 
     space_id: str
-    sandbox: Usage
+    sandbox: ResourceUsage
     tree: TreeUsage | None
 
 
@@ -87,13 +93,13 @@ class Parts:
 
     store: Store
     journal: Journal
-    desks: Desks
+    open_spaces: OpenSpaces
     creator: Creator
     remover: Remover
     runs: Runs
     trash: TrashCan
     shared: Shared
-    policy: Policy
+    policy: CallerPolicy
     frontends: Frontends
     servers: SpaceServers
 
@@ -102,7 +108,7 @@ class Spaces:
     def __init__(self, parts: Parts) -> None:
         self._store = parts.store
         self._journal = parts.journal
-        self._desks = parts.desks
+        self._open_spaces = parts.open_spaces
         self._creator = parts.creator
         self._remover = parts.remover
         self._runs = parts.runs
@@ -112,20 +118,25 @@ class Spaces:
         self._policy = parts.policy
         self._frontends = parts.frontends
         self._servers = parts.servers
+        self._looks = CallerSlots(LOOKS)
 
     # Finding
 
     async def get(self, caller: Caller, word: str) -> Space:
-        """By id, name, or the unique beginning of an id. `SpaceNotFound`, `SpaceAmbiguous`."""
+        """By id, name, or the unique beginning of an id; of those with the name, the one that the
+        caller has named so. `SpaceNotFound`, `SpaceAmbiguous`."""
         space = self._journal.get(word)
         if space is not None:
             return check_visible(caller, space, word)
-        seen = [space for space in await self._store.find(word) if may_see(caller, space)]
+        among = narrow(caller, SpaceQuery())
+        found = await self._store.find(word, realm_of(caller), among)
+        seen = [space for space in found if may_see(caller, space)]
         if not seen:
             raise not_found(word)
         if len(seen) > 1:
             ids = ", ".join(space.space_id for space in seen[:5])
-            raise SpaceAmbiguous(f"{word!r} could be {ids}.", hint="Write more of the id.")
+            hint = "Use the id." if seen[0].name == word else "Write more of the id."
+            raise SpaceAmbiguous(f"{word!r} could be {ids}.", hint=hint)
         return self._journal.get(seen[0].space_id) or seen[0]
 
     async def existing(self, caller: Caller, word: str) -> Space:
@@ -146,7 +157,7 @@ class Spaces:
         """As this caller may ask it. Raises all that can be known before anything is done."""
         request = admit(caller, request, self._policy.project_roots)
         request = agents.resolve(self._frontends, request)
-        space_requests.check_request(request)
+        creation.check_request(request)
         return request
 
     async def create(
@@ -160,7 +171,7 @@ class Spaces:
         space, however often it is asked for."""
         request = admit(caller, request, self._policy.project_roots)
         request = agents.resolve(self._frontends, request)
-        limits = space_requests.check_request(request)
+        limits = creation.check_request(request)
         if not key:
             return await self._tasks.see_through(self._create(request, limits, on_progress))
         if len(key) > MAX_KEY:
@@ -212,21 +223,23 @@ class Spaces:
 
     # Changing
 
-    async def update(self, caller: Caller, word: str, update: Update) -> Space:
+    async def update(self, caller: Caller, word: str, update: SpaceChanges) -> Space:
         space = await self.existing(caller, word)
         changes: dict[str, object] = {}
         if update.name is not None:
-            space_requests.check_name(update.name)
+            creation.check_name(update.name)
             changes["name"] = update.name
-        if update.labels is not None:
-            space_requests.check_labels(update.labels)
+            if update.name != space.name:
+                changes["realm"] = realm_of(caller) or space.realm
+        if update.labels is not None and update.labels != space.labels:
+            creation.check_labels(update.labels)
             changes["labels"] = dict(update.labels)
             check_relabel(caller, dataclasses.replace(space, labels=dict(update.labels)))
         if update.retention is not None:
-            space_requests.check_retention(update.retention)
+            creation.check_retention(update.retention)
             changes["retention"] = update.retention
         if update.description is not None:
-            space_requests.check_description(update.description)
+            creation.check_description(update.description)
             changes["description"] = update.description
         if not changes:
             return space
@@ -253,6 +266,20 @@ class Spaces:
         return await self._tasks.see_through(self._stop(space.space_id, grace_s))
 
     async def _stop(self, space_id: str, grace_s: float) -> Space:
+        stopped = await self._stop_alone(space_id, grace_s)
+        for child in self._going_with(stopped):
+            if child.state in LIVE:
+                await self._stop(child.space_id, grace_s)
+        return stopped
+
+    def _going_with(self, space: Space) -> Sequence[Space]:
+        """What its agents asked for has an end when a transient one has: nobody else knows of
+        it. Those of others are spaces as any, with work of their own."""
+        if not space.transient:
+            return ()
+        return [one for one in self._journal.all() if one.parent == space.space_id]
+
+    async def _stop_alone(self, space_id: str, grace_s: float) -> Space:
         await self._servers.give_up(space_id)
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
@@ -279,12 +306,14 @@ class Spaces:
                 return space
             if space.state not in (SpaceState.STOPPED, SpaceState.FAILED):
                 raise StateConflict(
-                    f"{space_id} is {space.state}.", hint="Wait.", state=str(space.state)
+                    f"{space_id} is {space.state}.",
+                    hint="Wait until that has ended, and try again.",
+                    state=str(space.state),
                 )
-            desk = await self._desks.of(space)
+            opened = await self._open_spaces.of(space)
             operation = self._journal.operation(space_id, "start")
             try:
-                space = await self._creator.start_again(desk, operation)
+                space = await self._creator.start_again(opened, operation)
             except BaseException as error:
                 await operation.fail(error)
                 raise
@@ -303,12 +332,24 @@ class Spaces:
         return await self._tasks.see_through(self._remove(space.space_id, force, grace_s))
 
     async def _remove(self, space_id: str, force: bool, grace_s: float) -> Removal:
+        space = self._journal.current(space_id)
+        if force:
+            # Before it, so that who removes it again finds those that cannot be removed; and
+            # after it, when nothing in it can ask for another.
+            await self._remove_children(space, grace_s)
         await self._servers.give_up(space_id)
         try:
-            return await self._remove_alone(space_id, force, grace_s)
+            removal = await self._remove_alone(space_id, force, grace_s)
         except UnexportedChanges:
             self._servers.begin(self._journal.current(space_id))
             raise
+        await self._remove_children(space, grace_s)
+        return removal
+
+    async def _remove_children(self, space: Space, grace_s: float) -> None:
+        for child in self._going_with(space):
+            with contextlib.suppress(SpaceNotFound):
+                await self._remove(child.space_id, True, grace_s)
 
     async def _remove_alone(self, space_id: str, force: bool, grace_s: float) -> Removal:
         async with self._locks.alone(space_id):
@@ -324,7 +365,7 @@ class Spaces:
             operation = self._journal.operation(space_id, "remove")
             return await self._remover.remove(space_id, operation)
 
-    def residents(self, space: Space) -> Sequence[Resident]:
+    def residents(self, space: Space) -> Sequence[ResidentServer]:
         """The MCP servers that it was made with, as they are."""
         return self._servers.residents(space)
 
@@ -344,19 +385,25 @@ class Spaces:
         ]
         if not found:
             raise SpaceNotFound(
-                f"Nothing of {word[:80]!r} was kept.", hint="`carrel undelete` lists what was."
+                f"No changes of {word[:80]!r} were kept.",
+                hint="`carrel undelete` lists the spaces that can be restored.",
             )
-        return await self._tasks.see_through(self._undelete(found[-1]))
+        realm = realm_of(caller)
+        own = [one for one in found if one.space.realm == realm]
+        return await self._tasks.see_through(self._undelete((own or found)[-1], realm))
 
-    async def _undelete(self, trashed: Trashed) -> Space:
+    async def _undelete(self, trashed: Trashed, realm: str) -> Space:
         old = trashed.space
+        realm = realm or old.realm
         request = SpaceRequest(
             project=old.project,
             base_id=old.base_id,
-            name=await self._free_name(old.name),
+            name=self._free_name(old.name, realm),
+            realm=realm,
             runtime=old.runtime,
             driver=old.driver,
             network=old.network,
+            network_asked=old.network_asked,
             tier=old.tier,
             limits=old.limits,
             labels=old.labels,
@@ -364,7 +411,10 @@ class Spaces:
             retention=old.retention,
             description=old.description,
             parent=old.parent,
+            family=old.family,
             mcp=old.mcp,
+            guest=old.guest,
+            account=old.account,
         )
         draft = self._creator.draft(request, old.limits)
         draft = dataclasses.replace(draft, restored_from=old.space_id, shows=old.shows)
@@ -381,8 +431,8 @@ class Spaces:
         self._servers.begin(space)
         return space
 
-    async def _free_name(self, name: str) -> str:
-        taken = any(space.name == name for space in self._journal.all())
+    def _free_name(self, name: str, realm: str) -> str:
+        taken = any((one.name, one.realm) == (name, realm) for one in self._journal.all())
         return "" if taken else name
 
     async def _forget_trash(self, trashed: Trashed) -> None:
@@ -407,26 +457,42 @@ class Spaces:
 
     # Looking
 
-    async def desk(self, caller: Caller, word: str) -> Desk:
+    async def opened(self, caller: Caller, word: str) -> OpenSpace:
         """Its tree and sandbox, for reading."""
-        return await self._desks.of(await self.existing(caller, word))
+        return await self._open_spaces.of(await self.existing(caller, word))
 
     async def capabilities(self, space: Space) -> Capabilities | None:
         """What confines it; None while that is not decided."""
         if space.owner is None:
             return None
-        return (await self._desks.of(space)).runtime.capabilities
+        return (await self._open_spaces.of(space)).runtime.capabilities
 
     async def changes(self, caller: Caller, word: str) -> Sequence[Change]:
         """Everything that differs from its base, git's own notes included."""
-        desk = await self.desk(caller, word)
-        await self._desks.ensure(desk)
-        return await asyncio.to_thread(lambda: list(desk.driver.changes(desk.tree)))
+        return (await self.first_changes(caller, word, sys.maxsize))[0]
 
-    async def usage(self, space: Space, *, disk: bool = True) -> SpaceUsage:
-        desk = await self._desks.of(space)
-        sandbox = await desk.runtime.usage(desk.sandbox)
-        tree = await asyncio.to_thread(desk.driver.usage, desk.tree) if disk else None
+    async def first_changes(
+        self, caller: Caller, word: str, most: int
+    ) -> tuple[Sequence[Change], int]:
+        """So many of them, and how many there are: as many as somebody can make."""
+        opened = await self.opened(caller, word)
+        await self._open_spaces.ensure(opened)
+
+        def count() -> tuple[Sequence[Change], int]:
+            changes = opened.driver.changes(opened.tree)
+            first = list(itertools.islice(changes, most))
+            return first, len(first) + sum(1 for _ in changes)
+
+        async with self._looks.of(caller.name):
+            return await asyncio.to_thread(count)
+
+    async def usage(self, caller: Caller, space: Space, *, disk: bool = True) -> SpaceUsage:
+        opened = await self._open_spaces.of(space)
+        sandbox = await opened.runtime.usage(opened.sandbox)
+        tree = None
+        if disk:
+            async with self._looks.of(caller.name):
+                tree = await asyncio.to_thread(opened.driver.usage, opened.tree)
         return SpaceUsage(space.space_id, sandbox, tree)
 
     async def verify(self, caller: Caller, word: str) -> Proof:
@@ -436,11 +502,14 @@ class Spaces:
             space = self._journal.current(space.space_id)
             if space.state not in LIVE:
                 raise StateConflict(
-                    f"{space.space_id} is {space.state}.", hint="Start it.", state=str(space.state)
+                    f"{space.space_id} is {space.state}.",
+                    hint="Start it: carrel start SPACE",
+                    state=str(space.state),
                 )
-            desk = await self._desks.of(space)
-            async with self._desks.mounted(desk) as mount:
-                return await desk.runtime.verify(desk.sandbox, mount)
+            opened = await self._open_spaces.of(space)
+            await self._open_spaces.mend(opened)
+            async with self._open_spaces.mounted(opened) as mount:
+                return await opened.runtime.verify(opened.sandbox, mount)
 
     async def record(self, *records: Record) -> None:
         await self._journal.write(*records)
@@ -449,5 +518,5 @@ class Spaces:
 def _check_grace(grace_s: float) -> None:
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise MessageInvalid(
-            f"A grace of {grace_s} seconds cannot be.", hint=f"Use 0 to {MAX_GRACE_S:.0f}."
+            f"A grace of {grace_s} seconds is out of range.", hint=f"Use 0 to {MAX_GRACE_S:.0f}."
         )

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
-from carrel.domain.access import Caller, Scope, ScopeKind, Token
-from carrel.domain.errors import AuthenticationFailed, SpaceInvalid, TokenNotFound
+from carrel.api.types import admin as types
+from carrel.api.types.common import moment, moment_or_none
+from carrel.domain.access import Caller, Scope, ScopeKind, TokenRecord
+from carrel.domain.errors import AuthenticationFailed, CarrelError, SpaceInvalid, TokenNotFound
 from carrel.domain.ids import new_id
-from carrel.domain.storing import Store
+from carrel.domain.store import Store
 from carrel.service.access import check_scope_value, require_admin
 from carrel.service.journal import Journal
 
 PREFIX = "crl_"
-MAX_NAME = 100
 USED_EVERY_S = 60.0
 """When a token was used is written down at most so often."""
 
@@ -24,30 +27,27 @@ class Tokens:
     def __init__(self, store: Store, journal: Journal) -> None:
         self._store = store
         self._journal = journal
-        self._known: dict[bytes, Token] | None = None
+        self._known: dict[bytes, TokenRecord] = {}
+        self._read = False
 
-    async def create(
-        self, caller: Caller, name: str, scope: Scope, ttl_s: float | None = None
-    ) -> tuple[Token, str]:
-        """The token and its secret, which nobody can ask for again."""
+    async def create(self, caller: Caller, new: types.NewToken) -> types.TokenWithSecret:
         require_admin(caller)
-        if len(name) > MAX_NAME or not name.isprintable():
+        if not new.name.isprintable():
             raise SpaceInvalid("A token's name is up to 100 printable characters.")
-        if ttl_s is not None and not 0 < ttl_s < 1e10:
-            raise SpaceInvalid("A token lives for more than 0 seconds.", hint="Leave it out.")
-        scope = await self._resolved(scope)
+        kind, _, value = new.scope.partition(":")
+        scope = await self._resolved(Scope(ScopeKind(kind), value))
         secret = PREFIX + secrets.token_urlsafe(32)
         now = self._journal.clock()
-        token = Token(
+        token = TokenRecord(
             token_id=new_id("tk"),
-            name=name,
+            name=new.name,
             scope=scope,
             digest=_digest(secret),
             created_at=now,
-            expires_at=None if ttl_s is None else now + ttl_s,
+            expires_at=None if new.ttl_s is None else now + new.ttl_s,
         )
         await self._write(token)
-        return token, secret
+        return types.TokenWithSecret(**_members(token), secret=secret)
 
     async def _resolved(self, scope: Scope) -> Scope:
         check_scope_value(scope.kind, scope.value)
@@ -58,25 +58,38 @@ class Tokens:
             raise SpaceInvalid(f"{scope.value[:80]!r} is not one space.", hint="Give its whole id.")
         return Scope(scope.kind, found[0].space_id)
 
-    async def list(self, caller: Caller) -> Sequence[Token]:
+    async def list(self, caller: Caller) -> types.TokenList:
         require_admin(caller)
-        return [token for token in await self._store.tokens() if token.revoked_at is None]
+        return types.TokenList(
+            tokens=tuple(types.Token(**_members(one)) for one in await self._valid())
+        )
 
-    async def revoke(self, caller: Caller, word: str) -> Token:
+    async def _valid(self) -> Sequence[TokenRecord]:
+        return [one for one in (await self._all()).values() if one.revoked_at is None]
+
+    async def _all(self) -> dict[bytes, TokenRecord]:
+        """By digest. What was decided while they were read is not undone."""
+        if not self._read:
+            for token in await self._store.tokens():
+                self._known.setdefault(token.digest, token)
+            self._read = True
+        return self._known
+
+    async def revoke(self, caller: Caller, word: str) -> types.Token:
         """By id or name. From now on it opens nothing."""
         require_admin(caller)
-        for token in await self.list(caller):
+        for token in await self._valid():
             if word in (token.token_id, token.name):
                 revoked = dataclasses.replace(token, revoked_at=self._journal.clock())
                 await self._write(revoked)
-                return revoked
-        raise TokenNotFound(f"There is no token {word[:80]!r}.", hint="`carrel token ls`")
+                return types.Token(**_members(revoked))
+        raise TokenNotFound(
+            f"There is no token {word[:80]!r}.", hint="`carrel token ls` lists them."
+        )
 
     async def caller(self, secret: str) -> Caller:
         """Whose secret it is. `AuthenticationFailed`, with nothing that helps to guess."""
-        if self._known is None:
-            self._known = {token.digest: token for token in await self._store.tokens()}
-        token = self._known.get(_digest(secret))
+        token = (await self._all()).get(_digest(secret))
         now = self._journal.clock()
         if (
             token is None
@@ -84,16 +97,38 @@ class Tokens:
             or (token.expires_at is not None and token.expires_at <= now)
         ):
             raise AuthenticationFailed(
-                "This token opens nothing here.", hint="Make one: carrel token create"
+                "This token is wrong, revoked or expired.", hint="Make one: carrel token create"
             )
         if token.used_at is None or now - token.used_at > USED_EVERY_S:
-            await self._write(dataclasses.replace(token, used_at=now))
+            with contextlib.suppress(CarrelError):
+                # Whoever may come in may so on a full disk.
+                await self._write(dataclasses.replace(token, used_at=now))
         return Caller(token.token_id, token.scope)
 
-    async def _write(self, token: Token) -> None:
-        await self._journal.write(token)
-        if self._known is not None:
-            self._known[token.digest] = token
+    async def _write(self, token: TokenRecord) -> None:
+        # First, so that nobody who comes meanwhile goes by what it was before, and writes that
+        # down after this: a token that was revoked would open everything again.
+        known = await self._all()
+        is_new = token.digest not in known
+        known[token.digest] = token
+        try:
+            await self._journal.write(token)
+        except BaseException:
+            if is_new:
+                del known[token.digest]
+            raise
+
+
+def _members(token: TokenRecord) -> dict[str, Any]:
+    return {
+        "id": token.token_id,
+        "name": token.name,
+        "scope": str(token.scope),
+        "created_at": moment(token.created_at),
+        "expires_at": moment_or_none(token.expires_at),
+        "used_at": moment_or_none(token.used_at),
+        "revoked_at": moment_or_none(token.revoked_at),
+    }
 
 
 def _digest(secret: str) -> bytes:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from carrel.domain.access import Caller
 from carrel.domain.agents import (
     NOTHING_SPENT,
     Activity,
+    AgentFolders,
     Asked,
     Attaching,
+    Brought,
     Control,
     ControlKind,
+    CredentialStore,
     Events,
     Frontend,
     Frontends,
@@ -28,8 +31,7 @@ from carrel.domain.agents import (
     MakeEvents,
     Permission,
     Prepared,
-    SeatRequest,
-    Seats,
+    SetupRequest,
     Turn,
     TurnError,
     TurnLog,
@@ -50,23 +52,29 @@ from carrel.domain.errors import (
     UnsupportedFrontend,
 )
 from carrel.domain.ids import new_id
+from carrel.domain.keys import looks_like_key
 from carrel.domain.pauses import pauses
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space
-from carrel.domain.storing import Store
+from carrel.domain.store import Store
+from carrel.service import credentials
+from carrel.service.access import check_agent, is_owner, require_admin
 from carrel.service.agents import AgentSpaces
-from carrel.service.context import Attachments, seen
-from carrel.service.desk import Desk
-from carrel.service.inputs import Inputs
+from carrel.service.files import Attachments, seen
 from carrel.service.journal import Journal
-from carrel.service.runs import Runs
+from carrel.service.open_spaces import OpenSpace
+from carrel.service.runs import Input, Inputs, Runs
 from carrel.service.shared import Shared
 from carrel.service.space_servers import Given, SpaceServers
 from carrel.service.spaces import Spaces
-from carrel.service.turn_following import Followed, Following, encode_control, plus
+from carrel.service.trust import GIT, Trust
+from carrel.service.trust import check as check_trust
+from carrel.service.turn_follower import Followed, Following, encode_control, plus
 
 UP_S = 20.0
 """For a terminal to come up, on a busy machine."""
+GIVEN_S = 2.0
+"""For an agent to take its prompt: one that is larger than a pipe waits for it to read."""
 GRACE_S = 5.0
 """From asking an agent to stop to the signal, and from that to the kill."""
 INTERRUPT, KILL, TERMINATE = 2, 9, 15
@@ -84,7 +92,9 @@ class TurnParts:
     runs: Runs
     shared: Shared
     frontends: Frontends
-    seats: Seats
+    agent_folders: AgentFolders
+    credentials: CredentialStore
+    trust: Trust
     servers: SpaceServers
     log: TurnLog
     make_events: MakeEvents
@@ -125,11 +135,14 @@ class Turns:
             raise UnsupportedFrontend(
                 f"{space.space_id} has no agent yet.", hint="Say which: --agent NAME"
             )
+        check_agent(caller, space, name)
         request = dataclasses.replace(request, frontend=name)
         frontend = self._frontend(request)
+        if request.trust:
+            require_admin(caller)
         if request.prompt == "" and request.mode is not InteractionMode.INTERACTIVE:
-            raise MessageInvalid("There is nothing to say to the agent.", hint="Say it.")
-        start = self._start(space.space_id, frontend, request)
+            raise MessageInvalid("The prompt is empty.", hint="Give a prompt.")
+        start = self._start(space.space_id, frontend, request, owner=is_owner(caller))
         return await self._parts.shared.tasks.see_through(start)
 
     def _frontend(self, asked: TurnRequest | Turn) -> Frontend:
@@ -137,16 +150,41 @@ class Turns:
             return self._parts.frontends.in_terminal(asked.frontend)
         return self._parts.frontends.get(asked.frontend)
 
-    async def _start(self, space_id: str, frontend: Frontend, request: TurnRequest) -> Turn:
+    def check(self, caller: Caller, frontend: str, env: Mapping[str, str]) -> None:
+        """Whether a turn of this caller's could have those variables. Raises `VariableRefused`
+        and `UnsupportedFrontend`. Blocking, quick."""
+        names = self._parts.frontends.get(frontend).credentials
+        if env and names:
+            self._keys(self._parts.credentials.given(names), names, env, owner=is_owner(caller))
+
+    def _keys(
+        self, given: Mapping[str, str], names: Sequence[str], env: Mapping[str, str], *, owner: bool
+    ) -> Mapping[str, str]:
+        """Those of the keys that the agent gets: none where a caller brings one."""
+        if not given or credentials.brings_key(env, names):
+            return {}
+        endpoints = {name: self._parts.credentials.endpoints(name) for name in given}
+        credentials.check(env, endpoints, owner=owner)
+        return given
+
+    async def _start(
+        self, space_id: str, frontend: Frontend, request: TurnRequest, *, owner: bool
+    ) -> Turn:
         run_id = new_id("ru")
         self._claim(space_id, run_id)
         try:
-            desk = await self._parts.agents.equip(space_id, frontend)
-            await self._parts.attachments.check(desk, request.attachments)
-            request = self._resolved(desk, request, run_id)
+            opened = await self._parts.agents.equip(space_id, frontend)
+            await self._parts.attachments.check(opened, request.attachments)
+            request = self._resolved(opened, request, run_id)
+            owner = owner and not opened.space.guest
             given = await self._parts.servers.given(space_id)
-            prepared = await asyncio.to_thread(self._prepare, desk, frontend, request, given)
-            turn = self._drafted(desk.space, frontend, request, prepared)
+            brought = await self._parts.trust.look(opened, frontend)
+            if request.trust:
+                brought = await self._parts.trust.agree(brought)
+            prepared = await asyncio.to_thread(
+                self._prepare, opened, frontend, request, given, brought, owner=owner
+            )
+            turn = self._drafted(opened.space, frontend, request, prepared)
             await self._parts.journal.write(turn, *self._entered(space_id))
             await self._run(turn, prepared)
         except BaseException:
@@ -172,14 +210,14 @@ class Turns:
         self._of_space[space_id] = run_id
 
     @staticmethod
-    def _resolved(desk: Desk, request: TurnRequest, run_id: str) -> TurnRequest:
-        confines = desk.runtime.capabilities.confines
+    def _resolved(opened: OpenSpace, request: TurnRequest, run_id: str) -> TurnRequest:
+        confines = opened.runtime.capabilities.confines
         permission = request.permission
         if permission is None:
             permission = Permission.SANDBOXED if confines else Permission.ASK
         elif permission is Permission.SANDBOXED and not confines:
             raise PermissionDenied(
-                f"The runtime {desk.runtime.name} confines nothing.",
+                f"The runtime {opened.runtime.name} confines nothing.",
                 hint="Ask for permission `ask` or `deny`, or use a runtime that confines.",
             )
         session_id = request.session_id or new_id("se")
@@ -188,20 +226,40 @@ class Turns:
         )
 
     def _prepare(
-        self, desk: Desk, frontend: Frontend, request: TurnRequest, given: Given
+        self,
+        opened: OpenSpace,
+        frontend: Frontend,
+        request: TurnRequest,
+        given: Given,
+        brought: Brought,
+        *,
+        owner: bool,
     ) -> Prepared:
-        place = self._place(desk, frontend)
-        seat = self._parts.seats.take(place)
-        seat = dataclasses.replace(seat, servers=given.servers, server_env=given.env)
-        prepared = frontend.prepare(seen(request, seat), seat)
-        self._parts.seats.put(place, prepared.files)
-        return dataclasses.replace(prepared, notes=(*given.notes, *prepared.notes))
+        place = self._place(opened, frontend)
+        setup = self._parts.agent_folders.setup(place)
+        # The space's variables are in every process of it, so they count as the turn's own do.
+        request = dataclasses.replace(request, env={**opened.space.env, **request.env})
+        keys = self._keys(setup.credentials, frontend.credentials, request.env, owner=owner)
+        has_key = bool(keys) or any(looks_like_key(*one) for one in request.env.items())
+        off = check_trust(brought, frontend, opened.space.name) if has_key else ()
+        elsewhere = (GIT,) if has_key and brought.elsewhere else ()
+        setup = dataclasses.replace(
+            setup,
+            servers=given.servers,
+            server_env=given.env,
+            credentials=keys,
+            untrusted=(*(brought.paths if off else ()), *elsewhere),
+            agreed=brought.paths if brought.agreed else (),
+        )
+        prepared = frontend.prepare(seen(request, setup), setup)
+        self._parts.agent_folders.put(place, prepared)
+        return dataclasses.replace(prepared, notes=(*off, *given.notes, *prepared.notes))
 
     @staticmethod
-    def _place(desk: Desk, frontend: Frontend) -> SeatRequest:
-        abilities = desk.runtime.capabilities
-        spec = desk.sandbox.spec
-        return SeatRequest(
+    def _place(opened: OpenSpace, frontend: Frontend) -> SetupRequest:
+        abilities = opened.runtime.capabilities
+        spec = opened.sandbox.spec
+        return SetupRequest(
             spec.folder, spec.tree, spec.owner, frontend, abilities.own_paths, abilities.confines
         )
 
@@ -242,16 +300,20 @@ class Turns:
         except CarrelError as error:
             await self._failed(turn, TurnError(error.code, error.message))
             raise
-        self._give(turn.run_id, prepared)
+        target = self._give(turn.run_id, prepared)
+        if target is not None:
+            # From then on the turn needs no daemon.
+            await target.given_within(GIVEN_S)
 
-    def _give(self, run_id: str, prepared: Prepared, given: int = 0) -> None:
+    def _give(self, run_id: str, prepared: Prepared, given: int = 0) -> Input | None:
         target = self._inputs.of(run_id)
         if target is None:
-            return
+            return None
         if prepared.first[given:]:
             target.push(prepared.first[given:])
         if not prepared.duplex:
             target.end()
+        return target
 
     async def _failed(self, turn: Turn, error: TurnError) -> None:
         """It never ran: its events say so before anybody hears of it otherwise."""
@@ -374,7 +436,9 @@ class Turns:
         live = self._live.get(run_id)
         turn = live.turn if live is not None else await self._parts.store.turn(run_id)
         if turn is None or not await self._sees(caller, turn):
-            raise TurnNotFound(f"There is no turn {run_id[:40]!r}.", hint="List them first.")
+            raise TurnNotFound(
+                f"There is no turn {run_id[:40]!r}.", hint="`carrel turns SPACE` lists them."
+            )
         return turn
 
     async def _sees(self, caller: Caller, turn: Turn) -> bool:
@@ -384,6 +448,11 @@ class Turns:
         except SpaceNotFound:
             return False
         return True
+
+    async def permission(self, space_id: str) -> Permission | None:
+        """What its agent may do without asking, by its newest turn; None when it had none."""
+        newest = await self._parts.store.turns(space_id, limit=1)
+        return newest[0].permission if newest else None
 
     async def list(self, caller: Caller, word: str, limit: int = 100) -> Sequence[Turn]:
         space = await self._parts.spaces.get(caller, word)
@@ -430,10 +499,10 @@ class Turns:
                 hint=f"Start it: carrel attach {space.space_id}",
             )
         await self._is_up(live)
-        desk = await self._parts.agents.desk(space.space_id)
-        place = self._place(desk, self._frontend(live.turn))
-        seat = await asyncio.to_thread(self._parts.seats.take, place)
-        how = self._parts.frontends.attaching(seat.state, read_only=read_only)
+        opened = await self._parts.agents.opened(space.space_id)
+        place = self._place(opened, self._frontend(live.turn))
+        setup = await asyncio.to_thread(self._parts.agent_folders.setup, place)
+        how = self._parts.frontends.attaching(setup.state, read_only=read_only)
         return AttachedTurn(live.turn, how)
 
     async def _is_up(self, live: LiveTurn) -> None:
@@ -456,12 +525,12 @@ class Turns:
 
     async def control(self, caller: Caller, run_id: str, control: Control) -> None:
         """More input, or the answer to a permission. `UnsupportedFrontend` when the frontend
-        does not listen while it works, `StateConflict` when the turn is over, or does not wait
-        for that permission."""
+        does not listen while it works, `StateConflict` when the turn is over, does not wait for
+        that permission, or reads nothing: what it was told is kept until it does."""
         live = await self._running(caller, run_id)
         if not live.prepared.duplex:
             raise UnsupportedFrontend(
-                f"{live.turn.frontend} cannot be spoken to while it works.",
+                f"{live.turn.frontend} takes no input while it works.",
                 hint="Interrupt it, or wait for its end.",
             )
         waiting = live.followed.waiting
@@ -469,6 +538,12 @@ class Turns:
             raise StateConflict(
                 f"The turn {run_id} does not wait for the permission {control.id[:80]!r}.",
                 hint=f"See what it waits for: carrel permit {live.turn.space_id}",
+            )
+        target = self._inputs.of(run_id)
+        if target is not None and target.is_full:
+            raise StateConflict(
+                f"The agent of {run_id} has not read its earlier input yet.",
+                hint="Wait, or interrupt it.",
             )
         self._say(live, control)
 
@@ -495,7 +570,9 @@ class Turns:
         await self.get(caller, run_id)
         live = self._live.get(run_id)
         if live is None:
-            raise StateConflict(f"The turn {run_id} is over.", hint="Begin another.")
+            raise StateConflict(
+                f"The turn {run_id} is over.", hint="Send a new task: carrel send SPACE PROMPT"
+            )
         return live
 
     def _say(self, live: LiveTurn, control: Control) -> None:

@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from carrel.domain.hub import Dropped, Keep, Message, Placed, PlaceQuery, Replay, Span, Sync
-from carrel.store import messages_reading as reading
-from carrel.store.messages_reading import MOST_READS, LogReader, Read
-from carrel.store.messages_tables import MESSAGES
-from carrel.store.messages_tasks import (
+from carrel.store import message_reads as reading
+from carrel.store.database import BUSY_TIMEOUT_S, DatabaseSettings
+from carrel.store.message_reads import MOST_READS, LogReader, Read
+from carrel.store.message_writes import (
     DROP_MOST,
-    Acknowledge,
+    MOST_TASKS,
+    AcknowledgeTask,
     Append,
     Drop,
-    Forget,
     ForgetConsumer,
+    ForgetTask,
     GiveBack,
-    Piece,
+    MessagePiece,
+    MessageWriter,
     Task,
 )
-from carrel.store.messages_writing import MOST_TASKS, LogWriter
-from carrel.store.opening import BUSY_TIMEOUT_S, Settings
-from carrel.store.worker import Worker
+from carrel.store.migrations import Schema
+from carrel.store.worker import StoreWorker
 
 Kind = TypeVar("Kind")
 
@@ -40,15 +41,15 @@ async def open_log(
 
     Raises `StoreBusy`, `StoreDamaged`, `StoreTooNew`, `StoreReadOnly`, `InsufficientDisk`.
     """
-    settings = Settings(path, busy_timeout_s=busy_timeout_s, schema=MESSAGES)
-    writer: Worker[Task, object] = Worker(
+    settings = DatabaseSettings(path, busy_timeout_s=busy_timeout_s, schema=MESSAGES)
+    writer: StoreWorker[Task, object] = StoreWorker(
         "carrel-hub-writer",
-        partial(LogWriter, settings, disk=sync is Sync.DISK),
+        partial(MessageWriter, settings, disk=sync is Sync.DISK),
         most=MOST_TASKS,
     )
     await writer.start()
     try:
-        reader: Worker[Read, object] = Worker(
+        reader: StoreWorker[Read, object] = StoreWorker(
             "carrel-hub-reader", partial(LogReader, settings), most=MOST_READS
         )
         await reader.start()
@@ -68,7 +69,9 @@ class SqliteLog:
     `compact` and `forget`. After the log is closed, all methods raise `StoreBusy`.
     """
 
-    def __init__(self, writer: Worker[Task, object], reader: Worker[Read, object]) -> None:
+    def __init__(
+        self, writer: StoreWorker[Task, object], reader: StoreWorker[Read, object]
+    ) -> None:
         self._writer = writer
         self._reader = reader
 
@@ -103,7 +106,7 @@ class SqliteLog:
         return await self._read(partial(reading.consumers, space_id=space_id))
 
     async def acknowledge(self, consumer: str, space_id: str, seq: int) -> int:
-        return cast(int, await self._writer.ask(Acknowledge(consumer, space_id, seq)))
+        return cast(int, await self._writer.ask(AcknowledgeTask(consumer, space_id, seq)))
 
     async def forget_consumer(self, consumer: str) -> None:
         await self._writer.ask(ForgetConsumer(consumer))
@@ -129,7 +132,7 @@ class SqliteLog:
         return tuple(dropped.values())
 
     async def forget(self, space_id: str) -> None:
-        while not await self._writer.ask(Forget(space_id)):
+        while not await self._writer.ask(ForgetTask(space_id)):
             pass
         await self._give_back()
 
@@ -141,15 +144,15 @@ class SqliteLog:
         return cast(Kind, await self._reader.ask(question))
 
 
-def _steps(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+def _steps(pieces: Sequence[MessagePiece]) -> Iterator[list[MessagePiece]]:
     """So that no append waits long for one of them."""
-    step: list[Piece] = []
+    step: list[MessagePiece] = []
     room = DROP_MOST
     for piece in pieces:
         first = piece.first
         while first <= piece.last:
             last = min(piece.last, first + room - 1)
-            step.append(Piece(piece.space_id, first, last))
+            step.append(MessagePiece(piece.space_id, first, last))
             room -= last - first + 1
             first = last + 1
             if not room:
@@ -162,3 +165,76 @@ def _steps(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 def _joined(before: Dropped, after: Dropped) -> Dropped:
     missed = {**before.missed, **after.missed}
     return Dropped(before.space_id, before.first, after.last, missed)
+
+
+# The tables of the log of messages, a database of its own.
+#
+# Triggers keep the heads, so that what is appended or dropped is one statement and thereby a
+# whole transaction: every statement more costs its thread several waits for Python's lock.
+
+APPLICATION_ID = 0x6361_7268
+"""`carh`: another than that of the records, so that neither is taken for the other."""
+
+_FIRST = """
+-- One row for each space. `total` is the bytes of all bodies that ever were, `dropped` of
+-- those that are no longer kept.
+CREATE TABLE heads (
+    number INTEGER PRIMARY KEY,
+    space_id TEXT NOT NULL UNIQUE,
+    first INTEGER NOT NULL DEFAULT 1,
+    last INTEGER NOT NULL DEFAULT 0,
+    total INTEGER NOT NULL DEFAULT 0,
+    dropped INTEGER NOT NULL DEFAULT 0
+){strict};
+
+-- AUTOINCREMENT remembers the greatest place there was, also when that message is gone.
+-- `start` is the bytes of all bodies of the space before this one: the size of any stretch
+-- is then a difference of two rows.
+CREATE TABLE messages (
+    place INTEGER PRIMARY KEY AUTOINCREMENT,
+    space INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    at REAL NOT NULL,
+    type TEXT NOT NULL,
+    origin INTEGER NOT NULL,
+    body BLOB NOT NULL
+){strict};
+CREATE UNIQUE INDEX messages_of ON messages (space, seq);
+
+CREATE TABLE cursors (
+    consumer TEXT NOT NULL,
+    space INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    PRIMARY KEY (consumer, space)
+){strict_without_rowid};
+CREATE INDEX cursors_of ON cursors (space);
+
+CREATE TABLE origins (last INTEGER NOT NULL){strict};
+INSERT INTO origins VALUES (0);
+
+CREATE TRIGGER messages_added AFTER INSERT ON messages BEGIN
+    UPDATE heads SET last = new.seq, total = new.start + length(new.body)
+        WHERE number = new.space;
+END;
+CREATE TRIGGER messages_told AFTER INSERT ON messages WHEN new.origin > 0 BEGIN
+    UPDATE origins SET last = new.origin WHERE last < new.origin;
+END;
+-- Whatever the order in which SQLite drops them.
+CREATE TRIGGER messages_dropped AFTER DELETE ON messages BEGIN
+    UPDATE heads SET first = max(first, old.seq + 1),
+        dropped = max(dropped, old.start + length(old.body)) WHERE number = old.space;
+END;
+CREATE TRIGGER heads_dropped AFTER DELETE ON heads BEGIN
+    DELETE FROM messages WHERE space = old.number;
+    DELETE FROM cursors WHERE space = old.number;
+END;
+"""
+
+_SECOND = """
+-- A row may be several messages of one type that were said at once: then `seq` and `place` are
+-- those of the last, and each is a line of `body`.
+ALTER TABLE messages ADD COLUMN count INTEGER NOT NULL DEFAULT 1;
+"""
+
+MESSAGES = Schema(APPLICATION_ID, (_FIRST, _SECOND), shrinks=True)

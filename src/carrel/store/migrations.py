@@ -179,7 +179,14 @@ CREATE INDEX requests_bare ON requests (bare, created_at, key);
 CREATE INDEX requests_series ON requests (series, created_at, key) WHERE series <> '';
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
+_FIFTH = """
+-- Who gave a name: the same one may be given by several who know nothing of one another.
+ALTER TABLE spaces ADD COLUMN realm TEXT NOT NULL DEFAULT '';
+DROP INDEX spaces_names;
+CREATE UNIQUE INDEX spaces_names ON spaces (name, realm) WHERE state <> 'removed' AND name <> '';
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from carrel.domain.errors import StoreBusy
-from carrel.store import problems
+from carrel.store import database
 
 MOST_WAITING = 100_000
 """Callers wait for their answers, so only a runaway has so many open at once."""
@@ -28,7 +28,7 @@ Task_contra = TypeVar("Task_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
-class Server(Protocol[Task_contra, Answer_co]):
+class TaskServer(Protocol[Task_contra, Answer_co]):
     """Made, used and closed in the worker's thread."""
 
     def serve(self, tasks: Sequence[Task_contra]) -> Sequence[Answer_co | Exception]:
@@ -42,14 +42,14 @@ class Server(Protocol[Task_contra, Answer_co]):
     def close(self) -> None: ...
 
 
-class Worker(Generic[Task, Answer]):
+class StoreWorker(Generic[Task, Answer]):
     """`most` is how many tasks are served together; `heard` gets their answers on the event
     loop, just before the callers do."""
 
     def __init__(
         self,
         name: str,
-        open_server: Callable[[], Server[Task, Answer]],
+        open_server: Callable[[], TaskServer[Task, Answer]],
         *,
         most: int,
         heard: Callable[[Sequence[Answer | Exception]], None] | None = None,
@@ -80,9 +80,9 @@ class Worker(Generic[Task, Answer]):
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("The store is used in another event loop than it was opened in.")
         if self._closing:
-            raise problems.closed()
+            raise database.closed()
         if self._queue.qsize() >= MOST_WAITING:
-            raise StoreBusy("Too much waits to be stored.", hint="Try again in a moment.")
+            raise StoreBusy("Too many records wait to be stored.", hint="Try again in a moment.")
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._queue.put((task, future))
         return await future
@@ -116,7 +116,7 @@ class Worker(Generic[Task, Answer]):
         else:
             self._tell(self._ended.set_result, None)
 
-    def _serve(self, server: Server[Task, Answer]) -> None:
+    def _serve(self, server: TaskServer[Task, Answer]) -> None:
         while batch := self._next_batch():
             answers = _answers(server, [task for task, _future in batch])
             if not self._tell(self._deliver, [future for _task, future in batch], answers):
@@ -169,7 +169,9 @@ class Worker(Generic[Task, Answer]):
                 future.set_result(answer)
 
 
-def _answers(server: Server[Task, Answer], tasks: Sequence[Task]) -> Sequence[Answer | Exception]:
+def _answers(
+    server: TaskServer[Task, Answer], tasks: Sequence[Task]
+) -> Sequence[Answer | Exception]:
     """A mistake in the server must not leave its callers waiting for ever."""
     try:
         return server.serve(tasks)

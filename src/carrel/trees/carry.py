@@ -16,11 +16,11 @@ from pathlib import Path
 
 from carrel.domain.errors import PathEscapes, PathWrongKind
 from carrel.domain.trees import Base, Change, ChangeKind, EntryType, Owner, Tree, TreeDriver
+from carrel.linux.descriptors import Descriptor
 from carrel.linux.reflink import clone_file, copy_file
-from carrel.trees.bases.places import open_folder
-from carrel.trees.files import make_folder, write_atomically
+from carrel.trees.files import make_folder, status_of, write_atomically
 from carrel.trees.folders import Root, split
-from carrel.trees.paths import path_errors
+from carrel.trees.paths import FOLDER, open_folder, path_errors
 
 _FILE_BITS = 0o777
 _FOLDER_BITS = 0o3777
@@ -65,7 +65,7 @@ class _Carrier:
             self._remove(change.path, change.old_type)
         elif change.kind is ChangeKind.RENAMED and change.old_path is not None:
             with self._folder_of(change.old_path) as (folder, name):
-                status = _status(folder, name)
+                status = status_of(folder, name)
             if status is not None:
                 self._former_owners[change.path] = Owner(status.st_uid, status.st_gid)
             self._remove(change.old_path, EntryType.FILE)
@@ -100,17 +100,14 @@ class _Carrier:
                 self._bring_file(folder, name, change)
 
     def _bring_folder(self, folder: int, name: bytes, mode: int) -> None:
-        status = _status(folder, name)
+        status = status_of(folder, name)
         if status is None:
             make_folder(folder, name, mode=mode, owner=self._owner)
             return
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        try:
+        with Descriptor(os.open(name, FOLDER, dir_fd=folder)) as opened:
             os.fchmod(opened, mode)
-        finally:
-            os.close(opened)
 
     def _bring_link(self, folder: int, name: bytes, path: str) -> None:
         owner = self._make_way(folder, name, path)
@@ -122,8 +119,7 @@ class _Carrier:
 
     def _bring_file(self, folder: int, name: bytes, change: Change) -> None:
         owner = self._make_way(folder, name, change.path)
-        source = self._source.open_file(change.path)
-        try:
+        with Descriptor(self._source.open_file(change.path)) as source:
             status = os.fstat(source)
 
             def fill(target: int) -> None:
@@ -133,12 +129,10 @@ class _Carrier:
 
             mode = (change.new_mode or 0) & _FILE_BITS
             write_atomically(folder, name, fill, mode=mode, owner=owner)
-        finally:
-            os.close(source)
 
     def _make_way(self, folder: int, name: bytes, path: str) -> Owner:
         """Whose the entry is to be; raises when a folder is in its place."""
-        status = _status(folder, name)
+        status = status_of(folder, name)
         if status is None:
             return self._former_owners.get(path, self._owner)
         if stat.S_ISDIR(status.st_mode):
@@ -164,10 +158,3 @@ class _Carrier:
             yield folder, os.fsencode(name)
         finally:
             os.close(folder)
-
-
-def _status(folder: int, name: bytes) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None

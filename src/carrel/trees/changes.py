@@ -1,4 +1,4 @@
-"""How a tree differs from its base.
+"""How a tree differs from its base, and which files only changed their name.
 
 Both are looked at as merged folders (`layers`). Where a folder of the tree shows exactly
 what the base's does, nothing below is looked at; where an overlay's upper folder lies on
@@ -8,22 +8,150 @@ nothing else tells.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from carrel.domain.trees import Change, ChangeKind, EntryType
-from carrel.trees.contents import same_bytes
+from carrel.linux.descriptors import Descriptor
+from carrel.trees.contents import digest, same_bytes
+from carrel.trees.files import entry_type
 from carrel.trees.folders import join
-from carrel.trees.layers import Entry, Layers
-from carrel.trees.renames import Candidate, pair_renames
+from carrel.trees.layers import LayerEntry, Layers
 
-Ignore = Callable[[str, Entry | None], bool]
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A change, and the entry that came or went."""
+
+    change: Change
+    entry: LayerEntry
+
+
+def pair_renames(candidates: Iterator[Candidate]) -> Iterator[Change]:
+    """The changes in their order, with an added and a deleted file of the same bytes made
+    one. They flow until the first file that may have a partner; from there on, the
+    partner could be the last one."""
+    for candidate in candidates:
+        if _may_pair(candidate):
+            break
+        yield candidate.change
+    else:
+        return
+    held = [candidate, *candidates]
+    renamed = _pair([one for one in held if _may_pair(one)])
+    gone = {change.old_path for change in renamed.values()}
+    for one in held:
+        change = one.change
+        if change.kind is ChangeKind.DELETED and change.path in gone:
+            continue
+        yield renamed.get(change.path, change)
+
+
+def _may_pair(candidate: Candidate) -> bool:
+    """Empty files are alike by chance, and not told apart."""
+    change = candidate.change
+    if change.kind is ChangeKind.ADDED:
+        return change.new_type is EntryType.FILE and change.size > 0
+    return (
+        change.kind is ChangeKind.DELETED and change.old_type is EntryType.FILE and change.size > 0
+    )
+
+
+def _pair(candidates: list[Candidate]) -> dict[str, Change]:
+    """The renames by their new path."""
+    by_size: dict[int, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        by_size[candidate.change.size].append(candidate)
+    renamed = {}
+    for alike in by_size.values():
+        if len({one.change.kind for one in alike}) < 2:
+            continue
+        for added, deleted in _match(alike):
+            renamed[added.path] = dataclasses.replace(
+                added,
+                kind=ChangeKind.RENAMED,
+                old_path=deleted.path,
+                old_type=deleted.old_type,
+                old_mode=deleted.old_mode,
+            )
+    return renamed
+
+
+def _match(alike: list[Candidate]) -> Iterator[tuple[Change, Change]]:
+    """Pairs among files of one size. What is the very same file on disk, as under a folder
+    of an overlay that was moved, needs no reading."""
+    rest: list[Candidate] = []
+    for group in _grouped(alike, lambda one: one.entry.key).values():
+        yield from _zip(group, rest)
+    read, rest = rest, []
+    if len({one.change.kind for one in read}) == 2:
+        for content, group in _grouped(read, _content).items():
+            if content is not None:
+                yield from _zip(group, rest)
+
+
+def _grouped(
+    candidates: list[Candidate], name: Callable[[Candidate], _Name]
+) -> dict[_Name, list[Candidate]]:
+    groups: dict[_Name, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        groups[name(candidate)].append(candidate)
+    return groups
+
+
+def _zip(group: list[Candidate], rest: list[Candidate]) -> Iterator[tuple[Change, Change]]:
+    """Pairs files of the same bytes, those that kept their last name first; the others go
+    to `rest`."""
+    gone = [one for one in group if one.change.kind is ChangeKind.DELETED]
+    come = [one for one in group if one.change.kind is ChangeKind.ADDED]
+    by_name = _grouped(gone[::-1], _last_name)
+    strangers = []
+    paired = set()
+    for one in come:
+        if partners := by_name.get(_last_name(one)):
+            partner = partners.pop().change
+            paired.add(partner.path)
+            yield one.change, partner
+        else:
+            strangers.append(one)
+    left = [one for one in gone if one.change.path not in paired]
+    for one, other in zip(strangers, left, strict=False):
+        yield one.change, other.change
+    count = min(len(strangers), len(left))
+    rest += strangers[count:] + left[count:]
+
+
+def _last_name(candidate: Candidate) -> str:
+    return os.path.basename(candidate.change.path)
+
+
+def _content(candidate: Candidate) -> bytes | None:
+    """What names the bytes; None when they have gone meanwhile."""
+    content = candidate.entry.content
+    try:
+        descriptor = content.root.open_file(content.path)
+    except FileNotFoundError:
+        return None
+    try:
+        return digest(descriptor, candidate.change.size)
+    finally:
+        os.close(descriptor)
+
+
+# Comparing a tree with its base
+
+Ignore = Callable[[str, LayerEntry | None], bool]
 """Asked with a path and what the tree has there."""
 
 
-def ignore_nothing(_path: str, _entry: Entry | None) -> bool:
+def ignore_nothing(_path: str, _entry: LayerEntry | None) -> bool:
     return False
 
 
@@ -61,7 +189,7 @@ class Comparison:
                 yield Candidate(change, entry)
 
     def _compare_folders(
-        self, path: str, tree: Entry | None, base: Entry | None
+        self, path: str, tree: LayerEntry | None, base: LayerEntry | None
     ) -> Iterator[_Pair]:
         """The pairs of entries in two folders, each of which may be missing."""
         tree = tree if tree is not None and tree.is_folder else None
@@ -79,8 +207,8 @@ class Comparison:
         return iter([pair for _, pair in items])
 
     def _names(
-        self, tree: Entry | None, base: Entry | None
-    ) -> dict[str, tuple[Entry | None, Entry | None]]:
+        self, tree: LayerEntry | None, base: LayerEntry | None
+    ) -> dict[str, tuple[LayerEntry | None, LayerEntry | None]]:
         if tree is not None and base is not None:
             if tree.parts == base.parts:
                 return {}
@@ -93,7 +221,7 @@ class Comparison:
         old = self.base.children(base) if base is not None else {}
         return {name: (new.get(name), old.get(name)) for name in new.keys() | old.keys()}
 
-    def _compare(self, pair: _Pair, shown: Entry) -> Change | None:
+    def _compare(self, pair: _Pair, shown: LayerEntry) -> Change | None:
         new, old = pair.tree, pair.base
         kind = self._kind(new, old)
         if kind is None:
@@ -108,7 +236,7 @@ class Comparison:
             size=shown.status.st_size if shown.is_file else 0,
         )
 
-    def _kind(self, new: Entry | None, old: Entry | None) -> ChangeKind | None:
+    def _kind(self, new: LayerEntry | None, old: LayerEntry | None) -> ChangeKind | None:
         if old is None:
             return ChangeKind.ADDED
         if new is None:
@@ -119,7 +247,7 @@ class Comparison:
             return ChangeKind.MODIFIED
         return ChangeKind.MODE if _mode(new) != _mode(old) else None
 
-    def _same_content(self, new: Entry, old: Entry) -> bool:
+    def _same_content(self, new: LayerEntry, old: LayerEntry) -> bool:
         if new.is_folder or new.key == old.key:
             return True
         if not new.is_file:
@@ -128,7 +256,7 @@ class Comparison:
             return False
         return self._is_settled(new, old) or _same_bytes(new, old)
 
-    def _is_settled(self, new: Entry, old: Entry) -> bool:
+    def _is_settled(self, new: LayerEntry, old: LayerEntry) -> bool:
         return (
             self.settled_ns is not None
             and new.status.st_ctime_ns < self.settled_ns
@@ -139,46 +267,36 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class _Pair:
     path: str
-    tree: Entry | None
-    base: Entry | None
+    tree: LayerEntry | None
+    base: LayerEntry | None
     descend: bool = False
 
 
-def _same_bytes(new: Entry, old: Entry) -> bool:
+def _same_bytes(new: LayerEntry, old: LayerEntry) -> bool:
     try:
         one = new.content.root.open_file(new.content.path)
     except FileNotFoundError:
         return False  # it is being replaced right now
     try:
-        other = old.content.root.open_file(old.content.path)
-        try:
+        with Descriptor(old.content.root.open_file(old.content.path)) as other:
             return same_bytes(one, other, old.status.st_size)
-        finally:
-            os.close(other)
     finally:
         os.close(one)
 
 
-def _parted(new: Entry, old: Entry) -> bool:
+def _parted(new: LayerEntry, old: LayerEntry) -> bool:
     return new.is_file and new.status.st_nlink != old.status.st_nlink
 
 
-def _link(entry: Entry) -> bytes | int:
+def _link(entry: LayerEntry) -> bytes | int:
     if stat.S_ISLNK(entry.status.st_mode):
         return entry.content.root.link(entry.content.path)
     return entry.status.st_rdev
 
 
-def _mode(entry: Entry | None) -> int | None:
+def _mode(entry: LayerEntry | None) -> int | None:
     return None if entry is None else stat.S_IMODE(entry.status.st_mode)
 
 
-def _type(entry: Entry | None) -> EntryType | None:
-    if entry is None:
-        return None
-    mode = entry.status.st_mode
-    if stat.S_ISREG(mode):
-        return EntryType.FILE
-    if stat.S_ISDIR(mode):
-        return EntryType.FOLDER
-    return EntryType.SYMLINK if stat.S_ISLNK(mode) else EntryType.OTHER
+def _type(entry: LayerEntry | None) -> EntryType | None:
+    return None if entry is None else entry_type(entry.status.st_mode)

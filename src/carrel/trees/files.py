@@ -19,16 +19,19 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
-from carrel.domain.errors import PathExists, PathInvalid, PathWrongKind
+from carrel.domain.errors import PathExists, PathInvalid, PathWrongKind, TooLarge
 from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner, Tree, TreeDriver
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.libc import call
 from carrel.linux.openat2 import open_beneath
-from carrel.trees.moving import move_entry
-from carrel.trees.paths import check_path, path_errors, split_path
+from carrel.trees.paths import FOLDER, check_path, path_errors, split_path
 from carrel.trees.removal import remove_entry
 
 MAX_READ = 64 << 20
 """The most that one `read` answers; bigger files are read in parts, or with `open_read`."""
+MAX_LISTED = 100_000
+"""Of one folder, each some hundred bytes in memory: a hostile one can have millions."""
 _MAX_LINKS = 40
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -60,24 +63,29 @@ class TreeFiles:
             return _describe(name, os.fstat(fd), lambda: os.readlink(b"", dir_fd=fd))
 
     def list(self, path: str = ".") -> builtins.list[FileInfo]:
-        """The entries of a folder, sorted by name."""
+        """The entries of a folder, sorted by name. Raises `TooLarge` when they are too many."""
         found = []
-        with self._opened(path) as place, path_errors(path):
-            folder = os.open(b".", _FOLDER, dir_fd=place)
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        # What goes away while we look was never there.
-                        with contextlib.suppress(FileNotFoundError):
-                            found.append(_describe_in(folder, entry.name))
-            finally:
-                os.close(folder)
+        with (
+            self._opened(path) as place,
+            path_errors(path),
+            Descriptor(os.open(b".", _FOLDER, dir_fd=place)) as folder,
+            os.scandir(folder) as entries,
+        ):
+            for entry in entries:
+                # What goes away while we look was never there.
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(_describe_in(folder, entry.name))
+                if len(found) > MAX_LISTED:
+                    raise TooLarge(
+                        f"{path!r} has more than {MAX_LISTED} entries.",
+                        hint="List it by a command in the space.",
+                    )
         return sorted(found, key=lambda info: info.name)
 
     def read(self, path: str, offset: int = 0, limit: int = MAX_READ) -> bytes:
         """At most `limit` bytes from `offset`; fewer at the end of the file."""
         if offset < 0 or limit < 0:
-            raise PathInvalid("An offset and a limit are not negative.")
+            raise PathInvalid("An offset and a limit cannot be negative.")
         with self.open_read(path) as file, path_errors(path):
             file.seek(offset)
             return file.read(min(limit, MAX_READ))
@@ -95,7 +103,7 @@ class TreeFiles:
         An existing file keeps its mode unless one is given; a symlink is written through.
         """
         with self._place_to_write(path) as (folder, name), path_errors(path):
-            old = _status(folder, name)
+            old = status_of(folder, name)
             if old is not None:
                 _expect_regular(path, old)
             if mode is None:
@@ -110,7 +118,7 @@ class TreeFiles:
             self._make_parents(path, mode)
             return
         with self._parent(path) as (folder, name), path_errors(path):
-            make_folder(folder, name, mode=mode & 0o7777, owner=self._owner)
+            make_folder(folder, name, mode=mode & 0o1777, owner=self._owner)
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
         """Of a symlink, the link; of a folder only an empty one unless `recursive`."""
@@ -178,11 +186,8 @@ class TreeFiles:
 @contextlib.contextmanager
 def open_files(driver: TreeDriver, tree: Tree) -> Iterator[TreeFiles]:
     """The files of a tree for a while."""
-    root = driver.open_root(tree)
-    try:
+    with Descriptor(driver.open_root(tree)) as root:
         yield TreeFiles(root)
-    finally:
-        os.close(root)
 
 
 def write_atomically(
@@ -243,12 +248,9 @@ def make_folder(folder: int, name: bytes, *, mode: int, owner: Owner) -> None:
     """Raises OSError."""
     os.mkdir(name, 0o700, dir_fd=folder)
     # Opened as a folder, so it is none of the files that somebody might put in its place.
-    fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    try:
+    with Descriptor(os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)) as fd:
         give(fd, owner)
         os.fchmod(fd, mode)
-    finally:
-        os.close(fd)
 
 
 def give(fd: int, owner: Owner) -> None:
@@ -278,14 +280,11 @@ def _describe(name: str, status: os.stat_result, read_link: Callable[[], bytes])
 
 
 def _describe_in(folder: int, name: str) -> FileInfo:
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
+    with Descriptor(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as fd:
         return _describe(name, os.fstat(fd), lambda: os.readlink(b"", dir_fd=fd))
-    finally:
-        os.close(fd)
 
 
-def _status(folder: int, name: bytes) -> os.stat_result | None:
+def status_of(folder: int, name: bytes) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -316,3 +315,113 @@ def _remove_folder(path: str, folder: int, name: bytes) -> None:
         raise PathWrongKind(
             f"{path!r} is a folder that is not empty.", hint="Delete it recursively."
         ) from None
+
+
+# Moving an entry, also where the kernel will not rename a folder.
+#
+# An overlay of an ordinary user cannot rename folders of its lower layers: it answers EXDEV,
+# as between two disks. Files it can, so the folder is made anew and what is in it is moved.
+
+Entry = tuple[int, bytes]
+"""An open folder, and a name in it."""
+
+_RENAME_NOREPLACE = 1
+_MAX_DEPTH = 200
+"""Two descriptors are open per level."""
+
+
+def move_entry(old: Entry, new: Entry, *, replace: bool) -> None:
+    """Raises OSError; EEXIST without `replace` when there is something."""
+    try:
+        _rename(old, new, replace=replace)
+    except OSError as error:
+        if error.errno != errno.EXDEV or not _is_folder(old):
+            raise
+        _move_contents(old, new, replace=replace, depth=0)
+
+
+def _rename(old: Entry, new: Entry, *, replace: bool) -> None:
+    if not replace:
+        try:
+            call("renameat2", old[0], old[1], new[0], new[1], _RENAME_NOREPLACE)
+            return
+        except AttributeError:
+            pass  # a C library without it
+        except OSError as error:
+            # EINVAL: a file system that cannot. It is also for a folder moved into itself,
+            # which the plain call refuses too.
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+        if _exists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    os.rename(old[1], new[1], src_dir_fd=old[0], dst_dir_fd=new[0])
+
+
+def _move_contents(old: Entry, new: Entry, *, replace: bool, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    with Descriptor(os.open(old[1], FOLDER, dir_fd=old[0])) as source:
+        status = os.fstat(source)
+        _make_room(source, new, replace=replace)
+        with Descriptor(os.open(new[1], FOLDER, dir_fd=new[0])) as target:
+            for name in os.listdir(source):
+                raw = os.fsencode(name)
+                _move_one((source, raw), (target, raw), depth)
+            _take_over(target, status)
+    os.rmdir(old[1], dir_fd=old[0])
+
+
+def _move_one(old: Entry, new: Entry, depth: int) -> None:
+    try:
+        os.rename(old[1], new[1], src_dir_fd=old[0], dst_dir_fd=new[0])
+    except OSError as error:
+        if error.errno != errno.EXDEV or not _is_folder(old):
+            raise
+        _move_contents(old, new, replace=False, depth=depth + 1)
+
+
+def _make_room(source: int, new: Entry, *, replace: bool) -> None:
+    if _is_below(new[0], source):
+        raise OSError(errno.EINVAL, "a folder cannot be moved into itself")
+    if replace and _exists(new):
+        # As rename(2): only an empty folder gives way to a folder.
+        os.rmdir(new[1], dir_fd=new[0])
+    os.mkdir(new[1], 0o700, dir_fd=new[0])
+
+
+def _take_over(target: int, status: os.stat_result) -> None:
+    if os.geteuid() == 0:
+        os.fchown(target, status.st_uid, status.st_gid)
+    os.fchmod(target, stat.S_IMODE(status.st_mode))
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _is_below(folder: int, above: int) -> bool:
+    """Whether `folder` is `above`, or in it. Going up ends at a folder that is its own parent."""
+    wanted = os.fstat(above)
+    fd = os.dup(folder)
+    try:
+        for _ in range(4096):
+            here = os.fstat(fd)
+            if os.path.samestat(here, wanted):
+                return True
+            parent = os.open(b"..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = parent
+            if os.path.samestat(os.fstat(fd), here):
+                return False
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is_folder(entry: Entry) -> bool:
+    return stat.S_ISDIR(os.stat(entry[1], dir_fd=entry[0], follow_symlinks=False).st_mode)
+
+
+def _exists(entry: Entry) -> bool:
+    try:
+        os.stat(entry[1], dir_fd=entry[0], follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -10,47 +10,36 @@ import contextlib
 import errno
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
-from carrel.linux.xattrs import get_xattr
-from carrel.trees.bases.places import open_folder
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.files import get_xattr
+from carrel.trees.paths import FOLDER, open_folder
 
 _MAX_OPEN = 16
 """Per root; a base has several. What is closed is opened again from the root."""
+ENTRY_ERRORS = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EIO, errno.ESTALE}
+)
+"""What says something of one entry, and nothing of us."""
 _ENTER = stat.S_IRUSR | stat.S_IXUSR
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Root:
-    """A real folder. Paths below it are relative, and "" is the folder itself.
+class FolderCache(ABC):
+    """Descriptors of folders below a root, of which only so many are open at once. Paths are
+    relative, and "" is the root itself."""
 
-    What goes away while it is read is as if it had never been there.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        """Takes over the descriptor, which is one of a folder."""
-        self._top = descriptor
-        self._loosened: list[tuple[str, int]] = []
+    def __init__(self) -> None:
         self._open: OrderedDict[str, int] = OrderedDict()
 
-    @classmethod
-    def at(cls, path: Path) -> Root:
-        return cls(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-
-    def close(self) -> None:
-        self._tighten()
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
-        os.close(self._top)
-
-    def __enter__(self) -> Root:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    @abstractmethod
+    def _open_folder(self, path: str) -> int: ...
 
     def folder(self, path: str) -> int:
         """A descriptor to read the folder with; not the caller's, for immediate use."""
@@ -63,6 +52,39 @@ class Root:
         if len(self._open) > _MAX_OPEN:
             os.close(self._open.popitem(last=False)[1])
         return opened
+
+    def close_folders(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+
+class Root(FolderCache):
+    """A real folder. Paths below it are relative, and "" is the folder itself.
+
+    What goes away while it is read is as if it had never been there.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes over the descriptor, which is one of a folder."""
+        super().__init__()
+        self._top = descriptor
+        self._loosened: list[tuple[str, int]] = []
+
+    @classmethod
+    def at(cls, path: Path) -> Root:
+        return cls(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        self._tighten()
+        self.close_folders()
+        os.close(self._top)
+
+    def __enter__(self) -> Root:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def list(self, path: str) -> dict[str, os.stat_result]:
         """The entries of a folder; empty when it is none any more."""
@@ -135,33 +157,26 @@ class Root:
     def _open_as_it_is(self, path: str) -> int:
         above, name = split(path)
         if not path:
-            return os.open(".", _FOLDER, dir_fd=self._top)
+            return os.open(".", FOLDER, dir_fd=self._top)
         if above in self._open:
-            return os.open(name, _FOLDER, dir_fd=self._open[above])
+            return os.open(name, FOLDER, dir_fd=self._open[above])
         return open_folder(self._top, os.fsencode(path))
 
     def _loosen(self, path: str) -> None:
         """Lets us into a folder of our own that its mode keeps us out of, until `close`."""
-        place = self._place(path)
-        try:
+        with Descriptor(self._place(path)) as place:
             status = os.fstat(place)
             if status.st_uid != os.geteuid():
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             mode = stat.S_IMODE(status.st_mode)
             os.chmod(f"/proc/self/fd/{place}", mode | _ENTER)
             self._loosened.append((path, mode))
-        finally:
-            os.close(place)
 
     def _tighten(self) -> None:
         """From the inside out, since an outer one is the way to the inner ones."""
         for path, mode in reversed(self._loosened):
-            with contextlib.suppress(OSError):
-                place = self._place(path)
-                try:
-                    os.chmod(f"/proc/self/fd/{place}", mode)
-                finally:
-                    os.close(place)
+            with contextlib.suppress(OSError), Descriptor(self._place(path)) as place:
+                os.chmod(f"/proc/self/fd/{place}", mode)
         self._loosened.clear()
 
     def _place(self, path: str) -> int:
@@ -169,6 +184,43 @@ class Root:
         folder = self.folder(above) if path else self._top
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name or ".", flags, dir_fd=folder)
+
+
+class FoundEntry(NamedTuple):
+    """One entry."""
+
+    path: str
+    status: os.stat_result
+
+
+def walk(
+    root: Root, enters: Callable[[FoundEntry], bool] = lambda _folder: True
+) -> Iterator[FoundEntry]:
+    """Every entry below, sorted by path. `enters` says whether to look into a folder."""
+    stack = [_listed(root, "")]
+    while stack:
+        entries = stack[-1]
+        while entries:
+            found = entries.pop()
+            if found.path[-1] != "/":
+                yield found
+            elif enters(folder := FoundEntry(found.path[:-1], found.status)):
+                stack.append(_listed(root, folder.path))
+                break
+        else:
+            stack.pop()
+
+
+def _listed(root: Root, path: str) -> list[FoundEntry]:
+    """The entries of a folder, the last one first. What is in a folder sorts by the slash, so
+    a folder comes twice: as itself, and once more, with the slash, for what is in it."""
+    prefix = f"{path}/" if path else ""
+    found = [FoundEntry(prefix + name, status) for name, status in root.list(path).items()]
+    found += [
+        FoundEntry(f"{one.path}/", one.status) for one in found if stat.S_ISDIR(one.status.st_mode)
+    ]
+    found.sort(key=itemgetter(0), reverse=True)
+    return found
 
 
 def split(path: str) -> tuple[str, str]:
@@ -185,20 +237,28 @@ def _open_file(name: str, dir_fd: int) -> int:
     try:
         return os.open(name, _FILE, dir_fd=dir_fd)
     except PermissionError:
-        place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        with Descriptor(os.open(name, flags, dir_fd=dir_fd)) as place:
+            status = os.fstat(place)
+            if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name) from None
+            return open_own(place)
+
+
+def open_own(place: int) -> int:
+    """Opens a file to read of which there is an O_PATH descriptor. When its mode forbids that, it
+    is changed for the moment, which only the owner and root may do."""
+    path = f"/proc/self/fd/{place}"
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        status = os.fstat(place)
-        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-        mode = stat.S_IMODE(status.st_mode)
-        path = f"/proc/self/fd/{place}"
+        return os.open(path, flags)
+    except PermissionError:
+        mode = stat.S_IMODE(os.fstat(place).st_mode)
         os.chmod(path, mode | stat.S_IRUSR)
         try:
-            return os.open(path, _FILE & ~os.O_NOFOLLOW)
+            return os.open(path, flags)
         finally:
             os.chmod(path, mode)
-    finally:
-        os.close(place)
 
 
 def _gone(path: str) -> FileNotFoundError:

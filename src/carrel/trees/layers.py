@@ -21,25 +21,25 @@ USER = "user.overlay."
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """One real entry."""
 
     root: Root
     path: str
 
-    def below(self, name: str) -> Place:
-        return Place(self.root, join(self.path, name))
+    def below(self, name: str) -> LayerPlace:
+        return LayerPlace(self.root, join(self.path, name))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LayerEntry:
     """One entry of the merged view. `content` is where its bytes are, and `key` names
     that file; `parts` are the folders that a folder merges, the uppermost first."""
 
     status: os.stat_result
-    content: Place
+    content: LayerPlace
     key: tuple[int, int]
-    parts: tuple[Place, ...] = ()
+    parts: tuple[LayerPlace, ...] = ()
 
     @property
     def is_folder(self) -> bool:
@@ -58,40 +58,40 @@ class Layers:
         self._roots = tuple(roots)
         self._prefix = prefix
 
-    def top(self) -> Entry:
-        places = tuple(Place(root, "") for root in self._roots)
+    def top(self) -> LayerEntry:
+        places = tuple(LayerPlace(root, "") for root in self._roots)
         status = places[0].root.status("")
         if status is None:
             raise FileNotFoundError("a layer is gone")
         return _folder(status, places[0], places[1:])
 
-    def child(self, folder: Entry, name: str) -> Entry | None:
+    def child(self, folder: LayerEntry, name: str) -> LayerEntry | None:
         return self._look_up(folder.parts, name)
 
-    def children(self, folder: Entry) -> dict[str, Entry]:
+    def children(self, folder: LayerEntry) -> dict[str, LayerEntry]:
         listings = [place.root.list(place.path) for place in folder.parts]
         return self._choose(folder, listings, {name for names in listings for name in names})
 
-    def uppermost(self, folder: Entry) -> dict[str, Entry | None]:
+    def uppermost(self, folder: LayerEntry) -> dict[str, LayerEntry | None]:
         """Only what the uppermost of the folder's parts names; None is what it hides."""
         place = folder.parts[0]
         listing = place.root.list(place.path)
         return {name: self._look_up(folder.parts, name, (listing,)) for name in listing}
 
-    def find(self, path: str) -> Entry | None:
-        return self._find(tuple(Place(root, "") for root in self._roots), path)
+    def find(self, path: str) -> LayerEntry | None:
+        return self._find(tuple(LayerPlace(root, "") for root in self._roots), path)
 
     def _choose(
-        self, folder: Entry, listings: Sequence[Mapping[str, os.stat_result]], names: set[str]
-    ) -> dict[str, Entry]:
+        self, folder: LayerEntry, listings: Sequence[Mapping[str, os.stat_result]], names: set[str]
+    ) -> dict[str, LayerEntry]:
         found = ((name, self._look_up(folder.parts, name, listings)) for name in names)
         return {name: entry for name, entry in found if entry is not None}
 
-    def _find(self, parts: tuple[Place, ...], path: str) -> Entry | None:
+    def _find(self, parts: tuple[LayerPlace, ...], path: str) -> LayerEntry | None:
         if not parts:
             return None
         names = [name for name in path.split("/") if name]
-        entry: Entry | None = None
+        entry: LayerEntry | None = None
         for name in names:
             entry = self._look_up(parts, name)
             if entry is None:
@@ -101,10 +101,10 @@ class Layers:
 
     def _look_up(
         self,
-        parts: tuple[Place, ...],
+        parts: tuple[LayerPlace, ...],
         name: str,
         listings: Sequence[Mapping[str, os.stat_result]] = (),
-    ) -> Entry | None:
+    ) -> LayerEntry | None:
         """`listings` are those of the first parts, when they have been read already."""
         for index, part in enumerate(parts):
             place = part.below(name)
@@ -122,11 +122,13 @@ class Layers:
             return _folder(status, place, self._merged_below(place, below))
         return None
 
-    def _merged_below(self, place: Place, below: tuple[Place, ...]) -> tuple[Place, ...]:
+    def _merged_below(
+        self, place: LayerPlace, below: tuple[LayerPlace, ...]
+    ) -> tuple[LayerPlace, ...]:
         lower = self._origin(place, below)
         return lower.parts if lower is not None else ()
 
-    def _origin(self, place: Place, below: tuple[Place, ...]) -> Entry | None:
+    def _origin(self, place: LayerPlace, below: tuple[LayerPlace, ...]) -> LayerEntry | None:
         """What an entry covers in the layers below, also where it was moved from."""
         if self._prefix is None or place.root is self._roots[-1]:
             return None
@@ -135,23 +137,25 @@ class Layers:
         redirect = os.fsdecode(self._note(place, "redirect") or b"")
         if redirect.startswith("/"):
             lower_roots = self._roots[self._roots.index(place.root) + 1 :]
-            return self._find(tuple(Place(root, "") for root in lower_roots), redirect)
+            return self._find(tuple(LayerPlace(root, "") for root in lower_roots), redirect)
         return self._look_up(below, redirect or split(place.path)[1])
 
-    def _file(self, status: os.stat_result, place: Place, below: tuple[Place, ...]) -> Entry:
+    def _file(
+        self, status: os.stat_result, place: LayerPlace, below: tuple[LayerPlace, ...]
+    ) -> LayerEntry:
         if stat.S_ISREG(status.st_mode) and self._is_metacopy(place):
             origin = self._origin(place, below)
             if origin is not None and origin.is_file:
-                return Entry(status, origin.content, origin.key)
-        return Entry(status, place, (status.st_dev, status.st_ino))
+                return LayerEntry(status, origin.content, origin.key)
+        return LayerEntry(status, place, (status.st_dev, status.st_ino))
 
-    def _is_metacopy(self, place: Place) -> bool:
+    def _is_metacopy(self, place: LayerPlace) -> bool:
         # Ordinary users' overlays make none: the notes would be in their own hands.
         if self._prefix != TRUSTED or place.root is self._roots[-1]:
             return False
         return self._note(place, "metacopy") is not None
 
-    def _is_whiteout(self, part: Place, place: Place, status: os.stat_result) -> bool:
+    def _is_whiteout(self, part: LayerPlace, place: LayerPlace, status: os.stat_result) -> bool:
         if self._prefix is None:
             return False
         if stat.S_ISCHR(status.st_mode):
@@ -160,9 +164,9 @@ class Layers:
             return False
         return self._note(place, "whiteout") is not None and self._note(part, "opaque") == b"x"
 
-    def _note(self, place: Place, name: str) -> bytes | None:
+    def _note(self, place: LayerPlace, name: str) -> bytes | None:
         return place.root.xattr(place.path, f"{self._prefix}{name}")
 
 
-def _folder(status: os.stat_result, place: Place, below: tuple[Place, ...]) -> Entry:
-    return Entry(status, place, (status.st_dev, status.st_ino), (place, *below))
+def _folder(status: os.stat_result, place: LayerPlace, below: tuple[LayerPlace, ...]) -> LayerEntry:
+    return LayerEntry(status, place, (status.st_dev, status.st_ino), (place, *below))

@@ -7,28 +7,25 @@ import contextlib
 import dataclasses
 import errno
 import os
-import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from carrel.domain.cleaning import Stray
+from carrel.domain.cleanup import Stray
 from carrel.domain.errors import SpaceInvalid
 from carrel.domain.ids import is_id
 from carrel.domain.launching import MountHelper
 from carrel.linux import mounts
-from carrel.trees.bases.places import open_folder
+from carrel.linux.descriptors import Descriptor
 from carrel.trees.drivers import btrfs
 from carrel.trees.drivers.common import PRIVATE, tree_errors
+from carrel.trees.mount_table import mounted_below
+from carrel.trees.paths import open_folder
 from carrel.trees.removal import remove_tree
 
 HELD = "held overlay"
 MOUNT = "mount"
 FOLDER = "folder"
 USER = "user"
-
-_MOUNTS = Path("/proc/self/mountinfo")
-_POINT = 4
-"""The field of a line that is the mount point."""
 
 
 def strays(
@@ -111,13 +108,9 @@ def _claims(folder: Path) -> Iterator[Stray]:
 
 def _mounted(folder: Path) -> list[str]:
     """What is mounted below the folder, the last first: it may be on top of the others."""
-    prefix = os.path.realpath(folder).rstrip("/") + "/"
-    points = []
-    for line in _MOUNTS.read_bytes().splitlines():
-        point = os.fsdecode(_unescape(line.split(b" ")[_POINT]))
-        if point.startswith(prefix):
-            points.append(str(folder / point.removeprefix(prefix)))
-    return points[::-1]
+    real = os.path.realpath(folder)
+    points = [mount.point.removeprefix(real).lstrip("/") for mount in mounted_below(real)]
+    return [str(folder / point) for point in reversed(points)]
 
 
 def _space_of(spaces: Path, point: str) -> str:
@@ -163,11 +156,8 @@ def _unmount(spaces: Path, point: str) -> None:
 
 @contextlib.contextmanager
 def _folder(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _remove_folder(above: Path, name: str) -> None:
@@ -186,8 +176,3 @@ def _give_up(folder: Path, stray: Stray) -> None:
     with contextlib.suppress(FileNotFoundError):
         if os.readlink(path) == stray.space_id:
             path.unlink()
-
-
-def _unescape(field: bytes) -> bytes:
-    """The kernel writes spaces and the like as octal numbers."""
-    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

@@ -15,13 +15,14 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_same_mount
+from carrel.trees.paths import FOLDER
 
 _MAX_OPEN = 64
 """Folders held open at once. What is deeper is moved up to the top first."""
 _ROUNDS = 16
 """How often a folder is emptied again when something appears in it meanwhile."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path) -> None:
@@ -148,10 +149,10 @@ def _open_folder(dir_fd: int, name: bytes) -> int:
     """Opens a folder so that it can be emptied, giving its owner the permissions."""
     try:
         try:
-            fd = open_same_mount(dir_fd, name, _FOLDER)
+            fd = open_same_mount(dir_fd, name, FOLDER)
         except PermissionError:
             _allow(dir_fd, name)
-            fd = open_same_mount(dir_fd, name, _FOLDER)
+            fd = open_same_mount(dir_fd, name, FOLDER)
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise OSError(errno.EBUSY, "something is mounted here", os.fsdecode(name)) from None
@@ -163,8 +164,5 @@ def _open_folder(dir_fd: int, name: bytes) -> int:
 
 
 def _allow(dir_fd: int, name: bytes) -> None:
-    fd = open_same_mount(dir_fd, name, os.O_PATH | os.O_DIRECTORY)
-    try:
+    with Descriptor(open_same_mount(dir_fd, name, os.O_PATH | os.O_DIRECTORY)) as fd:
         os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
-    finally:
-        os.close(fd)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from carrel.domain.trees import Base, Tree
-from carrel.trees.drivers.auto import choose_driver
+from carrel.trees.drivers.common import choose_driver
 from tests.conformance.tree_rig import SANDBOX, Rig
 from tests.conformance.tree_views import do_much, fingerprint, look, owners, told
 from tests.folders import mounts_below

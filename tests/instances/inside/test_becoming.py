@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from carrel.instances import inside
-from tests.instances.inside.doors import port_in
+from tests.instances.inside.serving import port_in
 
 WAIT_S = 60.0
 PYTHON = [sys.executable, "-I", "-S"]
@@ -93,3 +93,31 @@ def test_nobody_comes(tmp_path: Path) -> None:
         ran = run([str(inside.STDIO), "--fd", str(number), "--wait", "0.1", "--", "true"], number)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "nobody came in 0.1 s" in ran.stderr
+
+
+_WITHOUT_FILES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from carrel.launcher import calls
+# What startup has loaded differs by version.
+for name in ("warnings", "contextlib"):
+    sys.modules.pop(name, None)
+function = calls.find({"file": sys.argv[2], "function": "run"})
+# From here on it is in a sandbox, where the interpreter's files may be missing.
+sys.path.clear()
+function(sys.argv[3:])
+"""
+
+
+def test_becoming_a_server_imports_nothing(tmp_path: Path) -> None:
+    package = str(Path(inside.__file__).parents[3])
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client.connect(str(tmp_path / "s"))
+        for words in (
+            [str(inside.LISTEN), str(tmp_path / "port"), "--", "true"],
+            [str(inside.STDIO), "--fd", str(listener.fileno()), "--", "true"],
+        ):
+            ran = run(["-c", _WITHOUT_FILES, package, *words], listener.fileno())
+            assert (ran.returncode, ran.stderr) == (0, "")

@@ -16,11 +16,11 @@ from mcp import MCPError
 from mcp.types import CreateMessageRequestParams, CreateMessageResult, ElicitResult, TextContent
 
 from carrel.domain.instances import ToolCall
-from carrel.domain.reception import NotReady
+from carrel.domain.server_adapter import NotReady
 from carrel.instances import inside
+from carrel.instances.handshake import greet
 from carrel.instances.inside import bridge
-from carrel.instances.speaking import greet
-from tests.instances.inside.doors import TOKEN, WAIT_S, Served, connected, served
+from tests.instances.inside.serving import TOKEN, WAIT_S, Served, connected, served
 from tests.instances.installed import MODULES, require
 
 BRIDGE = [sys.executable, "-I", str(inside.BRIDGE)]

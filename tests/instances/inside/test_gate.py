@@ -24,6 +24,8 @@ SOCK_DIAG = 4
 SMALL_KB = 8 * 1024
 """Twice of what an interpreter takes with next to nothing loaded."""
 FLOOD = 100 * 1024 * 1024
+TOKEN = "t0ken-of-this-test"
+ENV = {**os.environ, "CARREL_TOKEN": TOKEN}
 Serve = Callable[[socket.socket], None]
 
 
@@ -48,6 +50,7 @@ class Gate:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 bufsize=0,
+                env=ENV,
             )
         self.listener.close()
 
@@ -56,11 +59,22 @@ class Gate:
         self.process.stdin.write(f"target {address[0]} {address[1]}\n".encode())
 
     def connect(self) -> socket.socket:
+        """By one who has the token; the server is told the rest."""
+        client = self.knock()
+        client.sendall(head(self.address[1]))
+        return client
+
+    def knock(self) -> socket.socket:
         return socket.create_connection(self.address, WAIT_S)
 
     def close(self) -> bytes:
         self.process.terminate()
         return self.process.communicate(timeout=WAIT_S)[1]
+
+
+def head(port: int, *more: str, host: str = "", token: str = TOKEN, line: str = "") -> bytes:
+    fields = [f"Host: {host or f'127.0.0.1:{port}'}", f"Authorization: Bearer {token}", *more]
+    return "\r\n".join([line or "POST /mcp HTTP/1.1", *fields, "", ""]).encode()
 
 
 @pytest.fixture
@@ -103,6 +117,11 @@ def target(serve: Serve) -> Iterator[tuple[str, int]]:
 
 def _served(serve: Serve, client: socket.socket) -> None:
     with client:
+        said = b""
+        while not said.endswith(b"\r\n\r\n"):
+            said += (piece := client.recv(1))
+            if not piece:
+                return
         serve(client)
 
 
@@ -270,10 +289,11 @@ def test_beyond_the_bound_nobody_is_accepted_until_one_goes(gates: Callable[...,
     gate = gates(bound=2)
     with target(echo) as address, contextlib.ExitStack() as stack:
         gate.tell(address)
-        first, second, third = (stack.enter_context(gate.connect()) for _ in range(3))
+        first, second = (stack.enter_context(gate.connect()) for _ in range(2))
         for client in (first, second):
             client.sendall(b"x")
             assert client.recv(1) == b"x"
+        third = stack.enter_context(gate.connect())
         third.sendall(b"y")
         first.sendall(b"z")
         assert first.recv(1) == b"z"
@@ -289,12 +309,17 @@ CONNECT = """
 import socket, sys
 try:
     with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60) as client:
-        client.sendall(b"POST")
+        client.sendall(bytes.fromhex(sys.argv[3]))
         if sys.argv[2] == "stay":
             print(repr(client.recv(10)))
 except ConnectionResetError:
     print("reset")
 """
+
+
+def calling(gate: Gate, then: str) -> list[str]:
+    port = gate.address[1]
+    return [PYTHON, "-c", CONNECT, str(port), then, head(port).hex()]
 
 
 @pytest.fixture
@@ -313,7 +338,7 @@ def test_somebody_else_is_refused(
         gate.tell(address)
         with gate.connect() as client:
             assert everything(client) == b"secret"
-        ran = run_as(stranger, [PYTHON, "-c", CONNECT, str(gate.address[1]), "stay"])
+        ran = run_as(stranger, calling(gate, "stay"))
         assert (ran.stdout, ran.stderr) == ("reset\n", "")
 
 
@@ -321,7 +346,7 @@ def test_somebody_who_is_listed_is_let_in(gates: Callable[..., Gate], stranger: 
     gate = gates(uids=f"5,{stranger.uid}")
     with target(named(b"secret")) as address:
         gate.tell(address)
-        ran = run_as(stranger, [PYTHON, "-c", CONNECT, str(gate.address[1]), "stay"])
+        ran = run_as(stranger, calling(gate, "stay"))
         assert (ran.stdout, ran.stderr) == ("b'secret'\n", "")
         with pytest.raises(ConnectionResetError), gate.connect() as client:
             client.recv(1)
@@ -333,7 +358,7 @@ def test_who_sends_and_is_gone_is_nobody(gates: Callable[..., Gate], stranger: A
     gate = gates()
     with target(lambda client: heard.append(everything(client))) as address:
         gate.process.send_signal(signal.SIGSTOP)
-        ran = run_as(stranger, [PYTHON, "-c", CONNECT, str(gate.address[1]), "go"])
+        ran = run_as(stranger, calling(gate, "go"))
         assert ran.stderr == ""
         gate.process.send_signal(signal.SIGCONT)
         gate.tell(address)
@@ -366,6 +391,7 @@ def test_an_address_of_the_newer_kind(gates: Callable[..., Gate]) -> None:
         gate.tell(address)
         for host in ("::1", "::ffff:127.0.0.1"):
             with socket.create_connection((host, gate.address[1]), WAIT_S) as client:
+                client.sendall(head(gate.address[1]))
                 assert everything(client) == b"six"
 
 
@@ -381,7 +407,8 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     client, _ = server.accept()
     client.sendall(b"apart")
     client.shutdown(socket.SHUT_WR)
-    client.recv(1)
+    while client.recv(1024):
+        pass
 gate.kill()
 gate.wait()
 """
@@ -397,8 +424,9 @@ def test_a_server_in_a_network_of_its_own() -> None:
         words = ["--listen", str(fds[0]), "--diag", str(fds[1]), "--uids", "0"]
         gate = [sys.executable, "-I", "-S", str(inside.GATE), *words]
         apart = ["unshare", "--net", sys.executable, "-I", "-S", "-c", APART, *gate]
-        with subprocess.Popen(apart, pass_fds=fds, stdin=subprocess.DEVNULL) as process:
+        with subprocess.Popen(apart, pass_fds=fds, stdin=subprocess.DEVNULL, env=ENV) as process:
             with socket.create_connection(listener.getsockname(), WAIT_S) as client:
+                client.sendall(head(listener.getsockname()[1]))
                 assert everything(client) == b"apart"
             assert process.wait(WAIT_S) == 0
 
@@ -424,6 +452,130 @@ def test_without_a_way_to_ask_it_does_not_serve() -> None:
             stdin=subprocess.DEVNULL,
             timeout=WAIT_S,
             check=False,
+            env=ENV,
         )
     assert ran.returncode == 1
     assert ran.stderr.count(b"\n") == 1
+
+
+PORT = "{port}"
+HEADS = {
+    "no token": (401, "Host: 127.0.0.1:{port}"),
+    "another token": (401, "Host: 127.0.0.1:{port}\nAuthorization: Bearer x"),
+    "a part of it": (401, f"Host: 127.0.0.1:{PORT}\nAuthorization: Bearer {TOKEN[:-1]}"),
+    "another scheme": (401, f"Host: 127.0.0.1:{PORT}\nAuthorization: Basic {TOKEN}"),
+    "two tokens": (
+        401,
+        f"Host: 127.0.0.1:{PORT}\nAuthorization: Bearer x\nAuthorization: Bearer {TOKEN}",
+    ),
+    "no host": (421, "X: y"),
+    "two hosts": (421, "Host: 127.0.0.1:{port}\nHost: evil.example"),
+}
+HOSTS = [
+    *("evil.example:{port}", "127.0.0.1.evil.example:{port}", "127.0.0.1:{port}.evil.example"),
+    *("127.0.0.1", "127.0.0.1:1", "[::1]:{port}", "[::1]evil.example:{port}", "localhost.:{port}"),
+    *("localhost@evil.example:{port}", "user@localhost:{port}", "127.1:{port}", "0.0.0.0:{port}"),
+    *("127.0.0.1:{port},evil.example", "127.0.0.1:0{port}", "127.0.0.1 :{port}"),
+]
+ORIGINS = [
+    *("http://evil.example", "http://localhost.evil.example", "null", "http://localhost@evil"),
+    *("http://127.0.0.1:x", "http://[::1]evil.example", "file://", "http://evil:80/127.0.0.1", ""),
+]
+LINES = [
+    *(
+        "POST http://evil.example/mcp HTTP/1.1",
+        "POST /mcp HTTP/2.0",
+        "POST /mcp",
+        "OPTIONS * HTTP/1.1",
+    ),
+    *("POST  /mcp HTTP/1.1", "POST /mcp\nHTTP/1.1 HTTP/1.1", "CONNECT evil:1 HTTP/1.1"),
+]
+FOLDED = ["X: y\r\n Host: evil.example", "X : y", ": y", "no colon", "X: a\nHost: evil", "X: \0"]
+
+
+def answered(gate: Gate, said: bytes) -> int:
+    with gate.knock() as client:
+        client.sendall(said)
+        answer = everything(client)
+        assert answer.startswith(b"HTTP/1.1 ") and b"the server" not in answer, answer
+        return int(answer.split()[1])
+
+
+def test_who_does_not_show_the_token_is_refused(gates: Callable[..., Gate]) -> None:
+    """Though it is the same user: as what runs in a sandbox with the machine's network is."""
+    gate = gates()
+    with target(named(b"the server")) as address:
+        gate.tell(address)
+        port = gate.address[1]
+        for what, (status, fields) in HEADS.items():
+            said = f"POST /mcp HTTP/1.1\n{fields}\n\n".format(port=port)
+            assert answered(gate, said.replace("\n", "\r\n").encode()) == status, what
+        with gate.connect() as client:
+            assert everything(client) == b"the server"
+
+
+def test_pages_that_were_led_here_are_refused(gates: Callable[..., Gate]) -> None:
+    """By the name that they call us, by their own, and by whatever else could be read twice;
+    with the token too."""
+    gate = gates()
+    with target(named(b"the server")) as address:
+        gate.tell(address)
+        port = gate.address[1]
+        for host in HOSTS:
+            assert answered(gate, head(port, host=host.format(port=port))) == 421, host
+        for origin in ORIGINS:
+            assert answered(gate, head(port, f"Origin: {origin}")) == 403, origin
+        two = ("Origin: http://localhost", "Origin: http://localhost")
+        assert answered(gate, head(port, *two)) == 403
+        for line in LINES:
+            assert answered(gate, head(port, line=line)) == 400, line
+        for field in FOLDED:
+            assert answered(gate, head(port, field)) == 400, field
+        for more in (("Origin: http://localhost:6274",), ("Origin: https://[::1]",), ()):
+            with gate.knock() as client:
+                client.sendall(head(port, *more, host=f"LocalHost:{port}"))
+                assert everything(client) == b"the server"
+
+
+def test_who_says_nothing_keeps_nobody_out(gates: Callable[..., Gate]) -> None:
+    """Neither by many connections nor by heads without an end."""
+    gate = gates(bound=4)
+    with target(echo) as address, contextlib.ExitStack() as stack:
+        gate.tell(address)
+        silent = [stack.enter_context(gate.knock()) for _ in range(100)]
+        for one in silent[50:]:
+            one.sendall(b"POST /mcp HTTP/1.1\r\nX: ")
+        with gate.connect() as client:
+            client.sendall(b"x")
+            assert client.recv(1) == b"x"
+            with pytest.raises(ConnectionError):
+                for _ in range(100):
+                    silent[-1].sendall(b"y" * 65_536)
+                silent[-1].recv(1)
+            client.sendall(b"z")
+            assert client.recv(1) == b"z"
+
+
+def test_a_head_comes_in_pieces_and_its_body_with_it(gates: Callable[..., Gate]) -> None:
+    gate = gates()
+    with target(echo) as address, gate.knock() as client:
+        gate.tell(address)
+        for byte in head(gate.address[1]):
+            client.sendall(bytes([byte]))
+        client.sendall(b"body")
+        client.shutdown(socket.SHUT_WR)
+        assert everything(client) == b"body"
+
+
+def test_without_a_token_it_does_not_serve() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number = str(listener.fileno())
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", str(inside.GATE), "--listen", number, "--diag", number],
+            pass_fds=(listener.fileno(),),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert ran.returncode == 1 and b"CARREL_TOKEN" in ran.stderr

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from carrel.instances import inside
-from tests.instances.inside.doors import TOKEN, WAIT_S, Served, connected, served
+from tests.instances.inside.serving import TOKEN, WAIT_S, Served, connected, served
 from tests.instances.installed import SERENA, require
 from tests.instances.projects import make_project
 

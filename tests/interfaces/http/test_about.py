@@ -28,6 +28,22 @@ def test_paths_and_methods_that_are_not_there(client: httpx.Client) -> None:
     bad(wrong, 405, "method_not_allowed")
     assert wrong.headers["Allow"] == "DELETE, GET, PUT"
     bad(client.request("HEAD2", "/v1/spaces"), 400, "message_invalid")
+    for path in ("/v1/openapi.json", "/v1/health"):
+        assert client.head(path).headers["Allow"] == "GET"
+
+
+def test_what_a_body_may_be(client: httpx.Client) -> None:
+    folder, stop = "/v1/spaces/nope/files/mkdir", "/v1/spaces/nope/stop"
+    for kind in ("application/json", "application/JSON; charset=utf-8", "application/x+json"):
+        there = client.post(folder, content=b'{"path": "x"}', headers={"Content-Type": kind})
+        bad(there, 404, "space_not_found")
+    for headers in ({}, {"Content-Type": ""}, {"Content-Type": "text/plain"}):
+        bad(client.post(folder, content=b'{"path": "x"}', headers=headers), 422, "message_invalid")
+        bad(client.post(stop, content=b"{}", headers=headers), 422, "message_invalid")
+    headers = {"Content-Type": "application/json"}
+    for nothing in (b"", b"null", b" null\n"):
+        bad(client.post(stop, content=nothing, headers=headers), 404, "space_not_found")
+        bad(client.post(folder, content=nothing, headers=headers), 422, "message_invalid")
 
 
 def test_bodies_that_are_too_large(client: httpx.Client) -> None:
@@ -42,7 +58,7 @@ def test_the_document_is_complete(client: httpx.Client) -> None:
     document = good(client.get("/v1/openapi.json"))
     assert document["openapi"].startswith("3.")
     schemas = document["components"]["schemas"]
-    assert "Problem" in schemas and "HTTPValidationError" not in schemas
+    assert "ProblemDetails" in schemas and "HTTPValidationError" not in schemas
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             _check_operation(f"{method} {path}", operation)
@@ -100,6 +116,10 @@ def test_clean_up_and_doctor(client: httpx.Client) -> None:
     assert report["dry_run"] is True and isinstance(report["actions"], list)
     assert good(client.post("/v1/gc"))["dry_run"] is False
     bad(client.post("/v1/gc", json={"dry": True}), 422, "message_invalid")
+    assert good(client.post("/v1/gc", json={"bases": True, "dry_run": True}))["dry_run"] is True
+    report = good(client.get("/v1/df"))
+    assert 0 < report["free_bytes"] <= report["total_bytes"]
+    assert {"records", "messages"} <= {part["kind"] for part in report["parts"]}
     diagnosis = good(client.get("/v1/doctor"))
     assert diagnosis["findings"] and diagnosis["driver"]
     assert {"area", "name", "grade", "what", "remedy"} <= set(diagnosis["findings"][0])

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import unix_connect
 from websockets.exceptions import ConnectionClosed
 
-from carrel.daemon.listening import Server
+from carrel.daemon.server import DaemonServer
 from carrel.interfaces.http import connections, socket_connections
-from carrel.interfaces.http.closing import Closing
+from carrel.interfaces.http.lifetime import Shutdown
 from tests.idle_time import IdleTimeLoop
 
 pytestmark = pytest.mark.idle_time
@@ -78,7 +78,9 @@ class App:
         await receive()
         await send({"type": "websocket.accept"})
         try:
-            if scope["path"] == "/flood":
+            if scope["path"] == "/pipe":
+                scope["state"]["be_patient"]()
+            if scope["path"] in ("/flood", "/pipe"):
                 while True:
                     await send({"type": "websocket.send", "bytes": bytes(65536)})
                     self.sent += 65536
@@ -128,7 +130,7 @@ class Client:
 
 
 class Rig:
-    def __init__(self, app: App, server: Server, path: str) -> None:
+    def __init__(self, app: App, server: DaemonServer, path: str) -> None:
         self.app = app
         self.server = server
         self.path = path
@@ -158,7 +160,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     app = App()
-    server = Server(app, Closing())
+    server = DaemonServer(app, Shutdown())
     path = str(tmp_path / "s")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -380,6 +382,19 @@ async def test_a_socket_client_that_does_not_read(rig: Rig, patch: Patch) -> Non
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1013
         assert "attach again" in caught.value.rcvd.reason
     assert rig.app.sent < 8 << 20
+
+
+async def test_who_reads_a_command_is_waited_for(rig: Rig) -> None:
+    """An hour, in which it answers no ping either; the writer waits, and keeps little."""
+    async with unix_connect(
+        rig.path, "ws://carrel/pipe", max_queue=1, ping_interval=None
+    ) as client:
+        await asyncio.sleep(3600)
+        assert not rig.app.gone.is_set() and rig.app.sent < 8 << 20
+        sent = rig.app.sent
+        async with asyncio.timeout(SOON_S):
+            while rig.app.sent < 2 * sent:
+                await client.recv()
 
 
 async def test_a_socket_client_that_is_gone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_what_there_is_as_json(client: httpx.Client, space: dict[str, Any]) -> N
     assert first["events"] + rest["events"] == whole["events"]
 
 
-def test_everything_is_in_order(client: httpx.Client) -> None:
+def test_everything_is_in_order(client: httpx.Client, space: dict[str, Any]) -> None:
     events, after = [], 0
     while True:
         page = _there(client, after=after, limit=1000)
@@ -181,6 +181,13 @@ def test_bad_questions(client: httpx.Client, query: str) -> None:
 def test_a_last_event_that_is_no_number(client: httpx.Client, last: str) -> None:
     headers = {b"Last-Event-ID": last.encode()}
     bad(client.get("/v1/events", headers=headers), 422, "message_invalid")
+    bad(client.get("/v1/requests/none/events", headers=headers), 422, "message_invalid")
+
+
+def test_what_a_stream_goes_on_after_is_documented(client: httpx.Client) -> None:
+    paths = good(client.get("/v1/openapi.json"))["paths"]
+    for path in ("/v1/events", "/v1/requests/{request_id}/events"):
+        assert "Last-Event-ID" in [one["name"] for one in paths[path]["get"]["parameters"]]
 
 
 def test_a_token_hears_of_its_own_spaces(

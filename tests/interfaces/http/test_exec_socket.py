@@ -237,7 +237,7 @@ def test_a_message_that_is_too_large(daemon: Daemon, space: dict[str, Any]) -> N
     with exec_session(daemon, space["id"], argv=["cat"], stdin=True) as session:
         session.until("started")
         with pytest.raises(ConnectionClosed) as caught:
-            session.send(b"x" * (1 << 21))
+            session.send(b"x" * (5 << 20))
             while True:
                 session.connection.recv(FRAME_S)
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1009

@@ -34,6 +34,30 @@ def _names(client: httpx.Client, files: str, path: str = ".") -> list[str]:
     return [entry["name"] for entry in entries]
 
 
+@contextlib.contextmanager
+def _unfinished(daemon: Daemon, files: str, secret: str, size: int) -> Iterator[None]:
+    """An upload that comes so far, and no further."""
+    host, port = daemon.address.rsplit(":", 1)
+    with socket.create_connection((host.rpartition("/")[2], int(port)), ANSWER_S) as connection:
+        head = f"PUT {files}?path={connection.getsockname()[1]} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        head += f"Authorization: Bearer {secret}\r\nContent-Length: {1 << 40}\r\n\r\n"
+        connection.sendall(head.encode() + bytes(size))
+        yield
+
+
+def test_uploads_that_never_end_keep_nobody_else_out(
+    daemon: Daemon, client: httpx.Client, space: dict[str, Any], files: str
+) -> None:
+    secret, other = daemon.token(f"space:{space['id']}"), daemon.token(f"space:{space['id']}")
+    with contextlib.ExitStack() as stack:
+        for size in (*[4 * BIG] * 4, *[BIG] * 4):
+            stack.enter_context(_unfinished(daemon, files, secret, size))
+        # Sooner than those are cut off that say nothing more, which one more byte delays.
+        with daemon.tcp(other) as stranger:
+            for name, one in (("own", client), ("other", stranger)):
+                good(one.put(files, params={"path": name}, content=bytes(BIG), timeout=20))
+
+
 def test_writing_and_reading(client: httpx.Client, files: str) -> None:
     written = good(client.put(files, params={"path": "a.sh", "mode": "750"}, content=b"#!\n"))
     assert written["name"] == "a.sh" and written["mode"] == "750" and written["size"] == 3

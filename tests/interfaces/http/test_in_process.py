@@ -17,13 +17,13 @@ from websockets.typing import Origin, Subprotocol
 
 from carrel.config import Settings
 from carrel.daemon import places
-from carrel.daemon.assembling import open_api
-from carrel.daemon.listening import Server, bound
+from carrel.daemon.main import open_api
+from carrel.daemon.server import DaemonServer, bound
 from carrel.domain.errors import AuthenticationFailed
-from carrel.interfaces.http import exec_socket, requests_socket
-from carrel.interfaces.http.bodies import BodyEnded, BodyTooSlow, PieceReader, Pieces
-from carrel.interfaces.http.closing import REASON, Closing
-from carrel.interfaces.http.streams import EventStream, Told, told
+from carrel.interfaces.http import requests, runs
+from carrel.interfaces.http.files import BodyEnded, BodyTooSlow, PieceReader, Pieces
+from carrel.interfaces.http.lifetime import REASON, Shutdown
+from carrel.interfaces.http.responses import EventStream, Told, told
 from carrel.launcher.client import Launcher
 from tests.daemon.rig import good
 
@@ -47,10 +47,10 @@ async def rig(data: Path) -> AsyncIterator[Rig]:
     places.make_folder(data)
     try:
         async with (
-            open_api(settings, lambda: None) as (api, closing),
+            open_api(settings, lambda: None) as (api, closing, _),
             bound(data, "127.0.0.1:0") as found,
         ):
-            server = Server(api, closing)
+            server = DaemonServer(api, closing)
             await server.open(found.sockets)
             transport = httpx.AsyncHTTPTransport(uds=places.socket(data))
             async with httpx.AsyncClient(
@@ -67,7 +67,7 @@ async def rig(data: Path) -> AsyncIterator[Rig]:
 
 async def test_a_revoked_token_ends_its_sessions(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not the command."""
-    monkeypatch.setattr(exec_socket, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(runs, "KEEP_ALIVE_S", 0.05)
     space = good(await rig.client.post("/v1/spaces", json={}))["id"]
     token = await rig.token(f"space:{space}")
     headers = {"Authorization": f"Bearer {token['secret']}"}
@@ -89,8 +89,8 @@ async def test_requests_of_a_token_that_is_revoked(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session ends, and what was asked for goes on. A connection has room for so many."""
-    monkeypatch.setattr(requests_socket, "KEEP_ALIVE_S", 0.05)
-    monkeypatch.setattr(requests_socket, "MOST_FOLLOWED", 1)
+    monkeypatch.setattr(requests, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(requests, "MOST_FOLLOWED", 1)
     token = await rig.token("label:team=blue")
     headers = {"Authorization": f"Bearer {token['secret']}"}
     url = f"ws://{rig.address}/v1/requests"
@@ -118,7 +118,7 @@ async def test_requests_of_a_token_that_is_revoked(
 
 
 async def test_a_first_frame_that_does_not_come(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exec_socket, "FIRST_FRAME_S", 0.05)
+    monkeypatch.setattr(runs, "FIRST_FRAME_S", 0.05)
     headers = {"Authorization": f"Bearer {(await rig.token('admin'))['secret']}"}
     url = f"ws://{rig.address}/v1/spaces/any/exec"
     async with connect(url, additional_headers=headers, proxy=None) as socket:
@@ -208,7 +208,7 @@ async def _silent(closed: list[bool]) -> Told:
 
 @pytest.mark.parametrize("how", ["client", "daemon", "token"])
 async def test_a_silent_stream_is_kept_alive_until_it_ends(how: str) -> None:
-    closing, closed = Closing(), list[bool]()
+    closing, closed = Shutdown(), list[bool]()
     revoked = asyncio.Event()
 
     async def recheck() -> None:

@@ -112,6 +112,17 @@ def test_in_a_space(client: httpx.Client, project: Path) -> None:
     bad(client.get("/v1/instances", params={"space": "nowhere"}), 404, "space_not_found")
 
 
+def test_where_its_socket_is_is_told_to_the_owner(
+    client: httpx.Client, daemon: Daemon, space: dict[str, Any]
+) -> None:
+    wanted = {"server": "carrel", "space_id": space["id"], "streams": True}
+    made = good(client.post("/v1/instances", json=wanted))
+    assert made["socket"].startswith(str(daemon.data))
+    with daemon.tcp(daemon.token(f"space:{space['id']}")) as guest:
+        seen = good(guest.get(f"/v1/instances/{made['instance_id']}"))
+    assert str(daemon.data) not in str(seen) and seen["socket"].startswith("<data>")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

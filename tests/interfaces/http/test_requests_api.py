@@ -287,7 +287,7 @@ def test_bad_bodies(client: httpx.Client) -> None:
         ),
     ):
         assert bad(client.post("/v1/requests", json=body), 422, "message_invalid")["field"] == field
-    bad(post(client, "/v1/requests", {"instructions": "\ud800"}), 422, "request_invalid")
+    bad(post(client, "/v1/requests", {"instructions": "\ud800"}), 422, "message_invalid")
     deep: Any = {}
     for _ in range(400):
         deep = {"x": deep}

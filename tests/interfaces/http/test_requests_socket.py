@@ -12,11 +12,11 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from carrel.client import frames
+from carrel.client import websocket
+from carrel.client.address import Address
+from carrel.client.http import HttpRequest
 from carrel.client.link import Link
-from carrel.client.places import Place
-from carrel.client.requests import Request
-from carrel.service.requests.presence import TIED_S
+from carrel.service.requests.manager import TIED_S
 from tests.agents.recording.running import wait_until
 from tests.daemon.requesting import (
     GATE,
@@ -260,10 +260,10 @@ def _state(client: httpx.Client, name: str) -> str:
 def test_an_outcome_that_was_sent_and_lost_is_there(daemon: Daemon, client: httpx.Client) -> None:
     """Who is lost right after it was sent gets all of it again, content included."""
     name = new_name()
-    sock, rest = Link(Place(socket=daemon.socket)).websocket(Request("GET", "/v1/requests"))
+    sock, rest = Link(Address(socket=daemon.socket)).websocket(HttpRequest("GET", "/v1/requests"))
     asked = {"type": "generate", "instructions": "write a b", "request_id": name}
-    sock.sendall(frames.encode(frames.TEXT, json.dumps(asked).encode()))
-    parser, found = frames.FrameParser(), b""
+    sock.sendall(websocket.encode(websocket.TEXT, json.dumps(asked).encode()))
+    parser, found = websocket.FrameParser(), b""
     while b'"result"' not in found:
         # No ping is answered here.
         found += b"".join(message.data for message in parser.receive(rest or sock.recv(65536)))
@@ -277,17 +277,17 @@ def test_an_outcome_that_was_sent_and_lost_is_there(daemon: Daemon, client: http
 
 
 def test_who_does_not_read_holds_up_nobody_else(daemon: Daemon, client: httpx.Client) -> None:
-    sock, rest = Link(Place(socket=daemon.socket)).websocket(Request("GET", "/v1/requests"))
+    sock, rest = Link(Address(socket=daemon.socket)).websocket(HttpRequest("GET", "/v1/requests"))
     name, big = new_name(), "run head -c 3000000 /dev/urandom > big"
     asked = {"type": "generate", "instructions": big, "request_id": name}
-    sock.sendall(frames.encode(frames.TEXT, json.dumps(asked).encode()))
+    sock.sendall(websocket.encode(websocket.TEXT, json.dumps(asked).encode()))
     wait_until(lambda: _state(client, name) == "done")
     with talking(daemon) as talk:
         assert talk.made("write a b")["complete"]
-    parser, last = frames.FrameParser(), b""
+    parser, last = websocket.FrameParser(), b""
     while b'"result"' not in last:
         for message in parser.receive(rest or sock.recv(1 << 20)):
-            last = message.data if message.kind == frames.TEXT else last
+            last = message.data if message.kind == websocket.TEXT else last
         rest = b""
     sock.close()
     assert len(b64decode(json.loads(last)["files"][0]["base64"])) == 3_000_000
@@ -367,7 +367,7 @@ def test_wrong_order(talk: Talk) -> None:
     [
         ({"instructions": "  "}, "request_invalid"),
         ({"instructions": "x" * 200_001}, "request_invalid"),
-        ({"instructions": "half \ud800"}, "request_invalid"),
+        ({"instructions": "half \ud800"}, "message_invalid"),
         ({"instructions": "x", "tool": "other"}, "request_invalid"),
         ({"instructions": "x", "request_id": "rq_mine"}, "request_invalid"),
         ({"instructions": "x", "frontend": "nobody"}, "unsupported_frontend"),

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from carrel.interfaces.http.models.runs import RunView
+from carrel.api import wire
+from carrel.api.types.runs import RunInfo
 from tests.daemon.rig import bad, good, post
 
 LATEST_S = 30.0
@@ -45,7 +46,7 @@ def test_exec_runs_to_the_end(client: httpx.Client, space: dict[str, Any]) -> No
     assert answer["stdout"] == "out\n" and answer["stderr"] == "err\n"
     assert answer["truncated"] is False and "stdout_base64" not in answer
     run = answer["run"]
-    RunView.model_validate(run)
+    wire.from_plain(run, RunInfo)
     assert run["state"] == "ended" and run["space"] == space["id"]
     assert run["exit"]["reason"] == "exited" and run["exit"]["code"] == 3
     assert run["exit"]["started_at"] <= run["exit"]["ended_at"]
@@ -93,6 +94,21 @@ def test_the_end_of_long_output_is_kept(client: httpx.Client, space: dict[str, A
     assert answer["stdout"].endswith("999999\n1000000\n")
     whole = _exec(client, space, "seq", "1000", max_output_bytes=0)
     assert whole["stdout"] == "" and whole["truncated"] is True
+
+
+@pytest.mark.parametrize("most", [200_000, 200_001, 1 << 20, 16 << 20])
+def test_much_output_is_told_as_it_was(
+    client: httpx.Client, space: dict[str, Any], most: int
+) -> None:
+    """However it is cut into pieces."""
+    whole = "aé€😀\0\n".encode() * 100_000 + b"\xff"
+    script = "import sys; sys.stdout.buffer.write('aé€😀\\0\\n'.encode() * 100_000 + b'\\xff')"
+    script += "; sys.stderr.write('x')"
+    text = _exec(client, space, "python3", "-c", script, max_output_bytes=most)
+    assert text["stdout"] == whole[-most:].decode("utf-8", "replace")
+    assert text["stderr"] == "x" and text["truncated"] is (len(whole) > most)
+    told = _exec(client, space, "python3", "-c", script, max_output_bytes=most, base64=True)
+    assert base64.b64decode(told["stdout_base64"]) == whole[-most:]
 
 
 def test_a_command_has_its_time(client: httpx.Client, space: dict[str, Any]) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from tests.daemon.hub_rig import line_to
+from carrel.domain.access import ADMIN, Caller, Scope, ScopeKind
+from carrel.domain.errors import InsufficientDisk
+from carrel.domain.events import Event, EventType
+from carrel.interfaces.http.answers import AnswerReader, details_of, reader
+from carrel.interfaces.http.events import info
+from tests.daemon.hub_rig import line_to, speak
 from tests.daemon.rig import Daemon, bad, good
 from tests.daemon.sessions import FRAME_S, Session
 from tests.instances.small import FILE, SCRIPT, small
@@ -80,6 +86,8 @@ ROUTES = [
     Route("POST", "/v1/spaces/{space}/turns", "hidden", body={"prompt": "hello"}),
     Route("GET", "/v1/spaces/{space}/turns", "hidden"),
     Route("GET", "/v1/spaces/{space}/terminal", "hidden"),
+    Route("GET", "/v1/spaces/{space}/trust", "hidden"),
+    Route("POST", "/v1/spaces/{space}/trust", "hidden", body={"digest": ""}),
     Route("GET", "/v1/turns/{turn}", "hidden"),
     Route("POST", "/v1/turns/{turn}/interrupt", "hidden"),
     Route("POST", "/v1/turns/{turn}/stop", "hidden"),
@@ -120,6 +128,7 @@ ROUTES = [
     Route("GET", "/v1/events", "own", {"after": "0"}),
     Route("POST", "/v1/gc", "admin", body={"dry_run": True}),
     Route("GET", "/v1/doctor", "admin"),
+    Route("GET", "/v1/df", "admin"),
     Route("GET", "/v1/tokens", "admin"),
     Route("POST", "/v1/tokens", "admin", body={"scope": "admin"}),
     Route("DELETE", "/v1/tokens/{token}", "admin"),
@@ -345,3 +354,98 @@ def test_nothing_foreign_was_touched(world: World, client: httpx.Client) -> None
     assert instance["state"] == "ready" and instance["clients"] == 1
     assert good(client.get(f"/v1/runs/{world.foreign_run}"))["state"] == "running"
     assert good(client.get(f"/v1/requests/{world.foreign_request}"))["workspace"] == "there"
+
+
+def test_where_programs_are_is_for_administrators(daemon: Daemon, client: httpx.Client) -> None:
+    known = good(client.get("/v1/servers"))["servers"]
+    assert any(one["command"] for one in known)
+    with daemon.tcp(daemon.token("label:team=blue")) as other:
+        found = good(other.get("/v1/servers"))["servers"]
+    assert [one["name"] for one in found] == [one["name"] for one in known]
+    assert not any(one["command"] or one["where"] for one in found)
+
+
+@pytest.fixture
+def shared(client: httpx.Client, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A space of the owner, of a folder of his, that a label's token sees."""
+    project = {"kind": "folder", "location": str(tmp_path / "home" / "greet")}
+    (tmp_path / "home" / "greet").mkdir(parents=True)
+    body = {"project": project, "labels": {"team": "paths"}}
+    made = good(client.post("/v1/spaces", json=body))
+    yield made
+    client.delete(f"/v1/spaces/{made['id']}", params={"force": "true"})
+
+
+def test_the_daemons_folders_are_for_administrators(
+    daemon: Daemon, client: httpx.Client, shared: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nor is it told where the owner's own are."""
+    one = f"/v1/spaces/{shared['id']}"
+    assert shared["path"].startswith(str(daemon.data))
+    assert shared["project"]["location"].startswith(str(tmp_path))
+    scopes = ("label:team=paths", f"space:{shared['id']}")
+    for scope in scopes:
+        with daemon.tcp(daemon.token(scope)) as other:
+            good(other.post(f"{one}/exec", json={"argv": ["sh", "-c", "echo > new"]}))
+            run = good(other.post(f"{one}/exec", json={"argv": ["true"]}))["run"]["id"]
+            answers = [
+                other.get(path, headers={"Accept": "application/json"})
+                for path in (
+                    *("/v1/spaces", one, f"{one}/usage", f"/v1/runs/{run}", "/v1/trash"),
+                    *("/v1/requests", "/v1/instances", "/v1/agents", "/v1/info"),
+                )
+            ]
+            answers += [other.post(f"{one}/stop", json={}), other.post(f"{one}/start")]
+            answers += [other.post(f"{one}/verify"), other.patch(one, json={"description": "x"})]
+            for answer in answers:
+                good(answer)
+                assert str(daemon.data) not in answer.text, answer.url
+                assert str(tmp_path) not in answer.text, answer.url
+            assert good(answers[1])["project"]["location"] == "greet"
+    # Nor does code in the space hear of it.
+    (heard,) = speak(daemon, shared["id"], {"type": "system_list_spaces", "id": "l"})
+    (found,) = heard["data"]["spaces"]
+    assert found["project"] == "greet"
+    with daemon.tcp(daemon.token("admin")) as admin:
+        assert good(admin.get(one))["path"] == shared["path"]
+
+
+def test_mounts_name_no_base(daemon: Daemon, client: httpx.Client, shared: dict[str, Any]) -> None:
+    """The folders that are shown themselves, and nothing of what they are made of."""
+    body = {"argv": ["cat", "/proc/self/mountinfo"]}
+    said = good(client.post(f"/v1/spaces/{shared['id']}/exec", json=body))["stdout"]
+    lines = [line for line in said.splitlines() if " - " in line]
+    assert lines and f"{daemon.data}/bases" not in said
+    assert shared["project"]["location"] not in said
+    for line in lines:
+        _mount, _, options = line.partition(" - ")
+        assert str(daemon.data) not in options
+
+
+def test_a_request_of_a_token_says_nothing_of_where_it_works(
+    daemon: Daemon, client: httpx.Client
+) -> None:
+    body = {"instructions": "write a b", "retention": "retain"}
+    with daemon.tcp(daemon.token("label:team=paths")) as other:
+        name = good(other.post("/v1/requests", json=body))["request_id"]
+        own = good(other.get(f"/v1/requests/{name}", params={"wait": 60}))
+        assert (own["state"], own["workspace"], own["workspace_path"]) == ("done", "there", "")
+    told = good(client.get(f"/v1/requests/{own['key']}"))
+    assert told["workspace_path"].startswith(str(daemon.data))
+
+
+@pytest.mark.parametrize("scope", [None, Scope(ScopeKind.LABEL, "a=b"), ADMIN])
+def test_problems_name_the_daemons_folders_to_its_owner(scope: Scope | None) -> None:
+    words = "There is no room in /var/lib/carrel/carrel.db."
+    error = InsufficientDisk(words, hint=words, path="/var/lib/carrel/x", many=["/var/lib/carrel"])
+    reader.set(AnswerReader(Caller("tk", scope) if scope else None, "/var/lib/carrel"))
+    found = details_of(error)
+    event = info(Event(1, EventType.SPACE_STATE, "sp", {"problem": {"message": words}}, 1.0))
+    others = info(Event(1, "buffer_x", "sp", {"text": words}, 1.0))
+    reader.set(AnswerReader())
+    assert others.data == {"text": words}
+    for value in (found, event.data):
+        assert ("/var/lib/carrel" in json.dumps(value)) is (scope is ADMIN)
+    if scope is not ADMIN:
+        assert found["detail"] == "There is no room in <data>/carrel.db."
+        assert (found["path"], found["many"]) == ("<data>/x", ["<data>"])

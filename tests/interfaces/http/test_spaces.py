@@ -11,7 +11,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from carrel.interfaces.http.models.spaces import SpaceView
+from carrel.api import wire
+from carrel.api.types.spaces import SpaceInfo
 from tests.daemon.rig import Daemon, bad, good
 
 
@@ -46,7 +47,7 @@ def test_a_space_is_made_as_asked(client: httpx.Client, daemon: Daemon, project:
     )
     assert response.status_code == 201
     space = response.json()
-    SpaceView.model_validate(space)
+    wire.from_plain(space, SpaceInfo)
     assert space["state"] == "ready" and space["name"] == name
     assert space["project"] == {"kind": "folder", "location": str(project), "ref": None}
     assert space["limits"]["pids"] == 64 and space["limits"]["cpus"] == 0.5
@@ -185,6 +186,12 @@ def test_making_one_can_be_watched(client: httpx.Client, project: Path) -> None:
     assert {name for name, _ in events[:-1]} == {"progress"}
     assert set(events[0][1]) == {"stage", "done", "total", "bytes_done"}
     _remove(client, events[-1][1])
+
+
+def test_what_nobody_can_make_is_refused_before_it_is_watched(client: httpx.Client) -> None:
+    both = {"base": "ba_x", "project": {"kind": "empty"}}
+    headers = {"Accept": "text/event-stream"}
+    bad(client.post("/v1/spaces", json=both, headers=headers), 422, "message_invalid")
 
 
 def test_a_watched_failure_is_told_in_the_stream(client: httpx.Client, tmp_path: Path) -> None:

@@ -137,9 +137,11 @@ _X86_64 = {
     "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304,
     "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
     "renameat2": 316, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "clone": 56,
-    "ptrace": 101, "capset": 126, "syslog": 103, "linkat": 265,
+    "open": 2, "creat": 85, "chmod": 90, "fchmod": 91, "mknod": 133, "openat": 257,
+    "mknodat": 259, "fchmodat": 268, "ptrace": 101, "capset": 126, "syslog": 103, "linkat": 265,
 }  # fmt: skip
 _GENERIC = {
+    "mknodat": 33, "fchmod": 52, "fchmodat": 53, "openat": 56,
     "linkat": 37, "pivot_root": 41, "quotactl": 60, "acct": 89, "capset": 91,
     "ioprio_set": 30, "kexec_load": 104, "init_module": 105, "delete_module": 106,
     "syslog": 116, "ptrace": 117, "tgkill": 131, "rt_sigqueueinfo": 138, "reboot": 142,
@@ -152,7 +154,7 @@ _GENERIC = {
 _EVERYWHERE = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "pidfd_open": 434, "clone3": 435,
-    "pidfd_getfd": 438, "mount_setattr": 442,
+    "openat2": 437, "pidfd_getfd": 438, "mount_setattr": 442, "fchmodat2": 452,
 }  # fmt: skip
 X86_64 = platform.machine() == "x86_64"
 NUMBERS = {**(_X86_64 if X86_64 else _GENERIC), **_EVERYWHERE}

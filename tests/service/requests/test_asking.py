@@ -11,8 +11,8 @@ from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import Forbidden, RequestInvalid
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.requests import Check, Generate, Keeping, Policy, Webhook
-from carrel.service.requests.asking import MAX_INSTRUCTIONS, check, digest
-from carrel.service.requests.rules import RequestRules
+from carrel.service.requests.book import RequestRules
+from carrel.service.requests.intake import MAX_INSTRUCTIONS, check, digest
 
 RULES = RequestRules(webhook_hosts=("ci.example",))
 TOKEN = Caller("tk_one", Scope(ScopeKind.LABEL, "team=blue"))

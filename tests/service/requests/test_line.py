@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.service.requests.line import Line
+from carrel.service.requests.stream import Line
 
 WAITING = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")), max_size=30)
 
@@ -44,6 +44,14 @@ def test_owners_of_one_caller_do_not_outweigh_another_caller() -> None:
 def test_nobody_waits() -> None:
     with pytest.raises(LookupError):
         Line().take()
+
+
+def test_who_may_not_keeps_its_place() -> None:
+    line = filled([("a", "x")] * 2 + [("b", "x")] * 2)
+    assert line.take(lambda caller: caller == "b") == "2"
+    assert drained(line) == ["0", "3", "1"]
+    with pytest.raises(LookupError):
+        filled([("a", "x")]).take(lambda _: False)
 
 
 def test_leaving_twice_is_leaving() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carrel.domain.requests import Generate
-from carrel.service.requests.prompting import MISSING, MOST_MISSING, missing_in, prompt_of
+from carrel.service.requests.work import MISSING, MOST_MISSING, missing_in, prompt_of
 
 
 def test_instructions_alone_are_the_prompt() -> None:

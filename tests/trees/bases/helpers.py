@@ -14,7 +14,8 @@ from pathlib import Path
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
 from carrel.domain.trees import Base
 from carrel.linux import mounts
-from carrel.trees.bases.manifest import iter_entries
+from carrel.trees.bases.manifest import read_manifest
+from carrel.trees.paths import join
 from tests.folders import remove_folder
 
 
@@ -68,6 +69,36 @@ def _seen(path: bytes, folder_times: bool) -> Seen:
     elif not folder_times:
         mtime_ns = 0
     return Seen(kind, stat.S_IMODE(status.st_mode), size, content, mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a base. `path` is relative, b"" for the root. `layer` is the folder
+    that has it on disk, at the same path below. Files with the same `link_group` are
+    one file under several names."""
+
+    path: bytes
+    mode: int
+    size: int
+    mtime_ns: int
+    digest: bytes
+    layer: Path
+    link_group: bytes | None = None
+
+    @property
+    def source(self) -> Path:
+        return self.layer / os.fsdecode(self.path)
+
+
+def iter_entries(base: Base) -> Iterator[Entry]:
+    """All that a base shows, the root first and each folder before what is in it."""
+    manifest = read_manifest(base.folder)
+    layers = base.layers[::-1]
+    for path, record in manifest.walk():
+        layer = layers[record.layer]
+        yield Entry(path, record.mode, 0, record.mtime_ns, record.digest, layer)
+        for name, item in record.items().items():
+            yield Entry(join(path, name), *item[:4], layers[item.layer], item.leader or None)
 
 
 def listed(base: Base) -> Picture:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,9 @@ from carrel.domain.errors import (
     ProjectTooLarge,
 )
 from carrel.domain.projects import BaseRequest, Progress, Project, ProjectKind
+from carrel.linux.statx import ROW, Answers, StatBatch
 from carrel.trees.bases.store import BaseStore
+from carrel.trees.sources import folder as folder_source
 from tests.accounts import PYTHON, Account, run_as
 from tests.folders import remove_folder
 from tests.trees.bases.helpers import left_in_staging, picture, request, shown, write
@@ -247,6 +249,58 @@ def test_a_file_that_changes_between_the_look_and_the_copy(store: BaseStore, pro
     assert shown(base) == picture(project)
 
 
+class Glimpse(StatBatch):
+    """Sees a folder as it is for the moment of one look: not there, or a file."""
+
+    folder: Path
+    """Set for as long as it is to be seen so."""
+    as_file: bool
+
+    def run(self, dir_fd: int, paths: Sequence[bytes], device: int) -> Answers:
+        name = os.fsencode(self.folder.name)
+        if name not in paths or not self.folder.is_dir():
+            return super().run(dir_fd, paths, device)
+        aside = self.folder.with_name("aside")
+        self.folder.rename(aside)
+        if self.as_file:
+            write(self.folder)
+        try:
+            seen = super().run(dir_fd, [name], device)
+        finally:
+            if self.as_file:
+                self.folder.unlink()
+            aside.rename(self.folder)
+        answers, at = super().run(dir_fd, paths, device), paths.index(name)
+        answers.rows[at * ROW : (at + 1) * ROW] = seen.rows
+        answers.failed.extend([at] if seen.failed else [])
+        return answers
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_folder_that_is_away_in_the_middle_of_a_look(
+    store: BaseStore, data: Path, project: Path, monkeypatch: pytest.MonkeyPatch, as_file: bool
+) -> None:
+    """What is below it was seen, and it was not: it is looked at again, or refused."""
+    subprocess.run(["git", "init", "-q", project / "lib"], check=True)
+    write(project / "lib/src/code.py")
+    store.build(request(project))
+    monkeypatch.setattr(folder_source, "StatBatch", Glimpse)
+    monkeypatch.setattr(Glimpse, "as_file", as_file, raising=False)
+    monkeypatch.setattr(Glimpse, "folder", project / "lib", raising=False)
+    write(project / "lib/src/code.py", "changed")
+
+    def once(progress: Progress) -> None:
+        if progress.stage == "checking":
+            monkeypatch.setattr(Glimpse, "folder", project / "elsewhere")
+
+    if as_file:
+        with pytest.raises(ProjectChanged) as caught:
+            store.build(request(project), once)
+        assert "'lib" in caught.value.message
+        assert left_in_staging(data) == []
+    assert shown(store.build(request(project), once)) == picture(project)
+
+
 def test_a_project_that_goes_away(store: BaseStore, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     write(folder / "file")
@@ -321,3 +375,22 @@ def test_a_file_system_without_inodes(project: Path, small_disk: Path) -> None:
         write(project / f"many/{number}")
     refused(store, request(project), InsufficientDisk)
     assert nothing_left(small_disk)
+
+
+@pytest.mark.parametrize(("levels", "refused"), [(500, False), (6000, True)])
+def test_folders_that_are_nested_without_end_are_refused(
+    store: BaseStore, project: Path, levels: int, refused: bool
+) -> None:
+    here = os.open(project, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    if refused:
+        with pytest.raises(ProjectTooLarge, match="1000 levels"):
+            store.build(request(project))
+    else:
+        assert store.build(request(project)).entries > levels
+    assert store.build(request(project, exclude=("d/",))).entries < levels

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.errors import GitFailed, ProjectTooLarge, RefNotFound
-from carrel.domain.projects import BaseRequest, Project, ProjectKind
+from carrel.domain.projects import BaseRequest, GitReach, Project, ProjectKind
 from carrel.domain.trees import Base
 from carrel.trees.bases import indexes
 from carrel.trees.bases.store import SANDBOX_OWNER, BaseStore
@@ -164,7 +164,7 @@ def test_a_linked_worktree_stands_alone(store: BaseStore, repository: Path, tmp_
     work = tmp_path / "work"
     git(repository, "worktree", "add", "-q", "-b", "feature", str(work))
     write(work / "new", "x")
-    base = store.build(request(work))
+    base = store.build(request(work, git_reach=GitReach.AGREED))
     repository.rename(tmp_path / "hidden")
     with used(base, tmp_path) as copy:
         assert (copy / ".git").is_dir()
@@ -180,22 +180,22 @@ def test_a_linked_worktree_is_followed(store: BaseStore, repository: Path, tmp_p
         write(repository / f"files/{number}", str(number))
     commit(repository, "more")
     git(repository, "worktree", "add", "-q", "-b", "feature", str(work))
-    first = store.build(request(work))
-    assert store.build(request(work)).base_id == first.base_id
+    first = store.build(request(work, git_reach=GitReach.AGREED))
+    assert store.build(request(work, git_reach=GitReach.AGREED)).base_id == first.base_id
     write(work / "new", "x")
     made = commit(work, "in the worktree")
-    second = store.build(request(work))
+    second = store.build(request(work, git_reach=GitReach.AGREED))
     assert len(second.layers) == 2
     with used(second, tmp_path) as copy:
         assert git(copy, "rev-parse", "HEAD").strip() == made
         assert git(copy, "status", "--porcelain") == ""
     # It becomes a plain folder, and something else again.
     (work / ".git").rename(tmp_path / "pointer")
-    third = store.build(request(work))
+    third = store.build(request(work, git_reach=GitReach.AGREED))
     assert shown(third) == picture(work)
     assert not third.has_git
     (tmp_path / "pointer").rename(work / ".git")
-    fourth = store.build(request(work))
+    fourth = store.build(request(work, git_reach=GitReach.AGREED))
     assert shown(fourth).keys() == shown(second).keys()
     with used(fourth, tmp_path) as copy:
         assert git(copy, "status", "--porcelain") == ""
@@ -207,10 +207,11 @@ def test_borrowed_objects_come_along(store: BaseStore, repository: Path, tmp_pat
     git(tmp_path, "clone", "-q", "--shared", str(repository), str(clone))
     write(clone / "own", "x")
     commit(clone, "own")
-    first = store.build(request(clone))
-    assert store.build(request(clone)).base_id == first.base_id
+    store.build(request(clone, git_reach=GitReach.AGREE))
+    first = store.build(request(clone, git_reach=GitReach.AGREED))
+    assert store.build(request(clone, git_reach=GitReach.AGREED)).base_id == first.base_id
     git(repository, "gc", "-q")
-    second = store.build(request(clone))
+    second = store.build(request(clone, git_reach=GitReach.AGREED))
     repository.rename(tmp_path / "hidden")
     for base in (first, second):
         with used(base, tmp_path) as copy:

@@ -17,7 +17,7 @@ from carrel.domain.projects import BaseRequest, Progress, Project, ProjectKind
 from carrel.domain.trees import Change, ChangeKind, Owner
 from carrel.linux import btrfs
 from carrel.linux.ids import store_gid, store_uid
-from carrel.trees.bases.layouts import LayeredLayout, SubvolumeLayout
+from carrel.trees.bases.disk import LayeredLayout, SubvolumeLayout
 from carrel.trees.bases.store import BaseStore
 from tests.accounts import PYTHON, Account, run_as
 from tests.trees.bases.helpers import left_in_staging, listed, picture, request, shown, write
@@ -201,7 +201,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
-from carrel.trees.bases.layouts import SubvolumeLayout
+from carrel.trees.bases.disk import SubvolumeLayout
 from carrel.trees.bases.store import BaseStore
 
 class Killed(SubvolumeLayout):
@@ -233,7 +233,7 @@ _AS_USER = """
 import sys
 from pathlib import Path
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
-from carrel.trees.bases.layouts import SubvolumeLayout
+from carrel.trees.bases.disk import SubvolumeLayout
 from carrel.trees.bases.store import BaseStore
 store = BaseStore(Path(sys.argv[1]), layout=SubvolumeLayout(), verify_after_s=0)
 asked = BaseRequest(Project(ProjectKind.FOLDER, sys.argv[2]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.trees import Base
-from carrel.trees.bases import building
-from carrel.trees.bases.copying import Copier, Wanted
+from carrel.trees.bases import folder_base
+from carrel.trees.bases.entries import Copier, WantedEntry
 from carrel.trees.bases.store import BaseStore
 from tests.trees.bases.helpers import picture, request, shown, write
 from tests.trees.git.repositories import commit, git, make_repository
@@ -35,7 +35,7 @@ def looked_into(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     digest = Copier.digest
 
-    def noting(self: Copier, wanted: Wanted, mode: int) -> bytes:
+    def noting(self: Copier, wanted: WantedEntry, mode: int) -> bytes:
         if b"/objects/" in wanted.path and b"/info/" not in wanted.path:
             found.append(os.fsdecode(wanted.name))
         return digest(self, wanted, mode)
@@ -104,7 +104,7 @@ def test_an_object_that_is_another_file_is_read(
 def test_a_touched_pack_is_read_once(
     store: BaseStore, repository: Path, looked_into: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "_AS_MUCH_AS_A_FILE", 1)
+    monkeypatch.setattr(folder_base, "_AS_MUCH_AS_A_FILE", 1)
     first = store.build(request(repository))
     os.utime(pack(repository), (1_700_000_000, 1_700_000_000))
     for _ in range(3):

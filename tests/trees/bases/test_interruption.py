@@ -14,6 +14,7 @@ import pytest
 
 from carrel.domain.projects import BaseRequest, Progress
 from carrel.domain.trees import Base
+from carrel.trees.bases import jobs
 from carrel.trees.bases import store as store_module
 from carrel.trees.bases.store import BaseStore
 from tests.trees.bases.helpers import left_in_staging, picture, request, shown, write
@@ -26,13 +27,13 @@ _BUILD = """
 import os, signal, sys
 from pathlib import Path
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
-from carrel.trees.bases import filling
+from carrel.trees.bases import jobs
 from carrel.trees.bases.store import BaseStore
 
-filling._TOGETHER = 4
+jobs._TOGETHER = 4
 store = BaseStore(Path(sys.argv[1]), verify_after_s=0)
 limit = int(sys.argv[3])
-take = filling.Filler._take
+take = jobs.Filler._take
 count = 0
 
 def counted(self, filled, task, result):
@@ -42,7 +43,7 @@ def counted(self, filled, task, result):
     if count >= limit > 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-filling.Filler._take = counted
+jobs.Filler._take = counted
 base = store.build(BaseRequest(Project(ProjectKind.FOLDER, sys.argv[2])))
 print(base.base_id, count)
 """
@@ -137,16 +138,20 @@ def test_an_interrupt_keeps_what_was_done(store: BaseStore, data: Path, big: Pat
     assert left_in_staging(data) == []
 
 
-def test_an_interrupt_while_threads_copy(store: BaseStore, data: Path, big: Path) -> None:
+def test_an_interrupt_while_threads_copy(
+    store: BaseStore, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_INTERVAL_S", 0.0)
+
     def interrupt(progress: Progress) -> None:
         if progress.stage == "copying" and progress.done:
             raise KeyboardInterrupt
 
     write(big / "huge", os.urandom(1 << 20) * 50)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         store.build(request(big), interrupt)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert shown(store.build(request(big))) == picture(big)
 
 

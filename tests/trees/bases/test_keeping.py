@@ -12,7 +12,7 @@ import pytest
 from carrel.domain.errors import BaseInUse, BaseNotFound, TreeDamaged
 from carrel.domain.projects import Progress
 from carrel.domain.trees import Base
-from carrel.trees.bases import publishing
+from carrel.trees.bases import records
 from carrel.trees.bases.store import BaseStore
 from tests.trees.bases.helpers import left_in_staging, picture, request, shown, write
 from tests.trees.git.repositories import git, make_repository
@@ -126,14 +126,14 @@ def test_a_head_that_cannot_be_read_costs_only_time(
 
 
 def _reboot(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("publishing", "checking", "finishing"):
+    for module in ("records", "publication"):
         monkeypatch.setattr(f"carrel.trees.bases.{module}.boot_id", lambda: "another boot")
 
 
 def test_after_a_reboot_whole_bases_are_whole(
     store: BaseStore, three: list[Base], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert publishing.boot_id()
+    assert records.boot_id()
     _reboot(monkeypatch)
     assert store.list() == three
     assert store.get(three[2].base_id) == three[2]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.trees.bases.manifest import iter_entries
-from carrel.trees.bases.places import open_folder
 from carrel.trees.bases.store import BaseStore
-from tests.trees.bases.helpers import listed, mounted, picture, request, shown, write
+from carrel.trees.paths import open_folder
+from tests.trees.bases.helpers import iter_entries, listed, mounted, picture, request, shown, write
 
 MIB = 1 << 20
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carrel.trees.bases.manifest import iter_entries
 from carrel.trees.bases.store import BaseStore
 from carrel.trees.removal import remove_tree
-from tests.trees.bases.helpers import listed, picture, request, shown
+from tests.sampling import examples
+from tests.trees.bases.helpers import iter_entries, listed, picture, request, shown
 
 NAMES = [b"a", b"b", b"c", b"a.b", b"\xff\n", b"n" * 60]
 PATHS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map(b"/".join)
@@ -99,7 +99,11 @@ def link_groups(top: Path) -> set[frozenset[bytes]]:
 
 
 @given(rounds=ROUNDS, filler=st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(20, exhaustive=60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 def test_bases_follow_the_project(
     rounds: list[list[tuple[str, bytes, object]]], filler: bool
 ) -> None:
@@ -129,7 +133,11 @@ def test_bases_follow_the_project(
 
 
 @given(rounds=ROUNDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(10, exhaustive=25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 def test_the_same_content_has_the_same_id_however_it_came_about(
     rounds: list[list[tuple[str, bytes, object]]],
 ) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.projects import BaseRequest, Project, ProjectKind
+from carrel.domain.projects import BaseRequest, GitReach, Project, ProjectKind
 from carrel.domain.trees import Base
 from carrel.linux.ids import store_gid, store_uid
-from carrel.trees.bases import finishing, indexes
+from carrel.trees.bases import indexes, publication
 from carrel.trees.bases.store import BaseStore
 from carrel.trees.git import checkout
 from carrel.trees.git.index import IndexEntry, IndexStat, entries, restat
 from carrel.trees.git.mirror import Mirror
+from tests.sampling import examples
 from tests.trees.bases.git_trees import GitTree, freeze, git_store, git_tree, run
 from tests.trees.bases.helpers import request, write
 from tests.trees.git.repositories import commit, git, make_repository
@@ -219,7 +220,7 @@ def test_a_submodule_and_a_linked_worktree(
     git(repository, "worktree", "add", "-q", "-b", "feature", str(work))
     own = Path(git(work, "rev-parse", "--git-path", "index").strip())
     make_racy(work, index=str(own))
-    with git_tree(store.build(request(work)), place) as tree:
+    with git_tree(store.build(request(work, git_reach=GitReach.AGREED)), place) as tree:
         check_quiet(tree)
 
 
@@ -346,7 +347,7 @@ def test_a_frozen_tree_with_young_files(store: BaseStore, repository: Path, plac
         check_quiet(tree)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(3, exhaustive=8)))
 @pytest.mark.parametrize("by_difference", [False, True])
 def test_whatever_happens_in_whichever_second(
     store: BaseStore,
@@ -359,7 +360,7 @@ def test_whatever_happens_in_whichever_second(
     """A project whose clock stands still most of the time: git in a tree says what git says
     in the project."""
     monkeypatch.setattr(indexes, "_WORTH_KEEPING", 0 if by_difference else 1 << 30)
-    monkeypatch.setattr(finishing, "MAX_LAYERS", 4)
+    monkeypatch.setattr(publication, "MAX_LAYERS", 4)
     chance = random.Random(seed)
     for number in range(12):
         write(repository / f"files/{number}", "0")

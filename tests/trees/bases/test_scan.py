@@ -12,21 +12,20 @@ import pytest
 from carrel.domain.errors import ProjectInvalid
 from carrel.linux import openat2
 from carrel.linux.statx import StatBatch
-from carrel.trees.bases import filesystems, places
-from carrel.trees.bases.exclusion import Exclusion
-from carrel.trees.bases.filesystems import folder_times_tell
-from carrel.trees.bases.listing import Listing, Origin, differing
-from carrel.trees.bases.scan import Scanner, Sieve, Sighting
+from carrel.trees import mount_table, paths
+from carrel.trees.bases.scan import Exclusion, ScanFilter, Scanner, ScanResult
 from carrel.trees.bases.store import BaseStore
+from carrel.trees.bases.views import FolderListing, Origin, differing
+from carrel.trees.mount_table import folder_times_tell
 from tests.trees.bases.helpers import picture, request, shown, write
 
 
-def full(folder: Path, *exclude: str) -> Sighting:
+def full(folder: Path, *exclude: str) -> ScanResult:
     return scanner(folder, *exclude).full()
 
 
 def scanner(folder: Path, *exclude: str) -> Scanner:
-    return Scanner(Origin(os.fsencode(folder)), Sieve(Exclusion(exclude)), StatBatch())
+    return Scanner(Origin(os.fsencode(folder)), ScanFilter(Exclusion(exclude)), StatBatch())
 
 
 def test_every_entry_is_seen_once(project: Path) -> None:
@@ -41,9 +40,9 @@ def test_every_entry_is_seen_once(project: Path) -> None:
 
 def test_nothing_new_is_seen_again(project: Path) -> None:
     known = full(project).listing
-    sighting = scanner(project).again(known)
-    assert not sighting.changed
-    assert sighting.listing.paths == known.paths
+    scanned = scanner(project).again(known)
+    assert not scanned.changed
+    assert scanned.listing.paths == known.paths
 
 
 def test_what_is_new_different_and_gone(project: Path) -> None:
@@ -52,8 +51,8 @@ def test_what_is_new_different_and_gone(project: Path) -> None:
     write(project / "new/deep/file", "new")
     (project / ".env").unlink()
     (project / "src/app").rename(project / "src/moved")
-    sighting = scanner(project).again(known)
-    touched = {sighting.listing.paths[index] for index in sighting.touched}
+    scanned = scanner(project).again(known)
+    touched = {scanned.listing.paths[index] for index in scanned.touched}
     assert touched == {
         b"",
         b"README",
@@ -65,18 +64,18 @@ def test_what_is_new_different_and_gone(project: Path) -> None:
         b"src/moved/main.py",
         b"src/moved/util.py",
     }
-    assert set(sighting.gone) == {b".env", b"src/app", b"src/app/main.py", b"src/app/util.py"}
-    assert sorted(sighting.listing.paths[1:]) == sorted(picture(project))
-    assert not scanner(project).again(sighting.listing).changed
+    assert set(scanned.gone) == {b".env", b"src/app", b"src/app/main.py", b"src/app/util.py"}
+    assert sorted(scanned.listing.paths[1:]) == sorted(picture(project))
+    assert not scanner(project).again(scanned.listing).changed
 
 
 def test_paths_through_a_new_symlink_are_gone(project: Path) -> None:
     known = full(project).listing
     (project / "src").rename(project / "real")
     (project / "src").symlink_to("real")
-    sighting = scanner(project).again(known)
-    assert {b"src/app", b"src/app/main.py"} <= set(sighting.gone)
-    assert sorted(sighting.listing.paths[1:]) == sorted(picture(project))
+    scanned = scanner(project).again(known)
+    assert {b"src/app", b"src/app/main.py"} <= set(scanned.gone)
+    assert sorted(scanned.listing.paths[1:]) == sorted(picture(project))
 
 
 def test_recent_rows_are_not_trusted_next_time(project: Path) -> None:
@@ -99,7 +98,7 @@ def test_whose_folder_times_tell(project: Path, monkeypatch: pytest.MonkeyPatch)
         ["mount", "-t", "tmpfs", "none", str(project / "mounted")], check=True, timeout=20
     )
     assert folder_times_tell(os.fsencode(project.resolve()))
-    monkeypatch.setattr(filesystems, "_TRUSTED", frozenset({"ext4", "xfs", "btrfs", "overlay"}))
+    monkeypatch.setattr(mount_table, "_TRUSTED", frozenset({"ext4", "xfs", "btrfs", "overlay"}))
     assert not folder_times_tell(os.fsencode(project.resolve()))
 
 
@@ -119,7 +118,7 @@ def test_where_they_do_not_every_folder_is_listed_again(
 
 def test_listings_without_some_entries() -> None:
     rows = bytearray(b"".join(bytes([number]) * 64 for number in range(6)))
-    listing = Listing(Origin(b"/"), [b"%d" % number for number in range(6)], rows)
+    listing = FolderListing(Origin(b"/"), [b"%d" % number for number in range(6)], rows)
     for dropped in (set(), {0}, {5}, {1, 2, 4}, set(range(6))):
         kept = [number for number in range(6) if number not in dropped]
         result = listing.without(dropped)
@@ -153,21 +152,39 @@ def test_patterns_that_git_would_not_take() -> None:
         Exclusion(["!"])
 
 
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("*a" * 60 + "*b", b"a" * 250, False),
+        ("*a" * 60 + "*b", b"x/" + b"a" * 250 + b"b/y", True),
+        ("*?" * 60 + "b", b"c" * 250, False),
+        ("*[a/]" * 40 + "b", b"a" * 250, False),
+        ("a/**/" * 40 + "b", b"a/" * 1000 + b"c", False),
+        ("a/**/" * 40 + "b", b"a/" * 1000 + b"b", True),
+        ("**/*a*b/**/c*d", b"x/aab/y/z/ceed", True),
+        ("**/*a*b/**/c*d", b"x/aab/y/z/cee/d", False),
+    ],
+)
+def test_patterns_of_many_stars_take_no_time(pattern: str, path: bytes, matches: bool) -> None:
+    """They are a token's, and Python does nothing else while it looks for them."""
+    assert Exclusion([pattern]).matches(path, folder=False) is matches
+
+
 @pytest.mark.parametrize("by_walking", [False, True])
 def test_opening_a_folder_follows_nothing(
     project: Path, by_walking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert openat2.openat2_works()
     if by_walking:
-        monkeypatch.setattr(places, "openat2_works", lambda: False)
+        monkeypatch.setattr(paths, "openat2_works", lambda: False)
     (project / "alias").symlink_to("src")
     root = os.open(project, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fd = places.open_folder(root, b"src/app")
+        fd = paths.open_folder(root, b"src/app")
         assert stat.S_ISDIR(os.fstat(fd).st_mode)
         os.close(fd)
         for path in (b"alias", b"alias/app", b"README", b"nothing", b"..", b"src/../.."):
             with pytest.raises(OSError):
-                places.open_folder(root, path)
+                paths.open_folder(root, path)
     finally:
         os.close(root)

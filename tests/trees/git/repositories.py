@@ -10,6 +10,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from carrel.domain.projects import GitReach
+from carrel.trees.git.objects import object_files
+from carrel.trees.git.remote import Remote, RemoteTrust, locate
 from carrel.trees.git.standalone import GitPlan
 
 GIT_TIMEOUT_S = 60.0
@@ -30,6 +33,12 @@ def git(folder: Path, *args: str, env: Mapping[str, str] | None = None, check: b
     if check and result.returncode:
         raise AssertionError(f"git {args}: {result.stderr.decode(errors='replace')}")
     return result.stdout.decode(errors="surrogateescape")
+
+
+def found_at(location: str, reach: GitReach = GitReach.AGREE, *, own: bool = True) -> Remote:
+    """Where a repository is, for the owner who has agreed to all that it names."""
+    data = Path(location).parent / "carrel-data"
+    return locate(location, RemoteTrust(reach, data, own=own))
 
 
 def make_repository(folder: Path, *options: str) -> Path:
@@ -97,6 +106,12 @@ def apply_plan(source: Path, plan: GitPlan | None, target: Path) -> Path:
     place(b"", os.fsencode(source))
     for relative, path in plan.replace:
         place(relative, os.fsencode(path))
+    for relative, store in plan.objects:
+        for name in object_files(os.fsencode(store)):
+            to = Path(os.fsdecode(os.path.join(os.fsencode(target), relative, name)))
+            if not to.exists():
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(store / os.fsdecode(name), to, follow_symlinks=False)
     for relative, content in plan.generate.items():
         to = Path(os.fsdecode(os.path.join(os.fsencode(target), relative)))
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,17 @@ import pytest
 from carrel.domain.errors import GitFailed
 from carrel.domain.projects import Progress
 from carrel.trees.git.checkout import Delta, export_commit, export_delta
-from carrel.trees.git.location import locate
-from carrel.trees.git.mirror import Mirror
-from carrel.trees.git.refs import Resolved
+from carrel.trees.git.mirror import Mirror, Resolved
 from tests.accounts import PYTHON, Account, run_as
-from tests.trees.git.repositories import commit, digest, exercise, git, head, make_repository
+from tests.trees.git.repositories import (
+    commit,
+    digest,
+    exercise,
+    found_at,
+    git,
+    head,
+    make_repository,
+)
 
 TIMEOUT_S = 60.0
 
@@ -29,7 +35,7 @@ def origin(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mirror(origin: Path, tmp_path: Path) -> Mirror:
-    return Mirror(tmp_path / "mirrors", locate(str(origin)), timeout_s=TIMEOUT_S)
+    return Mirror(tmp_path / "mirrors", found_at(str(origin)), timeout_s=TIMEOUT_S)
 
 
 def exported(mirror: Mirror, ref: str | None, into: Path) -> tuple[Path, Resolved]:
@@ -147,7 +153,7 @@ def test_a_change_right_after_is_seen(mirror: Mirror, tmp_path: Path) -> None:
 def test_sha256_and_shallow(tmp_path: Path) -> None:
     full = make_repository(tmp_path / "full", "--object-format=sha256")
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{full}", "shallow")
-    mirror = Mirror(tmp_path / "m", locate(str(tmp_path / "shallow")), timeout_s=TIMEOUT_S)
+    mirror = Mirror(tmp_path / "m", found_at(str(tmp_path / "shallow")), timeout_s=TIMEOUT_S)
     base, resolved = exported(mirror, None, tmp_path / "base")
     assert len(resolved.commit) == 64
     assert git(base, "rev-list", "--count", "HEAD").strip() == "1"
@@ -169,8 +175,8 @@ def test_submodules_and_lfs_are_reported(origin: Path, mirror: Mirror, tmp_path:
 
 
 def test_credentials_stay_out(origin: Path, tmp_path: Path) -> None:
-    remote = locate(f"file://{origin}")
-    secret = type(remote)(remote.address, "https://host/x", remote.key, remote.path)
+    remote = found_at(f"file://{origin}")
+    secret = type(remote)(remote.address, "https://host/x", remote.key, remote.folders)
     base, _ = exported(Mirror(tmp_path / "m", secret, timeout_s=TIMEOUT_S), None, tmp_path / "base")
     assert git(base, "remote", "get-url", "origin").strip() == "https://host/x"
 
@@ -236,13 +242,12 @@ def test_an_ordinary_user_and_the_repository_of_another(data: Path, ordinary_use
 import sys
 from pathlib import Path
 from carrel.domain.projects import BaseRequest, Project, ProjectKind
-from carrel.trees.sources.git import GitSource
+from carrel.trees.sources.git import GitProducer
 desk = Path(sys.argv[2])
-source = GitSource(BaseRequest(Project(ProjectKind.GIT, sys.argv[1])), desk / "mirrors")
-state = source.resolve()
+source = GitProducer(BaseRequest(Project(ProjectKind.GIT, sys.argv[1])), desk)
 (desk / "base").mkdir()
-source.export(state, desk / "base")
-print(state.commit)
+source.produce(desk / "base")
+print(source.resolved.commit)
 """
     result = run_as(ordinary_user, [PYTHON, "-c", script, str(origin), str(desk)])
     assert result.stdout.strip() == head(origin), result.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.trees.git.index import GITLINK, IndexStat, entries, restat
-from carrel.trees.git.index_format import parse
+from carrel.trees.git.index import GITLINK, IndexStat, MalformedIndex, entries, parse, restat
 from tests.trees.git.repositories import GIT_TIMEOUT_S, commit, git, make_repository
 
 OLD_S = 1_600_000_000
@@ -278,3 +279,60 @@ def test_fifty_thousand_entries_are_quick(tmp_path: Path) -> None:
     assert restat(tmp_path / ".git/index", lambda _path, _old: answer) == 50_000
     # A tenth of a second; what grew with the square would take minutes.
     assert time.perf_counter() - started < 10.0
+
+
+def crafted(names: list[tuple[int, bytes]]) -> bytes:
+    """An index of version 4: for each entry how much of the last name goes, and what comes."""
+    body = b"DIRC" + (4).to_bytes(4, "big") + len(names).to_bytes(4, "big")
+    for strip, rest in names:
+        varint = bytearray([strip & 127])
+        while strip := strip >> 7:
+            strip -= 1
+            varint.insert(0, 128 | strip & 127)
+        body += bytes(60) + b"\0\0" + bytes(varint) + rest + b"\0"
+    return body + hashlib.sha1(body).digest()
+
+
+def test_an_index_costs_no_more_than_its_size() -> None:
+    """Names that share long beginnings unfold to the size of the file squared."""
+    length = 370_000
+    number = (b"%08d" % number for number in range(5_000))
+    bomb = crafted([(0, b"d" * length + next(number)), *((8, one) for one in number)])
+    assert len(bomb) < 750_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedIndex):
+            parse(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(bomb)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [(0, b"b"), (1, b"a")],
+        [(0, b"a")] + [(0, b"")] * 5,
+        [(0, b"a"), (2, b"b")],
+    ],
+    ids=["out of order", "the same again and again", "takes away more than there is"],
+)
+def test_an_index_that_git_would_not_write(names: list[tuple[int, bytes]]) -> None:
+    with pytest.raises(MalformedIndex):
+        parse(crafted(names))
+    assert [path for _, path in parse(crafted([(0, b"a/b"), (1, b"c")]))[1]] == [b"a/b", b"a/c"]
+
+
+def test_a_number_without_end_is_no_index() -> None:
+    body = b"DIRC" + (4).to_bytes(4, "big") + (1).to_bytes(4, "big")
+    body += bytes(62) + b"\xff" * 500_000 + b"\0\0"
+    with pytest.raises(MalformedIndex):
+        parse(body + hashlib.sha1(body).digest())
+
+
+def test_an_index_behind_a_link_is_left_alone(tmp_path: Path) -> None:
+    origin = aged(make_repository(tmp_path / "origin"))
+    before = (origin / ".git/index").read_bytes()
+    (tmp_path / "index").symlink_to(origin / ".git/index")
+    assert restat(tmp_path / "index", lambda _path, old: old._replace(ino=1)) == 0
+    assert (origin / ".git/index").read_bytes() == before

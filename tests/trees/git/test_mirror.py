@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -19,19 +20,18 @@ from carrel.domain.errors import (
     ProjectNotFound,
     RefNotFound,
 )
-from carrel.domain.projects import Progress
+from carrel.domain.projects import GitReach, Progress
+from carrel.linux import landlock
 from carrel.trees.git.checkout import export_commit
-from carrel.trees.git.location import locate
-from carrel.trees.git.locks import locked
-from carrel.trees.git.mirror import Mirror
-from carrel.trees.git.refs import Resolved
-from tests.trees.git.repositories import commit, digest, git, head, make_repository
+from carrel.trees.git.mirror import Mirror, Resolved
+from carrel.trees.locks import fetch_lock
+from tests.trees.git.repositories import commit, digest, found_at, git, head, make_repository
 
 TIMEOUT_S = 60.0
 
 
 def mirror_of(location: Path | str, tmp_path: Path, timeout_s: float = TIMEOUT_S) -> Mirror:
-    return Mirror(tmp_path / "mirrors", locate(str(location)), timeout_s=timeout_s)
+    return Mirror(tmp_path / "mirrors", found_at(str(location)), timeout_s=timeout_s)
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_kinds_of_repositories(origin: Path, tmp_path: Path, kind: str) -> None:
 
 def test_worktrees_of_a_repository_share_a_mirror(origin: Path, tmp_path: Path) -> None:
     git(origin, "worktree", "add", "-q", "-b", "feature", str(tmp_path / "linked"))
-    assert locate(str(origin)).key == locate(str(tmp_path / "linked")).key
+    assert found_at(str(origin)).key == found_at(str(tmp_path / "linked")).key
     assert mirror_of(origin, tmp_path).resolve(None).branch == "main"
     assert mirror_of(tmp_path / "linked", tmp_path).resolve(None).branch == "feature"
 
@@ -218,7 +218,7 @@ def test_an_interrupted_fetch_leaves_nothing(origin: Path, tmp_path: Path) -> No
     def interrupt(_step: Progress) -> None:
         raise KeyboardInterrupt
 
-    remote = locate(str(origin))
+    remote = found_at(str(origin))
     mirror = Mirror(tmp_path / "m", remote, timeout_s=TIMEOUT_S, on_progress=interrupt)
     with pytest.raises(KeyboardInterrupt):
         mirror.resolve(None)
@@ -231,7 +231,7 @@ def test_waiting_for_another_fetch_is_bounded(origin: Path, tmp_path: Path) -> N
     mirror = mirror_of(origin, tmp_path, timeout_s=0.2)
     mirror.folder.parent.mkdir()
     with (
-        locked(mirror.folder.with_suffix(".lock"), timeout_s=1),
+        fetch_lock(mirror.folder.with_suffix(".lock"), timeout_s=1),
         pytest.raises(GitTimeout, match="Another fetch"),
     ):
         mirror.resolve(None)
@@ -308,12 +308,12 @@ def test_a_failed_fetch_keeps_the_mirror(origin: Path, tmp_path: Path) -> None:
 def test_bad_locations(origin: Path, tmp_path: Path, location: str, error: type[Exception]) -> None:
     (tmp_path / "plain").mkdir()
     with pytest.raises(error):
-        locate(location.format(tmp_path))
+        found_at(location.format(tmp_path))
 
 
 def test_a_folder_inside_a_repository_says_where_it_is(origin: Path) -> None:
     with pytest.raises(ProjectInvalid, match=f"the repository is {origin}"):
-        locate(str(origin / "src"))
+        found_at(str(origin / "src"))
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_folder_inside_a_repository_says_where_it_is(origin: Path) -> None:
     ],
 )
 def test_credentials_do_not_get_into_trees(location: str, expected: str) -> None:
-    assert locate(location).origin == expected
+    assert found_at(location).origin == expected
 
 
 def test_what_a_killed_git_left_is_cleared(origin: Path, tmp_path: Path) -> None:
@@ -401,8 +401,59 @@ def test_many_packs_are_merged(origin: Path, tmp_path: Path) -> None:
 
 def test_progress_is_told(origin: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    remote = locate(str(origin))
+    remote = found_at(str(origin))
     Mirror(tmp_path / "m", remote, timeout_s=TIMEOUT_S, on_progress=seen.append).resolve(None)
     stages = {step.stage for step in seen}
     assert "receiving" in stages
     assert all(step.done <= step.total for step in seen)
+
+
+@pytest.mark.skipif(landlock.abi() < 1, reason="this kernel has no Landlock")
+@pytest.mark.parametrize("kind", ["alternates", "refs", "settings"])
+def test_a_repository_that_reaches_out_after_it_was_looked_at(
+    origin: Path, tmp_path: Path, kind: str
+) -> None:
+    """Git follows what a repository names: it is kept from reading anything else."""
+    private = make_repository(tmp_path / "private")
+    (private / "own").write_text("what nobody may read")
+    secret = commit(private, "private")
+    mirror = mirror_of(origin, tmp_path)
+    (origin / ".git/refs/heads/main").write_text(secret + "\n")
+    if kind == "alternates":
+        (origin / ".git/objects/info/alternates").write_text(f"{private}/.git/objects\n")
+    elif kind == "refs":
+        shutil.rmtree(origin / ".git/objects")
+        (origin / ".git/objects").symlink_to(private / ".git/objects")
+    else:
+        (origin / ".git/objects/info/alternates").write_text(f"{private}/.git/objects\n")
+        git(origin, "config", "include.path", str(private / ".git/config"))
+    with pytest.raises((GitFailed, RefNotFound)):
+        mirror.resolve("main")
+    assert not mirror.folder.exists() or not git(
+        mirror.folder, "cat-file", "--batch-check", "--batch-all-objects"
+    ).count(secret)
+
+
+@pytest.mark.parametrize("reach", [GitReach.NONE, GitReach.AGREED])
+@pytest.mark.parametrize("kind", ["alternates", "pointer", "common folder", "settings"])
+def test_a_repository_that_reaches_out(
+    origin: Path, tmp_path: Path, kind: str, reach: GitReach
+) -> None:
+    private = make_repository(tmp_path / "private")
+    if kind == "alternates":
+        (origin / ".git/objects/info/alternates").write_text(f"{private}/.git/objects\n")
+    elif kind == "pointer":
+        shutil.rmtree(origin / ".git")
+        (origin / ".git").write_text(f"gitdir: {private}/.git\n")
+    elif kind == "common folder":
+        (origin / ".git/commondir").write_text(f"{private}/.git\n")
+    else:
+        git(origin, "config", "include.path", str(private / ".git/config"))
+    with pytest.raises(ProjectInvalid, match="outside of it"):
+        found_at(str(origin), reach)
+    found_at(str(origin), GitReach.AGREE)
+
+
+def test_others_have_no_share_of_the_owners_mirrors(origin: Path) -> None:
+    for place in (str(origin), "https://example.org/x.git"):
+        assert found_at(place).key != found_at(place, GitReach.NONE, own=False).key

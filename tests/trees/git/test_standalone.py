@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.trees.git.standalone import GitIndex, plan_git
+from carrel.domain.projects import GitReach
+from carrel.trees.git.repository import OutsideAccess
+from carrel.trees.git.standalone import GitIndex, GitPlan, plan_git
 from tests.trees.git.repositories import (
     apply_plan,
     commit,
@@ -20,8 +22,14 @@ from tests.trees.git.repositories import (
 )
 
 
-def copied(source: Path, target: Path) -> Path:
-    return apply_plan(source, plan_git(source), target)
+def followed(source: Path, reach: GitReach = GitReach.AGREE) -> GitPlan | None:
+    """The plan when the owner has agreed to all that the folder names."""
+    data = source.parent / "data"
+    return plan_git(source, outside=OutsideAccess(os.fsencode(source), reach, data))
+
+
+def copied(source: Path, target: Path, reach: GitReach = GitReach.AGREE) -> Path:
+    return apply_plan(source, followed(source, reach), target)
 
 
 def test_no_repository_no_plan(tmp_path: Path) -> None:
@@ -33,7 +41,8 @@ def test_a_plain_repository_needs_nothing(tmp_path: Path) -> None:
     origin = make_repository(tmp_path / "origin")
     plan = plan_git(origin)
     assert plan is not None
-    assert (plan.replace, dict(plan.generate), plan.omit, plan.notes) == ((), {}, frozenset(), ())
+    assert (plan.replace, plan.objects, dict(plan.generate), plan.notes) == ((), (), {}, ())
+    assert plan.omit == frozenset()
     assert plan.indexes == (GitIndex(b".git/index", b""),)
     assert plan.at_top
 
@@ -104,12 +113,12 @@ def test_worktree_with_settings_of_its_own(tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     git(main, "worktree", "add", "-q", "-b", "feature", str(linked))
     git(main, "config", "extensions.worktreeConfig", "true")
-    git(main, "config", "--worktree", "my.name", "main's")
-    git(linked, "config", "--worktree", "my.name", "linked's")
+    git(main, "config", "--worktree", "user.name", "main's")
+    git(linked, "config", "--worktree", "user.name", "linked's")
     git(linked, "sparse-checkout", "set", "src")
     copy = copied(linked, tmp_path / "copy")
     shutil.rmtree(main)
-    assert git(copy, "config", "my.name").strip() == "linked's"
+    assert git(copy, "config", "user.name").strip() == "linked's"
     assert git(copy, "sparse-checkout", "list").strip() == "src"
     assert git(copy, "status", "--porcelain") == ""
 
@@ -164,7 +173,7 @@ def test_two_worktrees_of_a_repository_elsewhere(tmp_path: Path) -> None:
     for name in ("one", "two"):
         git(main, "worktree", "add", "-q", "-b", name, str(desk / name))
     before = digest(main), digest(desk)
-    plan = plan_git(desk)
+    plan = followed(desk, GitReach.AGREED)
     assert plan is not None and not plan.at_top
     copy = apply_plan(desk, plan, tmp_path / "copy")
     exercise(copy / "one", name="first")
@@ -196,7 +205,7 @@ def test_relative_alternates_and_lost_ones(tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", "--shared", "lender", "borrower")
     listed = tmp_path / "borrower/.git/objects/info/alternates"
     listed.write_text("# a remark\n../../../lender/.git/objects\n/nowhere/objects\n")
-    plan = plan_git(tmp_path / "borrower")
+    plan = followed(tmp_path / "borrower")
     assert plan is not None
     assert [note.why for note in plan.notes] == ["borrows from /nowhere/objects, which is gone"]
     copy = apply_plan(tmp_path / "borrower", plan, tmp_path / "copy")
@@ -285,7 +294,7 @@ def test_separate_git_folder(tmp_path: Path) -> None:
 
 
 def test_parts_that_are_symlinks(tmp_path: Path) -> None:
-    """As git-new-workdir and the tool `repo` make them."""
+    """As git-new-workdir and the tool `repo` make them: they stay what they are."""
     main = make_repository(tmp_path / "main")
     work = tmp_path / "work"
     shutil.copytree(main, work)
@@ -296,10 +305,11 @@ def test_parts_that_are_symlinks(tmp_path: Path) -> None:
         else:
             path.unlink()
         path.symlink_to(main / ".git" / name)
-    before = digest(main)
-    copy = copied(work, tmp_path / "copy")
-    exercise(copy)
-    assert digest(main) == before
+    plan = followed(work)
+    assert plan is not None
+    assert sorted(note.path for note in plan.notes) == [".git/config", ".git/objects", ".git/refs"]
+    copy = apply_plan(work, plan, tmp_path / "copy")
+    assert os.readlink(copy / ".git/objects") == str(main / ".git/objects")
 
 
 def test_core_worktree_that_leads_back_to_the_origin(tmp_path: Path) -> None:
@@ -364,7 +374,7 @@ def test_broken_pointers_are_copied_and_noted(tmp_path: Path, content: bytes) ->
     origin = tmp_path / "origin"
     origin.mkdir()
     (origin / ".git").write_bytes(content)
-    plan = plan_git(origin)
+    plan = followed(origin)
     assert plan is not None
     assert [note.path for note in plan.notes] == [".git"]
     assert (apply_plan(origin, plan, tmp_path / "copy") / ".git").read_bytes() == content
@@ -387,7 +397,7 @@ def test_a_bare_repository_as_a_folder(tmp_path: Path) -> None:
     make_repository(tmp_path / "seed")
     git(tmp_path, "clone", "-q", "--bare", "--shared", "seed", "bare.git")
     git(tmp_path / "bare.git", "worktree", "add", "-q", str(tmp_path / "wt"), "main")
-    plan = plan_git(tmp_path / "bare.git")
+    plan = followed(tmp_path / "bare.git")
     assert plan is not None and not plan.at_top and plan.indexes == ()
     copy = apply_plan(tmp_path / "bare.git", plan, tmp_path / "copy.git")
     shutil.rmtree(tmp_path / "seed")

@@ -1,1 +1,1 @@
-"""One file for each way to drive an agent."""
+"""Frontends: one for each kind of agent, and its driver."""

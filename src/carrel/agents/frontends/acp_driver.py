@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from carrel.agents.children import Child, child
-from carrel.agents.environing import environment
-from carrel.agents.frontends import acp_servers, lines, requests
-from carrel.agents.frontends.acp_client import Choices, Client
+from carrel.agents import requests
+from carrel.agents.events import failed
+from carrel.agents.frontends import lines
 from carrel.agents.frontends.acp_presets import PRESETS, Preset, environment_of, write_settings
-from carrel.agents.frontends.acp_stream import problem_of
-from carrel.agents.listening import Inbox, listening
-from carrel.agents.permitting import Permissions, permission_of
-from carrel.agents.results import failed
-from carrel.domain.agents import Seat, Stage, TurnRequest, TurnResult
+from carrel.agents.frontends.lines import Object
+from carrel.agents.processes import ChildProcess, child
+from carrel.agents.requests import environment, headers_for
+from carrel.agents.turns import OWN_TOOLS, InputQueue, Permissions, listening, permission_of
+from carrel.domain.agents import (
+    AgentEventType,
+    AgentServer,
+    AgentSetup,
+    Stage,
+    Told,
+    TurnRequest,
+    TurnResult,
+)
 from carrel.domain.errors import (
     AgentCrashed,
+    AgentError,
     ContinuationNotFound,
-    FrontendNotInstalled,
     Interrupted,
     ModelNotSupported,
 )
 
 if TYPE_CHECKING:
     from acp.client.connection import ClientSideConnection
+    from acp.connection import StreamEvent
+    from acp.schema import (
+        AgentCapabilities,
+        PermissionOption,
+        RequestPermissionResponse,
+        ToolCallUpdate,
+    )
+
 
 START_S = 60.0
 """For an agent to answer before its first turn: some need ten seconds, on an idle machine."""
@@ -40,19 +57,16 @@ class AcpDriver:
         self._argv = argv
         self._preset = PRESETS.get(preset, _NONE)
 
-    async def __call__(self, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult:
-        mode = permission_of(request, seat)
-        env = environment(request, seat, environment_of(self._preset, seat, mode))
-        write_settings(self._preset, request, seat, env)
-        try:
-            async with child(self._argv, seat.workspace, env) as agent:
-                client = Client(stage, Permissions(mode, stage, request.answer_s))
-                return await self._speak(agent, request, seat, client)
-        except FileNotFoundError as error:
-            raise FrontendNotInstalled(f"The agent cannot be started: {error}") from error
+    async def __call__(self, request: TurnRequest, setup: AgentSetup, stage: Stage) -> TurnResult:
+        mode = permission_of(request, setup)
+        env = environment(request, setup, environment_of(self._preset, setup, mode))
+        write_settings(self._preset, request, setup, env)
+        async with child(self._argv, setup.workspace, env, "The agent") as agent:
+            client = AcpClient(stage, Permissions(mode, stage, request.answer_s))
+            return await self._speak(agent, request, setup, client)
 
     async def _speak(
-        self, agent: Child, request: TurnRequest, seat: Seat, client: Client
+        self, agent: ChildProcess, request: TurnRequest, setup: AgentSetup, client: AcpClient
     ) -> TurnResult:
         from acp import RequestError
         from acp.client.connection import ClientSideConnection
@@ -67,7 +81,7 @@ class AcpDriver:
         turn = _Turn(connection, client, self._preset)
         try:
             async with listening(client.stage, client.permissions, turn.inbox, turn.interrupt):
-                return await turn.run(request, seat)
+                return await turn.run(request, setup)
         except RequestError as error:
             raise problem_of(str(error), error.data) from error
         except ConnectionError as error:
@@ -77,11 +91,11 @@ class AcpDriver:
 
 
 class _Turn:
-    def __init__(self, connection: ClientSideConnection, client: Client, preset: Preset) -> None:
+    def __init__(self, connection: ClientSideConnection, client: AcpClient, preset: Preset) -> None:
         self._agent = connection
         self._client = client
         self._preset = preset
-        self.inbox = Inbox()
+        self.inbox = InputQueue()
         self._session = ""
         self._interrupted = False
 
@@ -90,13 +104,13 @@ class _Turn:
         if self._client.listens:
             await self._agent.cancel(session_id=self._session)
 
-    async def run(self, request: TurnRequest, seat: Seat) -> TurnResult:
+    async def run(self, request: TurnRequest, setup: AgentSetup) -> TurnResult:
         try:
             async with asyncio.timeout(START_S):
-                await self._begin(request, seat)
+                await self._begin(request, setup)
         except TimeoutError:
             raise AgentCrashed(f"The agent did not answer within {START_S:g} s.") from None
-        said = [requests.prompt(request, seat)]
+        said = [requests.prompt(request, setup)]
         if request.system_prompt:
             said.insert(0, request.system_prompt)
         while True:
@@ -106,7 +120,7 @@ class _Turn:
                 return result
             said = [more]
 
-    async def _begin(self, request: TurnRequest, seat: Seat) -> None:
+    async def _begin(self, request: TurnRequest, setup: AgentSetup) -> None:
         from acp import PROTOCOL_VERSION
         from acp.schema import ClientCapabilities, Implementation
 
@@ -116,8 +130,9 @@ class _Turn:
             client_info=Implementation(name="carrel", version="1"),
         )
         can_load = bool(met.agent_capabilities and met.agent_capabilities.load_session)
-        servers, left_out = acp_servers.known(seat, met.agent_capabilities)
-        session = await self._open(request, seat.workspace, can_load, servers)
+        servers, left_out = known(setup, met.agent_capabilities)
+        without = dict(self._preset.without) if setup.untrusted else {}
+        session = await self._open(request, setup.workspace, can_load, servers, without)
         who = f"{met.agent_info.name} {met.agent_info.version}" if met.agent_info else "An agent"
         self._client.stage.tell(lines.log(f"{who} by ACP", self._session))
         for name in left_out:
@@ -126,22 +141,29 @@ class _Turn:
         await self._set_up(session, request.model)
 
     async def _open(
-        self, request: TurnRequest, cwd: str, can_load: bool, servers: list[Any]
+        self,
+        request: TurnRequest,
+        cwd: str,
+        can_load: bool,
+        servers: list[Any],
+        without: dict[str, Any],
     ) -> Any:
         if request.continuation is None:
-            new = await self._agent.new_session(cwd=cwd, mcp_servers=servers)
+            new = await self._agent.new_session(cwd=cwd, mcp_servers=servers, **without)
             self._session = self._client.session = new.session_id
             return new
         key = request.continuation.key
         if not can_load:
-            raise ContinuationNotFound("This agent cannot go on with a conversation.", asked=key)
-        return await self._load(key, cwd, servers)
+            raise ContinuationNotFound("This agent cannot resume a conversation.", asked=key)
+        return await self._load(key, cwd, servers, without)
 
-    async def _load(self, key: str, cwd: str, servers: list[Any]) -> Any:
+    async def _load(self, key: str, cwd: str, servers: list[Any], without: dict[str, Any]) -> Any:
         from acp import RequestError
 
         try:
-            known = await self._agent.load_session(cwd=cwd, session_id=key, mcp_servers=servers)
+            known = await self._agent.load_session(
+                cwd=cwd, session_id=key, mcp_servers=servers, **without
+            )
         except RequestError as error:
             why = problem_of(str(error), error.data).message
             raise ContinuationNotFound(f"The agent has no such conversation: {why}") from error
@@ -158,7 +180,7 @@ class _Turn:
         if not model:
             return
         if not choices.model:
-            raise ModelNotSupported("This agent does not let a model be chosen.")
+            raise ModelNotSupported("This agent has no option for the model.")
         try:
             await self._agent.set_config_option(
                 config_id=choices.model, session_id=self._session, value=model
@@ -177,3 +199,248 @@ class _Turn:
         answer = await self._agent.prompt(session_id=self._session, prompt=blocks)
         usage = answer.usage.model_dump(by_alias=True) if answer.usage else {}
         return self._client.ended(answer.stop_reason, usage)
+
+
+# The client's side of the protocol
+
+UPDATE = "session/update"
+
+
+class AcpClient:
+    """The protocol's client of one turn. Updates are taken as they come over the wire: the
+    library drops those that it does not know."""
+
+    def __init__(self, stage: Stage, permissions: Permissions) -> None:
+        self.stage = stage
+        self.permissions = permissions
+        self.session = ""
+        self.listens = False
+        """False while an earlier conversation is told again."""
+        self._translator = AcpTranslator()
+
+    def observe(self, event: StreamEvent) -> None:
+        message = event.message
+        if not self.listens or message.get("method") != UPDATE:
+            return
+        params = lines.mapping(message, "params")
+        if params.get("sessionId") != self.session:
+            self.stage.tell(lines.raw(lines.encode(params).encode()))
+            return
+        for told in self._translator.update(lines.mapping(params, "update")):
+            self.stage.tell(told)
+
+    def ended(self, reason: str, usage: Mapping[str, Any]) -> TurnResult:
+        told, result = self._translator.ended(reason, usage)
+        for one in told:
+            self.stage.tell(one)
+        return result
+
+    async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
+        """See `observe`."""
+
+    async def request_permission(
+        self,
+        session_id: str,
+        tool_call: ToolCallUpdate,
+        options: list[PermissionOption],
+        **kwargs: Any,
+    ) -> RequestPermissionResponse:
+        name = tool_call.title or tool_call.kind or ""
+        own = name.startswith(OWN_TOOLS)
+        allow = own or await self.permissions.allowed(
+            tool_call.tool_call_id, name, tool_call.raw_input
+        )
+        return _answer(options, allow)
+
+    async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        from acp import RequestError
+
+        raise RequestError.method_not_found(method)
+
+    async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
+        """Extensions of an agent mean nothing here."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a session lets be chosen."""
+
+    modes: Sequence[str]
+    model: str
+    """The option that the model is; empty when there is none."""
+
+    @classmethod
+    def of(cls, session: Any) -> Choices:
+        modes = getattr(session, "modes", None)
+        options = getattr(session, "config_options", None) or []
+        named = (str(one.id) for one in options if getattr(one, "category", None) == "model")
+        return cls([mode.id for mode in modes.available_modes] if modes else [], next(named, ""))
+
+
+def _answer(options: list[PermissionOption], allow: bool) -> RequestPermissionResponse:
+    """Once rather than always: the next question is asked again."""
+    from acp.schema import AllowedOutcome, DeniedOutcome, RequestPermissionResponse
+
+    kinds = ("allow_once", "allow_always") if allow else ("reject_once", "reject_always")
+    for kind in kinds:
+        for option in options:
+            if option.kind == kind:
+                chosen = AllowedOutcome(outcome="selected", option_id=option.option_id)
+                return RequestPermissionResponse(outcome=chosen)
+    return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+
+
+# The MCP servers of a setup, in the protocol's types
+
+
+def known(setup: AgentSetup, can: AgentCapabilities | None) -> tuple[list[Any], list[str]]:
+    """Those that an agent which can do that is told of, and the names of the others."""
+    found = [_own(setup)] if setup.mcp else []
+    left_out = []
+    for server in setup.servers:
+        if _speaks(can, server):
+            found.append(_over_http(server, setup))
+        else:
+            left_out.append(server.name)
+    return found, left_out
+
+
+def _own(setup: AgentSetup) -> Any:
+    from acp.schema import EnvVariable, McpServerStdio
+
+    command, *args = setup.mcp
+    env = [EnvVariable(name=name, value=value) for name, value in setup.mcp_env.items()]
+    return McpServerStdio(name="carrel", command=command, args=args, env=env)
+
+
+def _speaks(can: AgentCapabilities | None, server: AgentServer) -> bool:
+    transports = can.mcp_capabilities if can else None
+    if transports is None:
+        return False
+    return bool(transports.sse if server.sse else transports.http)
+
+
+def _over_http(server: AgentServer, setup: AgentSetup) -> Any:
+    from acp.schema import HttpHeader, HttpMcpServer, SseMcpServer
+
+    sent = headers_for(server, setup)
+    headers = [HttpHeader(name=name, value=value) for name, value in sent.items()]
+    if server.sse:
+        return SseMcpServer(type="sse", name=server.name, url=server.url, headers=headers)
+    return HttpMcpServer(type="http", name=server.name, url=server.url, headers=headers)
+
+
+# The translation of a session's updates
+
+_UNKNOWN_MODEL = re.compile(
+    r"model_not_found|issue with the selected model|model .{0,200} does not exist", re.I
+)
+_QUIET = frozenset(
+    {
+        "available_commands_update",
+        "config_option_update",
+        "current_mode_update",
+        "session_info_update",
+        "usage_update",
+        "user_message_chunk",
+    }
+)
+_ENDED = ("completed", "failed")
+
+
+class AcpTranslator:
+    """Updates of one turn. A message comes in parts, and is whole when something else comes."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._kind = ("", "")
+        self._said = ""
+        self._open: dict[str, str] = {}
+        """Calls whose input was not told yet, with their names."""
+
+    def update(self, update: Object) -> Sequence[Told]:
+        kind = lines.text(update, "sessionUpdate")
+        if kind in ("agent_message_chunk", "agent_thought_chunk"):
+            return self._part(kind, update)
+        if kind in _QUIET:
+            return ()
+        whole = self._whole()
+        if kind == "tool_call":
+            name = lines.text(update, "title") or lines.text(update, "kind")
+            self._open[lines.text(update, "toolCallId")] = name
+        if kind in ("tool_call", "tool_call_update"):
+            return [*whole, *self._tool(update)]
+        return [*whole, lines.raw(lines.encode(update).encode())]
+
+    def ended(self, reason: str, usage: Object) -> tuple[Sequence[Told], TurnResult]:
+        """What is still to be told, and how the turn went."""
+        told = list(self._whole())
+        if usage:
+            told.append(_usage(usage))
+        match reason:
+            case "end_turn":
+                return told, TurnResult(True, self._said)
+            case "cancelled":
+                return told, failed(Interrupted("The turn was interrupted."))
+        return told, failed(AgentCrashed(f"The agent stopped: {reason}.", reason=reason))
+
+    def _part(self, kind: str, update: Object) -> Sequence[Told]:
+        said = lines.text(update, "content", "text")
+        what = (kind, lines.text(update, "messageId"))
+        told = list(self._whole()) if what != self._kind else []
+        self._kind = what
+        self._parts.append(said)
+        if said and kind == "agent_message_chunk":
+            told.append(lines.delta(said))
+        return told
+
+    def _whole(self) -> Sequence[Told]:
+        said, kind = "".join(self._parts), self._kind[0]
+        self._parts, self._kind = [], ("", "")
+        if not said:
+            return ()
+        if kind == "agent_thought_chunk":
+            return (lines.log(said),)
+        self._said = said
+        return (lines.message(said),)
+
+    def _tool(self, update: Object) -> Sequence[Told]:
+        """A call is told with its input, which may come after its beginning."""
+        id = lines.text(update, "toolCallId")
+        given = update.get("rawInput")
+        ended = lines.text(update, "status") in _ENDED
+        told = []
+        if id in self._open and (given or ended):
+            told.append(lines.tool_call(id, self._open.pop(id), given or {}))
+        if ended:
+            is_error = lines.text(update, "status") == "failed"
+            told.append(lines.tool_result(id, _output(update), is_error))
+        return told
+
+
+def problem_of(message: str, data: object) -> AgentError:
+    """Of an error that the agent answered with."""
+    said = f"{message}: {lines.encode(data)}" if data else message
+    if _UNKNOWN_MODEL.search(said):
+        return ModelNotSupported(lines.bounded(said, lines.MAX_RAW))
+    return AgentCrashed(lines.bounded(said, lines.MAX_RAW))
+
+
+def _output(update: Object) -> str:
+    texts = [lines.text(part, "content", "text") for part in lines.objects(update, "content")]
+    shown = "\n".join(text for text in texts if text)
+    raw = update.get("rawOutput")
+    if shown or raw is None:
+        return shown
+    return raw if isinstance(raw, str) else lines.encode(raw)
+
+
+def _usage(usage: Object) -> Told:
+    cached = lines.number(usage, "cachedReadTokens")
+    written = lines.number(usage, "cachedWriteTokens")
+    payload = {
+        "input_tokens": lines.number(usage, "inputTokens") + cached + written,
+        "output_tokens": lines.number(usage, "outputTokens"),
+        "cached_tokens": cached,
+    }
+    return Told(AgentEventType.USAGE, payload)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carrel.agents.frontends import claude_config, codex_config
-from carrel.domain.agents import Permission, Seat, TurnRequest
+from carrel.domain.agents import AgentSetup, Permission, TurnRequest
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,12 @@ class Preset:
     """Variables that make one ask which would not, where it must."""
     install: str = ""
     """Empty: `carrel agents install` knows it."""
+    brought: tuple[str, ...] = ()
+    """What it reads in a project beside texts."""
+    without: Mapping[str, object] = field(default_factory=dict)
+    """What a session is told, that it does not read that; empty where nothing helps."""
+    keeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of its own things, from turn to turn; see `Prepared`."""
 
 
 _XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
@@ -52,11 +58,17 @@ PRESETS: Mapping[str, Preset] = {
         folders={"CLAUDE_CONFIG_DIR": claude_config.FOLDER},
         env=claude_config.QUIET,
         modes={Permission.SANDBOXED: "bypassPermissions"},
+        brought=claude_config.BROUGHT,
+        keeps=claude_config.KEEPS,
+        without={"claudeCode": {"options": {"settingSources": ["user"], "strictMcpConfig": True}}},
     ),
     "codex-acp": Preset(
         "codex-acp",
         credentials=("openai",),
         folders={"CODEX_HOME": "codex"},
+        env=codex_config.NO_GIT,
+        # It trusts every project itself.
+        brought=codex_config.BROUGHT,
         modes={
             Permission.SANDBOXED: "agent-full-access",
             Permission.ASK: "read-only",
@@ -73,6 +85,8 @@ PRESETS: Mapping[str, Preset] = {
         asks={"GEMINI_CLI_TRUST_WORKSPACE": "false"},
         modes={Permission.SANDBOXED: "yolo"},
         install="npm install -g @google/gemini-cli",
+        brought=(".gemini", ".env"),
+        keeps={"gemini": (".gemini",), "gemini/.gemini": ("tmp", "history")},
     ),
     "opencode": Preset(
         "opencode",
@@ -82,6 +96,8 @@ PRESETS: Mapping[str, Preset] = {
         env={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
         asks={"OPENCODE_PERMISSION": json.dumps(_ASK)},
         install="npm install -g opencode-ai",
+        brought=(".opencode", "opencode.json", "opencode.jsonc", ".env"),
+        keeps={"opencode/config": (), "opencode/cache": ()},
     ),
     "goose": Preset(
         "goose",
@@ -91,13 +107,15 @@ PRESETS: Mapping[str, Preset] = {
         env={"GOOSE_TELEMETRY_ENABLED": "false", "GOOSE_MODE": "auto"},
         asks={"GOOSE_MODE": "approve"},
         install="see https://block.github.io/goose",
+        brought=(".goose", ".env"),
+        keeps={"goose/config": (), "goose/cache": ()},
     ),
 }
 
 
-def environment_of(preset: Preset, seat: Seat, mode: Permission) -> dict[str, str]:
+def environment_of(preset: Preset, setup: AgentSetup, mode: Permission) -> dict[str, str]:
     """Its folders are made: some agents do not make them."""
-    folders = {variable: f"{seat.state}/{name}" for variable, name in preset.folders.items()}
+    folders = {variable: f"{setup.state}/{name}" for variable, name in preset.folders.items()}
     for folder in folders.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
     # What this process says of itself is not to be inherited: Claude's programs believe it.
@@ -107,7 +125,7 @@ def environment_of(preset: Preset, seat: Seat, mode: Permission) -> dict[str, st
 
 
 def write_settings(
-    preset: Preset, request: TurnRequest, seat: Seat, env: Mapping[str, str]
+    preset: Preset, request: TurnRequest, setup: AgentSetup, env: Mapping[str, str]
 ) -> None:
     """Codex takes its endpoint from a file only."""
     home = preset.folders.get("CODEX_HOME")
@@ -115,5 +133,6 @@ def write_settings(
         # The space's server is given to it by the protocol, and the system prompt with the
         # prompt, as to every other.
         bare = replace(request, system_prompt="")
-        settings = codex_config.text(bare, replace(seat, mcp=()), env)
-        Path(seat.state, home, "config.toml").write_bytes(settings)
+        settings = codex_config.text(bare, replace(setup, mcp=()), env)
+        for name, data in {"config.toml": settings, **codex_config.EMPTIED}.items():
+            Path(setup.state, home, name).write_bytes(data)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
 
+from carrel.agents import requests
 from carrel.agents.driven import DrivenFrontend
-from carrel.agents.frontends import requests
+from carrel.agents.frontends import claude_config
 from carrel.agents.frontends.claude_code import MODELS
-from carrel.domain.agents import FoundFrontend, Provider, Seat, TurnRequest
+from carrel.domain.agents import AgentSetup, FoundFrontend, Provider, TurnRequest
 from carrel.domain.errors import FrontendNotInstalled
 
 PACKAGE = "claude-agent-sdk"
@@ -20,6 +21,9 @@ class AgentSdk(DrivenFrontend):
     name = "agent-sdk"
     provider = Provider.ANTHROPIC
     credentials = ("anthropic",)
+    # It is started without all settings but ours.
+    brought = ()
+    keeps = claude_config.KEEPS
     driver = "carrel.agents.frontends.agent_sdk_driver:AgentSdkDriver"
 
     def options(self, request: TurnRequest) -> Mapping[str, object]:
@@ -30,8 +34,8 @@ class AgentSdk(DrivenFrontend):
             )
         return {"program": str(program)}
 
-    def check(self, request: TurnRequest, seat: Seat) -> None:
-        super().check(request, seat)
+    def check(self, request: TurnRequest, setup: AgentSetup) -> None:
+        super().check(request, setup)
         requests.asked_uuid(request)
 
     def find(self) -> FoundFrontend:

@@ -8,20 +8,25 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carrel.agents.children import TAIL
-from carrel.agents.environing import credentials_of
-from carrel.agents.family import Family
-from carrel.agents.frontends import requests
-from carrel.agents.frontends.agent_sdk_messages import plain
+from carrel.agents import requests
 from carrel.agents.frontends.claude_config import FOLDER, KEEP_DAYS, QUIET, servers
-from carrel.agents.frontends.claude_stream import ClaudeTranslator
+from carrel.agents.frontends.claude_driver import ClaudeTranslator
 from carrel.agents.frontends.lines import encode
-from carrel.agents.listening import Inbox, listening
-from carrel.agents.permitting import OWN_TOOLS, Permissions, permission_of
-from carrel.domain.agents import Permission, Seat, Stage, TurnRequest, TurnResult
+from carrel.agents.processes import TAIL, ProcessTree
+from carrel.agents.requests import credentials_of
+from carrel.agents.turns import (
+    DENIED,
+    OWN_TOOLS,
+    InputQueue,
+    Permissions,
+    listening,
+    permission_of,
+)
+from carrel.domain.agents import AgentSetup, Permission, Stage, TurnRequest, TurnResult
 
 if TYPE_CHECKING:
     from claude_agent_sdk import (
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
         PermissionResultDeny,
         ToolPermissionContext,
     )
+
 
 BUFFER = 64 * 1024 * 1024
 """A message is a line, and may hold a file."""
@@ -48,17 +54,17 @@ class AgentSdkDriver:
     def __init__(self, program: str) -> None:
         self._program = program
 
-    async def __call__(self, request: TurnRequest, seat: Seat, stage: Stage) -> TurnResult:
+    async def __call__(self, request: TurnRequest, setup: AgentSetup, stage: Stage) -> TurnResult:
         from claude_agent_sdk import ClaudeSDKClient
 
-        mode = permission_of(request, seat)
+        mode = permission_of(request, setup)
         turn = _Turn(request, stage, Permissions(mode, stage, request.answer_s))
-        options = _options(request, seat, mode, self._program)
+        options = _options(request, setup, mode, self._program)
         options.stderr = turn.hear_error
         if mode is Permission.ASK:
             options.can_use_tool = turn.may_use
         async with _ended(ClaudeSDKClient(options)) as client:
-            return await turn.run(client, requests.prompt(request, seat))
+            return await turn.run(client, requests.prompt(request, setup))
 
 
 class _Turn:
@@ -66,7 +72,7 @@ class _Turn:
         self._stage = stage
         self._permissions = permissions
         self._translator = ClaudeTranslator(requests.asked_key(request))
-        self._inbox = Inbox()
+        self._inbox = InputQueue()
         self._stderr = ""
 
     def hear_error(self, line: str) -> None:
@@ -83,7 +89,7 @@ class _Turn:
         self._translator.decided(call)
         if await self._permissions.allowed(call, name, given):
             return PermissionResultAllow()
-        return PermissionResultDeny(message="Permission was denied.")
+        return PermissionResultDeny(message=DENIED)
 
     async def run(self, client: ClaudeSDKClient, prompt: str) -> TurnResult:
         from claude_agent_sdk import ClaudeSDKError
@@ -111,25 +117,25 @@ class _Turn:
 
 
 def _options(
-    request: TurnRequest, seat: Seat, mode: Permission, program: str
+    request: TurnRequest, setup: AgentSetup, mode: Permission, program: str
 ) -> ClaudeAgentOptions:
     """Texts go by files, and values by the environment: argv is in process lists."""
     from claude_agent_sdk import ClaudeAgentOptions
 
-    own = ["mcp__carrel"] if seat.mcp and mode is Permission.DENY else []
+    own = ["mcp__carrel"] if setup.mcp and mode is Permission.DENY else []
     return ClaudeAgentOptions(
         cli_path=program,
-        cwd=seat.workspace,
-        env=_environment(request, seat, mode),
-        add_dirs=[seat.context] if requests.has_context(seat) else [],
+        cwd=setup.workspace,
+        env=_environment(request, setup, mode),
+        add_dirs=[setup.context] if requests.has_context(setup) else [],
         resume=requests.asked_uuid(request) or None,
         model=request.model or None,
         permission_mode=_MODES[mode],
         allowed_tools=own,
-        mcp_servers=servers(seat),
+        mcp_servers=servers(setup),
         strict_mcp_config=True,
         system_prompt={"type": "preset", "preset": "claude_code", "snapshot": False},
-        extra_args=_system_prompt(request, seat),
+        extra_args=_system_prompt(request, setup),
         settings=json.dumps({"cleanupPeriodDays": KEEP_DAYS}),
         setting_sources=[],
         include_partial_messages=True,
@@ -137,23 +143,23 @@ def _options(
     )
 
 
-def _environment(request: TurnRequest, seat: Seat, mode: Permission) -> dict[str, str]:
+def _environment(request: TurnRequest, setup: AgentSetup, mode: Permission) -> dict[str, str]:
     """Of this client only: the SDK adds it to what this process has."""
     return {
         **QUIET,
-        **credentials_of(seat),
-        **seat.mcp_env,
-        **seat.server_env,
+        **credentials_of(setup),
+        **setup.mcp_env,
+        **setup.server_env,
         **request.env,
-        "CLAUDE_CONFIG_DIR": f"{seat.state}/{FOLDER}",
+        "CLAUDE_CONFIG_DIR": f"{setup.state}/{FOLDER}",
         "IS_SANDBOX": "1" if mode is Permission.SANDBOXED else "",
     }
 
 
-def _system_prompt(request: TurnRequest, seat: Seat) -> dict[str, str | None]:
+def _system_prompt(request: TurnRequest, setup: AgentSetup) -> dict[str, str | None]:
     if not request.system_prompt:
         return {}
-    file = Path(seat.state, FOLDER, "system-prompt.md")
+    file = Path(setup.state, FOLDER, "system-prompt.md")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(request.system_prompt)
     return {"append-system-prompt-file": str(file)}
@@ -169,13 +175,13 @@ async def _ended(client: ClaudeSDKClient) -> AsyncIterator[ClaudeSDKClient]:
         hurried = False
     finally:
         pid = _pid(client)
-        family = Family(pid) if pid else None
+        tree = ProcessTree(pid) if pid else None
         if pid and hurried:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         await client.disconnect()
-        if family is not None:
-            family.kill()
+        if tree is not None:
+            tree.kill()
 
 
 def _pid(client: ClaudeSDKClient) -> int | None:
@@ -184,3 +190,46 @@ def _pid(client: ClaudeSDKClient) -> int | None:
     if process is None or process.returncode is not None:
         return None
     return int(process.pid)
+
+
+# The SDK reads Claude Code's `stream-json` and gives objects. They are written again as the
+# program wrote them, so that one translator does for both.
+
+_TYPES = {
+    "AssistantMessage": "assistant",
+    "UserMessage": "user",
+    "StreamEvent": "stream_event",
+    "ResultMessage": "result",
+    "RateLimitEvent": "rate_limit_event",
+}
+_BLOCKS = {
+    "TextBlock": "text",
+    "ThinkingBlock": "thinking",
+    "ToolUseBlock": "tool_use",
+    "ToolResultBlock": "tool_result",
+    "ServerToolUseBlock": "server_tool_use",
+    "ServerToolResultBlock": "server_tool_result",
+}
+
+
+def plain(message: object) -> dict[str, Any]:
+    """By the names of classes: the SDK itself is not needed for this. What is not known keeps
+    its class's name, and is logged by the translator."""
+    data = getattr(message, "data", None)
+    if isinstance(data, dict):
+        return {"type": "system", **data}
+    name = type(message).__name__
+    fields = asdict(message) if is_dataclass(message) and not isinstance(message, type) else {}
+    said = {"type": _TYPES.get(name, name), **{key: fields[key] for key in fields}}
+    content = getattr(message, "content", None)
+    if content is not None:
+        blocks = content if isinstance(content, str) else [_block(block) for block in content]
+        said["message"] = {"content": blocks, "model": said.pop("model", None)}
+        del said["content"]
+    return said
+
+
+def _block(block: object) -> dict[str, Any]:
+    fields = asdict(block) if is_dataclass(block) and not isinstance(block, type) else {}
+    name = type(block).__name__
+    return {"type": _BLOCKS.get(name, name), **fields}

@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID, uuid5
 
-from carrel.agents import interpreting
+from carrel.agents import requests
 from carrel.agents.driven import DrivenTranslator, driven_by
-from carrel.agents.frontends import claude_asking, claude_config, requests
-from carrel.agents.frontends.claude_stream import ClaudeTranslator
-from carrel.agents.frontends.finding import found
-from carrel.agents.locating import Locator
-from carrel.agents.permitting import permission_of
+from carrel.agents.frontends import claude_config, claude_driver
+from carrel.agents.frontends.claude_driver import ClaudeTranslator
+from carrel.agents.programs import Locator, found
+from carrel.agents.turns import permission_of
 from carrel.domain.agents import (
     KEY,
+    AgentSetup,
     FoundFrontend,
     FrontendKind,
     Permission,
     Prepared,
     Provider,
-    Seat,
     Translator,
     TurnRequest,
 )
@@ -27,7 +26,7 @@ from carrel.domain.agents import (
 NAME = "claude-code"
 PROGRAM = "claude"
 
-DRIVER = "carrel.agents.frontends.claude_asking:ClaudeAskingDriver"
+DRIVER = "carrel.agents.frontends.claude_driver:ClaudeAskingDriver"
 """Of turns that ask; the others are the program alone."""
 
 HEADLESS = ("-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages")
@@ -35,17 +34,21 @@ HEADLESS = ("-p", "--output-format", "stream-json", "--verbose", "--include-part
 MODELS = ("fable", "opus", "sonnet", "haiku")
 """Names that it maps to its newest; it takes full names too."""
 
+_LOCAL = ("`.claude/settings.local.json` is not used: `.git` leads to another checkout.",)
+
 _SESSIONS = UUID("6f0d3a0e-5c0b-4f5e-9d53-0d2f3c1b8a77")
 
 
 class ClaudeCode:
-    """Implements `Frontend` and `Interactive`."""
+    """Implements `Frontend`, `Interactive` and `Confiding`."""
 
     name = NAME
     provider = Provider.ANTHROPIC
     kind = FrontendKind.CLI
     needs_network = True
     credentials = ("anthropic",)
+    brought = claude_config.BROUGHT
+    goes_without = True
 
     def __init__(self, locator: Locator) -> None:
         self._locator = locator
@@ -55,40 +58,39 @@ class ClaudeCode:
         return replace(known, models=MODELS)
 
     def binds(self) -> tuple[str, ...]:
-        found = self._locator.find(NAME, PROGRAM)
-        return (*interpreting.folders(), *(found.binds() if found else ()))
+        return self._locator.binds(NAME, PROGRAM)
 
-    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+    def prepare(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         asks = request.permission is Permission.ASK
-        mode = [*HEADLESS, *(claude_asking.OPTIONS if asks else ())]
-        first = requests.prompt(request, seat).encode("utf-8", "replace")
-        plain = self._prepared(request, seat, mode, first)
-        noted = claude_config.unattended_files(permission_of(request, seat), seat)
+        mode = [*HEADLESS, *(claude_driver.OPTIONS if asks else ())]
+        first = requests.prompt(request, setup).encode("utf-8", "replace")
+        plain = self._prepared(request, setup, mode, first)
+        noted = claude_config.unattended_files(permission_of(request, setup), setup)
         files = {**plain.files, **noted}
         if not asks:
             return replace(plain, files=files)
-        driven = driven_by(DRIVER, {"argv": plain.argv}, request, seat)
-        return replace(driven, env=plain.env, files=files)
+        driven = driven_by(DRIVER, {"argv": plain.argv}, request, setup)
+        return replace(driven, env=plain.env, files=files, keeps=plain.keeps, notes=plain.notes)
 
-    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
+    def prepare_terminal(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         # It tells which conversation it begins; a number of ours could be used only once, and a
         # start that failed is made again.
-        prepared = self._prepared(replace(request, run_id=""), seat, _terminal(seat), b"")
-        said = ("--", requests.prompt(request, seat)) if request.prompt else ()
+        prepared = self._prepared(replace(request, run_id=""), setup, _terminal(setup), b"")
+        said = ("--", requests.prompt(request, setup)) if request.prompt else ()
         env = claude_config.terminal_environment(prepared.env)
         return replace(
             prepared,
             argv=(*prepared.argv, *said),
             env=env,
-            files={**prepared.files, **claude_config.terminal_files(seat, env)},
-            again=self._again(request, seat),
+            files={**prepared.files, **claude_config.terminal_files(setup, env)},
+            again=self._again(request, setup),
         )
 
-    def _again(self, request: TurnRequest, seat: Seat) -> tuple[str, ...]:
+    def _again(self, request: TurnRequest, setup: AgentSetup) -> tuple[str, ...]:
         """Whatever it is called then."""
         program = self._locator.require(NAME, PROGRAM)
-        options = [*_terminal(seat), *_resuming(KEY, request), *_options(request, seat)]
-        return (*program.argv, *options, *_permission(permission_of(request, seat)))
+        options = [*_terminal(setup), *_resuming(KEY, request), *_options(request, setup)]
+        return (*program.argv, *options, *_permission(permission_of(request, setup)))
 
     def translator(self, request: TurnRequest) -> Translator:
         if request.permission is Permission.ASK:
@@ -96,18 +98,20 @@ class ClaudeCode:
         return ClaudeTranslator(requests.asked_key(request))
 
     def _prepared(
-        self, request: TurnRequest, seat: Seat, mode: list[str], first: bytes
+        self, request: TurnRequest, setup: AgentSetup, mode: list[str], first: bytes
     ) -> Prepared:
         requests.check(request, NAME, Provider.ANTHROPIC)
-        permission = permission_of(request, seat)
+        permission = permission_of(request, setup)
         session = _session(request)
         program = self._locator.require(NAME, PROGRAM)
-        env = claude_config.environment(request, seat, permission)
-        options = [*mode, *session, *_options(request, seat), *_permission(permission)]
+        env = claude_config.environment(request, setup, permission)
+        options = [*mode, *session, *_options(request, setup), *_permission(permission)]
         return Prepared(
             argv=(*program.argv, *options),
             env=env,
-            files=claude_config.files(request, seat),
+            files=claude_config.files(request, setup),
+            keeps=claude_config.KEEPS,
+            notes=_LOCAL if ".git" in setup.untrusted else (),
             first=first,
         )
 
@@ -133,24 +137,33 @@ def _resuming(key: str, request: TurnRequest) -> list[str]:
     return ["--resume", key, *fresh]
 
 
-def _terminal(seat: Seat) -> list[str]:
-    return ["--settings", f"{seat.state}/{claude_config.TERMINAL}"]
+def _terminal(setup: AgentSetup) -> list[str]:
+    return ["--settings", f"{setup.state}/{claude_config.TERMINAL}"]
 
 
-def _options(request: TurnRequest, seat: Seat) -> list[str]:
+def _options(request: TurnRequest, setup: AgentSetup) -> list[str]:
     """Texts go by files: what is in argv is in process lists."""
     options = ["--strict-mcp-config"]
-    if seat.mcp or seat.servers:
-        options += ["--mcp-config", f"{seat.state}/{claude_config.FOLDER}/mcp.json"]
-    if seat.mcp:
+    configs = (
+        [f"{setup.state}/{claude_config.FOLDER}/mcp.json"] if setup.mcp or setup.servers else []
+    )
+    configs += [f"{setup.workspace}/{one}" for one in (".mcp.json",) if one in setup.agreed]
+    if configs:
+        options += ["--mcp-config", *configs]
+    if ".claude" in setup.untrusted:
+        options += ["--setting-sources", "user"]
+    elif ".git" in setup.untrusted:
+        # It takes `settings.local.json` from the checkout that a worktree belongs to.
+        options += ["--setting-sources", "user,project"]
+    if setup.mcp:
         # The space's own tools need no permission.
         options += ["--allowedTools=mcp__carrel"]
-    if requests.has_context(seat):
-        options += ["--add-dir", seat.context]
+    if requests.has_context(setup):
+        options += ["--add-dir", setup.context]
     if request.system_prompt:
         options += [
             "--append-system-prompt-file",
-            f"{seat.state}/{claude_config.FOLDER}/system-prompt.md",
+            f"{setup.state}/{claude_config.FOLDER}/system-prompt.md",
         ]
     if request.model:
         options += ["--model", request.model]

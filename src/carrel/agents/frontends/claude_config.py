@@ -7,11 +7,21 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from carrel.agents.terminals import hooking
-from carrel.domain.agents import Permission, Seat, SeatServer, TurnRequest
+from carrel.agents.requests import OAUTH, OAUTH_PREFIX
+from carrel.agents.terminals import hook
+from carrel.domain.agents import AgentServer, AgentSetup, Permission, TurnRequest
 
 FOLDER = "claude"
 """In the agent's state: its settings and conversations."""
+
+BROUGHT = (".claude", ".mcp.json")
+"""What it reads in a project beside texts: settings with hooks, commands, skills; and servers."""
+
+KEEPS = {
+    FOLDER: ("projects", "history.jsonl", "file-history", "todos", "tasks", "plans", "paste-cache")
+}
+"""What it needs to go on with a conversation. Beside that it reads settings there by several names
+(`.claude.json`, `.config.json`, `remote-settings.json`), each with addresses or hooks."""
 
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -31,67 +41,62 @@ KEEP_DAYS = 3650
 
 KEY = "ANTHROPIC_API_KEY"
 TOKEN = "ANTHROPIC_AUTH_TOKEN"
-OAUTH = "CLAUDE_CODE_OAUTH_TOKEN"
-
-OAUTH_PREFIX = "sk-ant-oat"
-"""Of a subscription's token, as `claude setup-token` gives it; goes by another variable."""
-
 HIDDEN_KEY = "CARREL_ANTHROPIC_API_KEY"
 """In a terminal. It would ask whether it may use a key that it finds under the usual name, and
 note a part of the key with the answer."""
 
 
-def environment(request: TurnRequest, seat: Seat, permission: Permission) -> dict[str, str]:
+def environment(request: TurnRequest, setup: AgentSetup, permission: Permission) -> dict[str, str]:
     return {
         **QUIET,
-        **_credential(request, seat),
-        **seat.mcp_env,
-        **seat.server_env,
+        **_credential(request, setup),
+        **setup.mcp_env,
+        **setup.server_env,
         **request.env,
-        "CLAUDE_CONFIG_DIR": f"{seat.state}/{FOLDER}",
+        "CLAUDE_CONFIG_DIR": f"{setup.state}/{FOLDER}",
         **({"IS_SANDBOX": "1"} if permission is Permission.SANDBOXED else {}),
     }
 
 
-def _credential(request: TurnRequest, seat: Seat) -> dict[str, str]:
+def _credential(request: TurnRequest, setup: AgentSetup) -> dict[str, str]:
     """One only: it would send two, and a turn's own is meant to be used."""
-    given = seat.credentials.get("anthropic", "")
+    given = setup.credentials.get("anthropic", "")
     if not given or any(name in request.env for name in (KEY, TOKEN, OAUTH)):
         return {}
     return {OAUTH if given.startswith(OAUTH_PREFIX) else KEY: given}
 
 
-def files(request: TurnRequest, seat: Seat) -> dict[str, bytes]:
+def files(request: TurnRequest, setup: AgentSetup) -> dict[str, bytes]:
     settings = {"cleanupPeriodDays": KEEP_DAYS, "skipDangerousModePermissionPrompt": True}
     files = {f"{FOLDER}/settings.json": json.dumps(settings).encode()}
     if request.system_prompt:
         files[f"{FOLDER}/system-prompt.md"] = request.system_prompt.encode("utf-8", "replace")
-    if found := servers(seat):
+    if found := servers(setup):
         files[f"{FOLDER}/mcp.json"] = json.dumps({"mcpServers": found}).encode()
     return files
 
 
-def servers(seat: Seat) -> dict[str, Any]:
+def servers(setup: AgentSetup) -> dict[str, Any]:
     """By name. Values stay in the environment: files are kept."""
-    found: dict[str, Any] = {server.name: _over_http(server) for server in seat.servers}
-    if seat.mcp:
-        command, *args = seat.mcp
-        env = {name: f"${{{name}}}" for name in seat.mcp_env}
+    found: dict[str, Any] = {server.name: _over_http(server) for server in setup.servers}
+    if setup.mcp:
+        command, *args = setup.mcp
+        env = {name: f"${{{name}}}" for name in setup.mcp_env}
         found["carrel"] = {"type": "stdio", "command": command, "args": args, "env": env}
     return found
 
 
-def _over_http(server: SeatServer) -> dict[str, Any]:
+def _over_http(server: AgentServer) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer ${{{server.token}}}"} if server.token else {}
     return {"type": "sse" if server.sse else "http", "url": server.url, "headers": headers}
 
 
-def unattended_files(permission: Permission, seat: Seat) -> dict[str, bytes]:
+def unattended_files(permission: Permission, setup: AgentSetup) -> dict[str, bytes]:
     """A project that is trusted says itself what is allowed: where somebody is to decide that,
     it is not, whatever an earlier terminal has noted."""
     if permission is Permission.SANDBOXED:
         return {}
-    noted = {"projects": {seat.workspace: {"hasTrustDialogAccepted": False}}}
+    noted = {"projects": {setup.workspace: {"hasTrustDialogAccepted": False}}}
     return {f"{FOLDER}/.claude.json": json.dumps(noted).encode()}
 
 
@@ -99,30 +104,30 @@ def terminal_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {HIDDEN_KEY if name == KEY else name: value for name, value in env.items()}
 
 
-def terminal_files(seat: Seat, env: Mapping[str, str]) -> dict[str, bytes]:
+def terminal_files(setup: AgentSetup, env: Mapping[str, str]) -> dict[str, bytes]:
     called = {
         "type": "command",
-        "command": shlex.join(hooking.command(seat)),
-        "timeout": hooking.SECONDS,
+        "command": shlex.join(hook.command(setup)),
+        "timeout": hook.SECONDS,
     }
-    events = (*hooking.EVENTS, *MORE_EVENTS)
+    events = (*hook.EVENTS, *MORE_EVENTS)
     settings: dict[str, object] = {"hooks": {event: [{"hooks": [called]}] for event in events}}
     if HIDDEN_KEY in env:
         settings["apiKeyHelper"] = f"printenv {HIDDEN_KEY}"
     return {
         TERMINAL: json.dumps(settings).encode(),
-        f"{FOLDER}/.claude.json": onboarded(seat),
+        f"{FOLDER}/.claude.json": onboarded(setup),
     }
 
 
-def onboarded(seat: Seat) -> bytes:
+def onboarded(setup: AgentSetup) -> bytes:
     """What it notes of a user who has answered all its questions."""
     # Where nothing confines it, whether a folder is trusted is a person's decision.
-    trusted = {"hasTrustDialogAccepted": seat.confined, "hasCompletedProjectOnboarding": True}
+    trusted = {"hasTrustDialogAccepted": setup.confined, "hasCompletedProjectOnboarding": True}
     return json.dumps(
         {
             "hasCompletedOnboarding": True,
             "bypassPermissionsModeAccepted": True,
-            "projects": {seat.workspace: trusted},
+            "projects": {setup.workspace: trusted},
         }
     ).encode()

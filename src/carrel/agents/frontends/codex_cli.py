@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from carrel.agents import interpreting
+from carrel.agents import requests
 from carrel.agents.driven import DrivenTranslator, driven_by
-from carrel.agents.frontends import codex_config, requests
-from carrel.agents.frontends.codex_stream import CodexTranslator
-from carrel.agents.frontends.finding import found
-from carrel.agents.locating import Locator, Program
-from carrel.agents.permitting import permission_of
+from carrel.agents.frontends import codex_config
+from carrel.agents.frontends.codex_driver import CodexTranslator
+from carrel.agents.programs import AgentProgram, Locator, found
+from carrel.agents.turns import permission_of
 from carrel.domain.agents import (
     KEY,
+    AgentSetup,
     FoundFrontend,
     FrontendKind,
     Permission,
     Prepared,
     Provider,
-    Seat,
     Translator,
     TurnRequest,
 )
@@ -33,7 +32,7 @@ KNOWN_GAPS = (
     "The usage of a resumed turn is that of the whole conversation (`scope`).",
 )
 
-DRIVER = "carrel.agents.frontends.codex_asking:CodexAskingDriver"
+DRIVER = "carrel.agents.frontends.codex_driver:CodexAskingDriver"
 """Of turns that ask; the others are the program alone."""
 
 FOLDER = "codex"
@@ -41,13 +40,15 @@ FOLDER = "codex"
 
 
 class CodexCli:
-    """Implements `Frontend` and `Interactive`."""
+    """Implements `Frontend`, `Interactive` and `Confiding`."""
 
     name = NAME
     provider = Provider.OPENAI
     kind = FrontendKind.CLI
     needs_network = True
     credentials = ("openai",)
+    brought = codex_config.BROUGHT
+    goes_without = True
 
     def __init__(self, locator: Locator) -> None:
         self._locator = locator
@@ -56,52 +57,58 @@ class CodexCli:
         return found(self._locator, (NAME, self.provider, self.kind), PROGRAM)
 
     def binds(self) -> tuple[str, ...]:
-        found = self._locator.find(NAME, PROGRAM)
-        return (*interpreting.folders(), *(found.binds() if found else ()))
+        return self._locator.binds(NAME, PROGRAM)
 
-    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
-        permission, asked, program = self._checked(request, seat)
+    def prepare(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
+        permission, asked, program = self._checked(request, setup)
         if request.permission is Permission.ASK:
-            plain = _prepared(request, seat, (*program.argv, "app-server"), b"")
-            driven = driven_by(DRIVER, {"argv": plain.argv}, request, seat)
+            plain = _prepared(request, setup, (*program.argv, "app-server"), b"")
+            driven = driven_by(DRIVER, {"argv": plain.argv}, request, setup)
             return replace(driven, env=plain.env, files=plain.files, notes=plain.notes)
         before, options = _permission(permission)
         argv = [*before, "exec", "--json", "--skip-git-repo-check", *options]
         argv += [*_options(request), *(("resume", asked) if asked else ()), "-"]
-        first = requests.prompt(request, seat).encode("utf-8", "replace")
-        return _prepared(request, seat, (*program.argv, *argv), first)
+        first = requests.prompt(request, setup).encode("utf-8", "replace")
+        return _prepared(request, setup, (*program.argv, *argv), first)
 
-    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
-        permission, asked, program = self._checked(request, seat)
+    def prepare_terminal(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
+        permission, asked, program = self._checked(request, setup)
         # The hooks are our own; it would ask whether they may be trusted.
         argv = ["--no-daemon", "--no-alt-screen", "--dangerously-bypass-hook-trust"]
         command = (*program.argv, *argv, *_terminal(permission), *_options(request))
         resume = ("resume", asked) if asked else ()
-        said = ("--", requests.prompt(request, seat)) if request.prompt else ()
-        prepared = _prepared(request, seat, (*command, *resume, *said), b"")
+        said = ("--", requests.prompt(request, setup)) if request.prompt else ()
+        prepared = _prepared(request, setup, (*command, *resume, *said), b"")
         # It tells of its start with the first thing that is said to it. A folder that nobody
         # vouched for it asks about.
-        return replace(prepared, again=(*command, "resume", KEY), silent=seat.confined)
+        return replace(prepared, again=(*command, "resume", KEY), silent=setup.confined)
 
     def translator(self, request: TurnRequest) -> Translator:
         if request.permission is Permission.ASK:
             return DrivenTranslator()
         return CodexTranslator(requests.asked_key(request))
 
-    def _checked(self, request: TurnRequest, seat: Seat) -> tuple[Permission, str, Program]:
+    def _checked(
+        self, request: TurnRequest, setup: AgentSetup
+    ) -> tuple[Permission, str, AgentProgram]:
         requests.check(request, NAME, Provider.OPENAI)
-        permission = permission_of(request, seat)
+        permission = permission_of(request, setup)
         return permission, requests.asked_uuid(request), self._locator.require(NAME, PROGRAM)
 
 
-def _prepared(request: TurnRequest, seat: Seat, argv: tuple[str, ...], first: bytes) -> Prepared:
-    env = _environment(request, seat)
+def _prepared(
+    request: TurnRequest, setup: AgentSetup, argv: tuple[str, ...], first: bytes
+) -> Prepared:
+    env = _environment(request, setup)
     return Prepared(
         argv=argv,
         env=env,
-        files={f"{FOLDER}/config.toml": codex_config.text(request, seat, env)},
+        files={
+            f"{FOLDER}/config.toml": codex_config.text(request, setup, env),
+            **{f"{FOLDER}/{name}": data for name, data in codex_config.EMPTIED.items()},
+        },
         first=first,
-        notes=codex_config.left_out(seat),
+        notes=codex_config.left_out(setup),
     )
 
 
@@ -125,10 +132,11 @@ def _options(request: TurnRequest) -> list[str]:
     return [*model, *(f"--image={path}" for path in requests.images(request))]
 
 
-def _environment(request: TurnRequest, seat: Seat) -> dict[str, str]:
+def _environment(request: TurnRequest, setup: AgentSetup) -> dict[str, str]:
     """Its own provider takes the key by another name than everybody's."""
-    env = {**seat.mcp_env, **seat.server_env}
-    key = request.env.get(codex_config.KEY) or seat.credentials.get("openai", "")
+    env = {**setup.mcp_env, **setup.server_env}
+    key = request.env.get(codex_config.KEY) or setup.credentials.get("openai", "")
     if key:
         env |= {codex_config.KEY: key, "CODEX_API_KEY": key}
-    return {**env, **request.env, "CODEX_HOME": f"{seat.state}/{FOLDER}"}
+    own = {**codex_config.NO_GIT, "CODEX_HOME": f"{setup.state}/{FOLDER}"}
+    return {**env, **request.env, **own}

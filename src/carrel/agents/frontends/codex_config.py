@@ -7,20 +7,32 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 
-from carrel.agents.permitting import permission_of
-from carrel.agents.terminals import hooking
-from carrel.domain.agents import InteractionMode, Permission, Seat, SeatServer, TurnRequest
+from carrel.agents.terminals import hook
+from carrel.agents.turns import permission_of
+from carrel.domain.agents import AgentServer, AgentSetup, InteractionMode, Permission, TurnRequest
 
 KEY = "OPENAI_API_KEY"
 ENDPOINTS = ("CODEX_BASE_URL", "OPENAI_BASE_URL")
 """Codex reads neither itself; the first that is given is taken."""
 
 
+BROUGHT = (".codex",)
+"""What it reads in a project beside texts: settings with hooks, servers and rules."""
+
+EMPTIED = {"hooks.json": b"{}", ".env": b""}
+"""In its home, which all that runs in the space can write: what would run with the next turn, or
+say where that sends its key."""
+
+NO_GIT = {"GIT_DIR": "/dev/null"}
+"""It runs git when a turn begins, and git runs what a project's own `.git/config` says. Its shell
+is not given this (`SHELL`), so commands use git as they like."""
+SHELL = ["[shell_environment_policy]", f"exclude = {json.dumps(list(NO_GIT))}"]
+
 SECRETIVE = ["[features]", "shell_snapshot = false"]
 """Its snapshots are files with the whole environment in them, the key too."""
 
 
-def text(request: TurnRequest, seat: Seat, env: Mapping[str, str]) -> bytes:
+def text(request: TurnRequest, setup: AgentSetup, env: Mapping[str, str]) -> bytes:
     """Names variables, never their values: files are kept."""
     endpoint = next((env[name] for name in ENDPOINTS if env.get(name)), "")
     top = ["check_for_update_on_startup = false"]
@@ -28,27 +40,30 @@ def text(request: TurnRequest, seat: Seat, env: Mapping[str, str]) -> bytes:
         top.append('model_provider = "carrel"')
     if request.system_prompt:
         top.append(f"developer_instructions = {quoted(request.system_prompt)}")
-    parts = [top, ["[analytics]", "enabled = false"], SECRETIVE]
-    if level := _trust(request, seat):
-        parts.append([f"[projects.{quoted(seat.workspace)}]", f"trust_level = {quoted(level)}"])
+    parts = [top, ["[analytics]", "enabled = false"], SECRETIVE, SHELL]
+    if level := _trust(request, setup):
+        parts.append([f"[projects.{quoted(setup.workspace)}]", f"trust_level = {quoted(level)}"])
     if endpoint:
         parts.append(_provider(endpoint, KEY in env))
-    if seat.mcp:
-        parts.append(_server(seat))
-    free = permission_of(request, seat) is Permission.SANDBOXED
-    parts.extend(_over_http(server, free) for server in seat.servers if not server.sse)
+    if setup.mcp:
+        parts.append(_server(setup))
+    free = permission_of(request, setup) is Permission.SANDBOXED
+    parts.extend(_over_http(server, free) for server in setup.servers if not server.sse)
     if request.mode is InteractionMode.INTERACTIVE:
-        parts.extend(_hook(event, seat) for event in hooking.EVENTS)
+        parts.extend(_hook(event, setup) for event in hook.EVENTS)
     return "\n".join(line for part in parts for line in [*part, ""]).encode("utf-8", "replace")
 
 
-def _trust(request: TurnRequest, seat: Seat) -> str:
+def _trust(request: TurnRequest, setup: AgentSetup) -> str:
     """A project that is trusted says itself which commands are allowed, so where somebody is to
     decide that, it is not. When nothing is said, a terminal begins with a question; where nothing
     confines it, that is right."""
+    if {".codex", ".git"} & set(setup.untrusted):
+        # When nothing is said, it trusts by itself where everything is allowed.
+        return "untrusted"
     free = request.permission in (None, Permission.SANDBOXED)
     attended = request.mode is InteractionMode.INTERACTIVE
-    return "trusted" if seat.confined and (free or attended) else ""
+    return "trusted" if setup.confined and (free or attended) else ""
 
 
 def _provider(endpoint: str, has_key: bool) -> list[str]:
@@ -61,41 +76,41 @@ def _provider(endpoint: str, has_key: bool) -> list[str]:
     return [*lines, f"env_key = {quoted(KEY)}"] if has_key else lines
 
 
-def _server(seat: Seat) -> list[str]:
-    command, *args = seat.mcp
+def _server(setup: AgentSetup) -> list[str]:
+    command, *args = setup.mcp
     return [
         "[mcp_servers.carrel]",
         f"command = {quoted(command)}",
         f"args = {_listed(args)}",
-        f"env_vars = {_listed(seat.mcp_env)}",
+        f"env_vars = {_listed(setup.mcp_env)}",
         # The space's own tools need no permission.
         'default_tools_approval_mode = "approve"',
     ]
 
 
-def _over_http(server: SeatServer, free: bool) -> list[str]:
+def _over_http(server: AgentServer, free: bool) -> list[str]:
     lines = [f"[mcp_servers.{quoted(server.name)}]", f"url = {quoted(server.url)}"]
     if server.token:
         lines.append(f"bearer_token_env_var = {quoted(server.token)}")
     return [*lines, 'default_tools_approval_mode = "approve"'] if free else lines
 
 
-def left_out(seat: Seat) -> tuple[str, ...]:
+def left_out(setup: AgentSetup) -> tuple[str, ...]:
     """In sentences."""
     return tuple(
         f"The MCP server {server.name} is left out: Codex does not speak SSE."
-        for server in seat.servers
+        for server in setup.servers
         if server.sse
     )
 
 
-def _hook(event: str, seat: Seat) -> list[str]:
+def _hook(event: str, setup: AgentSetup) -> list[str]:
     return [
         f"[[hooks.{event}]]",
         f"[[hooks.{event}.hooks]]",
         'type = "command"',
-        f"command = {quoted(shlex.join(hooking.command(seat)))}",
-        f"timeout = {hooking.SECONDS}",
+        f"command = {quoted(shlex.join(hook.command(setup)))}",
+        f"timeout = {hook.SECONDS}",
     ]
 
 

@@ -1,4 +1,5 @@
-"""Reading what agents write, a line at a time. Nothing here raises, whatever the line is."""
+"""Reads the JSON lines that agents write, and makes events. Nothing here raises, whatever a line
+is."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from carrel.domain.agents import AgentEventType, Told
+from carrel.domain.nesting import is_too_deep
 
 MAX_RAW = 4096
 """Characters of a line that nobody understood: enough to see what it was."""
@@ -19,8 +21,11 @@ _NOTHING: Object = {}
 
 
 def decode(line: bytes) -> Object | None:
-    """The JSON object in a line; None when there is none."""
+    """The JSON object in a line; None when there is none, or one that nobody could pass on."""
     import msgspec
+
+    if is_too_deep(line):
+        return None
 
     try:
         value = msgspec.json.decode(line)
@@ -94,7 +99,7 @@ def objects(value: Object, *path: str) -> Sequence[Object]:
 
 
 def raw(line: bytes, key: str = "") -> Told:
-    """A line that has no meaning here, as it was."""
+    """The event for a line that has no meaning here: the line as it was."""
     shown = line[: MAX_RAW * 4].decode("utf-8", "replace")
     if len(shown) > MAX_RAW:
         shown = f"{shown[:MAX_RAW]}… ({len(line)} bytes in all)"

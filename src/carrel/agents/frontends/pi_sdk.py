@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from carrel.agents.driven import DrivenFrontend
-from carrel.agents.frontends.finding import found
+from carrel.agents.programs import found
 from carrel.domain.agents import FoundFrontend, Provider, TurnRequest
 
 PROGRAM = "pi"
@@ -20,14 +20,15 @@ class PiSdk(DrivenFrontend):
     name = "pi-sdk"
     provider = Provider.OPENAI
     credentials = ("openai",)
+    brought = (".pi",)
+    goes_without = True
     driver = "carrel.agents.frontends.pi_driver:PiDriver"
 
     def options(self, request: TurnRequest) -> Mapping[str, object]:
         return {"argv": self.locator.require(self.name, PROGRAM).argv}
 
     def binds(self) -> tuple[str, ...]:
-        found = self.locator.find(self.name, PROGRAM)
-        return (*super().binds(), *(found.binds() if found else ()))
+        return self.locator.binds(self.name, PROGRAM)
 
     def find(self) -> FoundFrontend:
         return found(self.locator, (self.name, self.provider, self.kind), PROGRAM)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from carrel.agents import interpreting
+from carrel.agents import programs
 from carrel.agents.driven import DrivenFrontend
-from carrel.domain.agents import KEY, Prepared, Provider, Seat, TurnRequest
+from carrel.domain.agents import KEY, AgentSetup, Prepared, Provider, TurnRequest
 
 TERMINAL = "carrel.agents.frontends.scripted_terminal"
 FILE = "scripted-terminal.json"
@@ -29,16 +29,17 @@ class Scripted(DrivenFrontend):
 
     name = "scripted"
     provider = Provider.ANY
+    brought = ()
     needs_network = False
     driver = "carrel.agents.frontends.scripted_driver:ScriptedDriver"
 
     def program_options(self, request: TurnRequest) -> Mapping[str, object]:
         return {"own_process": True}
 
-    def prepare_terminal(self, request: TurnRequest, seat: Seat) -> Prepared:
+    def prepare_terminal(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         """Values of the environment go by the environment only."""
-        prepared = self.prepare(request, seat)
-        argv = interpreting.python(TERMINAL, f"{seat.state}/{FILE}")
+        prepared = self.prepare(request, setup)
+        argv = programs.python(TERMINAL, f"{setup.state}/{FILE}")
         asked = (request.continuation.key,) if request.continuation else ()
         return Prepared(
             argv=(*argv, *asked),

@@ -17,19 +17,19 @@ from pathlib import Path
 import msgspec
 
 from carrel.agents import wire
-from carrel.agents.conducting import conduct
-from carrel.agents.environing import with_values
 from carrel.agents.frontends.scripted import AGAIN
 from carrel.agents.frontends.scripted_driver import ScriptedDriver
-from carrel.agents.terminals import hook, hooking
+from carrel.agents.requests import with_values
+from carrel.agents.terminals import hook
+from carrel.agents.turns import conduct
 from carrel.domain.agents import (
     AgentEventType,
+    AgentSetup,
     Continuation,
     Control,
     ControlKind,
     InteractionMode,
     Provider,
-    Seat,
     Told,
 )
 
@@ -38,10 +38,10 @@ LEAVE = "exit"
 
 
 class Person:
-    """Implements `Stage`: who sits in front of the terminal."""
+    """Implements `Stage` for the person at the terminal."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._folder = f"{seat.state}/{hooking.FOLDER}"
+    def __init__(self, setup: AgentSetup) -> None:
+        self._folder = f"{setup.state}/{hook.FOLDER}"
         self._controls: asyncio.Queue[Control] = asyncio.Queue()
         self._asked = ""
         self.key = ""
@@ -92,7 +92,7 @@ def _tool(payload: Mapping[str, object]) -> dict[str, object]:
 
 
 async def talk(start: wire.Start, key: str) -> None:
-    person = Person(start.seat)
+    person = Person(start.setup)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, person.interrupt)
     threading.Thread(target=_read, args=(loop, person), daemon=True).start()
@@ -110,7 +110,7 @@ async def _turn(start: wire.Start, person: Person, said: str) -> None:
     person.hook("UserPromptSubmit", prompt=said)
     asked = Continuation(Provider.ANY, person.key) if person.key else None
     request = replace(start.request, prompt=said, continuation=asked, mode=InteractionMode.HEADLESS)
-    result = await conduct(ScriptedDriver(own_process=True), request, start.seat, person)
+    result = await conduct(ScriptedDriver(own_process=True), request, start.setup, person)
     if result.error is not None:
         print(f"{result.error.code}: {result.error.message}", flush=True)
     last = result.final_output or (result.error.message if result.error else "")
@@ -127,7 +127,7 @@ def main(file: str, key: str = "", how: str = "") -> None:
     start = wire.read_start(Path(file).read_bytes())
     if how == AGAIN:
         start = replace(start, request=replace(start.request, prompt=""))
-    asyncio.run(talk(replace(start, seat=with_values(start.seat)), key))
+    asyncio.run(talk(replace(start, setup=with_values(start.setup)), key))
 
 
 if __name__ == "__main__":

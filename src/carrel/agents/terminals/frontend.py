@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from carrel.agents.driven import DrivenTranslator, driven_by
-from carrel.agents.terminals.hooking import FOLDER
+from carrel.agents.terminals.hook import FOLDER
 from carrel.agents.terminals.tmux import SESSION, SOCKET
 from carrel.domain.agents import (
+    PROJECT_SETTINGS,
+    AgentSetup,
     Attaching,
+    Confiding,
     FoundFrontend,
     Frontend,
     FrontendKind,
     Interactive,
     Prepared,
     Provider,
-    Seat,
     TurnRequest,
 )
 from carrel.domain.errors import MessageInvalid, UnsupportedFrontend
 
-DRIVER = "carrel.agents.terminals.supervising:Supervisor"
+DRIVER = "carrel.agents.terminals.supervisor:TerminalSupervisor"
 MAX_PROMPT = 100_000
 """Characters: it is a word of the program's command."""
 
@@ -57,19 +59,28 @@ class InTerminal:
     def credentials(self) -> tuple[str, ...]:
         return self._frontend.credentials
 
+    @property
+    def brought(self) -> tuple[str, ...]:
+        own = self._frontend
+        return own.brought if isinstance(own, Confiding) else PROJECT_SETTINGS
+
+    @property
+    def goes_without(self) -> bool:
+        return isinstance(self._frontend, Confiding) and self._frontend.goes_without
+
     def find(self) -> FoundFrontend:
         return self._frontend.find()
 
     def binds(self) -> tuple[str, ...]:
         return self._frontend.binds()
 
-    def prepare(self, request: TurnRequest, seat: Seat) -> Prepared:
+    def prepare(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         if len(request.prompt) > MAX_PROMPT:
             raise MessageInvalid(
                 f"A terminal takes a prompt of {MAX_PROMPT} characters at most.",
-                hint="Put it into a file, and name that.",
+                hint="Put the text into a file, and name the file in the prompt.",
             )
-        own = self._interactive.prepare_terminal(request, seat)
+        own = self._interactive.prepare_terminal(request, setup)
         options = {
             "first": own.argv,
             "again": own.again,
@@ -77,8 +88,8 @@ class InTerminal:
             "unit_s": self._unit_s,
         }
         # What it is told first is in its command.
-        driven = driven_by(DRIVER, options, replace(request, prompt=""), seat)
-        return replace(driven, env=own.env, files=own.files, notes=own.notes)
+        driven = driven_by(DRIVER, options, replace(request, prompt=""), setup)
+        return replace(driven, env=own.env, files=own.files, keeps=own.keeps, notes=own.notes)
 
     def translator(self, request: TurnRequest) -> DrivenTranslator:
         return DrivenTranslator()

@@ -1,6 +1,6 @@
-"""What agents call at their hooks: passes on to the supervisor what it was told.
+"""The program that agents run at their hooks: it passes on to the supervisor what it was told.
 
-It says nothing and never fails: what a hook prints, or how it ends, is the agent's business.
+It prints nothing and never fails: what a hook prints, or how it ends, changes what the agent does.
 Standard library only: it is run as `python -I -S hook.py FOLDER`.
 """
 
@@ -11,7 +11,24 @@ import os
 import socket
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from carrel.domain.agents import AgentSetup
+
+FOLDER = "terminal"
+"""In the agent's state: the sockets, and what the pane begins with."""
 SOCKET = "told.sock"
+EVENTS = (
+    "SessionStart",
+    "UserPromptSubmit",
+    "PreToolUse",
+    "PermissionRequest",
+    "PostToolUse",
+    "Stop",
+)
+"""Hooks that every agent with hooks has."""
+SECONDS = 5
+"""The agent gives up a hook that takes longer."""
 WAIT_S = 2.0
 """For a supervisor that has much to read."""
 MAX_TEXT = 16_384
@@ -33,6 +50,17 @@ FIELDS = (
 )
 
 
+def command(setup: AgentSetup) -> tuple[str, ...]:
+    """The command for an agent's settings that runs this program."""
+    return (*own("hook.py"), f"{setup.state}/{FOLDER}")
+
+
+def own(program: str) -> tuple[str, ...]:
+    """The command of a program in this folder. It imports no package, so it starts at once."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), program)
+    return (sys.executable, "-I", "-S", path)
+
+
 def short(value: object) -> object:
     if isinstance(value, str):
         return value[:MAX_TEXT]
@@ -41,7 +69,7 @@ def short(value: object) -> object:
 
 
 def send(folder: str, said: bytes) -> None:
-    """By a descriptor of the folder: its path may be too long for a socket."""
+    """Uses a descriptor of the folder: its path may be too long for a socket."""
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:

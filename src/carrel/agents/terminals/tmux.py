@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from carrel.agents.family import Family
-from carrel.agents.terminals.hooking import own
+from carrel.agents.processes import ProcessTree
+from carrel.agents.terminals.hook import own
 from carrel.domain.errors import AgentCrashed, FrontendNotInstalled
 
 PROGRAM = "tmux"
@@ -62,7 +62,7 @@ set -g status-right " Ctrl-b d detaches "
 
 
 @dataclass(frozen=True)
-class End:
+class PaneEnd:
     """How a program in the pane ended; neither is known when it went with its terminal."""
 
     code: int | None
@@ -116,13 +116,11 @@ class Tmux:
         await self._do(*begin, "-c", self._workspace, "--", *pane)
         self._pid = int(await self._do("display-message", "-p", "-t", SESSION, "#{pane_pid}"))
 
-    async def ended(self) -> End:
+    async def ended(self) -> PaneEnd:
         """Waits for the program's end. What it leaves in its terminal goes with it."""
-        family = Family(self._pid)
+        tree = ProcessTree(self._pid)
         await _gone(self._pid)
-        family.look()
-        family.signal(signal.SIGKILL)
-        family.kill()
+        tree.end()
         until = asyncio.get_running_loop().time() + NOTICED_S
         while asyncio.get_running_loop().time() < until:
             alive, dead = await self._ask("display-message", "-p", "-t", SESSION, "#{pane_dead}")
@@ -135,7 +133,7 @@ class Tmux:
         code = self._code()
         killed = code is not None and code < 0
         lines = await self.lines() if self._server is not None else ()
-        return End(None if killed else code, -code if code and killed else None, lines)
+        return PaneEnd(None if killed else code, -code if code and killed else None, lines)
 
     def _code(self) -> int | None:
         """Below zero: the number of a signal. None: nobody wrote it down."""
@@ -148,14 +146,12 @@ class Tmux:
         """Asks the program to go, and then makes it; does nothing when none runs."""
         if self._pid == 0 or self._server is None:
             return
-        family = Family(self._pid)
+        tree = ProcessTree(self._pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_gone(self._pid), END_S)
-        family.look()
-        family.signal(signal.SIGKILL)
-        family.kill()
+        tree.end()
         self._pid = 0
 
     async def still(self) -> None:
@@ -217,15 +213,13 @@ class Tmux:
         # It answers before it has read its settings.
         while (await self._ask("show-options", "-gwv", "remain-on-exit"))[1].strip() != "on":
             if asyncio.get_running_loop().time() > until or self._server.poll() is not None:
-                raise AgentCrashed("tmux does not come up.", hint="Try `tmux -V` in the space.")
+                raise AgentCrashed("tmux did not start.", hint="Run: carrel exec SPACE -- tmux -V")
             await asyncio.sleep(LOOK_S)
 
     def _close(self) -> None:
         if self._server is None:
             return
-        family = Family(self._server.pid)
-        family.signal(signal.SIGKILL)
-        family.kill()
+        ProcessTree(self._server.pid).end()
         self._server.wait()
         self._server = None
         (self._folder / SOCKET).unlink(missing_ok=True)

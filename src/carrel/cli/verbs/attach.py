@@ -1,59 +1,57 @@
-"""carrel attach: the agent of a space, in this terminal."""
+"""carrel attach: the agent of a space in this terminal, or those of several in windows."""
 
 from __future__ import annotations
 
-from carrel.cli import giving, turns
-from carrel.cli.call import Call
-from carrel.cli.spec import SPACES, TEXT, Argument, Option, Verb
-from carrel.cli.verbs.exec import follow, own_error, with_terminal
-from carrel.client import turning
-from carrel.client.exchange import Exchange
-from carrel.client.requests import asking, space_path
+import os
+import sys
+
+from carrel.cli.call import VerbCall, invalid
+from carrel.cli.spec import SOME_SPACES, Option, Verb
+from carrel.cli.verbs import turns
+from carrel.cli.verbs.exec import follow, own_errors, with_terminal
+from carrel.client.exchange import RunExchange
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
-VERB = Verb(
-    "Attach to the agent of a space; it is started when none runs.",
-    Argument("space", many=True, completes=SPACES),
-    details=(
-        "Ctrl-b d detaches, and the agent goes on; several people may be attached at once. "
-        "Of several spaces each has a window here: Ctrl-a n is the next, Ctrl-a d leaves all."
-    ),
-    options=(
-        Option("--agent", kind=TEXT, metavar="NAME", help="A frontend: see `carrel agents`."),
-        Option("-m", "--message", kind=TEXT, metavar="TEXT", help="What it is told first."),
-        Option("-r", "--read-only", help="See it only; nothing that is typed goes there."),
-        Option("-d", "--detach", help="Start it, and do not attach."),
-        *turns.CONTINUING,
-        *turns.STARTING,
-    ),
+PREFIX = "C-a"
+"""The key of our windows; tmux's usual one is for the agents' own terminals."""
+
+
+@Verb(
+    SOME_SPACES,
+    turns.AGENT,
+    Option("-m, --message TEXT", "Send it this message first."),
+    Option("-r, --read-only", "Only watch; what is typed is not sent."),
+    Option("-d, --detach", "Start it, and do not attach."),
+    *turns.CONTINUE_OPTIONS,
+    *turns.START_OPTIONS,
 )
+def attach(call: VerbCall) -> int:
+    """Attach to the agent of a space; start it when none runs.
 
-
-def run(call: Call) -> int:
+    Ctrl-b d detaches, and the agent goes on; several people may be attached at once. With
+    several spaces each has a window here: Ctrl-a n shows the next, Ctrl-a d leaves all.
+    """
     spaces = call.texts("space")
     if len(spaces) > 1:
-        from carrel.cli.windows import attach_all
-
-        return attach_all(call, spaces)
-    try:
+        return _attach_all(call, spaces)
+    with own_errors():
         return _attach(call, spaces[0])
-    except Exception as error:
-        raise own_error(error) from error
 
 
-def _attach(call: Call, space: str) -> int:
+def _attach(call: VerbCall, space: str) -> int:
     found = _running(call, space) or _start(call, space)
     if call.flag("detach"):
-        call.show(found["turn"]) if call.json else call.say(found["turn"]["id"])
+        call.answer(found["turn"], lambda turn: turn["id"])
         return 0
     command = with_terminal({"argv": found["argv"], "cwd": found["cwd"], "hangup": True})
-    return follow(call, Exchange.starting(space, command), command)
+    return follow(call, RunExchange.starting(space, command), command)
 
 
-def _running(call: Call, space: str) -> dict[str, Any] | None:
+def _running(call: VerbCall, space: str) -> dict[str, Any] | None:
     """The terminal of the agent that runs; None when there is none."""
     from carrel.domain.errors import StateConflict
 
@@ -63,17 +61,61 @@ def _running(call: Call, space: str) -> dict[str, Any] | None:
         return None
 
 
-def _start(call: Call, space: str) -> dict[str, Any]:
+def _start(call: VerbCall, space: str) -> dict[str, Any]:
     wanted = {**turns.content(call, call.text("message")), "terminal": True}
-    if asked := turns.continuation(call, space):
-        wanted["continuation"] = asked
-    if attached := giving.give(call, space):
-        wanted["attachments"] = attached
-    turning.begin(call.link, space, wanted)
+    wanted.update(turns.continuation(call, space))
+    wanted.update(turns.upload_files(call, space))
+    turns.begin_turn(call, space, wanted)
     return _terminal(call, space)
 
 
-def _terminal(call: Call, space: str) -> dict[str, Any]:
+def _terminal(call: VerbCall, space: str) -> dict[str, Any]:
     query = [("read_only", "true")] if call.flag("read_only") else []
-    found: dict[str, Any] = call.link.json(asking(space_path(space, "terminal"), query))
+    found: dict[str, Any] = call.ask("turns.terminal", space, query=query)
     return found
+
+
+def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
+    """Opens a window of tmux for each. The windows go when they are left; the agents go on."""
+    import shutil
+    import subprocess
+
+    from carrel.domain.errors import FrontendNotInstalled
+
+    if call.flag("detach") or call.json or not sys.stdin.isatty():
+        raise invalid(
+            "Attaching to several spaces needs a terminal.",
+            hint="Run it in a terminal, or name one space.",
+        )
+    if shutil.which("tmux") is None:
+        raise FrontendNotInstalled("tmux is missing.", hint="Install it: apt install tmux")
+    socket = f"carrel-attach-{os.getpid()}"
+    begin = ["set", "-g", "prefix", PREFIX, ";", "bind", PREFIX, "send-prefix", ";"]
+    # Else two keys that come at once count as text.
+    begin += ["set", "-g", "assume-paste-time", "0", ";"]
+    windows: list[str] = []
+    for space in spaces:
+        kind = ["new-window"] if windows else ["new-session"]
+        windows += [*kind, "-n", space, *_command(call, space), ";"]
+    env = {name: value for name, value in os.environ.items() if name != "TMUX"}
+    words = ["tmux", "-L", socket, "-f", "/dev/null", *windows, *begin, "select-window", "-t", ":0"]
+    try:
+        return subprocess.call(words, env=env)
+    finally:
+        subprocess.run(
+            ["tmux", "-L", socket, "kill-server"], env=env, capture_output=True, check=False
+        )
+
+
+def _command(call: VerbCall, space: str) -> list[str]:
+    """Attaches to one space by this program, with the options that were given."""
+    words = [sys.executable, "-m", "carrel.cli.main", "attach"]
+    for name in ("data", "url"):
+        if value := call.text(name):
+            words += [f"--{name}", value]
+    if call.flag("read_only"):
+        words.append("--read-only")
+    for name in ("agent", "message", "model", "permission"):
+        if value := call.text(name):
+            words += [f"--{name}", value]
+    return [*words, "--", space]

@@ -1,112 +1,104 @@
-"""carrel exec: a command in a space; its exit code is ours."""
+"""carrel exec and shell: a command in a space; its exit code is ours."""
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
-from carrel.cli.call import Call
-from carrel.cli.spec import PAIRS, SECONDS, SPACE, TEXT, Argument, Option, Verb
+from carrel.cli.call import VerbCall, invalid
+from carrel.cli.spec import SPACE, Argument, Option, Verb
 from carrel.cli.terminal import size_of
-from carrel.client.exchange import Exchange
-from carrel.client.exits import OWN_ERROR
-from carrel.client.requests import space_path, telling
+from carrel.client.exchange import OWN_ERROR, RunExchange
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
-VERB = Verb(
-    "Run a command in a space; its exit code is the command's.",
+ENV = Option("-e, --env K=V", "Set a variable of its environment.", to="env")
+SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; fi; exec sh -l"]
+
+
+@Verb(
     SPACE,
     Argument("command", many=True),
-    details=(
-        "Put -- before a command that has options of its own. Exit codes: 128 and the number "
-        "of a signal, 124 when the time was over, 125 for Carrel's own errors, 126 for what "
-        "cannot be executed, 127 for what is not there. Ctrl-C goes to the command; three "
-        "times leaves it. With -t, Ctrl-] twice does."
-    ),
-    options=(
-        Option("-t", "--terminal", help="Give it a terminal."),
-        Option("-i", "--stdin", help="Pass on standard input."),
-        Option("-d", "--detach", help="Do not wait; print the id of the run."),
-        Option("--timeout", kind=SECONDS, metavar="TIME", help="End it after that (90s, 15m)."),
-        Option("-e", "--env", kind=PAIRS, metavar="K=V", help="A variable of its environment."),
-        Option("-C", "--cwd", kind=TEXT, metavar="FOLDER", help="Where it starts."),
-    ),
+    Option("-t, --terminal", "Give it a terminal."),
+    Option("-i, --stdin", "Pass on standard input.", to="stdin"),
+    Option("-d, --detach", "Do not wait; print the id of the run."),
+    Option("--timeout TIME", "End it after this time (90s, 15m).", to="timeout_s"),
+    ENV,
+    Option("-C, --cwd FOLDER", "Start it in this folder.", to="cwd"),
 )
+def exec(call: VerbCall) -> int:
+    """Run a command in a space; its exit code is the command's.
 
-
-def run(call: Call) -> int:
-    command = content(call)
-    space = call.text("space")
-    try:
-        if call.flag("detach"):
-            _check_detached(call)
-            return _detach(call, space, command)
-        return follow(call, Exchange.starting(space, command), command)
-    except Exception as error:
-        raise own_error(error) from error
-
-
-def content(call: Call) -> dict[str, Any]:
-    """The command as the API takes it."""
-    found: dict[str, Any] = {"argv": call.texts("command")}
-    if env := call.pairs("env"):
-        found["env"] = env
-    if cwd := call.text("cwd"):
-        found["cwd"] = cwd
-    if (timeout_s := call.number("timeout")) is not None:
-        found["timeout_s"] = timeout_s
+    Put -- before a command that has options of its own. Ctrl-C goes to the command; three
+    times detaches, and so does Ctrl-] twice with -t. Exit codes: 128 plus the number of a
+    signal, 124 after a timeout, 125 for Carrel's own errors or when bytes of the output are
+    missing, 126 when the command cannot be executed, 127 when it does not exist.
+    """
+    command = {"argv": call.texts("command"), **call.content()}
     if call.flag("terminal"):
-        found = with_terminal(found)
-    if call.flag("stdin"):
-        found["stdin"] = True
-    return found
+        command = with_terminal(command)
+    space = call.text("space")
+    with own_errors():
+        if call.flag("detach"):
+            return _detach(call, space, command)
+        return follow(call, RunExchange.starting(space, command), command)
+
+
+@Verb(SPACE, ENV)
+def shell(call: VerbCall) -> int:
+    """Open a shell in a space.
+
+    It is bash, or sh where there is none. Ctrl-] twice detaches. If standard input
+    is no terminal, the shell reads its commands from there.
+    """
+    command = {"argv": SHELL, "stdin": True, **call.content()}
+    # As ssh: without a terminal here there is none there, and its input ends when ours does.
+    if os.isatty(0):
+        command = with_terminal(command)
+    with own_errors():
+        return follow(call, RunExchange.starting(call.text("space"), command), command)
 
 
 def with_terminal(command: dict[str, Any]) -> dict[str, Any]:
-    """As large as ours, and of its kind."""
+    """Gives the command a terminal as large as ours, and of its kind."""
     rows, cols = size_of(0) or size_of(1) or (24, 80)
     env = {"TERM": os.environ.get("TERM", "xterm"), **command.get("env", {})}
     return {**command, "terminal": True, "rows": rows, "cols": cols, "env": env}
 
 
-def follow(call: Call, exchange: Exchange, command: dict[str, Any]) -> int:
-    from carrel.cli.running import Running
+def follow(call: VerbCall, exchange: RunExchange, command: dict[str, Any]) -> int:
+    """Runs or attaches to a command in the foreground, and gives its exit code."""
+    from carrel.cli.foreground import Foreground
 
     terminal = bool(command.get("terminal"))
     stdin = terminal or bool(command.get("stdin"))
-    code = Running(call.link, exchange, stdin=stdin, terminal=terminal).run()
+    code = Foreground(call.link, exchange, stdin=stdin, terminal=terminal).run()
     if call.json:
-        call.show(exchange.run)
+        call.show({**exchange.run, "missing_bytes": exchange.missing})
     return code
 
 
-def _check_detached(call: Call) -> None:
+def _detach(call: VerbCall, space: str, command: dict[str, Any]) -> int:
     if call.flag("terminal") or call.flag("stdin"):
-        from carrel.domain.errors import MessageInvalid
-
-        raise MessageInvalid(
-            "A command that nobody waits for has neither a terminal nor our input.",
+        raise invalid(
+            "A detached command has no terminal and gets no input from here.",
             hint="Leave out --detach, or -t and -i.",
         )
-
-
-def _detach(call: Call, space: str, command: dict[str, Any]) -> int:
-    plain = {name: command[name] for name in ("argv", "env", "cwd", "timeout_s") if name in command}
-    started = call.link.json(telling("POST", space_path(space, "runs"), plain))
-    if call.json:
-        call.show(started)
-    else:
-        call.say(started["id"])
+    call.answer(call.ask("runs.start", space, content=command), lambda run: run["id"])
     return 0
 
 
-def own_error(error: Exception) -> Exception:
-    """Carrel's own errors are 125 here, so that they are not taken for the command's."""
-    from carrel.cli.failing import Failure, exit_code
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Gives Carrel's own errors the exit code 125, so that they are not taken for the command's."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        from carrel.cli.errors import ExitError, exit_code
 
-    if isinstance(error, BrokenPipeError):
-        return error
-    code = exit_code(error)
-    return Failure(error, code if code > OWN_ERROR else OWN_ERROR)
+        raise ExitError(error, max(exit_code(error), OWN_ERROR)) from error

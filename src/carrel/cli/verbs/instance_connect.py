@@ -1,4 +1,4 @@
-"""carrel instance connect: an MCP server of one's own, on standard input and output.
+"""carrel instance connect: a dedicated MCP server on standard input and output.
 
 For clients that only know a command to start. Bytes go between our streams and the server's
 socket as they are.
@@ -11,13 +11,14 @@ import os
 import signal
 import time
 
-from carrel.cli import bridging, instancing
-from carrel.cli.call import Call
-from carrel.cli.output import tell
+from carrel.cli.bridge import SERVER, SIGNAL, StdioBridge
+from carrel.cli.call import VerbCall, invalid
+from carrel.cli.output import shown, tell
 from carrel.cli.spec import Verb
-from carrel.cli.terminal import Signals
-from carrel.client.link import connect_unix
-from carrel.client.requests import CONNECT_S, asking, instance_path
+from carrel.cli.terminal import STOP_SIGNALS, Signals
+from carrel.cli.verbs import instances
+from carrel.cli.verbs.instances import LIVE, START_OPTIONS, read_log, release, start
+from carrel.client.address import CONNECT_S, connect_unix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,66 +27,66 @@ if TYPE_CHECKING:
 KNOWN_S = 3.0
 """For the daemon to notice that a server has ended whose connection did."""
 LOOK_S = 0.05
-VERB = Verb(
-    "Be an MCP server on standard input and output: a dedicated one, started for this.",
-    *instancing.WHERE,
-    details="As the command of a client that only knows such. The server ends with it.",
-    options=instancing.PLACING,
-)
+LAST_BYTES = 4096
+"""So much is shown of what a server wrote that failed."""
 
 
-def run(call: Call) -> int:
+@Verb(*instances.SERVER_AND_PROJECT, *START_OPTIONS)
+def instance_connect(call: VerbCall) -> int:
+    """Start a dedicated MCP server, and serve it on standard input and output.
+
+    It is for clients that can only start a command. The server ends with this command.
+    """
     if not call.place.socket:
-        from carrel.domain.errors import MessageInvalid
-
-        raise MessageInvalid(
-            "Streams are for the daemon of this machine.", hint="Over a network: instance start"
+        raise invalid(
+            "`carrel instance connect` works only with a daemon on this machine.",
+            hint="Over a network, use: carrel instance start",
         )
-    wanted = {**instancing.content(call), "streams": True, "owner_pid": os.getpid()}
+    wanted = {**instances.content(call), "streams": True, "owner_pid": os.getpid()}
     # Whoever loses patience until it is there ends us, and the daemon gives it up.
-    instance = instancing.start(call, wanted)
+    instance = start(call, wanted)
     try:
-        with Signals(instancing.STOPPING) as signals:
+        with Signals(STOP_SIGNALS) as signals:
             return _serve(call, instance, signals)
     finally:
         _release(call, instance)
 
 
-def _serve(call: Call, instance: dict[str, Any], signals: Signals) -> int:
+def _serve(call: VerbCall, instance: dict[str, Any], signals: Signals) -> int:
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_S)
         connect_unix(sock.connect, instance["socket"])
-        bridge = bridging.Bridge(sock, signals.descriptor)
+        bridge = StdioBridge(sock, signals.descriptor)
         ended = bridge.run()
     finally:
         sock.close()
-    if ended == bridging.SIGNAL:
+    if ended == SIGNAL:
         return 128 + (signals.take() or [signal.SIGTERM])[0]
-    return _explain(call, instance["instance_id"]) if ended == bridging.SERVER else 0
+    return _explain(call, instance["instance_id"]) if ended == SERVER else 0
 
 
-def _explain(call: Call, instance_id: str) -> int:
-    """The server ended first: well, or not."""
+def _explain(call: VerbCall, instance_id: str) -> int:
+    """Says why the server ended first: well, or not."""
     until = time.monotonic() + KNOWN_S
     while True:
-        found = call.link.json(asking(instance_path(instance_id)))
-        if found["state"] not in instancing.LIVE or time.monotonic() > until:
+        found = call.ask("instances.show", instance_id)
+        if found["state"] not in LIVE or time.monotonic() > until:
             break
         time.sleep(LOOK_S)
     if found["state"] != "failed":
         return 0
     problem = found["problem"] or {}
-    tell(instancing.last_lines(call, instance_id))
+    tell(shown(read_log(call, instance_id, LAST_BYTES), 2))
     tell(f"carrel: {problem.get('message') or 'The server ended.'}\n")
     return 1
 
 
-def _release(call: Call, instance: dict[str, Any]) -> None:
+def _release(call: VerbCall, instance: dict[str, Any]) -> None:
     """Without us it ends anyway: it is ours by our process."""
     from carrel.domain.errors import DaemonUnavailable, InstanceNotFound
 
     try:
-        instancing.let_go(call, instance)
+        release(call, instance)
     except (DaemonUnavailable, InstanceNotFound):
         return

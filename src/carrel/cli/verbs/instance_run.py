@@ -1,65 +1,78 @@
-"""carrel instance run: an MCP server for as long as this runs, and the configuration for its
-client."""
+"""carrel instance run: an MCP server for as long as this runs, and its client's configuration."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import stat
 import time
 
-from carrel.cli import instancing
-from carrel.cli.call import Call
-from carrel.cli.mcp_configs import FILES, FORMATS, config
+from carrel.cli.call import VerbCall, invalid
 from carrel.cli.output import flush
-from carrel.cli.spec import CHOICE, Option, Verb
-from carrel.cli.terminal import Signals
-from carrel.client.requests import instance_path, telling
+from carrel.cli.spec import Option, Verb
+from carrel.cli.terminal import STOP_SIGNALS, Signals
+from carrel.cli.verbs.instances import (
+    KEEP_OPTIONS,
+    LIVE,
+    SERVER_AND_PROJECT,
+    START_OPTIONS,
+    TOOL_READY,
+    content,
+    release,
+    start,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LEASE_S = 60.0
 BEAT_S = 15.0
 """A daemon that is restarted meanwhile may miss a few."""
-VERB = Verb(
-    "Start an MCP server, print its client's configuration, and keep it until this ends.",
-    *instancing.WHERE,
-    details=(
-        "It is released at Ctrl-C, or when what is read on standard input ends, if that is a "
-        "pipe. --json is --format json."
-    ),
-    options=(
-        Option("--format", kind=CHOICE, choices=FORMATS, help="For which client (claude)."),
-        *instancing.PLACING,
-        *instancing.KEEPING,
-        instancing.TOOL_READY,
-    ),
+FILES = {
+    "claude": ".mcp.json",
+    "codex": ".codex/config.toml",
+    "vscode": ".vscode/mcp.json",
+    "cursor": ".cursor/mcp.json",
+    "zed": "settings.json",
+}
+"""The file to which the configuration of each client belongs."""
+FORMATS = (*FILES, "json")
+
+
+@Verb(
+    *SERVER_AND_PROJECT,
+    Option(f"--format {'|'.join(FORMATS)}", "Choose the client (claude)."),
+    *START_OPTIONS,
+    *KEEP_OPTIONS,
+    TOOL_READY,
 )
+def instance_run(call: VerbCall) -> int:
+    """Start an MCP server, print its client's configuration, and keep it until this ends.
 
-
-def run(call: Call) -> int:
+    The server is released at Ctrl-C, or at the end of standard input if that is a pipe.
+    --json is the same as --format json.
+    """
     format = "json" if call.json else call.text("format") or "claude"
-    wanted = {**instancing.content(call), "lease": LEASE_S}
+    wanted = {**content(call), "lease": LEASE_S}
     if call.place.socket:
         wanted["owner_pid"] = os.getpid()
     # Whoever loses patience until it is ready ends us, and the daemon gives it up.
-    instance = instancing.start(call, wanted)
+    instance = start(call, wanted)
     name = instance["instance_id"]
     try:
-        with Signals(instancing.STOPPING) as signals:
+        with Signals(STOP_SIGNALS) as signals:
             call.say(config(format, instance))
             flush()
-            _tell(call, name, format)
+            head = f"For {FILES[format]}. " if format in FILES else ""
+            call.note(f"{head}{name} is ready, and there until Ctrl-C.")
             return _hold(call, name, signals)
     finally:
-        call.note(f"{name}: {instancing.let_go(call, instance)}.")
+        call.note(f"{name}: {release(call, instance)}.")
 
 
-def _tell(call: Call, name: str, format: str) -> None:
-    where = FILES.get(format, "")
-    head = f"For {where}. " if where else ""
-    call.note(f"{head}{name} is ready, and there until Ctrl-C.")
-
-
-def _hold(call: Call, instance_id: str, signals: Signals) -> int:
+def _hold(call: VerbCall, instance_id: str, signals: Signals) -> int:
     poll = select.poll()
     poll.register(signals.descriptor, select.POLLIN)
     if _is_pipe(0):
@@ -77,19 +90,18 @@ def _hold(call: Call, instance_id: str, signals: Signals) -> int:
                 return 1
 
 
-def _is_live(call: Call, instance_id: str) -> bool:
+def _is_live(call: VerbCall, instance_id: str) -> bool:
     """Says it is wanted. A daemon that is not there now may come back before the lease ends."""
     from carrel.domain.errors import CarrelError, DaemonUnavailable
 
     try:
-        request = telling("POST", instance_path(instance_id, "heartbeat"), again=True)
-        found = call.link.json(request)
+        found = call.ask("instances.heartbeat", instance_id)
     except DaemonUnavailable:
         return True
     except CarrelError as error:
         call.note(str(error))
         return False
-    if found["state"] in instancing.LIVE:
+    if found["state"] in LIVE:
         return True
     problem = found["problem"]
     call.note(f"{instance_id} has ended{': ' + problem['message'] if problem else '.'}")
@@ -103,3 +115,39 @@ def _is_pipe(descriptor: int) -> bool:
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+# Configuration
+
+
+def config(format: str, instance: dict[str, Any]) -> str:
+    """The configuration with which a client reaches an instance, as that client writes it.
+    `MessageInvalid` when it does not speak as the server does."""
+    if format == "json":
+        return json.dumps(instance, indent=2)
+    if format == "codex":
+        return _codex(instance)
+    entry: dict[str, Any] = {"url": instance["url"]}
+    if headers := _headers(instance):
+        entry["headers"] = headers
+    if format in ("claude", "vscode"):
+        entry = {"type": "sse" if instance["transport"] == "sse" else "http", **entry}
+    member = {"vscode": "servers", "zed": "context_servers"}.get(format, "mcpServers")
+    return json.dumps({member: {instance["server"]: entry}}, indent=2)
+
+
+def _codex(instance: dict[str, Any]) -> str:
+    if instance["transport"] == "sse":
+        raise invalid(
+            "Codex does not speak SSE.", hint="Use `carrel instance connect` as its command."
+        )
+    # Strings of JSON are strings of TOML as well.
+    lines = [f"[mcp_servers.{instance['server']}]", f"url = {json.dumps(instance['url'])}"]
+    for name, value in _headers(instance).items():
+        lines.append(f"http_headers = {{ {json.dumps(name)} = {json.dumps(value)} }}")
+    return "\n".join(lines)
+
+
+def _headers(instance: dict[str, Any]) -> dict[str, str]:
+    token = instance.get("token")
+    return {"Authorization": f"Bearer {token}"} if token else {}

@@ -5,8 +5,8 @@ has a server process of its own, which ends with it. It is run by Carrel's inter
 
     python -I bridge.py --fd N [--inside PORT_FILE] -- COMMAND…
 
-with the doors and the token of `uvicorn_shim.py`. The stateless protocol of 2026-07-28 is refused
-in the way that has clients begin with a handshake: a process on streams needs one.
+with the listeners and the token of `uvicorn_shim.py`. The stateless protocol of 2026-07-28 is
+refused in the way that has clients begin with a handshake: a process on streams needs one.
 
 The process of the first session is started before anything else is done: the SDK takes as long
 to load as most servers do to start. That session is the manager's, who looks whether the server
@@ -61,7 +61,7 @@ else:
     shim = beside("uvicorn_shim")
 
 
-class Child:
+class ServerProcess:
     """One process of the server, in a session of its own, with pipes."""
 
     def __init__(self, command: list[str]) -> None:
@@ -104,13 +104,14 @@ def has(pid: int, wanted: bytes) -> bool:
     """What has ended, and is not reaped yet, has no environment."""
     folder, until = Path("/proc", str(pid)), time.monotonic() + EXECUTING_S
     try:
-        while not (found := (folder / "environ").read_bytes()):
+        while wanted not in (folder / "environ").read_bytes().split(b"\0"):
+            # One that is just becoming another program may be read in the middle of that.
             if not _is_executing(folder) or time.monotonic() > until:
                 return False
             time.sleep(0.0005)
     except OSError:
         return False
-    return wanted in found.split(b"\0")
+    return True
 
 
 def _is_executing(folder: Path) -> bool:
@@ -119,12 +120,12 @@ def _is_executing(folder: Path) -> bool:
     return fields[20] != b"0" and (fields[47] != fields[48] or fields[48] == b"0")
 
 
-class Children:
+class ServerProcesses:
     """Makes them, the first two ahead of those who need them."""
 
     def __init__(self, command: list[str]) -> None:
         self.command = command
-        self._ahead: Child | None = None
+        self._ahead: ServerProcess | None = None
         self._more = 2
 
     def begin(self) -> None:
@@ -133,16 +134,16 @@ class Children:
         self._more -= 1
         with contextlib.suppress(OSError):
             # Who asks for it is told.
-            self._ahead = Child(self.command)
+            self._ahead = ServerProcess(self.command)
 
-    def take(self) -> Child:
+    def take(self) -> ServerProcess:
         """Raises OSError."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.lives:
             return ahead
         if ahead is not None:
             ahead.kill()
-        return Child(self.command)
+        return ServerProcess(self.command)
 
     def close(self) -> None:
         self._more = 0
@@ -181,11 +182,11 @@ def bare_packages() -> Iterator[None]:
 def main(words: list[str]) -> None:
     token = os.environ.pop(shim.TOKEN, "")
     given, command = shim.options(words)
-    children = Children(command)
+    children = ServerProcesses(command)
     children.begin()
     try:
-        doors = shim.Doors(shim.given_fds(given), token, given.get("--inside", ""))
-        sessions().serve(children, doors)
+        listeners = shim.ServerListeners(shim.given_fds(given), token, given.get("--inside", ""))
+        sessions().serve(children, listeners)
     finally:
         children.close()
 
@@ -193,5 +194,5 @@ def main(words: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except shim.Wrong as error:
+    except shim.ShimError as error:
         sys.exit(f"carrel: the bridge cannot be started: {error}")

@@ -62,7 +62,7 @@ ToClient = WriteStream[SessionMessage]
 FromEither = ReadStream[SessionMessage | Exception]
 
 
-class Doors(Protocol):
+class AnyListeners(Protocol):
     """Of `uvicorn_shim.py`."""
 
     def sockets(self) -> list[socket.socket]: ...
@@ -70,7 +70,7 @@ class Doors(Protocol):
     def guard(self, app: ASGIApp) -> ASGIApp: ...
 
 
-class Child(Protocol):
+class AnyProcess(Protocol):
     """Of `bridge.py`, and so are the next."""
 
     process: subprocess.Popen[bytes]
@@ -78,19 +78,19 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
-class Children(Protocol):
+class AnyProcesses(Protocol):
     command: list[str]
 
     def begin(self) -> None: ...
 
-    def take(self) -> Child: ...
+    def take(self) -> AnyProcess: ...
 
 
-class Streams:
+class ServerStreams:
     """Messages from and to a process, one on each line."""
 
     def __init__(
-        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, child: AnyProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._process = child.process
         self._reader = reader
@@ -155,9 +155,9 @@ class Streams:
 
 
 @contextlib.asynccontextmanager
-async def streams_of(child: Child) -> AsyncIterator[Streams]:
+async def streams_of(child: AnyProcess) -> AsyncIterator[ServerStreams]:
     """The process is gone afterwards, with all that came of it."""
-    streams: Streams | None = None
+    streams: ServerStreams | None = None
     read: asyncio.ReadTransport | None = None
     try:
         loop, process = asyncio.get_running_loop(), child.process
@@ -168,7 +168,7 @@ async def streams_of(child: Child) -> AsyncIterator[Streams]:
         write, protocol = await loop.connect_write_pipe(
             asyncio.streams.FlowControlMixin, process.stdin
         )
-        streams = Streams(child, reader, asyncio.StreamWriter(write, protocol, None, loop))
+        streams = ServerStreams(child, reader, asyncio.StreamWriter(write, protocol, None, loop))
         yield streams
     finally:
         with anyio.CancelScope(shield=True):
@@ -179,14 +179,14 @@ async def streams_of(child: Child) -> AsyncIterator[Streams]:
                 read.close()
 
 
-class Session:
+class BridgeSession:
     """Between one client and its process: which requests of the client are not answered yet."""
 
     def __init__(self, to_client: ToClient) -> None:
         self._to_client = to_client
         self._open: dict[RequestId, SessionMessage] = {}
 
-    async def to_server(self, source: FromEither, first: SessionMessage, to: Streams) -> None:
+    async def to_server(self, source: FromEither, first: SessionMessage, to: ServerStreams) -> None:
         """Until the client goes."""
         await self.pass_on(first, to)
         with contextlib.suppress(*OVER):
@@ -194,7 +194,7 @@ class Session:
                 if isinstance(message, SessionMessage):
                     await self.pass_on(message, to)
 
-    async def pass_on(self, passed: SessionMessage, to: Streams) -> None:
+    async def pass_on(self, passed: SessionMessage, to: ServerStreams) -> None:
         self.note(passed)
         with contextlib.suppress(*OVER):
             await to.send(SessionMessage(passed.message))
@@ -213,7 +213,7 @@ class Session:
         if isinstance(metadata, ServerMessageMetadata) and metadata.on_request_unanswered:
             await metadata.on_request_unanswered()
 
-    async def to_client(self, source: Streams) -> None:
+    async def to_client(self, source: ServerStreams) -> None:
         async for passed in source.messages():
             message, metadata = passed.message, None
             if isinstance(message, JSONRPCRequest | JSONRPCNotification):
@@ -232,7 +232,7 @@ class Session:
                     return number
         return next(reversed(self._open), None)
 
-    async def until_it_ends(self, source: Streams, rest: anyio.CancelScope) -> None:
+    async def until_it_ends(self, source: ServerStreams, rest: anyio.CancelScope) -> None:
         with contextlib.suppress(*OVER):
             await self.to_client(source)
             await self.end("The server has ended.")
@@ -253,7 +253,7 @@ def progress_token(passed: SessionMessage) -> object:
     return meta.get("progressToken") if isinstance(meta, dict) else None
 
 
-class Place:
+class SessionTransport:
     """Where a session is reached, and who waits there for an answer."""
 
     def __init__(self, transport: StreamableHTTPServerTransport) -> None:
@@ -284,9 +284,9 @@ class Place:
 
 
 class Bridge:
-    def __init__(self, children: Children) -> None:
+    def __init__(self, children: AnyProcesses) -> None:
         self._children = children
-        self._sessions: dict[str, Place] = {}
+        self._sessions: dict[str, SessionTransport] = {}
         self._tasks: TaskGroup | None = None
         self._ending = False
         names = [f"{host}:*" for host in LOCAL]
@@ -331,7 +331,7 @@ class Bridge:
             security_settings=self._security,
             idle_timeout=IDLE_S,
         )
-        place = Place(transport)
+        place = SessionTransport(transport)
         began = False
 
         async def watch(message: Message) -> None:
@@ -348,7 +348,7 @@ class Bridge:
                     await transport.terminate()
 
     async def _session(
-        self, place: Place, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+        self, place: SessionTransport, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         transport = place.transport
         name = transport.mcp_session_id or ""
@@ -366,7 +366,7 @@ class Bridge:
 
     async def _serve(self, source: FromEither, to_client: ToClient) -> None:
         """The process is taken for the first message, which is a handshake."""
-        session = Session(to_client)
+        session = BridgeSession(to_client)
         try:
             first = await source.receive()
         except OVER:
@@ -388,7 +388,7 @@ class Bridge:
             both.cancel_scope.cancel()
 
 
-class Server(uvicorn.Server):
+class BridgeServer(uvicorn.Server):
     """Ends the sessions first: clients listen for as long as these last."""
 
     def __init__(self, config: uvicorn.Config, bridge: Bridge) -> None:
@@ -406,13 +406,13 @@ def refusal(status: int, message: str) -> JSONResponse:
     return JSONResponse(body.model_dump(mode="json", by_alias=True, exclude_unset=True), status)
 
 
-def serve(children: Children, doors: Doors) -> None:
+def serve(children: AnyProcesses, listeners: AnyListeners) -> None:
     bridge = Bridge(children)
     app = Starlette(
         routes=[Route(PATH, RequestBodyLimitMiddleware(bridge, MAX_BODY))], lifespan=bridge.run
     )
     config = uvicorn.Config(
-        doors.guard(app),
+        listeners.guard(app),
         log_config=None,
         access_log=False,
         ws="none",
@@ -420,4 +420,4 @@ def serve(children: Children, doors: Doors) -> None:
         loop="asyncio",
         timeout_graceful_shutdown=GOODBYE_S,
     )
-    Server(config, bridge).run(doors.sockets())
+    BridgeServer(config, bridge).run(listeners.sockets())

@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20
 MOST_ENTRIES = 10_000
 
 
-class TooMuch(Exception):
+class FolderTooLarge(Exception):
     pass
 
 
@@ -54,7 +54,7 @@ class Furnisher:
     def _entry(self, above: int, name: str, target: str) -> None:
         self._entries += 1
         if self._entries > MOST_ENTRIES:
-            raise TooMuch
+            raise FolderTooLarge
         try:
             below = os.open(name, _FOLDER, dir_fd=above)
         except OSError:
@@ -76,7 +76,7 @@ class Furnisher:
             while piece := file.read(1 << 16):
                 self._bytes += len(piece)
                 if self._bytes > MOST_BYTES:
-                    raise TooMuch
+                    raise FolderTooLarge
                 copy.write(piece)
 
 

@@ -15,6 +15,7 @@ import _socket
 import os
 import signal
 import sys
+import warnings  # noqa: F401 - what executes a program imports it: inside, its file may be missing
 
 BACKLOG = 512
 SYSTEMD_FD = 3

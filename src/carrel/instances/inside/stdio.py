@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import warnings  # noqa: F401 - what executes a program imports it: inside, its file may be missing
 
 WAIT_S = 60.0
 """For the client, which comes as soon as it was told where to."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import runpy
 import socket
 import sys
@@ -24,7 +25,13 @@ from typing import Any, NoReturn
 
 TOKEN = "CARREL_TOKEN"
 BACKLOG = 512
+HOSTS = ("127.0.0.1", "localhost")
+"""By which clients know us."""
 _UNAUTHORIZED = b'{"code":"authentication_failed","message":"This needs the token."}'
+_MISDIRECTED = b'{"code":"forbidden","message":"This server is not called like that."}'
+_LOCAL = re.compile(rb"https?://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]+)?", re.IGNORECASE)
+"""An Origin of pages that this machine serves. `gate.py` has the same rules for the bytes of a
+head: the two files are run apart, and nothing else is there."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -33,70 +40,86 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = tuple[str, int]
 
 
-class Wrong(Exception):
+class ShimError(Exception):
     """What it was given cannot be used."""
 
 
-class Guard:
-    """Lets in who shows the token, and who comes by the door that is `open`.
+class TokenGuard:
+    """Lets in who shows the token, and who comes by the address that is `open`.
 
-    `names` are Host and Origin as clients say them, and as the server expects them: it may allow
-    only the address that it bound itself.
+    `ports` are those of the other listeners: requests there must call us by one of them, so that no
+    name of somebody's page leads here. `names` are Host and Origin as clients say them, and as
+    the server expects them: it may allow only the address that it bound itself.
     """
 
     def __init__(
-        self, app: App, token: str, open: Address | None, names: Mapping[bytes, bytes] | None = None
+        self,
+        app: App,
+        token: str,
+        open: Address | None,
+        ports: Sequence[int],
+        names: Mapping[bytes, bytes] | None = None,
     ) -> None:
         self._app = app
         self._wanted = b"bearer " + token.encode()
         self._open = open
+        self._hosts = {f"{host}:{port}".encode() for host in HOSTS for port in ports}
         self._names = names or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            if not self._admits(scope):
-                await refuse(scope["type"], send)
+            if status := self._problem(scope):
+                await refuse(scope["type"], status, send)
                 return
             if self._names:
                 scope = {**scope, "headers": [self._renamed(*one) for one in scope["headers"]]}
         await self._app(scope, receive, send)
 
-    def _admits(self, scope: Scope) -> bool:
+    def _problem(self, scope: Scope) -> int:
+        """The status that it is refused with, or 0."""
         if self._open is not None and tuple(scope.get("server") or ()) == self._open:
-            return True
-        given = (value for name, value in scope["headers"] if name == b"authorization")
-        scheme, _, token = next(given, b"").partition(b" ")
-        return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._wanted)
+            return 0
+        found: dict[bytes, list[bytes]] = {b"host": [], b"origin": [], b"authorization": []}
+        for name, value in scope["headers"]:
+            found.get(name, []).append(value)
+        if len(found[b"host"]) != 1 or found[b"host"][0].lower() not in self._hosts:
+            return 421
+        if len(found[b"origin"]) > 1 or not all(map(_LOCAL.fullmatch, found[b"origin"])):
+            return 403
+        scheme, _, token = b"".join(found[b"authorization"][:1]).partition(b" ")
+        given = scheme.lower() + b" " + token.strip()
+        return 0 if hmac.compare_digest(given, self._wanted) else 401
 
     def _renamed(self, name: bytes, value: bytes) -> tuple[bytes, bytes]:
         return name, self._names.get(value, value) if name in (b"host", b"origin") else value
 
 
-async def refuse(kind: str, send: Send) -> None:
+async def refuse(kind: str, status: int, send: Send) -> None:
     if kind == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
+    body = _UNAUTHORIZED if status == 401 else _MISDIRECTED
     headers = [
         (b"content-type", b"application/json"),
-        (b"content-length", str(len(_UNAUTHORIZED)).encode()),
+        (b"content-length", str(len(body)).encode()),
         (b"www-authenticate", b"Bearer"),
     ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": _UNAUTHORIZED})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
-class Doors:
+class ServerListeners:
     """Where a server is to be found: `fds` with the token, and one inside without."""
 
     def __init__(self, fds: Sequence[int], token: str, inside: str = "") -> None:
         if fds and not token:
-            raise Wrong(f"{TOKEN} is not set")
+            raise ShimError(f"{TOKEN} is not set")
         self.token = token
         self._fds = [*fds]
         try:
             self.guarded = [address(number) for number in fds]
         except OSError as error:
-            raise Wrong(f"--fd is no socket: {error.strerror}") from None
+            raise ShimError(f"--fd is no socket: {error.strerror}") from None
         for number in fds:
             os.set_inheritable(number, False)
         self.open: Address | None = None
@@ -109,15 +132,15 @@ class Doors:
         """Copies: a server closes its own when it ends."""
         return [socket.socket(fileno=os.dup(number)) for number in self._fds]
 
-    def guard(self, app: App, expected: Address | None = None) -> Guard:
+    def guard(self, app: App, expected: Address | None = None) -> TokenGuard:
         """`expected`: what the server bound itself, if that is known."""
         names: dict[bytes, bytes] = {}
         if expected is not None:
             for _, port in [*self.guarded, *filter(None, [self.open])]:
-                for host in ("127.0.0.1", "localhost"):
+                for host in HOSTS:
                     said, meant = f"{host}:{port}".encode(), f"{host}:{expected[1]}".encode()
                     names |= {said: meant, b"http://" + said: b"http://" + meant}
-        return Guard(app, self.token, self.open, names)
+        return TokenGuard(app, self.token, self.open, [port for _, port in self.guarded], names)
 
 
 def address(number: int) -> Address:
@@ -127,7 +150,8 @@ def address(number: int) -> Address:
 
 
 def bound(avoid: Sequence[int]) -> int:
-    """Ports of two networks may be the same, and by their ports the doors are told apart."""
+    """Binds a port that none of these is: two networks may have the same, and by their ports the
+    listeners are told apart."""
     while True:
         listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         if listener.getsockname()[1] not in avoid:
@@ -142,14 +166,15 @@ def write_port(path: str, port: int) -> None:
     os.rename(new, path)
 
 
-def take_over(doors: Doors) -> None:
-    """Of the servers that a process has at once, the first gets the doors: it is not to be known
-    which of two would answer. Others bind as they like, in their sandbox."""
+def take_over(listeners: ServerListeners) -> None:
+    """Replaces what uvicorn binds. Of the servers that a process has at once, the first gets the
+    listeners: of two it would not be known which answers. Others bind as they like, in their
+    sandbox."""
     try:
         from uvicorn.config import Config
         from uvicorn.server import Server
     except ImportError as error:
-        raise Wrong(f"{sys.executable} has no uvicorn: {error}") from None
+        raise ShimError(f"{sys.executable} has no uvicorn: {error}") from None
     startup, shutdown = Server.startup, Server.shutdown
     holder: list[Server] = []
 
@@ -161,8 +186,8 @@ def take_over(doors: Doors) -> None:
         for own in sockets or ():
             expected = own.getsockname()[:2] if own.family != socket.AF_UNIX else None
             own.close()
-        self.config.loaded_app = doors.guard(self.config.loaded_app, expected)
-        return await startup(self, doors.sockets())
+        self.config.loaded_app = listeners.guard(self.config.loaded_app, expected)
+        return await startup(self, listeners.sockets())
 
     async def stop(self: Server, sockets: list[socket.socket] | None = None) -> None:
         await shutdown(self, sockets)
@@ -172,7 +197,7 @@ def take_over(doors: Doors) -> None:
     def bind(self: Config) -> socket.socket:
         if self.workers > 1 or self.should_reload:
             raise SystemExit("carrel: uvicorn's workers and reload cannot be used here")
-        return doors.sockets()[0]
+        return listeners.sockets()[0]
 
     Server.startup = start  # type: ignore[method-assign]
     Server.shutdown = stop  # type: ignore[method-assign]
@@ -182,8 +207,8 @@ def take_over(doors: Doors) -> None:
 def serve(
     script: str, args: Sequence[str], fds: Sequence[int], token: str, inside: str = ""
 ) -> NoReturn:
-    """Runs the script as the main program, and ends with it. Raises `Wrong`."""
-    take_over(Doors(fds, token, inside))
+    """Runs the script as the main program, and ends with it. Raises `ShimError`."""
+    take_over(ServerListeners(fds, token, inside))
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == here:
         del sys.path[0]
@@ -207,7 +232,7 @@ def options(words: list[str]) -> tuple[dict[str, str], list[str]]:
         if not given or not given.keys() <= {"--fd", "--inside"} or not words[split + 1 :]:
             raise ValueError
     except ValueError:
-        raise Wrong("usage: [--fd N] [--inside PORT_FILE] -- COMMAND…") from None
+        raise ShimError("usage: [--fd N] [--inside PORT_FILE] -- COMMAND…") from None
     return given, words[split + 1 :]
 
 
@@ -232,5 +257,5 @@ def main(words: list[str]) -> NoReturn:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except Wrong as error:
+    except ShimError as error:
         sys.exit(f"carrel: the server cannot be started: {error}")

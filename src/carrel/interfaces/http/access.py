@@ -8,8 +8,8 @@ somebody points at this machine.
 from __future__ import annotations
 
 import functools
-import hashlib
 import ipaddress
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -18,11 +18,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carrel.domain.access import LOCAL, Caller
+from carrel.domain.access import LOCAL, Caller, working_for
 from carrel.domain.errors import AuthenticationFailed, CarrelError, Forbidden, RateLimited
-from carrel.interfaces.http.page_sockets import choosing, offered_secret
-from carrel.interfaces.http.problems import problem_response
-from carrel.interfaces.http.services import Options
+from carrel.interfaces.http.answers import AnswerReader, problem_response, reader
+from carrel.interfaces.http.services import ApiOptions
 from carrel.service.tokens import Tokens
 
 LOCAL_STATE = "local"
@@ -33,6 +32,11 @@ WINDOW_S = 60.0
 """So many wrong tokens in so much time are a person's mistakes; more are somebody guessing."""
 ADDRESSES = 4096
 """Remembered at most; whoever has more addresses can also try from each of them."""
+MAX_PORT = 65535
+_HOST = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*)\]|(?P<name>[0-9A-Za-z_.-]+?)\.?)(?::(?P<port>[0-9]{1,5}))?"
+)
+"""A name may end with the dot of the root, as browsers send it."""
 _METHODS = "GET, POST, PUT, PATCH, DELETE"
 _HEADERS = "Authorization, Content-Type, Accept, Idempotency-Key, Last-Event-ID, Range"
 
@@ -40,27 +44,16 @@ Clock = Callable[[], float]
 
 
 class Tries:
-    """Wrong tokens by address. A secret that was right before is let through whatever others
-    behind the same address do."""
+    """Wrong tokens by address. Nobody's right one is refused for what others behind the same
+    address do: the secret is looked at first, and
+    cannot be guessed."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._right: OrderedDict[bytes, None] = OrderedDict()
-
-    def check(self, address: str, secret: str) -> None:
-        """Raises `RateLimited`, without a look at the token."""
-        count, until = self._failed.get(address, (0, 0.0))
-        now = self._clock()
-        if count < TRIES or now >= until or _digest(secret) in self._right:
-            return
-        raise RateLimited(
-            "Too many wrong tokens came from this address.",
-            hint="Wait, and try with the right one.",
-            retry_after_s=int(until - now) + 1,
-        )
 
     def failed(self, address: str) -> None:
+        """Raises `RateLimited` when there were too many before."""
         count, until = self._failed.pop(address, (0, 0.0))
         now = self._clock()
         if now >= until:
@@ -68,21 +61,25 @@ class Tries:
         self._failed[address] = (count + 1, until)
         if len(self._failed) > ADDRESSES:
             self._failed.popitem(last=False)
+        if count >= TRIES:
+            raise RateLimited(
+                "Too many wrong tokens came from this address.",
+                hint="Wait, and try with the right one.",
+                retry_after_s=int(until - now) + 1,
+            )
 
-    def succeeded(self, secret: str) -> None:
-        digest = _digest(secret)
-        self._right[digest] = None
-        self._right.move_to_end(digest)
-        if len(self._right) > ADDRESSES:
-            self._right.popitem(last=False)
+
+_STRANGER = ""
+"""The name of all callers without a token."""
 
 
-class Access:
+class AccessLayer:
     """Puts the `Caller` into the scope, or answers itself."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, options: Options) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, options: ApiOptions) -> None:
         self._app = app
         self._tokens = tokens
+        self._data = str(options.data)
         self._hosts = frozenset(host.lower() for host in options.hosts)
         self._origins = options.origins
         self._tries = Tries()
@@ -100,7 +97,9 @@ class Access:
                     await _allow(origin)(scope, receive, send)
                     return
                 send = _with_origin(send, origin)
-            scope["carrel.caller"] = await self._caller(scope, headers)
+            found = scope["carrel.caller"] = await self._caller(scope, headers)
+            reader.set(AnswerReader(found, self._data))
+            working_for.set(_STRANGER if found is None else found.name)
         except CarrelError as error:
             await problem_response(error)(scope, receive, send)
             return
@@ -124,13 +123,14 @@ class Access:
         secret = secret or _bearer(header)
         client = scope.get("client")
         address = str(client[0]) if client else ""
-        self._tries.check(address, secret)
         try:
             caller = await self._tokens.caller(secret)
         except AuthenticationFailed:
             self._tries.failed(address)
             raise
-        self._tries.succeeded(secret)
+        know = scope.get("state", {}).get("know")
+        if know is not None:
+            know(caller.name)
         scope["carrel.recheck"] = functools.partial(self._tokens.caller, secret)
         return caller
 
@@ -142,7 +142,7 @@ class Access:
         if name in self._hosts or _is_loopback(name) or (server and name == server[0]):
             return
         raise Forbidden(
-            "The daemon is not known by this name.",
+            "The daemon does not accept calls under this host name.",
             hint="Have it added to `allowed_hosts`, or call 127.0.0.1.",
         )
 
@@ -166,13 +166,11 @@ def _bearer(header: bytes | None) -> str:
 
 
 def _host_name(host: str) -> str:
-    """Without the port and the brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    name, colon, port = host.rpartition(":")
-    if colon and port.isdigit():
-        host = name
-    return host.lower().rstrip(".")
+    """Without the port and the brackets; empty for what is no `host[:port]` as a whole."""
+    found = _HOST.fullmatch(host)
+    if found is None or int(found["port"] or 0) > MAX_PORT:
+        return ""
+    return (found["six"] or found["name"]).lower()
 
 
 def _is_loopback(name: str) -> bool:
@@ -214,10 +212,6 @@ def _with_origin(send: Send, origin: bytes) -> Send:
     return sending
 
 
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
-
-
 async def still_allowed(scope: Mapping[str, Any]) -> None:
     """For streams that go on for long: raises `AuthenticationFailed` when the token of their
     beginning was revoked meanwhile, or its time is over."""
@@ -226,8 +220,35 @@ async def still_allowed(scope: Mapping[str, Any]) -> None:
         await recheck()
 
 
-def caller_in(scope: Mapping[str, Any]) -> Caller:
-    """Of a request that came through `Access`."""
-    caller: Caller | None = scope["carrel.caller"]
-    assert caller is not None, "an open path asks for no caller"
-    return caller
+# WebSockets of web pages. A page cannot set headers for one, but may offer protocols:
+#
+#     new WebSocket(url, ["carrel", "carrel.token." + token])
+#
+# So the token is in a header, and neither in an address nor in anything that keeps addresses.
+
+PROTOCOL = "carrel"
+"""What is chosen: browsers close a connection on which none of their offers was."""
+TOKEN = f"{PROTOCOL}.token."
+
+
+def offered_secret(scope: Mapping[str, Any]) -> str:
+    """Empty when there is none."""
+    offered = (one.removeprefix(TOKEN) for one in _offers(scope) if one.startswith(TOKEN))
+    return next(offered, "")
+
+
+def choosing(scope: Mapping[str, Any], send: Send) -> Send:
+    """Sends as `send` does, and says which protocol was chosen; never the one with the token."""
+    if PROTOCOL not in _offers(scope):
+        return send
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "websocket.accept" and not message.get("subprotocol"):
+            message = {**message, "subprotocol": PROTOCOL}
+        await send(message)
+
+    return sending
+
+
+def _offers(scope: Mapping[str, Any]) -> list[str]:
+    return list(scope.get("subprotocols", ())) if scope["type"] == "websocket" else []

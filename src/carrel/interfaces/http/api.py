@@ -2,140 +2,133 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
-from fastapi.openapi.utils import get_openapi
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket
 
+from carrel.api.types.admin import Health
 from carrel.domain.errors import CarrelError, MessageInvalid
 from carrel.interfaces.http import (
-    about,
-    agents,
-    archives,
-    bases,
-    context,
     events,
-    exec_socket,
     files,
-    gc,
     hub_socket,
-    inbox,
     instances,
-    looking,
-    request_files,
+    operations,
     requests,
-    requests_socket,
     runs,
-    servers,
-    sessions,
     spaces,
-    tokens,
-    trash,
-    turns,
 )
-from carrel.interfaces.http.access import Access
-from carrel.interfaces.http.body_limits import BodyLimits, too_large
-from carrel.interfaces.http.closing import Closing
-from carrel.interfaces.http.documenting import finish
-from carrel.interfaces.http.encoding import encode
-from carrel.interfaces.http.guard import Guard
-from carrel.interfaces.http.metrics import Metering
-from carrel.interfaces.http.problems import MethodNotAllowed, RouteNotFound, problem_response
-from carrel.interfaces.http.services import Options, Services
-from carrel.interfaces.http.serving import make_serving
-from carrel.interfaces.http.validation import invalid
+from carrel.interfaces.http.access import AccessLayer
+from carrel.interfaces.http.answers import (
+    JSON,
+    ErrorLayer,
+    MethodNotAllowed,
+    RouteNotFound,
+    answer,
+    encode,
+    problem_response,
+)
+from carrel.interfaces.http.body_limits import BodyLimitLayer, too_deep, too_large, too_much_at_once
+from carrel.interfaces.http.lifetime import Shutdown
+from carrel.interfaces.http.metrics import CONTENT_TYPE, MetricsLayer
+from carrel.interfaces.http.openapi import document
+from carrel.interfaces.http.services import ApiContext, ApiOptions, ApiServices, caller, serving
 
-_ROUTERS = (
-    spaces,
-    looking,
-    runs,
-    exec_socket,
-    hub_socket,
-    files,
-    archives,
-    events,
-    trash,
-    bases,
-    tokens,
-    gc,
-    inbox,
-    agents,
-    turns,
-    context,
-    instances,
-    servers,
-    sessions,
-    requests_socket,
-    requests,
-    request_files,
-)
-_SILENT: Any = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
+
+async def _health(_request: Request) -> Response:
+    return answer(Health())
+
+
+async def _metrics(request: Request) -> Response:
+    here = serving(request)
+    figures = await here.services.operations.daemon.figures(caller(request))
+    text = here.metrics.text(figures, here.options.version)
+    return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _shut_down(request: Request) -> Response:
+    here = serving(request)
+    ending = await here.services.operations.daemon.shutdown(caller(request))
+    # After the answer: those who wait for its end hear of it by the closed connection.
+    asyncio.get_running_loop().call_soon(here.options.shutdown)
+    return answer(ending, 202)
+
+
+async def _openapi(request: Request) -> Response:
+    return Response(await asyncio.to_thread(request.app.document), media_type=JSON)
+
+
+BY_HAND: operations.ByHand = {
+    "spaces.create": spaces.create,
+    "runs.execute": runs.execute,
+    "runs.start": runs.start,
+    "runs.wait": runs.wait,
+    "runs.output": runs.output,
+    "files.read": files.read,
+    "files.write": files.write,
+    "files.read_archive": files.read_archive,
+    "files.write_archive": files.write_archive,
+    "context.read": files.read_context,
+    "context.put": files.put_context,
+    "instances.start": instances.start,
+    "instances.logs": instances.logs,
+    "sessions.request": instances.request_session,
+    "sessions.release": instances.release_session,
+    "requests.submit": requests.submit,
+    "requests.show": requests.show,
+    "requests.follow": requests.follow,
+    "requests.fetch": requests.fetch,
+    "requests.archive": requests.read_archive,
+    "requests.diff": requests.compare,
+    "events.read": events.read,
+    "daemon.health": _health,
+    "daemon.metrics": _metrics,
+    "daemon.shutdown": _shut_down,
 }
-"""The framework would send traces wherever the environment says; the daemon tells nobody."""
+_DOCUMENT = operations.route("GET", "/v1/openapi.json", _openapi)
+_SOCKETS = (
+    WebSocketRoute("/v1/spaces/{space}/exec", runs.exec_socket),
+    WebSocketRoute("/v1/runs/{run}/attach", runs.attach_socket),
+    WebSocketRoute("/v1/hub", hub_socket.hub_socket),
+    WebSocketRoute("/v1/requests", requests.requests_socket),
+)
 
 
-class Api(FastAPI):
+class Api(Starlette):
+    """With the OpenAPI document, made when somebody first asks for it; that takes a while."""
+
+    version = ""
     _document = b""
 
     def document(self) -> bytes:
-        """The OpenAPI document, made when somebody first asks for it; that takes a while."""
         if not self._document:
-            self._document = encode(self.openapi())
+            self._document = encode(document(self.version))
         return self._document
 
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            document = get_openapi(
-                title=self.title,
-                version=self.version,
-                description=self.description,
-                routes=self.routes,
-            )
-            self.openapi_schema = finish(document)
-        return self.openapi_schema
 
-
-def make_api(services: Services, options: Options, closing: Closing | None = None) -> FastAPI:
+def make_api(services: ApiServices, options: ApiOptions, closing: Shutdown | None = None) -> Api:
     """`closing` is begun by whoever serves the application, when that ends."""
-    serving = make_serving(services, options, closing or Closing())
+    here = ApiContext(services, options, closing or Shutdown())
     api = Api(
-        title="Carrel",
-        version=options.version,
-        description="Private desks for coding agents. Errors are problem details (RFC 9457).",
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        telemetry=_SILENT,
+        routes=[*operations.routes(BY_HAND), *_SOCKETS, _DOCUMENT],
         middleware=[
-            Middleware(Metering, metrics=serving.metrics),
-            Middleware(Guard),
-            Middleware(Access, tokens=services.tokens, options=options),
-            Middleware(BodyLimits),
+            Middleware(MetricsLayer, metrics=here.metrics),
+            Middleware(ErrorLayer),
+            Middleware(AccessLayer, tokens=services.tokens, options=options),
+            Middleware(BodyLimitLayer),
         ],
+        exception_handlers={CarrelError: _problem, HTTPException: _http_problem},
     )
-    api.state.serving = serving
-    for room in (*_ROUTERS, about):
-        # Flat, so that finding a route is one pass over one list.
-        api.router.routes.extend(room.router.routes)
+    api.version = options.version
+    api.state.serving = here
+    api.router.redirect_slashes = False
     api.router.default = _nowhere
-    api.add_exception_handler(CarrelError, _problem)
-    api.add_exception_handler(RequestValidationError, _invalid)
-    api.add_exception_handler(WebSocketRequestValidationError, _invalid_socket)
-    api.add_exception_handler(HTTPException, _http_problem)
     return api
 
 
@@ -150,16 +143,6 @@ async def _problem(_request: Request, error: Exception) -> Response:
     return problem_response(error)
 
 
-async def _invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return problem_response(invalid(error.errors()))
-
-
-async def _invalid_socket(socket: WebSocket, error: Exception) -> None:
-    assert isinstance(error, WebSocketRequestValidationError)
-    await socket.send_denial_response(problem_response(invalid(error.errors())))
-
-
 async def _http_problem(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself."""
     assert isinstance(error, HTTPException)
@@ -167,12 +150,17 @@ async def _http_problem(request: Request, error: Exception) -> Response:
         allowed = ", ".join(_methods(request))
         hint = f"Use {allowed}."
         return problem_response(
-            MethodNotAllowed("This path knows other methods.", hint=hint), {"Allow": allowed}
+            MethodNotAllowed("This path does not support this method.", hint=hint),
+            {"Allow": allowed},
         )
     if error.status_code == 413:
-        return problem_response(too_large())
+        return problem_response(too_large(request.url.path))
+    if error.status_code == 422:
+        return problem_response(too_deep())
+    if error.status_code == 503:
+        return problem_response(too_much_at_once())
     return problem_response(
-        MessageInvalid("The body cannot be understood.", hint="Send JSON in UTF-8.", field="body")
+        MessageInvalid("The body is not valid JSON.", hint="Send JSON in UTF-8.", field="body")
     )
 
 

@@ -1,20 +1,29 @@
-"""How large a body may be: JSON is small, files are streamed and have no limit."""
+"""How large and how deep a body may be: JSON is small, files are streamed and have no limit."""
 
 from __future__ import annotations
+
+import re
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carrel.domain.errors import TooLarge
-from carrel.interfaces.http.problems import problem_response
+from carrel.domain.errors import DaemonUnavailable, MessageInvalid, TooLarge
+from carrel.domain.nesting import MAX_DEPTH, is_too_deep
+from carrel.interfaces.http.answers import problem_response
 
 MAX_JSON = 1 << 20
+MAX_COMMAND = 4 << 20
+"""The kernel takes about 2 MiB of arguments and variables, for which JSON needs some more."""
+MAX_ITEMS, ITEM_S = 1 << 20, 1e-6
+"""Values in all lists and objects, of which a command has the most, and the time that it takes to
+parse, check and forget one."""
+_COMMANDS = re.compile(r"/v1/spaces/[^/]+/(?:exec|runs)")
 STREAMED, BELOW = "PUT", "/v1/spaces/"
 """The method and the place of every request whose body is a file or an archive, and of no
 other."""
 
 
-class BodyLimits:
+class BodyLimitLayer:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -22,30 +31,77 @@ class BodyLimits:
         if scope["type"] != "http" or _is_streamed(scope):
             await self._app(scope, receive, send)
             return
-        if _announced(scope) > MAX_JSON:
-            await problem_response(too_large())(scope, receive, send)
+        most = most_bytes(scope["path"])
+        if _announced(scope) > most:
+            await problem_response(too_large(scope["path"]))(scope, receive, send)
             return
-        size = 0
+        body = bytearray()
+        weigh = scope.get("state", {}).get("weigh", _any)
+        turn = scope.get("state", {}).get("turn", _at_once)
 
         async def counted() -> Message:
-            nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > MAX_JSON:
-                # The framework lets no other exception through while it reads a body.
+            body.extend(message.get("body", b""))
+            # The framework lets no other exception through while it reads a body.
+            if len(body) > most:
                 raise HTTPException(413)
+            if not weigh(len(body)):
+                raise HTTPException(503)
+            if not message.get("more_body", False):
+                items = items_of(body)
+                if items > MAX_ITEMS:
+                    raise HTTPException(413)
+                await turn(ITEM_S * items)
+                if is_too_deep(bytes(body)):
+                    raise HTTPException(422)
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            weigh(0)
+
+
+def _any(_size: int) -> bool:
+    return True
+
+
+async def _at_once(_seconds: float) -> None:
+    """Nobody is waited for."""
+
+
+def items_of(text: bytes | bytearray) -> int:
+    """At least as many as there are values in its lists and objects."""
+    return sum(map(text.count, b"[{,"))
 
 
 def _is_streamed(scope: Scope) -> bool:
     return bool(scope["method"] == STREAMED and scope["path"].startswith(BELOW))
 
 
-def too_large() -> TooLarge:
+def most_bytes(path: str) -> int:
+    """Of a body, or of a message on a WebSocket, at that path."""
+    return MAX_COMMAND if _COMMANDS.fullmatch(path) else MAX_JSON
+
+
+def too_large(path: str) -> TooLarge:
     return TooLarge(
-        f"The body is larger than {MAX_JSON} bytes.", hint="Put files by PUT, one by one."
+        f"The body is larger than {most_bytes(path)} bytes, or has more than {MAX_ITEMS} values.",
+        hint="Send files with PUT, one by one.",
+    )
+
+
+def too_much_at_once() -> DaemonUnavailable:
+    return DaemonUnavailable(
+        "Too much is sent to the daemon at once.", hint="Wait for the answers to what you sent."
+    )
+
+
+def too_deep() -> MessageInvalid:
+    return MessageInvalid(
+        f"The body has more than {MAX_DEPTH} levels of lists and objects.",
+        hint="Make it flatter.",
+        field="body",
     )
 
 

@@ -10,12 +10,14 @@ import asyncio
 import os
 import socket
 import struct
+import time
 from asyncio import TimerHandle
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.config import Config
@@ -24,11 +26,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from carrel.domain.errors import CarrelError, DaemonUnavailable, MessageInvalid, RequestError
-from carrel.interfaces.http.encoding import encode
-from carrel.interfaces.http.problems import PROBLEM, details_of
+from carrel.hub.rates import Intake, Pace
+from carrel.interfaces.http.answers import PROBLEM, details_of, encode
 
 MAX_CONNECTIONS = 2048
-"""Each costs two descriptors at most; clients keep a few open, streams one each."""
+"""Of the Unix socket, which others than the daemon's user cannot fill. Each costs two descriptors
+at most; clients keep a few open, streams one each."""
+STRANGERS, SHARES = 8, 4
+"""Of the places on TCP one in eight is for who has shown no token yet, and one caller has one in
+four at most."""
+SHARE, AT_ONCE_S = 0.5, 0.5
+"""Of our time, for all connections of one caller on TCP together, and for all strangers."""
+REQUEST_S, MESSAGE_S = 0.0005, 0.00005
+"""What is counted for a request and for a message of a WebSocket, beside the reading of it."""
+UNFINISHED_BYTES = 64 << 20
+"""Of bodies and messages that are not answered or taken yet, of all connections of one caller on
+TCP together: they are in memory."""
+FIRST_BYTES = 1024
+"""Of each connection, which wait for nobody: it may show a token there."""
 MAX_HEADERS = 100
 MAX_HEAD = 64 * 1024
 """Of one request's line and headers; also of what may come around a body and is none of it."""
@@ -50,6 +65,10 @@ CHUNK_OVERHEAD = 16
 """A body in chunks of one byte is sixfold; more than this around it is an attack."""
 
 
+ROOM = "room"
+"""Where the listener puts the `ConnectionLimits`."""
+
+
 class _Stage(Enum):
     IDLE = auto()
     HEAD = auto()
@@ -63,8 +82,8 @@ class _Flow(FlowControl):
 
     def resume_reading(self) -> None:
         if self.read_paused:
+            self.read_paused = False
             self._resumed()
-        super().resume_reading()
 
 
 class HeaderTooLarge(RequestError):
@@ -75,8 +94,103 @@ class RequestTimeout(RequestError):
     code = "request_timeout"
 
 
-class Connection(HttpToolsProtocol):
-    """The application finds in `scope["state"]`: `local` from the listener, and `abort`."""
+class ConnectionLimits:
+    """Who is connected: a place for each on the Unix socket, and shares of those on TCP, so that
+    neither strangers nor one caller keep others out."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._local: set[asyncio.BaseTransport] = set()
+        self._strangers: dict[asyncio.BaseTransport, str] = {}
+        """Their addresses; the oldest first."""
+        self._known: dict[asyncio.BaseTransport, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._paces: dict[str, Pace] = {}
+        self._sizes: dict[asyncio.BaseTransport, int] = {}
+        self._unfinished: Counter[str] = Counter()
+
+    def enter(self, transport: asyncio.Transport) -> bool:
+        """False: there is no place. Of strangers the oldest goes for a new one, of the address
+        that has most of them."""
+        if _is_unix(transport):
+            self._local.add(transport)
+            return len(self._local) <= MAX_CONNECTIONS
+        while len(self._strangers) >= max(1, self._most // STRANGERS):
+            [(worst, _)] = Counter(self._strangers.values()).most_common(1)
+            oldest = next(one for one, where in self._strangers.items() if where == worst)
+            self.leave(oldest)
+            cast(asyncio.Transport, oldest).abort()
+        peer = transport.get_extra_info("peername")
+        self._strangers[transport] = str(peer[0]) if peer else ""
+        return True
+
+    def know(self, transport: asyncio.BaseTransport, name: str) -> None:
+        """It has shown the token of this caller. Raises `DaemonUnavailable`."""
+        if self._known.get(transport) == name:
+            return
+        full = len(self._known) >= self._most and transport not in self._known
+        if full or self._counts[name] >= max(1, self._most // SHARES):
+            raise DaemonUnavailable("Too many connections.", hint="Close some.")
+        self.leave(transport)
+        self._known[transport] = name
+        self._counts[name] += 1
+
+    def leave(self, transport: asyncio.BaseTransport) -> None:
+        """Idempotent."""
+        self._local.discard(transport)
+        self._strangers.pop(transport, None)
+        name = self._known.pop(transport, None)
+        if name is not None:
+            self._unfinished[name] -= self._sizes.pop(transport, 0)
+            self._counts[name] -= 1
+            if not self._counts[name]:
+                # Its pace stays: who leaves and comes again has no more time for that.
+                del self._counts[name], self._unfinished[name]
+
+    def weigh(self, transport: asyncio.BaseTransport, size: int) -> bool:
+        """So much of what it sent is unfinished; whether its caller may have that."""
+        name = self._known.get(transport)
+        if name is None:
+            return True
+        self._unfinished[name] += size - self._sizes.get(transport, 0)
+        self._sizes[transport] = size
+        return self._unfinished[name] <= UNFINISHED_BYTES
+
+    def pace(self, transport: asyncio.BaseTransport) -> Pace | None:
+        """Of its caller; None on the Unix socket."""
+        if transport in self._local:
+            return None
+        name = self._known.get(transport, "")
+        pace = self._paces.get(name)
+        if pace is None:
+            pace = self._paces[name] = Pace(SHARE, AT_ONCE_S)
+        return pace
+
+    def spend(self, transport: asyncio.BaseTransport, seconds: float) -> None:
+        pace = self.pace(transport)
+        if pace is not None:
+            pace.spend(seconds, time.monotonic())
+
+    async def turn(self, transport: asyncio.BaseTransport, seconds: float) -> None:
+        """Returns when its caller has time for work of so many seconds."""
+        pace = self.pace(transport)
+        if pace is not None:
+            now = time.monotonic()
+            wait = pace.wait(now)
+            pace.spend(seconds, now)
+            if wait:
+                await asyncio.sleep(wait)
+
+
+def _is_unix(transport: asyncio.BaseTransport) -> bool:
+    connection = transport.get_extra_info("socket")
+    return connection is not None and connection.family == socket.AF_UNIX
+
+
+class HttpConnection(HttpToolsProtocol):
+    """The application finds in `scope["state"]`: `local` from the listener, `abort`, and on TCP
+    `know`, to be called with the name of a caller that has shown a token, `weigh`, with the size
+    of a body that is kept in memory, and `turn`, before work that takes so long."""
 
     def __init__(
         self,
@@ -86,6 +200,7 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, dict(app_state), _loop)
+        self._room: ConnectionLimits = self.app_state[ROOM]
         self._stage = _Stage.IDLE
         self._since = 0.0
         self._head_bytes = 0
@@ -104,11 +219,22 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport, self._read_again)
+        self._intake = Intake(
+            transport,
+            self._take,
+            lambda: self._room.pace(transport),
+            lambda: self.flow.read_paused,
+            FIRST_BYTES,
+        )
         self.app_state["abort"] = transport.abort
         if not may_connect(transport):
             transport.abort()
             return
-        if len(self.connections) > MAX_CONNECTIONS:
+        if not _is_unix(transport):
+            self.app_state["know"] = partial(self._room.know, transport)
+            self.app_state["weigh"] = partial(self._room.weigh, transport)
+            self.app_state["turn"] = partial(self._room.turn, transport)
+        if not self._room.enter(transport):
             self._refuse(
                 DaemonUnavailable("Too many connections.", hint="Close some."),
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -119,6 +245,8 @@ class Connection(HttpToolsProtocol):
         self._arm(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._intake.close()
+        self._room.leave(self.transport)
         self._disarm()
         for timer in (self._stall, self._flush):
             if timer is not None:
@@ -129,6 +257,7 @@ class Connection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._disarm()
+        self._intake.close()
         super().handle_websocket_upgrade()
 
     def shutdown(self) -> None:
@@ -143,6 +272,9 @@ class Connection(HttpToolsProtocol):
     # What comes
 
     def data_received(self, data: bytes) -> None:
+        self._intake.came(data)
+
+    def _take(self, data: bytes) -> None:
         if self._refusal is not None:
             return
         self._unset_keepalive_if_required()
@@ -199,6 +331,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._late = False
         self._began_now = True
+        self._room.spend(self.transport, REQUEST_S)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -220,6 +353,9 @@ class Connection(HttpToolsProtocol):
         raise self._refusal
 
     def on_headers_complete(self) -> None:
+        if not self.url.startswith(b"/"):
+            # It has a name of its own beside `Host`: which of the two counts is not to be asked.
+            raise MessageInvalid("The target of a request must be a path.", hint="Begin it with /.")
         self._stage = _Stage.BODY
         self._around_body = self._body_bytes = 0
         super().on_headers_complete()
@@ -286,7 +422,7 @@ class Connection(HttpToolsProtocol):
             self._abort_later()
             return
         now = self.loop.time()
-        if self.flow.read_paused:
+        if self.flow.read_paused or self._intake.waits:
             # It is us who do not read.
             self._since = now
         left = (HEAD_S if self._stage is _Stage.HEAD else BODY_S) - (now - self._since)
@@ -304,6 +440,7 @@ class Connection(HttpToolsProtocol):
     def _read_again(self) -> None:
         """For the client to go on after we did not read."""
         self._since = self.loop.time()
+        self._intake.go_on()
 
     def _abort_later(self) -> None:
         """A connection that is closed goes when its client has read the rest, or does not."""
@@ -334,10 +471,11 @@ class Connection(HttpToolsProtocol):
 
 def may_connect(transport: asyncio.BaseTransport) -> bool:
     """On a Unix socket: our own user, and root, as the kernel says. TCP needs a token later."""
-    connection = transport.get_extra_info("socket")
-    if connection is None or connection.family != socket.AF_UNIX:
+    if not _is_unix(transport):
         return True
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    credentials = transport.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, 12
+    )
     _pid, uid, _gid = struct.unpack("3i", credentials)
     return uid in (os.geteuid(), 0)
 
@@ -363,4 +501,4 @@ Make = Callable[[], asyncio.Protocol]
 
 def connection_maker(config: Config, state: ServerState, app_state: dict[str, Any]) -> Make:
     """What a listener makes of every connection."""
-    return partial(Connection, config, state, app_state)
+    return partial(HttpConnection, config, state, app_state)

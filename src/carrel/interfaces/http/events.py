@@ -2,69 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
 
-from fastapi import APIRouter, Header, Query, Request
-from pydantic import StringConstraints
+from starlette.requests import Request
 from starlette.responses import Response
 
+from carrel.api.types.admin import EventInfo, EventList, EventsQuery
+from carrel.api.types.common import moment
 from carrel.domain.access import LOCAL, Caller
 from carrel.domain.errors import MessageInvalid
-from carrel.domain.events import Event, EventQuery
-from carrel.interfaces.http.documenting import EVENT_STREAM, SPACE, errors
-from carrel.interfaces.http.encoding import answer
-from carrel.interfaces.http.models.admin import EventList
-from carrel.interfaces.http.serving import Serving, caller, serving
-from carrel.interfaces.http.streams import EventStream, Told, comment, told
-from carrel.interfaces.http.views import event_view
+from carrel.domain.events import Event, EventQuery, EventType
+from carrel.interfaces.http.answers import answer, concealed
+from carrel.interfaces.http.operations import query_of
+from carrel.interfaces.http.responses import EventStream, Told, comment, told
+from carrel.interfaces.http.services import ApiContext, caller, serving
 
 BATCH = 500
 GAP = "gap"
 """Told once, first, when events after the one that the client names are no longer kept."""
-
-TypeName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.]{0,99}$")]
-"""One of Carrel's own (`space.state`), or of a message on the hub (`buffer_…`)."""
-
-router = APIRouter(tags=["events"])
+_OWN = frozenset(EventType)
 
 
-@router.get(
-    "/v1/events",
-    response_model=EventList,
-    responses={
-        **errors(*SPACE),
-        200: {
-            "description": "A stream; with `Accept: application/json` what there is",
-            "content": EVENT_STREAM,
-        },
-    },
-)
-async def read_events(
-    request: Request,
-    space: Annotated[list[str], Query(max_length=100)] = [],  # noqa: B006
-    type: Annotated[list[TypeName], Query(max_length=100)] = [],  # noqa: B006
-    after: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = BATCH,
-    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
-    accept: Annotated[str, Header(include_in_schema=False)] = "",
-) -> Response:
-    """`limit` is for `application/json` only."""
+async def read(request: Request) -> Response:
     here, who = serving(request), caller(request)
+    asked = query_of(request, EventsQuery)
     wanted = EventQuery(
         after=0,
-        space_ids=await _space_ids(here, who, space),
-        types=frozenset(type) or None,
-        limit=limit,
+        space_ids=await _space_ids(here, who, asked.space),
+        types=frozenset(asked.type) or None,
+        limit=asked.limit,
     )
-    start = start_of(last_event_id, after)
+    start = start_of(request.headers.get("Last-Event-ID"), asked.after)
+    accept = request.headers.get("Accept", "")
     if "application/json" in accept and "text/event-stream" not in accept:
-        query = EventQuery(start or 0, wanted.space_ids, wanted.types, limit)
+        query = EventQuery(start or 0, wanted.space_ids, wanted.types, asked.limit)
         events, reached = await here.services.feed.read(who, query)
-        return answer({"events": [event_view(one) for one in events], "next": reached})
+        return answer(EventList(events=tuple(info(one) for one in events), next=reached))
     return EventStream(_follow(here, who, wanted, start), here.closing)
 
 
-async def _follow(here: Serving, who: Caller, wanted: EventQuery, start: int | None) -> Told:
+def info(event: Event) -> EventInfo:
+    return EventInfo(
+        seq=event.seq,
+        type=event.type,
+        space=event.space_id,
+        at=moment(event.at),
+        # What others say in it is theirs.
+        data=concealed(event.data) if event.type in _OWN else event.data,
+    )
+
+
+async def _follow(here: ApiContext, who: Caller, wanted: EventQuery, start: int | None) -> Told:
     """What is there goes out in large pieces, what comes then one by one."""
     feed = here.services.feed
     last = await feed.last()
@@ -88,7 +76,7 @@ async def _follow(here: Serving, who: Caller, wanted: EventQuery, start: int | N
         yield _told(event)
 
 
-async def _gap(here: Serving, start: int, last: int) -> dict[str, int] | None:
+async def _gap(here: ApiContext, start: int, last: int) -> dict[str, int] | None:
     """Numbers are dense, so the next one there is tells whether any are missing."""
     if start > last:
         return {"after": start, "first": last + 1}
@@ -99,7 +87,7 @@ async def _gap(here: Serving, start: int, last: int) -> dict[str, int] | None:
 
 
 def _told(event: Event) -> bytes:
-    return told(event.type, event_view(event), event.seq)
+    return told(event.type, info(event), event.seq)
 
 
 def start_of(last_event_id: str | None, after: int | None) -> int | None:
@@ -112,7 +100,7 @@ def start_of(last_event_id: str | None, after: int | None) -> int | None:
     return int(last_event_id)
 
 
-async def _space_ids(here: Serving, who: Caller, words: list[str]) -> frozenset[str] | None:
+async def _space_ids(here: ApiContext, who: Caller, words: Sequence[str]) -> frozenset[str] | None:
     if not words:
         return None
     return frozenset([(await here.services.spaces.get(who, word)).space_id for word in words])

@@ -1,150 +1,195 @@
-"""Files of a space from outside."""
+"""Files of a space, and whole folders as tar.zst: bytes in, bytes out.
+
+A small body is read as a whole before anything else is done, so that a slow client holds nothing.
+A large one is handed to the worker thread that writes it piece by piece, one at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from typing import Annotated
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError as FutureCancelled
 
-from fastapi import APIRouter, Header, Query, Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from typing_extensions import Buffer
 
-from carrel.domain.files import Files
-from carrel.interfaces.http.bodies import Pieces, whole_or_rest
-from carrel.interfaces.http.documenting import (
-    BINARY,
-    OPTIONAL_PATH,
-    PATH,
-    PATHS,
-    STREAM_BODY,
-    errors,
-)
-from carrel.interfaces.http.encoding import answer
-from carrel.interfaces.http.file_streams import begin, file_answer
-from carrel.interfaces.http.models.files import (
-    Done,
-    FileList,
-    FileView,
-    FolderBody,
-    Mode,
-    MoveBody,
-)
-from carrel.interfaces.http.serving import caller, serving
-from carrel.interfaces.http.texts import path_of
-from carrel.interfaces.http.views import View, file_view
+from carrel.api.types.runs import Done, FolderQuery, PathQuery, WriteQuery
+from carrel.domain.errors import RequestError, TooLarge
+from carrel.interfaces.http.answers import answer, bytes_answer
+from carrel.interfaces.http.operations import query_of
+from carrel.interfaces.http.responses import ByteStream, begin, begun, file_answer
+from carrel.interfaces.http.services import caller, serving
 
-router = APIRouter(tags=["files"])
+ARCHIVE = "application/zstd"
+BUFFER = 256 * 1024
+MAX_CONTEXT = 16 << 20
 
 
-@router.get(
-    "/v1/spaces/{space}/files",
-    response_class=Response,
-    openapi_extra=PATH,
-    responses={
-        **errors(*PATHS, "range_not_satisfiable"),
-        200: {"description": "The file", "content": {"application/octet-stream": BINARY}},
-        206: {"description": "The part", "content": {"application/octet-stream": BINARY}},
-    },
-)
-async def read_file(
-    request: Request,
-    space: str,
-    range: Annotated[str | None, Header(description="One range of bytes")] = None,
-) -> Response:
-    here = serving(request)
-    path = path_of(request.scope)
+async def read(request: Request) -> Response:
+    here, path = serving(request), query_of(request, PathQuery).path
+    wanted = request.headers.get("Range")
     reading = here.services.files.use(
-        caller(request), space, lambda files: begin(files.open_read(path), range)
+        caller(request),
+        request.path_params["space"],
+        lambda files: begin(files.open_read(path), wanted),
     )
     return await file_answer(reading, here.background)
 
 
-@router.put(
-    "/v1/spaces/{space}/files",
-    response_model=FileView,
-    openapi_extra={**PATH, **STREAM_BODY},
-    responses=errors(*PATHS, "request_timeout"),
-)
-async def write_file(
-    request: Request, space: str, mode: Annotated[Mode | None, Query()] = None
-) -> Response:
-    here = serving(request)
-    path = path_of(request.scope)
-    bits = None if mode is None else int(mode, 8)
+async def write(request: Request) -> Response:
+    here, who, space = serving(request), caller(request), request.path_params["space"]
+    asked = query_of(request, WriteQuery)
     # Whoever may not write is told before the body is read.
-    await here.services.spaces.existing(caller(request), space)
+    await here.services.spaces.existing(who, space)
     first, rest = await whole_or_rest(request)
-
-    def write(data: bytes | Iterator[bytes], files: Files) -> View:
-        files.write(path, data, bits)
-        return file_view(files.stat(path))
-
-    use = here.services.files.use
+    store = here.services.operations.files.write
     if rest is None:
-        return answer(await use(caller(request), space, partial(write, first), writes=True))
-    async with here.streams:
-        work = partial(write, Pieces(first, rest))
-        return answer(await use(caller(request), space, work, writes=True))
+        return answer(await store(who, space, asked, first))
+    async with here.stream(who):
+        return answer(await store(who, space, asked, Pieces(first, rest)))
 
 
-@router.delete(
-    "/v1/spaces/{space}/files", response_model=Done, openapi_extra=PATH, responses=errors(*PATHS)
-)
-async def delete_file(
-    request: Request, space: str, recursive: Annotated[bool, Query()] = False
-) -> Response:
-    path = path_of(request.scope)
-    await serving(request).services.files.use(
-        caller(request), space, lambda files: files.delete(path, recursive=recursive), writes=True
-    )
-    return answer({})
+async def read_archive(request: Request) -> Response:
+    here, path = serving(request), query_of(request, FolderQuery).path
+    space = request.path_params["space"]
+    pieces = await here.services.files.archive(caller(request), space, path)
+    return ByteStream(await begun(pieces), here.background, media_type=ARCHIVE)
 
 
-@router.get(
-    "/v1/spaces/{space}/files/stat",
-    response_model=FileView,
-    openapi_extra=PATH,
-    responses=errors(*PATHS),
-)
-async def stat_file(request: Request, space: str) -> Response:
-    path = path_of(request.scope)
-    info = await serving(request).services.files.use(
-        caller(request), space, lambda files: files.stat(path)
-    )
-    return answer(file_view(info))
+async def write_archive(request: Request) -> Response:
+    here, who, space = serving(request), caller(request), request.path_params["space"]
+    path = query_of(request, FolderQuery).path
+    await here.services.spaces.existing(who, space)
+    first, rest = await whole_or_rest(request)
+    unpack = here.services.files.unpack
+    if rest is None:
+        await unpack(who, space, io.BytesIO(first), path)
+        return answer(Done())
+    async with here.stream(who):
+        reader = io.BufferedReader(PieceReader(Pieces(first, rest)), BUFFER)
+        await unpack(who, space, reader, path)
+    return answer(Done())
 
 
-@router.get(
-    "/v1/spaces/{space}/files/list",
-    response_model=FileList,
-    openapi_extra=OPTIONAL_PATH,
-    responses=errors(*PATHS),
-)
-async def list_files(request: Request, space: str) -> Response:
-    path = path_of(request.scope, ".")
-    entries = await serving(request).services.files.use(
-        caller(request), space, lambda files: files.list(path)
-    )
-    return answer({"entries": [file_view(entry) for entry in entries]})
+# What the agent of a space is given to read, beside its tree
 
 
-@router.post("/v1/spaces/{space}/files/move", response_model=Done, responses=errors(*PATHS))
-async def move_file(request: Request, space: str, body: MoveBody) -> Response:
-    await serving(request).services.files.use(
-        caller(request),
-        space,
-        lambda files: files.move(body.source, body.target, replace=body.replace),
-        writes=True,
-    )
-    return answer({})
+async def read_context(request: Request) -> Response:
+    space, name = request.path_params["space"], request.path_params["name"]
+    context = serving(request).services.context
+    return bytes_answer(await context.read(caller(request), space, name), {})
 
 
-@router.post("/v1/spaces/{space}/files/mkdir", response_model=Done, responses=errors(*PATHS))
-async def make_folder(request: Request, space: str, body: FolderBody) -> Response:
-    await serving(request).services.files.use(
-        caller(request),
-        space,
-        lambda files: files.mkdir(body.path, int(body.mode, 8), parents=body.parents),
-        writes=True,
-    )
-    return answer({})
+async def put_context(request: Request) -> Response:
+    """Instead of what had that name; agents see it at once."""
+    here, who = serving(request), caller(request)
+    space, name = request.path_params["space"], request.path_params["name"]
+    await here.services.spaces.existing(who, space)
+    await here.services.context.put(who, space, name, await _whole(request))
+    return answer(await here.services.operations.context.list(who, space))
+
+
+async def _whole(request: Request) -> bytes:
+    kept = bytearray()
+    async for piece in request.stream():
+        kept += piece
+        if len(kept) > MAX_CONTEXT:
+            raise TooLarge(
+                f"A context file has at most {MAX_CONTEXT} bytes.", hint="Put it into the tree."
+            )
+    return bytes(kept)
+
+
+# Large bodies, between the event loop and worker threads
+
+WHOLE = 4 << 20
+"""Up to here a body is kept in memory."""
+PIECE_S = 45.0
+"""For the thread to wait for the next piece: the connection gives up after 30 seconds."""
+LEAST_RATE = 4 * 1024
+RATE_AFTER_S = 60.0
+"""A body that keeps a space from being stopped comes at so many bytes a second at least."""
+
+
+class BodyTooSlow(RequestError):
+    code = "request_timeout"
+
+
+class BodyEnded(RequestError):
+    """The client went away before its end."""
+
+    code = "message_invalid"
+
+
+async def whole_or_rest(request: Request) -> tuple[bytes, AsyncIterator[bytes] | None]:
+    """The body; or its beginning, and what is to come."""
+    kept = bytearray()
+    stream = request.stream()
+    async for piece in stream:
+        kept += piece
+        if len(kept) > WHOLE:
+            return bytes(kept), stream
+    return bytes(kept), None
+
+
+class Pieces(Iterator[bytes]):
+    """The rest of a body, for a worker thread; made on the event loop."""
+
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
+        self._first: bytes | None = first
+        self._rest = rest
+        self._loop = asyncio.get_running_loop()
+        self._begun = self._loop.time()
+        self._size = len(first)
+
+    def __next__(self) -> bytes:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        coming = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+        try:
+            piece = coming.result(PIECE_S)
+        except (TimeoutError, FutureCancelled, ClientDisconnect):
+            coming.cancel()
+            raise BodyEnded("The body ended too early.", hint="Send it again.") from None
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    async def _next(self) -> bytes | None:
+        async for piece in self._rest:
+            if piece:
+                self._check_rate(len(piece))
+                return piece
+        return None
+
+    def _check_rate(self, size: int) -> None:
+        self._size += size
+        elapsed = self._loop.time() - self._begun
+        if elapsed > RATE_AFTER_S and self._size < elapsed * LEAST_RATE:
+            raise BodyTooSlow("The body comes too slowly.", hint="Send it over a faster line.")
+
+
+class PieceReader(io.RawIOBase):
+    """The same as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        target = memoryview(buffer)
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = memoryview(piece)
+        size = min(len(target), len(self._left))
+        target[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Sequence
 
-from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
@@ -16,21 +16,19 @@ from carrel.hub.access import Identity
 from carrel.hub.connection import Connection
 from carrel.hub.envelopes import encode, problem
 from carrel.interfaces.http.access import still_allowed
-from carrel.interfaces.http.closing import Closing
-from carrel.interfaces.http.serving import Serving, caller, serving
-from carrel.interfaces.http.streams import KEEP_ALIVE_S
+from carrel.interfaces.http.connections import MESSAGE_S
+from carrel.interfaces.http.lifetime import Shutdown
+from carrel.interfaces.http.responses import KEEP_ALIVE_S
+from carrel.interfaces.http.services import ApiContext, caller, serving
 
 NORMAL, POLICY, RESTART, LATER = 1000, 1008, 1012, 1013
 HIGH_WATER = 1 << 18
 """Bytes that wait for the client before a replay pauses."""
 _CODES = {"client_shutdown": NORMAL, "daemon_shutdown": RESTART}
 
-router = APIRouter()
 
-
-@router.websocket("/v1/hub")
 async def hub_socket(websocket: WebSocket) -> None:
-    here: Serving = serving(websocket)
+    here: ApiContext = serving(websocket)
     await websocket.accept()
     frames = FrameConnection(websocket)
     try:
@@ -56,7 +54,7 @@ class FrameConnection:
         self._reason = ""
         self._abandoned = asyncio.Event()
 
-    async def attend(self, connection: Connection, closing: Closing) -> None:
+    async def attend(self, connection: Connection, closing: Shutdown) -> None:
         """Until one side has had enough."""
         tasks = [
             asyncio.create_task(self._read(connection)),
@@ -77,6 +75,9 @@ class FrameConnection:
 
     async def _read(self, connection: Connection) -> None:
         """Returns when the client has gone, or sent what is no envelope."""
+        turn = self._socket.scope["state"].get("turn")
+        settled = asyncio.Event()
+        connection.when_settled(settled.set)
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -87,7 +88,15 @@ class FrameConnection:
                 connection.refused(error)
                 await self.write()
                 return
+            begun = time.thread_time()
             connection.received(text.encode())
+            spent = time.thread_time() - begun
+            if turn is not None and spent > MESSAGE_S:
+                # What was counted when it came is for small ones.
+                await turn(spent)
+            while connection.is_behind:
+                settled.clear()
+                await settled.wait()
 
     async def write(self) -> None:
         """Returns when the last frame before a close has gone out."""
@@ -114,7 +123,7 @@ class FrameConnection:
                 await self.write()
                 return
 
-    async def _ending(self, connection: Connection, closing: Closing) -> None:
+    async def _ending(self, connection: Connection, closing: Shutdown) -> None:
         await closing.wait()
         connection.ending()
         await self.write()

@@ -1,44 +1,42 @@
-"""Instances: a dedicated MCP server for one client, started, looked at, let go."""
+"""Instances: what needs more of HTTP than a row says, and their older spelling, for clients that
+know no other: its own answers and its own statuses, with our problem details beside them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
 
-from fastapi import APIRouter, Query, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
+from carrel.api.types.instances import (
+    LogQuery,
+    NewInstance,
+    Release,
+    ReleaseBody,
+    SessionBody,
+    SessionInfo,
+)
+from carrel.domain.errors import CarrelError, InstanceFailed, ProjectError, RequestError
 from carrel.domain.instances import Handed, InstanceRequest
-from carrel.interfaces.http.closing import ClientGone, while_wanted
-from carrel.interfaces.http.documenting import INSTANCE, SPACE, STARTING, errors
-from carrel.interfaces.http.encoding import answer
-from carrel.interfaces.http.instance_parts import handed_view, instance_request, instance_view
-from carrel.interfaces.http.models.instances import (
-    HandedView,
-    InstanceBody,
-    InstanceList,
-    InstanceView,
-    ReleasedView,
-)
-from carrel.interfaces.http.serving import caller, serving
+from carrel.interfaces.http.answers import PROBLEM, answer, details_of, encode
+from carrel.interfaces.http.lifetime import ClientGone, while_wanted
+from carrel.interfaces.http.operations import body_of, query_of
+from carrel.interfaces.http.services import caller, serving
+from carrel.service.operations.instances import instance_request
 
-MAX_LOG = 1 << 20
-
-router = APIRouter(tags=["instances"])
+BAD, FAILED = 400, 500
+FIELDS = {"/request-session": "project_path", "/release-session": "session_id"}
+"""What each cannot do without."""
 
 
-@router.post(
-    "/v1/instances",
-    status_code=201,
-    response_model=HandedView,
-    responses=errors(*STARTING),
-)
-async def start_instance(request: Request, body: InstanceBody) -> Response:
-    """It has answered a handshake when this is answered. A caller that goes away meanwhile
-    gets none."""
-    return answer(handed_view(await start(request, instance_request(body))), 201)
+async def start(request: Request) -> Response:
+    """A caller that goes away meanwhile gets none."""
+    handed = await _start(request, instance_request(await body_of(request, NewInstance)))
+    instances = serving(request).services.operations.instances
+    return answer(instances.info(caller(request), handed), 201)
 
 
-async def start(request: Request, wanted: InstanceRequest) -> Handed:
+async def _start(request: Request, wanted: InstanceRequest) -> Handed:
     here, who = serving(request), caller(request)
     starting = here.services.instances.start(who, wanted)
     handed = await while_wanted(request, here.closing, starting)
@@ -49,60 +47,63 @@ async def start(request: Request, wanted: InstanceRequest) -> Handed:
     return handed
 
 
-@router.get("/v1/instances", response_model=InstanceList, responses=errors(*SPACE))
-async def list_instances(
-    request: Request,
-    space: Annotated[str, Query(max_length=255)] = "",
-    ended: Annotated[bool, Query()] = False,
-) -> Response:
-    """`ended`: those too that are over."""
-    instances = serving(request).services.instances
-    found = await instances.list(caller(request), space_id=space, ended=ended)
-    return answer({"instances": [instance_view(one) for one in found]})
-
-
-@router.get("/v1/instances/{instance}", response_model=HandedView, responses=errors(*INSTANCE))
-async def show_instance(request: Request, instance: str) -> Response:
-    handed = await serving(request).services.instances.handed(caller(request), instance)
-    return answer(handed_view(handed))
-
-
-@router.delete("/v1/instances/{instance}", response_model=ReleasedView, responses=errors(*INSTANCE))
-async def release_instance(
-    request: Request, instance: str, hold: Annotated[str, Query(max_length=255)] = ""
-) -> Response:
-    """Nothing of it runs when this is answered, unless others share it. `hold` is what the start
-    was answered with: with it, nobody else's share is given up, however often this is asked."""
-    status = await serving(request).services.instances.release(caller(request), instance, hold)
-    return answer({"status": status})
-
-
-@router.post(
-    "/v1/instances/{instance}/heartbeat",
-    response_model=InstanceView,
-    responses=errors(*INSTANCE),
-)
-async def keep_instance(request: Request, instance: str) -> Response:
-    """It is still wanted: its `lease` begins anew."""
-    found = await serving(request).services.instances.heartbeat(caller(request), instance)
-    return answer(instance_view(found))
-
-
-@router.get(
-    "/v1/instances/{instance}/logs",
-    response_class=Response,
-    responses={
-        **errors(*INSTANCE),
-        200: {"description": "Text", "content": {"text/plain": {"schema": {"type": "string"}}}},
-    },
-)
-async def read_logs(
-    request: Request,
-    instance: str,
-    limit: Annotated[int, Query(ge=1, le=MAX_LOG)] = 65_536,
-) -> Response:
+async def logs(request: Request) -> Response:
     """The last bytes that it wrote on both streams."""
+    instance, limit = request.path_params["instance"], query_of(request, LogQuery).limit
     wrote = await serving(request).services.instances.logs(caller(request), instance, limit)
     text = wrote.decode("utf-8", "replace")
     headers = {"X-Content-Type-Options": "nosniff"}
     return Response(text, headers=headers, media_type="text/plain")
+
+
+# The older spelling
+
+
+def _older(
+    handle: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Errors have an `error` member, a sentence, and the statuses that were promised."""
+
+    async def handling(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except CarrelError as error:
+            return _problem(error, request.url.path)
+
+    return handling
+
+
+@_older
+async def request_session(request: Request) -> Response:
+    """As `POST /v1/instances`, of Serena unless another server is named."""
+    asked = await body_of(request, SessionBody)
+    handed = await _start(request, InstanceRequest(asked.server, project_path=asked.project_path))
+    one = handed.instance
+    session = SessionInfo(
+        session_id=one.instance_id,
+        host=one.host,
+        port=one.port,
+        url=one.url,
+        token=handed.token or None,
+    )
+    return answer(session, 201)
+
+
+@_older
+async def release_session(request: Request) -> Response:
+    """As `DELETE /v1/instances/{instance}`."""
+    asked = await body_of(request, ReleaseBody)
+    instances = serving(request).services.instances
+    return answer(Release(status=await instances.release(caller(request), asked.session_id)))
+
+
+def _problem(error: CarrelError, path: str) -> Response:
+    problem = details_of(error)
+    problem["error"] = error.message
+    if isinstance(error, ProjectError | RequestError) and problem["status"] == 422:
+        problem["status"], problem["title"] = BAD, "Bad Request"
+        problem["error"] = f"Invalid or missing '{FIELDS[path]}'"
+    elif isinstance(error, InstanceFailed):
+        problem["status"], problem["title"] = FAILED, "Internal Server Error"
+        problem["error"] = f"{error.message}\n{error.details.get('output', '')}".rstrip()
+    return Response(encode(problem), int(str(problem["status"])), media_type=PROBLEM)

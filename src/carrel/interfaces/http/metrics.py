@@ -9,12 +9,10 @@ from collections.abc import Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carrel.interfaces.http.services import Options, Services
+from carrel.service.operations.admin import Figures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-MANY = 1_000_000
-"""More commands than a machine can run."""
 UNKNOWN = "unknown"
 """The route of what has none: paths that clients make up are no labels."""
 
@@ -54,13 +52,13 @@ class Metrics:
             histogram = self._seconds[route] = Histogram()
         histogram.observe(seconds)
 
-    async def text(self, services: Services, options: Options) -> str:
+    def text(self, figures: Figures, version: str) -> str:
         lines = [
             *_head("carrel_info", "gauge", "The daemon's version."),
-            _line("carrel_info", (("version", options.version),), 1),
-            *await _spaces(services),
+            _line("carrel_info", (("version", version),), 1),
+            *_spaces(figures),
             *self._own(),
-            *_process(options),
+            *_process(figures.started_at),
         ]
         return "\n".join(lines) + "\n"
 
@@ -78,7 +76,7 @@ class Metrics:
         yield from self.exec.lines("carrel_exec_seconds")
 
 
-class Metering:
+class MetricsLayer:
     """The outermost layer: counts and times what all others did."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -113,19 +111,17 @@ def _method(method: str) -> str:
     return method if method in known else UNKNOWN
 
 
-async def _spaces(services: Services) -> list[str]:
-    counts = await services.store.count()
-    lines = list(_head("carrel_spaces", "gauge", "Spaces by state."))
-    lines += [_line("carrel_spaces", (("state", state),), counts[state]) for state in counts]
-    lines += _head("carrel_live_runs", "gauge", "Commands that run.")
-    live = await services.store.runs(live=True, limit=MANY)
-    lines.append(_line("carrel_live_runs", (), len(live)))
-    lines += _head("carrel_event_seq", "counter", "The number of the newest event.")
-    lines.append(_line("carrel_event_seq", (), await services.feed.last()))
-    return lines
+def _spaces(figures: Figures) -> Iterable[str]:
+    yield from _head("carrel_spaces", "gauge", "Spaces by state.")
+    for state, count in figures.spaces.items():
+        yield _line("carrel_spaces", (("state", state),), count)
+    yield from _head("carrel_live_runs", "gauge", "Commands that run.")
+    yield _line("carrel_live_runs", (), figures.live_runs)
+    yield from _head("carrel_event_seq", "counter", "The number of the newest event.")
+    yield _line("carrel_event_seq", (), figures.last_event)
 
 
-def _process(options: Options) -> Iterable[str]:
+def _process(started_at: float) -> Iterable[str]:
     with open("/proc/self/statm", encoding="ascii") as statm:
         resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     times = os.times()
@@ -133,7 +129,7 @@ def _process(options: Options) -> Iterable[str]:
         "process_resident_memory_bytes": ("gauge", "Memory.", resident),
         "process_open_fds": ("gauge", "Open files.", len(os.listdir("/proc/self/fd"))),
         "process_cpu_seconds_total": ("counter", "Time.", times.user + times.system),
-        "process_start_time_seconds": ("gauge", "When it began.", options.started_at),
+        "process_start_time_seconds": ("gauge", "When it began.", started_at),
     }
     for name, (kind, about, value) in figures.items():
         yield from _head(name, kind, about)

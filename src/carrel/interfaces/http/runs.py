@@ -1,194 +1,425 @@
-"""Commands: to their end, without waiting, and what became of them."""
+"""Commands: to their end, with what they wrote; and over WebSocket, with output as it comes, input,
+resize and signals.
+
+A command does not hang on its connection: a client that goes away attaches again with the offsets
+that it has reached.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import binascii
-import signal as signals
+import codecs
+import contextlib
+import secrets
+import signal
+import struct
 import time
-from typing import Annotated, Literal
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from uvicorn.protocols.utils import ClientDisconnected
 
-from carrel.domain.errors import DaemonUnavailable, MessageInvalid
-from carrel.domain.runs import RunRecord, Stream
-from carrel.domain.runtimes import Command
-from carrel.interfaces.http.closing import while_wanted
-from carrel.interfaces.http.documenting import BINARY, COMMAND, RUN, SPACE, errors
-from carrel.interfaces.http.encoding import answer, bytes_answer
-from carrel.interfaces.http.models.runs import (
+from carrel.api import wire
+from carrel.api.types.runs import (
+    AttachQuery,
+    ControlFrame,
     ExecBody,
-    ExecView,
+    OutputQuery,
+    ResizeFrame,
     RunBody,
-    RunList,
-    RunView,
-    SignalBody,
+    RunInfo,
+    SignalFrame,
+    SocketCommand,
+    WaitQuery,
 )
-from carrel.interfaces.http.outputs import read_on, tail
-from carrel.interfaces.http.serving import Serving, caller, serving
-from carrel.interfaces.http.views import run_view
+from carrel.domain.errors import CarrelError, DaemonUnavailable, MessageInvalid
+from carrel.domain.runs import Piece, RunRecord, RunState, Stream
+from carrel.interfaces.http.access import still_allowed
+from carrel.interfaces.http.answers import (
+    JSON,
+    BrokenOff,
+    answer,
+    bytes_answer,
+    details_of,
+    encode,
+    foreseen,
+)
+from carrel.interfaces.http.lifetime import REASON, while_wanted
+from carrel.interfaces.http.operations import body_of, query_of
+from carrel.interfaces.http.responses import KEEP_ALIVE_S
+from carrel.interfaces.http.services import ApiContext, caller, serving
+from carrel.service.runs import Input, Runs
 
-MAX_WAIT_S = 60.0
-MAX_READ = 1 << 20
 
-router = APIRouter(tags=["runs"])
-
-
-@router.post("/v1/spaces/{space}/exec", response_model=ExecView, responses=errors(*COMMAND))
-async def exec_command(request: Request, space: str, body: ExecBody) -> Response:
-    here = serving(request)
-    record = await _start(request, space, body)
+async def execute(request: Request) -> Response:
+    here, who = serving(request), caller(request)
+    asked = await body_of(request, ExecBody)
+    record = await _begin(request, asked)
+    runs, operations = here.services.runs, here.services.operations.runs
     try:
-        record = await while_wanted(
-            request, here.closing, here.services.runs.wait(record.run_id, None)
-        )
+        record = await while_wanted(request, here.closing, runs.wait(record.run_id, None))
     except DaemonUnavailable as error:
-        error.details["run"] = run_view(record)
+        error.details["run"] = operations.info(who, record)
         raise
-    out, err = await tail(here.services.runs, record, body.max_output_bytes)
-    return answer(
-        {
-            "run": run_view(record),
-            **_shown("stdout", out.data, body.base64),
-            **_shown("stderr", err.data, body.base64),
-            "truncated": out.truncated or err.truncated,
-        }
-    )
+    found = await tails(runs, record, asked.max_output_bytes)
+    run = operations.info(who, record)
+    pieces = told(runs, record, run, found, as_base64=asked.base64)
+    return StreamingResponse(pieces, media_type=JSON)
 
 
-@router.post(
-    "/v1/spaces/{space}/runs", status_code=201, response_model=RunView, responses=errors(*COMMAND)
-)
-async def start_run(request: Request, space: str, body: RunBody) -> Response:
-    return answer(run_view(await _start(request, space, body)), 201)
+async def start(request: Request) -> Response:
+    record = await _begin(request, await body_of(request, RunBody))
+    return answer(serving(request).services.operations.runs.info(caller(request), record), 201)
 
 
-@router.get("/v1/spaces/{space}/runs", response_model=RunList, responses=errors(*SPACE))
-async def list_runs(
-    request: Request, space: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
-) -> Response:
-    services = serving(request).services
-    found = await services.spaces.get(caller(request), space)
-    records = await services.store.runs(found.space_id, limit=limit)
-    return answer({"runs": [run_view(_newest(serving(request), one)) for one in records]})
-
-
-@router.get("/v1/runs/{run}", response_model=RunView, responses=errors(*RUN))
-async def show_run(request: Request, run: str) -> Response:
-    return answer(run_view(await serving(request).run(caller(request), run)))
-
-
-@router.get("/v1/runs/{run}/wait", response_model=RunView, responses=errors(*RUN))
-async def wait_for_run(
-    request: Request,
-    run: str,
-    timeout_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = MAX_WAIT_S,
-) -> Response:
+async def _begin(request: Request, asked: RunBody) -> RunRecord:
     here = serving(request)
-    record = await here.run(caller(request), run)
+    begun = time.perf_counter()
+    space = request.path_params["space"]
+    record = await here.services.operations.runs.begin(caller(request), space, asked)
+    here.metrics.exec.observe(time.perf_counter() - begun)
+    return record
+
+
+async def wait(request: Request) -> Response:
+    here, who, run = serving(request), caller(request), request.path_params["run"]
+    runs = here.services.operations.runs
+    asked = query_of(request, WaitQuery)
     try:
-        record = await while_wanted(request, here.closing, here.services.runs.wait(run, timeout_s))
+        found = await while_wanted(request, here.closing, runs.wait(who, run, asked))
     except DaemonUnavailable:
         # As it is, and the daemon that comes next is asked again.
-        record = _newest(here, record)
-    return answer(run_view(record))
+        found = await runs.show(who, run)
+    return answer(found)
 
 
-@router.post("/v1/runs/{run}/signal", response_model=RunView, responses=errors(*RUN, *COMMAND))
-async def signal_run(request: Request, run: str, body: SignalBody) -> Response:
+async def output(request: Request) -> Response:
     here = serving(request)
-    record = await here.run(caller(request), run)
-    await here.services.runs.signal(run, signals.Signals[f"SIG{body.signal}"])
-    return answer(run_view(_newest(here, record)))
-
-
-@router.get(
-    "/v1/runs/{run}/output",
-    response_class=Response,
-    responses={
-        **errors(*RUN),
-        200: {
-            "description": "Bytes",
-            "content": {"application/octet-stream": BINARY},
-            "headers": {
-                "Carrel-Offset": {
-                    "description": "Where they begin",
-                    "required": True,
-                    "schema": {"type": "integer"},
-                },
-                "Carrel-Ended": {
-                    "description": "Whether no more will come",
-                    "required": True,
-                    "schema": {"type": "string", "enum": ["true", "false"]},
-                },
-            },
-        },
-    },
-)
-async def read_output(
-    request: Request,
-    run: str,
-    stream: Annotated[Literal["stdout", "stderr"], Query()] = "stdout",
-    offset: Annotated[int, Query(ge=0, lt=1 << 62)] = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_READ)] = MAX_READ,
-) -> Response:
-    here = serving(request)
+    asked = query_of(request, OutputQuery)
     # Asked before it is read: what is written in between is not the last then.
-    record = await here.run(caller(request), run)
-    piece, ended = await read_on(here.services.runs, record, Stream(stream), offset, limit)
+    find = here.services.operations.runs.find
+    record = await find(caller(request), request.path_params["run"])
+    piece, ended = await read_on(
+        here.services.runs, record, asked.stream, asked.offset, asked.limit
+    )
     headers = {"Carrel-Offset": str(piece.offset), "Carrel-Ended": "true" if ended else "false"}
     return bytes_answer(piece.data, headers)
 
 
-async def _start(request: Request, word: str, body: RunBody) -> RunRecord:
-    """What it is to read is written in the background: it may read it late, or never."""
-    here = serving(request)
-    given = _stdin(body)
-    space = await here.services.spaces.existing(caller(request), word)
-    command = Command(
-        argv=tuple(body.argv),
-        env=body.env,
-        cwd=body.cwd,
-        stdin=given is not None,
-        timeout_s=body.timeout_s,
-    )
-    begun = time.perf_counter()
-    record = await here.services.runs.start(space.space_id, command)
-    here.metrics.exec.observe(time.perf_counter() - begun)
-    if given is not None:
-        put_all(here, record, given)
-    return record
+# The end of what a command wrote, for answers that hold all of it
+
+AT_ONCE = 64 * 1024
+"""More than this is not kept for an answer but read again, at the pace of who asked: many of them
+at once, sixfold as JSON, would be more than the machine has."""
 
 
-def put_all(here: Serving, record: RunRecord, data: bytes) -> None:
-    """All of its standard input, at once."""
-    target = here.inputs.of(record.run_id)
-    if target is not None:
-        target.push(data)
-        target.end()
+@dataclass(frozen=True)
+class OutputTail:
+    """The last `size` bytes of a stream, which come after `before` others that are there."""
+
+    stream: Stream
+    before: int
+    size: int
+    truncated: bool
+    data: bytes | None
+    """None when it is more than `AT_ONCE`."""
 
 
-def _stdin(body: RunBody) -> bytes | None:
-    if body.stdin is not None and body.stdin_base64 is not None:
-        raise MessageInvalid("There is one standard input.", hint="Give stdin or stdin_base64.")
-    if body.stdin is not None:
-        return body.stdin.encode("utf-8", "surrogateescape")
-    if body.stdin_base64 is None:
-        return None
+async def tails(runs: Runs, record: RunRecord, most: int) -> list[OutputTail]:
+    """The last `most` bytes of both streams of a run that has ended."""
+    streams = [Stream.STDOUT] if record.terminal else list(Stream)
+    return await asyncio.gather(*(_tail(runs, record, stream, most) for stream in streams))
+
+
+async def _tail(runs: Runs, record: RunRecord, stream: Stream, most: int) -> OutputTail:
+    """An empty piece at the end says that the last bytes were dropped."""
+    offset, found, kept, truncated = 0, 0, bytearray(), False
+    async with contextlib.aclosing(runs.follow(record, stream, 0)) as pieces:
+        async for piece in pieces:
+            truncated = truncated or piece.offset > offset
+            offset = piece.offset + len(piece.data)
+            found += len(piece.data)
+            kept += piece.data
+            del kept[: max(0, len(kept) - min(most, AT_ONCE))]
+    size = min(found, most)
+    data = bytes(kept) if size <= AT_ONCE else None
+    return OutputTail(stream, found - size, size, truncated or found > most, data)
+
+
+async def told(
+    runs: Runs, record: RunRecord, run: RunInfo, tails: list[OutputTail], *, as_base64: bool
+) -> AsyncGenerator[bytes, None]:
+    """The answer in JSON: the run, both streams, and whether some of them is missing."""
+    yield b'{"run":' + encode(run)
+    truncated = False
+    name = b',"%s_base64":"' if as_base64 else b',"%s":"'
+    for stream in Stream:
+        yield name % stream.encode()
+        for tail in tails:
+            if tail.stream is stream:
+                left = tail.size
+                shown = _Base64() if as_base64 else _Text()
+                async with contextlib.aclosing(_again(runs, record, tail)) as pieces:
+                    async for data in pieces:
+                        left -= len(data)
+                        yield shown.encode(data)
+                yield shown.encode(b"", final=True)
+                truncated = truncated or tail.truncated or left > 0
+        yield b'"'
+    yield b',"truncated":%s}' % encode(truncated)
+
+
+async def _again(runs: Runs, record: RunRecord, tail: OutputTail) -> AsyncGenerator[bytes, None]:
+    """Less, when something that the command left running has pushed it out since."""
+    if tail.data is not None:
+        yield tail.data
+        return
+    before, left = tail.before, tail.size
     try:
-        return base64.b64decode(body.stdin_base64, validate=True)
-    except (binascii.Error, ValueError):
-        raise MessageInvalid("stdin_base64 is no base64.", field="body.stdin_base64") from None
+        async with contextlib.aclosing(runs.follow(record, tail.stream, 0)) as pieces:
+            async for piece in pieces:
+                data = piece.data[before : before + left]
+                before = max(0, before - len(piece.data))
+                left -= len(data)
+                for start in range(0, len(data), AT_ONCE):
+                    yield data[start : start + AT_ONCE]
+                if not left:
+                    return
+    except CarrelError as error:
+        # It is too late to tell: the client sees that the answer is not whole.
+        raise BrokenOff(str(error)) from error
 
 
-def _newest(here: Serving, record: RunRecord) -> RunRecord:
-    """A command that runs is known better than it is written down."""
-    live = here.services.runs.live(record.run_id)
-    return record if live is None else live.record
+class _Text:
+    """What is no UTF-8 is replaced."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def encode(self, data: bytes, *, final: bool = False) -> bytes:
+        return encode(self._decoder.decode(data, final))[1:-1]
 
 
-def _shown(name: str, data: bytes, as_base64: bool) -> dict[str, str]:
-    if as_base64:
-        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
-    return {name: data.decode("utf-8", "replace")}
+class _Base64:
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def encode(self, data: bytes, *, final: bool = False) -> bytes:
+        data = self._rest + data
+        whole = len(data) if final else len(data) - len(data) % 3
+        self._rest = data[whole:]
+        return base64.b64encode(data[:whole])
+
+
+async def read_on(
+    runs: Runs, record: RunRecord, stream: Stream, offset: int, limit: int
+) -> tuple[Piece, bool]:
+    """A piece, and whether it is the last of a run whose `record` said that it has ended."""
+    piece = await runs.read(record, stream, offset, limit)
+    if record.state not in (RunState.ENDED, RunState.FAILED):
+        return piece, False
+    if not piece.data:
+        return piece, True
+    after = await runs.read(record, stream, piece.offset + len(piece.data), 1)
+    return piece, not after.data
+
+
+# The WebSocket
+
+FIRST_FRAME_S = 30.0
+"""A client says what it wants at once; one that does not has lost its way."""
+PIECE = 256 * 1024
+GOODBYE, POLICY, OUR_FAULT, RESTART = 1000, 1008, 1011, 1012
+_CONTROL = cast("type[ControlFrame]", ControlFrame)
+for _kind in (SocketCommand, AttachQuery, _CONTROL):
+    wire.prepare(_kind)
+_NUMBER = {Stream.STDOUT: 1, Stream.STDERR: 2}
+
+
+async def exec_socket(websocket: WebSocket) -> None:
+    session = RunSession(websocket)
+    await websocket.accept()
+    async with session.problems():
+        asked = await session.first_frame()
+        session.name(asked.reader)
+        await session.attend(await session.start(websocket.path_params["space"], asked), {})
+
+
+async def attach_socket(websocket: WebSocket) -> None:
+    asked = query_of(websocket, AttachQuery)
+    session = RunSession(websocket)
+    session.name(asked.reader, hold=asked.hold)
+    await websocket.accept()
+    async with session.problems():
+        record = await session.runs.find(session.caller, websocket.path_params["run"])
+        await session.attend(record, {Stream.STDOUT: asked.stdout, Stream.STDERR: asked.stderr})
+
+
+class RunSession:
+    """One client of one run."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self.here: ApiContext = serving(websocket)
+        self.runs = self.here.services.operations.runs
+        self.caller = caller(websocket)
+        self._socket = websocket
+        self._reader = ""
+        """By this name the command waits for us; empty: it does not."""
+        self._comes_back = False
+
+    # Beginning
+
+    def name(self, reader: str, *, hold: bool = True) -> None:
+        """A client without a name of its own cannot be known again."""
+        self._comes_back = bool(reader)
+        self._reader = (reader or secrets.token_hex(8)) if hold else ""
+        if self._reader:
+            # As with a pipe: however long it does not read, it is waited for.
+            self._socket.scope["state"]["be_patient"]()
+
+    async def first_frame(self) -> SocketCommand:
+        try:
+            async with asyncio.timeout(FIRST_FRAME_S):
+                message = await self._socket.receive()
+        except TimeoutError:
+            raise MessageInvalid("No command came.", hint="Send it in the first frame.") from None
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1005))
+        text = message.get("text")
+        if text is None:
+            raise MessageInvalid("The first frame is the command.", hint="Send it as text.")
+        return wire.from_json(text.encode(), SocketCommand, "frame")
+
+    async def start(self, word: str, asked: SocketCommand) -> RunRecord:
+        begun = time.perf_counter()
+        record = await self.runs.begin_attached(self.caller, word, asked, self._reader)
+        self.here.metrics.exec.observe(time.perf_counter() - begun)
+        return record
+
+    # Both ways at once
+
+    async def attend(self, record: RunRecord, offsets: dict[Stream, int]) -> None:
+        """Until the command has ended, the client went away, or the daemon ends."""
+        target = None if record.terminal else self.runs.inputs.of(record.run_id)
+        accepted = None if target is None else target.accepted
+        started = {"type": "started", "run": self.runs.info(self.caller, record), "input": accepted}
+        await self._send({**started, "unenforced": self.here.services.runs.unenforced(record)})
+        telling = asyncio.create_task(self._output(record, offsets))
+        others = [
+            asyncio.create_task(self._input(record)),
+            asyncio.create_task(self._acknowledge(target)),
+            asyncio.create_task(self._watch_access(record)),
+            asyncio.create_task(self.here.closing.wait()),
+        ]
+        tasks = [telling, *others]
+        try:
+            with self.here.services.hangups.watching(record):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            if self._reader and not self._comes_back:
+                self.here.services.runs.let_go(record.run_id, self._reader)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        if not telling.cancelled():
+            ended = await self.here.services.runs.wait(record.run_id, None)
+            await self._send({"type": "exit", "run": self.runs.info(self.caller, ended)})
+            await self._socket.close(1000)
+        elif self.here.closing.begun:
+            await self._socket.close(RESTART, REASON)
+
+    async def _output(self, record: RunRecord, offsets: dict[Stream, int]) -> None:
+        streams = [Stream.STDOUT] if record.terminal else [Stream.STDOUT, Stream.STDERR]
+        async with asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(self._follow(record, stream, offsets.get(stream, 0)))
+
+    async def _follow(self, record: RunRecord, stream: Stream, offset: int) -> None:
+        """At the client's pace: what it does not take stays in the record."""
+        pieces = self.here.services.runs.follow(record, stream, offset, self._reader)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                for start in range(0, max(1, len(piece.data)), PIECE):
+                    head = struct.pack("!BQ", _NUMBER[stream], piece.offset + start)
+                    await self._socket.send_bytes(head + piece.data[start : start + PIECE])
+
+    async def _input(self, record: RunRecord) -> None:
+        """Returns when the client has gone."""
+        target = self.runs.inputs.of(record.run_id)
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                self._comes_back = self._comes_back and message.get("code") != GOODBYE
+                return
+            data = message.get("bytes")
+            if data is None:
+                text = message["text"].encode()
+                await self._control(record, wire.from_json(text, _CONTROL, "frame"))
+            elif target is not None:
+                await target.put(data)
+            elif not (record.stdin or record.terminal):
+                raise MessageInvalid(
+                    "The command has no standard input.", hint="Ask for it with stdin: true."
+                )
+
+    async def _acknowledge(self, target: Input | None) -> None:
+        """What the command has of its input stays with it, whatever becomes of the daemon."""
+        if target is None:
+            await asyncio.Event().wait()
+            return
+        async with contextlib.aclosing(target.given()) as told:
+            async for count in told:
+                await self._send({"type": "input", "bytes": count})
+
+    async def _control(self, record: RunRecord, control: ControlFrame) -> None:
+        live = self.here.services.runs.live(record.run_id)
+        if live is None:
+            return
+        if isinstance(control, SignalFrame):
+            number = signal.Signals[f"SIG{control.signal}"]
+            await self.here.services.runs.signal(record.run_id, number)
+        elif isinstance(control, ResizeFrame):
+            live.run.resize(control.rows, control.cols)
+        elif (target := self.runs.inputs.of(record.run_id)) is not None:
+            target.end()
+
+    async def _watch_access(self, record: RunRecord) -> None:
+        """A token that is revoked, or a space that leaves its reach, ends the session."""
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            await still_allowed(self._socket.scope)
+            await self.runs.find(self.caller, record.run_id)
+
+    # Telling
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self._socket.send_text(encode(message).decode())
+
+    @contextlib.asynccontextmanager
+    async def problems(self) -> AsyncIterator[None]:
+        """What goes wrong is told in a frame, and then the connection ends."""
+        try:
+            yield
+        except (WebSocketDisconnect, ClientDisconnected):
+            return
+        except Exception as error:
+            problem = foreseen(error, f"WS {self._socket.scope['path']}")
+            await self._fail(problem)
+
+    async def _fail(self, error: CarrelError) -> None:
+        if self._socket.application_state is not WebSocketState.CONNECTED:
+            return
+        details = details_of(error)
+        code = OUR_FAULT if details["status"] == 500 else POLICY
+        with contextlib.suppress(WebSocketDisconnect, ClientDisconnected, RuntimeError):
+            # The members `type` of a frame and of a problem are the same: the frame's wins.
+            await self._send({**details, "type": "problem"})
+            await self._socket.close(code, error.code)

@@ -1,50 +1,42 @@
-"""What this interface calls, and what it is told about the daemon."""
+"""What the interface calls, what it is told about the daemon, and what every route needs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from carrel.domain.collaborators import Bases
-from carrel.domain.storing import Store
-from carrel.hub.hub import Hub
-from carrel.service.context import SpaceContext
-from carrel.service.doctor import Doctor
+from starlette.requests import HTTPConnection
+
+from carrel.domain.access import Caller
+from carrel.hub.hub import HubServer
+from carrel.interfaces.http.lifetime import BackgroundTasks, Shutdown
+from carrel.interfaces.http.metrics import Metrics
 from carrel.service.feed import Feed
-from carrel.service.files import SpaceFiles
-from carrel.service.gc import Collector
-from carrel.service.hangups import Hangups
-from carrel.service.inbox import Inbox
+from carrel.service.files import SpaceContext, SpaceFiles
 from carrel.service.instances import Instances
-from carrel.service.keyring import Keyring
+from carrel.service.operations import Operations
 from carrel.service.requests import Requests
-from carrel.service.runs import Runs
+from carrel.service.runs import Hangups, Runs
+from carrel.service.shared import CallerSlots
 from carrel.service.spaces import Spaces
 from carrel.service.tokens import Tokens
-from carrel.service.turns import Turns
 
 
 @dataclass(frozen=True)
-class Services:
-    store: Store
+class ApiServices:
+    operations: Operations
     spaces: Spaces
     runs: Runs
     hangups: Hangups
-    turns: Turns
-    keyring: Keyring
     context: SpaceContext
     files: SpaceFiles
     tokens: Tokens
     feed: Feed
-    hub: Hub
-    inbox: Inbox
+    hub: HubServer
     instances: Instances
     requests: Requests
-    collector: Collector
-    doctor: Doctor
-    bases: Bases
 
 
 def _nothing() -> None:
@@ -52,10 +44,9 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class ApiOptions:
     """`hosts` are names by which TCP clients may call the daemon beside those of the
-    loopback, `origins` web pages that may. `idle_s` and `keep_s` are what spaces get that say
-    nothing themselves."""
+    loopback, `origins` web pages that may."""
 
     data: Path
     version: str
@@ -63,6 +54,36 @@ class Options:
     """Called when somebody asks the daemon to end; returns at once."""
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
-    idle_s: float = 0.0
-    keep_s: float = 0.0
-    started_at: float = field(default_factory=time.time)
+
+
+# The context of a request
+
+STREAMS = 8
+"""Uploads and archives at the same time: each has a worker thread for as long as its client
+takes, and others need threads too."""
+
+
+@dataclass(frozen=True)
+class ApiContext:
+    services: ApiServices
+    options: ApiOptions
+    closing: Shutdown
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
+    metrics: Metrics = field(default_factory=Metrics)
+    streams: CallerSlots = field(default_factory=lambda: CallerSlots(STREAMS))
+
+    def stream(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """While a large body comes."""
+        return self.streams.of(caller.name)
+
+
+def serving(connection: HTTPConnection) -> ApiContext:
+    found: ApiContext = connection.app.state.serving
+    return found
+
+
+def caller(connection: HTTPConnection) -> Caller:
+    """Who sent a request that came through `Access`."""
+    found: Caller | None = connection.scope["carrel.caller"]
+    assert found is not None, "an open path asks for no caller"
+    return found

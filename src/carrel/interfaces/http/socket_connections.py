@@ -7,6 +7,7 @@ import secrets
 from asyncio import TimerHandle
 from typing import Any
 
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -14,13 +15,23 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-from carrel.interfaces.http.connections import FLUSH_S, STALLED_S, UNWANTED_S
+from carrel.hub.rates import Intake
+from carrel.interfaces.http.access import LOCAL_STATE
+from carrel.interfaces.http.body_limits import ITEM_S, MAX_JSON, items_of, most_bytes
+from carrel.interfaces.http.connections import (
+    FLUSH_S,
+    MESSAGE_S,
+    ROOM,
+    STALLED_S,
+    UNWANTED_S,
+    ConnectionLimits,
+)
 
-NORMAL, WITHOUT_CODE, TRY_AGAIN_LATER = 1000, 1005, 1013
+NORMAL, WITHOUT_CODE, TOO_LARGE, TRY_AGAIN_LATER = 1000, 1005, 1009, 1013
+MAX_FRAGMENTS = 4096
+"""Of one message."""
 PING_S = 20.0
 """A client that is gone without a word is noticed after two of these."""
-MAX_MESSAGE = 1 << 20
-"""Of what a client sends; input comes in pieces."""
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
@@ -32,19 +43,84 @@ class SocketConnection(WebSocketsSansIOProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._room: ConnectionLimits = app_state[ROOM]
         self._stall: TimerHandle | None = None
         self._flush: TimerHandle | None = None
         self._failed = False
+        self._patient = False
+        self._untaken = 0
+        """Bytes that came and that the application does not have."""
         self._asked: dict[bytes, asyncio.Future[bool]] = {}
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._intake = Intake(
+            transport,
+            self._take,
+            lambda: self._room.pace(transport),
+            lambda: self.read_paused,
+        )
+
     def data_received(self, data: bytes) -> None:
-        if not self._failed:
-            super().data_received(data)
+        self._intake.came(data)
+
+    def _take(self, data: bytes) -> None:
+        if self._failed:
+            return
+        self._untaken += len(data)
+        super().data_received(data)
+        if not self._room.weigh(self.transport, self._untaken):
+            self._fail(TRY_AGAIN_LATER, "too much at once")
+
+    def _fail(self, code: int, reason: str) -> None:
+        if not (self._failed or self.close_sent):
+            self.frames = []
+            self.conn.fail(code, reason)
+            self.handle_parser_exception()
+
+    def send_receive_event_to_app(self) -> None:
+        text = self.frames if self.curr_msg_data_type == "text" else []
+        self._room.spend(self.transport, MESSAGE_S + ITEM_S * sum(map(items_of, text)))
+        # Only the first message of a command has its arguments.
+        self.conn.max_message_size = MAX_JSON
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        self._room.spend(self.transport, MESSAGE_S)
+        super().handle_ping()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Empty ones do not count for the size of a message, and take room nevertheless."""
+        if len(self.frames) < MAX_FRAGMENTS:
+            super().handle_cont(event)
+        else:
+            self._fail(TOO_LARGE, "too many fragments")
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await self.queue.get()
+        if self.queue.empty() and not self.frames:
+            self._untaken = 0
+            self._room.weigh(self.transport, 0)
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._intake.go_on()
+        return message
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
+        # The first message of a command has its arguments.
+        self.conn.max_message_size = most_bytes(event.path.partition("?")[0])
         if not self.close_sent:
             self.scope["state"]["send_until_read"] = self.send_until_read
+            self.scope["state"]["be_patient"] = self.be_patient
+
+    def be_patient(self) -> None:
+        """From now on a client that does not read is waited for: what it is sent waits for it
+        elsewhere."""
+        self._patient = True
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     async def send_until_read(self, text: str) -> bool:
         """Whether the client has read it: it answers a ping that comes after it, or says goodbye
@@ -100,10 +176,12 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self.close_sent = True
         if self.read_paused:
             self.read_paused = False
-            self.transport.resume_reading()
+            self._intake.go_on()
         self.close_timer = self.loop.call_later(UNWANTED_S, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._intake.close()
+        self._room.leave(self.transport)
         for timer in (self._stall, self._flush):
             if timer is not None:
                 timer.cancel()
@@ -112,7 +190,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stall is None:
+        if self._stall is None and not self._patient:
             self._stall = self.loop.call_later(STALLED_S, self._stalled)
 
     def resume_writing(self) -> None:
@@ -135,16 +213,23 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self._heard(False)
         self._give_up()
 
+    @property
+    def _cannot_answer(self) -> bool:
+        """The answer would wait behind input that the command does not take, or the client
+        behind output that somebody does not take from it. One on this machine needs none: that
+        it is gone is known at once."""
+        local = self.scope["state"].get(LOCAL_STATE, False)
+        return self.read_paused or (self._patient and (local or not self.writable.is_set()))
+
     def send_keepalive_ping(self) -> None:
-        if self.read_paused:
-            # The answer would wait behind input that the command does not take.
+        if self._cannot_answer:
             self.ping_timer = None
             self.schedule_ping()
         else:
             super().send_keepalive_ping()
 
     def keepalive_timeout(self) -> None:
-        if self.read_paused:
+        if self._cannot_answer:
             self.pong_timer = None
             self.pending_ping_payload = None
             self.schedule_ping()

@@ -1,7 +1,7 @@
 """What one attempt of the probe is, and how its end is judged.
 
 An attempt acts. When the kernel says no it raises OSError with one of its `refusals`;
-when there was nothing to get it raises `Refused`; when it got through it returns what it
+when there was nothing to get it raises `ProbeRefused`; when it got through it returns what it
 saw. Everything else that can come of it (another errno, another exception, no answer in
 time) counts as not refused: a proof that cannot be read is no proof.
 """
@@ -50,7 +50,7 @@ ATTEMPT_TIMEOUT_S = 2.0
 longer got through to something slow."""
 
 
-class Refused(Exception):
+class ProbeRefused(Exception):
     """The attempt came to nothing, though no system call failed."""
 
 
@@ -68,7 +68,7 @@ def once(_targets: Targets) -> Sequence[str]:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ProbeAttempt:
     """`over` gives the subjects to try, each one entry of the result; `name` may hold `{}`
     for the subject. `runtimes` and `networks` are those that claim to refuse it."""
 
@@ -87,7 +87,7 @@ def result(name: str, refused: bool, detail: str) -> dict[str, object]:
     return {"name": name, "refused": refused, "detail": detail}
 
 
-def carry_out(attempt: Attempt, targets: Targets) -> list[dict[str, object]]:
+def carry_out(attempt: ProbeAttempt, targets: Targets) -> list[dict[str, object]]:
     """One result for each subject."""
     try:
         subjects = attempt.over(targets)
@@ -96,11 +96,11 @@ def carry_out(attempt: Attempt, targets: Targets) -> list[dict[str, object]]:
     return [_one(attempt, targets, subject) for subject in subjects]
 
 
-def _one(attempt: Attempt, targets: Targets, subject: str) -> dict[str, object]:
+def _one(attempt: ProbeAttempt, targets: Targets, subject: str) -> dict[str, object]:
     name = attempt.name.format(subject).rstrip()
     try:
         return result(name, False, _bounded(attempt.act, targets, subject))
-    except Refused as nothing:
+    except ProbeRefused as nothing:
         return result(name, True, str(nothing))
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error.errno))

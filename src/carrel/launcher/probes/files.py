@@ -1,20 +1,25 @@
-"""Forbidden reads and writes, by every kind of path."""
+"""Forbidden reads and writes, by every kind of path, and files that would run as their owner."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import stat
 from collections.abc import Sequence
 
 from carrel.launcher.probes.attempt import (
     HIDDEN,
-    Attempt,
     NoTarget,
-    Refused,
+    ProbeAttempt,
+    ProbeRefused,
     Targets,
     number,
     scratch,
     texts,
 )
+from carrel.linux import libc
+from carrel.linux.libc import AT_FDCWD, syscall
 
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _UP = "../" * 40
@@ -65,7 +70,7 @@ def _look(targets: Targets, path: str, way: str) -> str:
         with os.scandir(descriptor) as entries:
             seen = next((one.name for one in entries if one.name not in on_the_way), "")
         if on_the_way and not seen:
-            raise Refused("nothing but what is shown by design")
+            raise ProbeRefused("nothing but what is shown by design")
         return f"listed: {seen or 'empty'}"
     except NotADirectoryError:
         return f"read {len(os.read(descriptor, 64))} bytes"
@@ -95,12 +100,12 @@ def _read_above(targets: Targets, path: str) -> str:
 
 def _read_door(targets: Targets, door: str) -> str:
     """All that is forbidden, seen from another process's root or working folder."""
-    refusal: OSError | Refused | None = None
+    refusal: OSError | ProbeRefused | None = None
     for path in texts(targets, "forbidden_paths"):
         for way in (door + path, f"{door}/{_UP}{path.lstrip('/')}"):
             try:
                 return f"{way}: {_look(targets, path, way)}"
-            except Refused as by_design:
+            except ProbeRefused as by_design:
                 refusal = by_design
             except OSError as error:
                 if error.errno not in HIDDEN:
@@ -118,7 +123,7 @@ def _check_own(targets: Targets, path: str) -> None:
     if not path.startswith(f"{own}/") or not _on_the_way(targets, path):
         return
     if os.stat(path).st_dev == os.stat(own).st_dev and not os.path.ismount(path):
-        raise Refused("only the sandbox's own folder, on the way to what is shown")
+        raise ProbeRefused("only the sandbox's own folder, on the way to what is shown")
 
 
 def _write(targets: Targets, path: str) -> str:
@@ -171,15 +176,67 @@ def _move_out(targets: Targets, folder: str) -> str:
     return "moved out"
 
 
+_SET_ID = 0o4755
+_SET_ID_WAYS = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "open", "openat", "O_TMPFILE", "openat2",
+    "creat", "mknod", "mknodat",
+)  # fmt: skip
+
+
+def _set_id_ways(_targets: Targets) -> Sequence[str]:
+    return _SET_ID_WAYS
+
+
+def _set_id(targets: Targets, way: str) -> str:
+    """On the host such a file runs as whoever the sandbox's files belong to."""
+    path = _own_file(targets, "set-id")
+    try:
+        _give_set_id(way, scratch(targets), path)
+        return "given"
+    finally:
+        os.unlink(path)
+
+
+def _give_set_id(way: str, folder: str, path: str) -> None:
+    call = "openat" if way == "O_TMPFILE" else way
+    if call not in libc.HERE:
+        raise OSError(errno.ENOSYS, "no such call on this machine")
+    here, flags = os.fsencode(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    how = (ctypes.c_uint64 * 3)(flags, _SET_ID, 0)
+    kept = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if way not in ("chmod", "fchmod", "fchmodat", "fchmodat2"):
+        os.unlink(path)
+    arguments: dict[str, tuple[object, ...]] = {
+        "chmod": (here, _SET_ID),
+        "fchmod": (kept, _SET_ID),
+        "fchmodat": (AT_FDCWD, here, _SET_ID),
+        "fchmodat2": (AT_FDCWD, here, _SET_ID, 0),
+        "open": (here, flags, _SET_ID),
+        "openat": (AT_FDCWD, here, flags, _SET_ID),
+        "O_TMPFILE": (AT_FDCWD, os.fsencode(folder), os.O_TMPFILE | os.O_WRONLY, _SET_ID),
+        "openat2": (AT_FDCWD, here, ctypes.byref(how), ctypes.sizeof(how)),
+        "creat": (here, _SET_ID),
+        "mknod": (here, stat.S_IFREG | _SET_ID, 0),
+        "mknodat": (AT_FDCWD, here, stat.S_IFREG | _SET_ID, 0),
+    }
+    try:
+        syscall(call, *arguments[way])
+    finally:
+        os.close(kept)
+        if not os.path.exists(path):
+            os.close(os.open(path, flags, 0o600))
+
+
 ATTEMPTS = (
-    Attempt("read {}", _read, _forbidden, HIDDEN),
-    Attempt("read {} through /proc/self/root", _read_own_root, _forbidden, HIDDEN),
-    Attempt("read {} through ..", _read_above, _forbidden, HIDDEN),
-    Attempt("read what is forbidden through {}", _read_door, _outside_doors, HIDDEN),
-    Attempt("read {}", _read, _secrets, HIDDEN),
-    Attempt("write {}", _write, _forbidden, HIDDEN),
-    Attempt("write in {}", _write, _system_folders, HIDDEN),
-    Attempt("open {} for writing", _write, _kernel_files, HIDDEN),
-    Attempt("hard link {} into the sandbox", _link_in, _forbidden, HIDDEN),
-    Attempt("move a file out to {}", _move_out, _forbidden, HIDDEN),
+    ProbeAttempt("read {}", _read, _forbidden, HIDDEN),
+    ProbeAttempt("read {} through /proc/self/root", _read_own_root, _forbidden, HIDDEN),
+    ProbeAttempt("read {} through ..", _read_above, _forbidden, HIDDEN),
+    ProbeAttempt("read what is forbidden through {}", _read_door, _outside_doors, HIDDEN),
+    ProbeAttempt("read {}", _read, _secrets, HIDDEN),
+    ProbeAttempt("write {}", _write, _forbidden, HIDDEN),
+    ProbeAttempt("write in {}", _write, _system_folders, HIDDEN),
+    ProbeAttempt("open {} for writing", _write, _kernel_files, HIDDEN),
+    ProbeAttempt("hard link {} into the sandbox", _link_in, _forbidden, HIDDEN),
+    ProbeAttempt("move a file out to {}", _move_out, _forbidden, HIDDEN),
+    ProbeAttempt("give a file a set-id bit by {}", _set_id, _set_id_ways),
 )

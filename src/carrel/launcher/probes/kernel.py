@@ -10,9 +10,18 @@ import stat
 import time
 from collections.abc import Sequence
 
-from carrel.launcher.probes.attempt import HIDDEN, Attempt, Targets, number, scratch
-from carrel.launcher.probes.numbers import NUMBERS, syscall
+from carrel.launcher.probes.attempt import (
+    DENIED,
+    HIDDEN,
+    ONLY_BUBBLEWRAP,
+    ProbeAttempt,
+    ProbeRefused,
+    Targets,
+    number,
+    scratch,
+)
 from carrel.linux import libc
+from carrel.linux.libc import syscall
 
 _MS_RDONLY = 0x1
 _MS_REMOUNT = 0x20
@@ -205,7 +214,7 @@ def _personality(_targets: Targets, _subject: str) -> str:
 
 
 def _io_ports(_targets: Targets, _subject: str) -> str:
-    if "iopl" not in NUMBERS:
+    if "iopl" not in libc.HERE:
         raise OSError(errno.ENOSYS, "no such call on this machine")
     syscall("iopl", 3)
     return "got the I/O ports"
@@ -233,7 +242,7 @@ def _terminal(_targets: Targets, name: str) -> str:
 
 
 def _x32(_targets: Targets, _subject: str) -> str:
-    libc.call("syscall", _X32_BIT | NUMBERS["fsopen"], b"tmpfs", 1)
+    libc.call("syscall", _X32_BIT | libc.HERE["fsopen"], b"tmpfs", 1)
     return "passed the filter"
 
 
@@ -273,34 +282,146 @@ def _clone3(_targets: Targets, _subject: str) -> str:
 
 
 ATTEMPTS = (
-    Attempt("mount a file system", _mount),
-    Attempt("bind a folder", _bind),
-    Attempt("remount /usr for writing", _remount),
-    Attempt("unmount /proc", _unmount),
-    Attempt("open a file system (fsopen)", _fsopen),
-    Attempt("clone a mount (open_tree)", _open_tree),
-    Attempt("change the root (pivot_root)", _pivot_root),
-    Attempt("change the root (chroot)", _chroot),
-    Attempt("make a device", _make_device),
-    Attempt("open {}", _open_device, _devices, HIDDEN),
-    Attempt("add a key", _add_key),
-    Attempt("read the session's keyring", _session_keyring),
-    Attempt("search the keyrings", _request_key),
-    Attempt("make a BPF map", _bpf),
-    Attempt("open a performance counter", _perf),
-    Attempt("handle page faults (userfaultfd)", _userfaultfd),
-    Attempt("set up io_uring", _io_uring),
-    Attempt("open a file by handle", _file_handle),
-    Attempt("load a kernel module", _load_module),
-    Attempt("load a kernel (kexec)", _kexec),
-    Attempt("reboot", _reboot),
-    Attempt("read the kernel's log", _kernel_log),
-    Attempt("set the clock", _set_clock),
-    Attempt("make all memory executable", _personality),
-    Attempt("use I/O ports", _io_ports),
-    Attempt("ask a terminal for {}", _terminal, _terminal_calls),
-    Attempt("pass the filter as x32", _x32),
-    Attempt("enter other namespaces", _enter, refusals=HIDDEN),
-    Attempt("make a user namespace (clone)", _clone),
-    Attempt("make a user namespace (clone3)", _clone3),
+    ProbeAttempt("mount a file system", _mount),
+    ProbeAttempt("bind a folder", _bind),
+    ProbeAttempt("remount /usr for writing", _remount),
+    ProbeAttempt("unmount /proc", _unmount),
+    ProbeAttempt("open a file system (fsopen)", _fsopen),
+    ProbeAttempt("clone a mount (open_tree)", _open_tree),
+    ProbeAttempt("change the root (pivot_root)", _pivot_root),
+    ProbeAttempt("change the root (chroot)", _chroot),
+    ProbeAttempt("make a device", _make_device),
+    ProbeAttempt("open {}", _open_device, _devices, HIDDEN),
+    ProbeAttempt("add a key", _add_key),
+    ProbeAttempt("read the session's keyring", _session_keyring),
+    ProbeAttempt("search the keyrings", _request_key),
+    ProbeAttempt("make a BPF map", _bpf),
+    ProbeAttempt("open a performance counter", _perf),
+    ProbeAttempt("handle page faults (userfaultfd)", _userfaultfd),
+    ProbeAttempt("set up io_uring", _io_uring),
+    ProbeAttempt("open a file by handle", _file_handle),
+    ProbeAttempt("load a kernel module", _load_module),
+    ProbeAttempt("load a kernel (kexec)", _kexec),
+    ProbeAttempt("reboot", _reboot),
+    ProbeAttempt("read the kernel's log", _kernel_log),
+    ProbeAttempt("set the clock", _set_clock),
+    ProbeAttempt("make all memory executable", _personality),
+    ProbeAttempt("use I/O ports", _io_ports),
+    ProbeAttempt("ask a terminal for {}", _terminal, _terminal_calls),
+    ProbeAttempt("pass the filter as x32", _x32),
+    ProbeAttempt("enter other namespaces", _enter, refusals=HIDDEN),
+    ProbeAttempt("make a user namespace (clone)", _clone),
+    ProbeAttempt("make a user namespace (clone3)", _clone3),
+)
+
+
+# What the process is, and what it could become. These come last: one that got through would
+# change the ground of all that follow.
+
+_WANTED = {
+    "CapInh": 0,
+    "CapPrm": 0,
+    "CapEff": 0,
+    "CapAmb": 0,
+    "NoNewPrivs": 1,
+    "Seccomp": 2,
+}
+_BOUNDING_SET = "CapBnd"
+"""Which only a privileged process can empty. Where a runtime has no user namespace to be
+privileged in, no-new-privileges alone sees to it that it gives nothing."""
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAP_SYS_ADMIN = 21
+_PR_SET_NO_NEW_PRIVS = 38
+_NAMESPACES = {
+    "mount": 0x00020000,
+    "cgroup": 0x02000000,
+    "uts": 0x04000000,
+    "ipc": 0x08000000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+    "time": 0x00000080,
+    "user": 0x10000000,
+}
+
+
+def _fields(_targets: Targets) -> Sequence[str]:
+    return tuple(_WANTED)
+
+
+def _bounding_set(_targets: Targets) -> Sequence[str]:
+    return (_BOUNDING_SET,)
+
+
+def _status(_targets: Targets, field: str) -> str:
+    wanted = _WANTED.get(field, 0)
+    with open("/proc/self/status", encoding="utf-8") as status:
+        for line in status:
+            key, _colon, value = line.partition(":")
+            if key == field:
+                if int(value, 16) == wanted:
+                    raise ProbeRefused(value.strip())
+                return f"{value.strip()}, not {wanted}"
+    return "the kernel does not say"
+
+
+def _is_root(_targets: Targets, _subject: str) -> str:
+    """By another name too: who is root outside is the owner of what the system owns."""
+    ids = (*os.getresuid(), *os.getresgid())
+    if 0 in ids:
+        return f"ids {ids}"
+    if os.stat("/usr").st_uid == os.getuid():
+        return "owns /usr"
+    raise ProbeRefused(f"uid {os.getuid()}")
+
+
+def _no_new_privileges(_targets: Targets, _subject: str) -> str:
+    libc.call("prctl", _PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0)
+    return "cleared"
+
+
+def _set_user(_targets: Targets, _subject: str) -> str:
+    os.setresuid(0, 0, 0)
+    return "is root"
+
+
+def _set_group(_targets: Targets, _subject: str) -> str:
+    os.setresgid(0, 0, 0)
+    return "is of root's group"
+
+
+def _set_groups(_targets: Targets, _subject: str) -> str:
+    os.setgroups([0])
+    return "is of root's group"
+
+
+def _take_capability(_targets: Targets, _subject: str) -> str:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    bit = 1 << _CAP_SYS_ADMIN
+    data = (ctypes.c_uint32 * 6)(bit, bit, 0, 0, 0, 0)
+    syscall("capset", ctypes.byref(header), ctypes.byref(data))
+    return "has CAP_SYS_ADMIN"
+
+
+def _namespaces(_targets: Targets) -> Sequence[str]:
+    return tuple(_NAMESPACES)
+
+
+def _unshare(_targets: Targets, kind: str) -> str:
+    libc.call("unshare", _NAMESPACES[kind])
+    return "made"
+
+
+_DENIED_OR_UNMAPPED = DENIED | {errno.EINVAL}
+"""An id that the user namespace does not map is EINVAL."""
+
+PRIVILEGE_ATTEMPTS = (
+    ProbeAttempt("{} of the sandbox", _status, _fields),
+    ProbeAttempt("{} of the sandbox", _status, _bounding_set, runtimes=ONLY_BUBBLEWRAP),
+    ProbeAttempt("be root", _is_root),
+    ProbeAttempt("clear no-new-privileges", _no_new_privileges, refusals=_DENIED_OR_UNMAPPED),
+    ProbeAttempt("take a capability", _take_capability),
+    ProbeAttempt("become root", _set_user, refusals=_DENIED_OR_UNMAPPED),
+    ProbeAttempt("become a member of root's group", _set_group, refusals=_DENIED_OR_UNMAPPED),
+    ProbeAttempt("set the groups", _set_groups, refusals=_DENIED_OR_UNMAPPED),
+    ProbeAttempt("make a {} namespace", _unshare, _namespaces, DENIED | {errno.EINVAL}),
 )

@@ -13,8 +13,8 @@ from carrel.launcher.probes.attempt import (
     NO_NETWORK,
     ONLY_BUBBLEWRAP,
     UNREACHABLE,
-    Attempt,
-    Refused,
+    ProbeAttempt,
+    ProbeRefused,
     Targets,
     number,
     once,
@@ -73,7 +73,7 @@ def _abstract(targets: Targets, _subject: str) -> str:
 
 def _unix(_targets: Targets, path: str) -> str:
     if not path:
-        raise Refused("absent")
+        raise ProbeRefused("absent")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         return _connect(client, path)
 
@@ -94,7 +94,7 @@ def _interfaces(_targets: Targets, _subject: str) -> str:
     others = [name for _index, name in socket.if_nameindex() if name != "lo"]
     if others:
         return f"sees {', '.join(others)}"
-    raise Refused("only loopback")
+    raise ProbeRefused("only loopback")
 
 
 def _families(_targets: Targets) -> Sequence[str]:
@@ -140,14 +140,16 @@ def _require_name(targets: Targets) -> Sequence[str]:
 _LOOPBACK = "connect to the host's loopback"
 
 ATTEMPTS = (
-    Attempt(_LOOPBACK, _loopback, _require_port, UNREACHABLE, networks=NO_NETWORK),
-    Attempt("find a route to the network", _route, once, UNREACHABLE, networks=NO_NETWORK),
-    Attempt(
+    ProbeAttempt(_LOOPBACK, _loopback, _require_port, UNREACHABLE, networks=NO_NETWORK),
+    ProbeAttempt("find a route to the network", _route, once, UNREACHABLE, networks=NO_NETWORK),
+    ProbeAttempt(
         "see the host's interfaces", _interfaces, once, UNREACHABLE, ONLY_BUBBLEWRAP, NO_NETWORK
     ),
-    Attempt("connect to an abstract socket of the host", _abstract, _require_name, UNREACHABLE),
-    Attempt("connect to the socket {}", _unix, _unix_sockets, UNREACHABLE),
-    Attempt("open a socket of {}", _family, _families, UNREACHABLE),
-    Attempt("open a raw socket", _raw, once, UNREACHABLE),
-    Attempt("make a network interface", _new_link, once, UNREACHABLE),
+    ProbeAttempt(
+        "connect to an abstract socket of the host", _abstract, _require_name, UNREACHABLE
+    ),
+    ProbeAttempt("connect to the socket {}", _unix, _unix_sockets, UNREACHABLE),
+    ProbeAttempt("open a socket of {}", _family, _families, UNREACHABLE),
+    ProbeAttempt("open a raw socket", _raw, once, UNREACHABLE),
+    ProbeAttempt("make a network interface", _new_link, once, UNREACHABLE),
 )

@@ -33,15 +33,15 @@ from __future__ import annotations
 
 import signal
 
-from carrel.launcher.probes import files, kernel, network, privileges, processes
-from carrel.launcher.probes.attempt import CONFINING, Attempt, Targets, carry_out, give_up
+from carrel.launcher.probes import files, kernel, network, processes
+from carrel.launcher.probes.attempt import CONFINING, ProbeAttempt, Targets, carry_out, give_up
 
-ATTEMPTS: tuple[Attempt, ...] = (
+ATTEMPTS: tuple[ProbeAttempt, ...] = (
     *files.ATTEMPTS,
     *processes.ATTEMPTS,
     *network.ATTEMPTS,
     *kernel.ATTEMPTS,
-    *privileges.ATTEMPTS,
+    *kernel.PRIVILEGE_ATTEMPTS,
 )
 
 

@@ -11,13 +11,13 @@ from carrel.launcher.probes.attempt import (
     DENIED,
     HIDDEN,
     ONLY_BUBBLEWRAP,
-    Attempt,
-    Refused,
+    ProbeAttempt,
+    ProbeRefused,
     Targets,
     number,
     text,
 )
-from carrel.launcher.probes.numbers import syscall
+from carrel.linux.libc import syscall
 
 _PTRACE_SEIZE = 0x4206
 _ENVIRONMENT_BYTES = 1 << 20
@@ -38,7 +38,7 @@ def _outside(targets: Targets) -> int:
     if started is not None:
         seen = _start_time(pid)
         if seen is not None and seen != started:
-            raise Refused(f"{pid} is another process here")
+            raise ProbeRefused(f"{pid} is another process here")
     return pid
 
 
@@ -80,7 +80,7 @@ def _find_environment(targets: Targets, _subject: str) -> str:
         readable += environment is not None
         if environment is not None and marker in environment:
             return f"/proc/{name}/environ"
-    raise Refused(f"not in any of {seen} processes, {readable} of them readable")
+    raise ProbeRefused(f"not in any of {seen} processes, {readable} of them readable")
 
 
 def _environment(pid: str) -> bytes | None:
@@ -128,6 +128,19 @@ def _take_descriptor(targets: Targets, _subject: str) -> str:
     return "got its standard input"
 
 
+def _take_by_number(_targets: Targets, _subject: str) -> str:
+    """Its own, which is always allowed where the call is: so none is taken of any process that
+    works for the sandbox, or for another command in it."""
+    here, there = os.pipe()
+    handle = syscall("pidfd_open", os.getpid(), 0)
+    try:
+        os.close(syscall("pidfd_getfd", handle, here, 0))
+    finally:
+        for descriptor in (here, there, handle):
+            os.close(descriptor)
+    return "taken"
+
+
 def _trace(targets: Targets, _subject: str) -> str:
     # Seizing does not stop it, and the kernel lets go when this process ends.
     syscall("ptrace", _PTRACE_SEIZE, _outside(targets), None, None)
@@ -154,6 +167,13 @@ def _renice(targets: Targets, _subject: str) -> str:
     return "set its priority"
 
 
+def _limit(targets: Targets, _subject: str) -> str:
+    # Whoever may read them may set them.
+    limits = (ctypes.c_uint64 * 2)()
+    syscall("prlimit64", _outside(targets), 0, None, limits)
+    return "read its limits"
+
+
 def _require(targets: Targets) -> Sequence[str]:
     """One subject, if there is a process to attack at all."""
     number(targets, "host_pid")
@@ -166,13 +186,15 @@ def _require_marker(targets: Targets) -> Sequence[str]:
 
 
 ATTEMPTS = (
-    Attempt("find a process outside", _see, _require, HIDDEN, ONLY_BUBBLEWRAP),
-    Attempt("read {} of a process outside", _read_door, _doors, HIDDEN),
-    Attempt("find the host's environment", _find_environment, _require_marker, HIDDEN),
-    Attempt("signal a process outside", _signal, _require, _ABSENT),
-    Attempt("signal a process outside by pidfd", _signal_pidfd, _require, _ABSENT),
-    Attempt("take a descriptor of a process outside", _take_descriptor, _require, _ABSENT),
-    Attempt("trace a process outside", _trace, _require, _ABSENT),
-    Attempt("read the memory of a process outside", _read_memory, _require, _ABSENT),
-    Attempt("set the priority of a process outside", _renice, _require, _ABSENT, ONLY_BUBBLEWRAP),
+    ProbeAttempt("find a process outside", _see, _require, HIDDEN, ONLY_BUBBLEWRAP),
+    ProbeAttempt("read {} of a process outside", _read_door, _doors, HIDDEN),
+    ProbeAttempt("find the host's environment", _find_environment, _require_marker, HIDDEN),
+    ProbeAttempt("signal a process outside", _signal, _require, _ABSENT),
+    ProbeAttempt("signal a process outside by pidfd", _signal_pidfd, _require, _ABSENT),
+    ProbeAttempt("take a descriptor of a process outside", _take_descriptor, _require, _ABSENT),
+    ProbeAttempt("take a descriptor by its number", _take_by_number),
+    ProbeAttempt("trace a process outside", _trace, _require, _ABSENT),
+    ProbeAttempt("read the memory of a process outside", _read_memory, _require, _ABSENT),
+    ProbeAttempt("set the priority of a process outside", _renice, _require, _ABSENT),
+    ProbeAttempt("limit a process outside", _limit, _require, _ABSENT),
 )

@@ -1,30 +1,61 @@
 """What a client says, line by line, and what that means: a pure machine.
 
-Clients begin in one of two ways: by `initialize`, or with an envelope on every request. What a
-server is and offers is answered from a file, as for `carrel mcp`; the tests ask the SDK's own
-server the same and compare.
+Clients begin in one of two ways: by `initialize`, or with an envelope on every request. The
+tests ask the SDK's own server the same and compare.
 """
 
 from __future__ import annotations
 
 import json
 
-from carrel.mcp.handshake import CAPABILITIES, INITIALIZE, PREFIX, VERSION
+from carrel import __version__
+from carrel.mcp.codesmith.tool import INSTRUCTIONS, SERVER, TOOL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeGuard
 
-    from carrel.mcp.handshake import Answers, Message
+    Message = dict[str, Any]
+    Answers = dict[str, dict[str, Any]]
 
+INITIALIZE = "initialize"
+PREFIX = "io.modelcontextprotocol/"
+VERSION, CLIENT = f"{PREFIX}protocolVersion", f"{PREFIX}clientInfo"
+CAPABILITIES = f"{PREFIX}clientCapabilities"
+HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""Versions in which clients begin by `initialize`."""
+MODERN = ("2026-07-28",)
+"""Versions in which each request has an envelope."""
 INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, NO_VERSION = -32600, -32601, -32602, -32022
-CALL, CANCELLED, PING, DISCOVER = (
+CALL, LIST, CANCELLED, PING, DISCOVER = (
     "tools/call",
+    "tools/list",
     "notifications/cancelled",
     "ping",
     "server/discover",
 )
 SERVER_INFO = f"{PREFIX}serverInfo"
+
+
+def answers() -> Answers:
+    """What is always the same, by version and method."""
+    server = {"name": SERVER, "version": __version__}
+    about = {"capabilities": {"tools": {"listChanged": False}}, "instructions": INSTRUCTIONS}
+    tools = {"tools": [TOOL]}
+    found: Answers = {}
+    for version in HANDSHAKES:
+        opened = {**about, "protocolVersion": version, "serverInfo": server}
+        found[version] = {INITIALIZE: opened, PING: {}, LIST: tools}
+    whole = {
+        "cacheScope": "private",
+        "resultType": "complete",
+        "ttlMs": 0,
+        "_meta": {SERVER_INFO: server},
+    }
+    for version in MODERN:
+        discovered = {**about, **whole, "supportedVersions": list(MODERN)}
+        found[version] = {DISCOVER: discovered, LIST: {**tools, **whole}}
+    return found
 
 
 class Called:
@@ -68,14 +99,12 @@ class Refused(Exception):
             self.error["data"] = data
 
 
-class Session:
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+class CodesmithSession:
+    def __init__(self) -> None:
+        self._answers = answers()
         self._agreed = ""
         """By `initialize`."""
         self._enveloped = False
-        self._modern = [one for one, known in answers.items() if DISCOVER in known]
-        self._handshakes = [one for one, known in answers.items() if INITIALIZE in known]
 
     def take(self, line: bytes) -> Message | Called | GivenUp | Unheard | None:
         """An answer; what else it means; None when it means nothing."""
@@ -111,7 +140,7 @@ class Session:
         if not version and method != PING:
             raise _wrong()
         if version and method == CALL:
-            return _called(id, params, modern=version in self._modern)
+            return _called(id, params, modern=version in MODERN)
         result = self._answers.get(version, {}).get(method) if version else {}
         if result is None:
             raise Refused(NO_METHOD, "Method not found", method)
@@ -129,9 +158,9 @@ class Session:
             raise Refused(
                 NO_VERSION,
                 "this connection has begun without the initialize handshake",
-                {"supported": self._modern, "requested": wanted},
+                {"supported": list(MODERN), "requested": wanted},
             )
-        self._agreed = wanted if wanted in self._handshakes else max(self._handshakes)
+        self._agreed = wanted if wanted in HANDSHAKES else max(HANDSHAKES)
         return self._agreed
 
     def _version(self, params: Message) -> str:
@@ -147,11 +176,11 @@ class Session:
                 raise Refused(INVALID_PARAMS, f"params._meta must have {VERSION}")
             return ""
         version = envelope[VERSION]
-        if version not in self._modern:
+        if version not in MODERN:
             raise Refused(
                 NO_VERSION,
                 "Unsupported protocol version",
-                {"supported": self._modern, "requested": version},
+                {"supported": list(MODERN), "requested": version},
             )
         if not isinstance(envelope.get(CAPABILITIES), dict):
             raise Refused(INVALID_PARAMS, f"params._meta must have {CAPABILITIES}")
@@ -160,7 +189,7 @@ class Session:
 
     def about(self) -> Any:
         """The server, as answers of the newer kind name it."""
-        return self._answers[self._modern[-1]][DISCOVER]["_meta"]
+        return self._answers[MODERN[-1]][DISCOVER]["_meta"]
 
 
 def is_id(value: object) -> TypeGuard[int | str]:

@@ -1,7 +1,4 @@
-"""The tool `generate`: what it takes, and what it gives.
-
-What clients see of it is in `answers/codesmith.json`, which the SDK makes of this; see the README.
-"""
+"""The tool `generate`: what it takes, and what it gives."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""The limit of disk space: by the file system's project quota, else by looking.
+"""How much of the disk sandboxes take, and their limit by project quota.
 
-A quota refuses the write that would go over it. Looking finds out within a second or so
-that it has happened, and can only end the command then.
+A quota refuses the write that would go over it. Where the file system has none, files are counted;
+`watch.DiskWatch` says when.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import hashlib
+import itertools
+import math
 import os
 import secrets
 import stat
@@ -17,23 +18,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from carrel.domain.availability import Availability
 from carrel.domain.errors import LimitsUnavailable
 from carrel.domain.trees import Owner
-from carrel.linux import quota
+from carrel.linux import namespaces, quota
 
-PERIOD_S = 1.0
+LOOK_S = 1.0
 """How often disk use is looked at."""
-_SHARE = 4
-"""A walk that takes long is followed by a pause this many times as long, so that looking
-never takes more than a fifth of one processor."""
 MAX_DEPTH = 128
 """Folders are held open on the way down. No project is this deep; one that is counts as
 over its limit, else data could be hidden there."""
 TOO_DEEP = sys.maxsize
+
+FILE_BYTES = 4096
+"""A sandbox may have as many files as there are blocks of this size in its limit …"""
+LEAST_FILES = 100_000
+"""… and at least so many: a limit of little room is not one of few files."""
 
 _FIRST_PROJECT = 1_900_000_000
 _PROJECTS = 100_000_000
@@ -44,6 +48,30 @@ _PROBE_TIMEOUT_S = 10.0
 """To write a megabyte; more than a busy disk needs."""
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Use(NamedTuple):
+    """What is in use, or may be."""
+
+    bytes: int
+    files: int
+
+
+class Steps:
+    """How far a look has come, for who waits for it in another thread."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.asks = False
+        """Another process, which has a time of its own."""
+
+
+def limit_of(limit_bytes: int, folder: Path) -> Use:
+    """With the number of files that goes with it, which is never more than half of those that
+    the file system can have."""
+    disk = os.statvfs(folder)
+    most = disk.f_files // 2 if disk.f_files else sys.maxsize
+    return Use(limit_bytes, max(min(limit_bytes // FILE_BYTES, most), min(LEAST_FILES, most)))
 
 
 class ProjectQuotas:
@@ -74,9 +102,10 @@ class ProjectQuotas:
             finally:
                 self._drop_probe(probe)
         except OSError as error:
+            # Remembered for all on it, to whom this one's name is not told.
             return Availability(
                 False,
-                f"the file system of {folder} keeps no project quotas ({error.strerror})",
+                f"the file system of {folder.parent} keeps no project quotas ({error.strerror})",
                 "mount it with pquota (xfs) or prjquota (ext4 with the project feature)",
             )
 
@@ -112,26 +141,28 @@ class ProjectQuotas:
             self.clear(probe)
         probe.rmdir()
 
-    def set(self, folder: Path, limit_bytes: int) -> int:
-        """Limits a folder with all that is in it and will be; answers its project.
+    def set(self, folder: Path, limit_bytes: int, beside: Iterable[Path] = ()) -> int:
+        """Limits a folder with all that is in it and will be, together with those `beside` it
+        that are limited already; answers its project.
 
         Idempotent: a folder keeps its project. Raises OSError when there are no quotas,
         `LimitsUnavailable` when no free project is found.
         """
         with self._lock:
-            project = quota.project_of(folder)
-            if project not in range(_FIRST_PROJECT, _FIRST_PROJECT + _PROJECTS):
-                project = _free_project(folder)
+            ours = range(_FIRST_PROJECT, _FIRST_PROJECT + _PROJECTS)
+            known = (_project_of(one) for one in (folder, *beside))
+            project = next((one for one in known if one in ours), 0) or _free_project(folder)
             # The limit first: it also marks the project as taken.
-            quota.set_limit(folder, project, limit_bytes)
+            quota.set_limit(folder, project, *limit_of(limit_bytes, folder))
         quota.assign(folder, project)
         return project
 
-    def usage(self, folder: Path) -> int | None:
+    def usage(self, folder: Path) -> Use | None:
         """What the folder's project uses; None when it has none."""
         try:
             project = quota.project_of(folder)
-            return quota.get(folder, project).used_bytes if project else None
+            found = quota.get(folder, project)
+            return Use(found.used_bytes, found.used_files) if project else None
         except OSError:
             return None
 
@@ -141,6 +172,14 @@ class ProjectQuotas:
             project = quota.project_of(folder)
             if project in range(_FIRST_PROJECT, _FIRST_PROJECT + _PROJECTS):
                 quota.set_limit(folder, project, 0)
+
+
+def _project_of(folder: Path) -> int:
+    try:
+        return quota.project_of(folder)
+    except FileNotFoundError:
+        # One of those beside it, which has just gone.
+        return 0
 
 
 def _free_project(folder: Path) -> int:
@@ -167,64 +206,149 @@ def quota_in_force(folder: Path) -> bool:
         return False
 
 
-def disk_bytes(folders: Iterable[Path]) -> int:
-    """What the folders take on disk: blocks, each file once, without what is mounted in
-    them. Blocks that files share with others elsewhere count too.
+def disk_bytes(paths: Iterable[Path], until: float = math.inf) -> int:
+    """What `disk_use` says of blocks; also of files. TimeoutError after that moment of the
+    monotonic clock, OSError for folders that are too deep to be measured."""
+    found = list(paths)
+    files = [path.lstat().st_blocks * 512 for path in found if path.is_file()]
+    total = disk_use(found, until=until).bytes + sum(files)
+    if time.monotonic() > until:
+        raise TimeoutError("measuring the disk took too long")
+    if total >= TOO_DEEP:
+        raise OSError(errno.ENAMETOOLONG, "too deep to measure")
+    return total
 
-    Follows no link. `TOO_DEEP` for one that is too deep to be measured. Of folders that
-    cannot be read only the names count.
+
+def disk_use(
+    folders: Iterable[Path],
+    *,
+    ask: bool = True,
+    until: float = math.inf,
+    steps: Steps | None = None,
+) -> Use:
+    """What the folders take on disk: the blocks of each file once, and all names, without what
+    is mounted in them. Blocks that files share with others elsewhere count too.
+
+    Follows no link. `TOO_DEEP` for one that is too deep to be measured. What is in folders that
+    this user may not read is asked of a process that may, where the kernel lets us have one. After
+    `until`, a moment of the monotonic clock, what was found so far.
     """
-    seen: set[tuple[int, int]] = set()
-    total = 0
+    steps = steps or Steps()
+    walk = _DiskWalk(until, steps)
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             fd = os.open(folder, _OPEN_FOLDER)
-            total += os.fstat(fd).st_blocks * 512 + _walk(fd, _mount_of(fd), seen, 0)
-    return min(total, TOO_DEEP)
+            walk.total += os.fstat(fd).st_blocks * 512
+            walk.below(fd, _mount_of(fd), str(folder), 0)
+    found = Use(min(walk.total, TOO_DEEP), walk.count)
+    if not walk.unreadable or not ask:
+        return found
+    steps.asks = True
+    more = _ask_reader(walk.unreadable, min(_READER_S, max(0.0, until - time.monotonic())))
+    steps.asks = False
+    if more.bytes >= TOO_DEEP and time.monotonic() > until:
+        return found
+    return Use(min(found.bytes + more.bytes, TOO_DEEP), found.files + more.files)
 
 
-def _walk(fd: int, mount: str, seen: set[tuple[int, int]], depth: int) -> int:
-    """The sum below one open folder, which it closes."""
+class _DiskWalk:
+    def __init__(self, until: float, steps: Steps) -> None:
+        self._until = until
+        self._steps = steps
+        self.total = 0
+        self.count = 0
+        self.unreadable: list[str] = []
+        self._seen: set[tuple[int, int]] = set()
+
+    def below(self, fd: int, mount: str, path: str, depth: int) -> None:
+        """Adds what is below one open folder, which it closes."""
+        try:
+            if depth > MAX_DEPTH:
+                self.total = TOO_DEEP
+                return
+            device = os.fstat(fd).st_dev
+            for name in self._listed(fd, path):
+                if time.monotonic() > self._until:
+                    return
+                self._steps.taken += 1
+                inner = f"{path}/{name}"
+                try:
+                    child = os.open(name, _OPEN_FOLDER, dir_fd=fd)
+                except OSError as error:
+                    if error.errno == errno.EACCES:
+                        self._leave_to_reader(inner)
+                    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+                        continue
+                    raise
+                # Another device on the same mount is a subvolume of btrfs, and counts.
+                if os.fstat(child).st_dev != device and _mount_of(child) != mount:
+                    os.close(child)
+                    continue
+                self.below(child, mount, inner, depth + 1)
+        finally:
+            os.close(fd)
+
+    def _leave_to_reader(self, path: str) -> None:
+        if len(path) > _LONGEST:
+            self.total = TOO_DEEP
+        else:
+            self.unreadable.append(path)
+
+    def _listed(self, fd: int, path: str) -> list[str]:
+        """Adds a folder's own entries, and names the folders among them. Of one that can be
+        read and not passed through, names are all that we get to know."""
+        inner: list[str] = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                except PermissionError:
+                    self._leave_to_reader(path)
+                    return []
+                self.count += 1
+                self._steps.taken += 1
+                if self.count % _CLOCK == 0 and time.monotonic() > self._until:
+                    return []
+                if stat.S_ISDIR(info.st_mode):
+                    inner.append(entry.name)
+                elif info.st_nlink > 1:
+                    if (info.st_dev, info.st_ino) in self._seen:
+                        continue
+                    self._seen.add((info.st_dev, info.st_ino))
+                self.total += info.st_blocks * 512
+        return inner
+
+
+_CLOCK = 1024
+"""A folder may have any number of names: after so many the clock is looked at."""
+_LONGEST = 1000
+"""Letters of a path that the kernel surely takes, whatever bytes they are."""
+_READER_S = 60.0
+"""For a million files; what takes longer to count is over its limit, else data could be hidden
+there."""
+
+
+def _ask_reader(paths: list[str], timeout_s: float) -> Use:
+    """From a process with a user namespace of its own, in which its user's files are no secret
+    to it. Nothing is known where the kernel forbids that."""
+    argv = [sys.executable, "-m", "carrel.runtimes.limits.disk"]
     try:
-        if depth > MAX_DEPTH:
-            return TOO_DEEP
-        total, inner = _listed(fd, seen)
-        device = os.fstat(fd).st_dev
-        for name in inner:
-            try:
-                child = os.open(name, _OPEN_FOLDER, dir_fd=fd)
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
-                    continue
-                raise
-            # Another device on the same mount is a subvolume of btrfs, and counts.
-            if os.fstat(child).st_dev != device and _mount_of(child) != mount:
-                os.close(child)
-                continue
-            total += _walk(child, mount, seen, depth + 1)
-        return total
-    finally:
-        os.close(fd)
-
-
-def _listed(fd: int, seen: set[tuple[int, int]]) -> tuple[int, list[str]]:
-    """The sum of a folder's own entries, and the names of the folders among them."""
-    total = 0
-    inner: list[str] = []
-    with os.scandir(fd) as entries:
-        for entry in entries:
-            try:
-                info = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            if stat.S_ISDIR(info.st_mode):
-                inner.append(entry.name)
-            elif info.st_nlink > 1:
-                if (info.st_dev, info.st_ino) in seen:
-                    continue
-                seen.add((info.st_dev, info.st_ino))
-            total += info.st_blocks * 512
-    return total, inner
+        said = subprocess.run(
+            argv,
+            input=b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths),
+            capture_output=True,
+            cwd="/",
+            timeout=timeout_s,
+            check=True,
+        ).stdout
+        total, count = said.split()
+        return Use(int(total), int(count))
+    except subprocess.TimeoutExpired:
+        return Use(TOO_DEEP, 0)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return Use(0, 0)
 
 
 def _mount_of(fd: int) -> str:
@@ -232,38 +356,61 @@ def _mount_of(fd: int) -> str:
     return next((line for line in lines if line.startswith("mnt_id:")), "")
 
 
-class DiskWatch:
-    """Measures folders once a second and calls `on_over` with the figure when they have
-    gone over the limit: once, until they are below it again.
+_IN_MEMORY = ("/memfd:", "/SYSV", "/dev/zero", "/[aio]", "/anon_hugepage")
+"""Files without a name that take memory, and no disk."""
+_SHARED_MEMORY = "/dev/shm/"
+"""… and those there, unless it is a folder of the disk that the sandbox has in its place."""
+_GONE = " (deleted)"
+MOST_LINKS = 1_000_000
+"""Some seconds of looking. No honest space has so many descriptors; one that has counts as over
+its limit, else it would keep all others from being looked at."""
 
-    `pause`, `measure` and `clock` are for tests.
+
+def unlinked_use(pids: Iterable[int], folder: Path, steps: Steps | None = None) -> Use:
+    """What processes hold of files that have no name any more: open, or mapped. `TOO_DEEP` when
+    they have more descriptors than can be looked at. `folder` is on the sandbox's disk."""
+    disk = folder.stat().st_dev
+    steps = steps or Steps()
+    found: dict[tuple[int, int], int] = {}
+    links = itertools.chain.from_iterable(map(_links, pids))
+    for path in itertools.islice(links, MOST_LINKS):
+        steps.taken += 1
+        with contextlib.suppress(OSError):
+            target = os.readlink(path)
+            if not target.endswith(_GONE) or target.startswith(_IN_MEMORY):
+                continue
+            info = os.stat(path)
+            if target.startswith(_SHARED_MEMORY) and info.st_dev != disk:
+                continue
+            if info.st_nlink == 0 and stat.S_ISREG(info.st_mode):
+                found[info.st_dev, info.st_ino] = info.st_blocks * 512
+    too_many = next(links, None) is not None
+    return Use(TOO_DEEP if too_many else sum(found.values()), len(found))
+
+
+def _links(pid: int) -> Iterator[str]:
+    """Of /proc to what a process holds. Threads may have descriptors of their own. What is only
+    mapped can be seen by root alone."""
+    folders = [f"/proc/{pid}/map_files"] if os.geteuid() == 0 else []
+    with contextlib.suppress(OSError):
+        folders += [f"/proc/{pid}/task/{thread}/fd" for thread in os.listdir(f"/proc/{pid}/task")]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            yield from (f"{folder}/{name}" for name in os.listdir(folder))
+
+
+def main() -> int:
+    """Says what folders take that their owner may not read: a process of its own, which
+    `python -m carrel.runtimes.limits.disk` starts. Its input names them, separated by NUL.
+
+    In a user namespace of its own, a process may read all files of its user, whatever their
+    modes say, and changes nothing of them.
     """
+    folders = [Path(os.fsdecode(name)) for name in sys.stdin.buffer.read().split(b"\0")]
+    namespaces.unshare_user()
+    print(*disk_use(folders, ask=False))
+    return 0
 
-    def __init__(
-        self,
-        folders: Iterable[Path],
-        limit_bytes: int,
-        on_over: Callable[[int], None],
-        *,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        measure: Callable[[Iterable[Path]], int] = disk_bytes,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._folders = tuple(folders)
-        self._limit = limit_bytes
-        self._on_over = on_over
-        self._pause = pause
-        self._measure = measure
-        self._clock = clock
 
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        over = False
-        while True:
-            began = self._clock()
-            used = await asyncio.to_thread(self._measure, self._folders)
-            took = self._clock() - began
-            if used > self._limit and not over:
-                self._on_over(used)
-            over = used > self._limit
-            await self._pause(max(PERIOD_S - took, took * _SHARE))
+if __name__ == "__main__":
+    raise SystemExit(main())

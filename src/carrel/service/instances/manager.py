@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from carrel.domain.access import Caller
+from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.errors import CarrelError, InstanceFailed
 from carrel.domain.ids import new_id
 from carrel.domain.instances import (
@@ -23,23 +23,18 @@ from carrel.domain.instances import (
     Released,
     Restart,
     Servers,
+    ServerStatus,
     Share,
 )
 from carrel.domain.runtimes import LimitHit
 from carrel.domain.spaces import Problem, Space
-from carrel.service.instances import asking
-from carrel.service.instances.beginning import Beginner
-from carrel.service.instances.compiling import Compiling
-from carrel.service.instances.drafting import Drafts
-from carrel.service.instances.ending import Ender
-from carrel.service.instances.lifetimes import Lifetimes
-from carrel.service.instances.live import Live
-from carrel.service.instances.parts import InstanceParts
-from carrel.service.instances.restarting import Restarter
-from carrel.service.instances.secrets import Secrets
-from carrel.service.instances.sharing import Sharing
-from carrel.service.instances.spares import Spares
-from carrel.service.instances.starting import TAIL_BYTES, Starter
+from carrel.service.instances import draft
+from carrel.service.instances.book import InstanceParts, LiveInstance, Secrets
+from carrel.service.instances.draft import Drafts
+from carrel.service.instances.lifetime import Ender, Lifetimes, Sharing
+from carrel.service.instances.restart import Restarter
+from carrel.service.instances.start import TAIL_BYTES, Beginner, InstanceStarter
+from carrel.service.instances.warm import Compiling, Spares
 from carrel.service.journal import problem_of
 
 MOST_LOG = 1 << 20
@@ -50,7 +45,9 @@ class Instances:
         self._parts = parts
         self._book = parts.book
         self._places = parts.places
-        self._starter = Starter(parts.book, parts.places, parts.reception, parts.recordings)
+        self._starter = InstanceStarter(
+            parts.book, parts.places, parts.adapter, parts.recordings, parts.shared.locks
+        )
         self._ender = Ender(parts.book, parts.places, self._tail)
         self._kept = Secrets(parts.places)
         self._drafts = Drafts(parts)
@@ -59,7 +56,7 @@ class Instances:
         self._lifetimes = Lifetimes(
             parts.book,
             parts.places,
-            parts.reception,
+            parts.adapter,
             parts.owners,
             parts.hub,
             self._ender.end,
@@ -77,6 +74,16 @@ class Instances:
     def servers(self) -> Servers:
         return self._parts.servers
 
+    async def kinds(self, caller: Caller) -> Sequence[ServerStatus]:
+        """Where their programs are on this machine is for administrators."""
+        found = await asyncio.to_thread(self._parts.servers.list)
+        if caller.scope.kind is ScopeKind.ADMIN:
+            return found
+        return [
+            dataclasses.replace(one, where="", server=dataclasses.replace(one.server, command=()))
+            for one in found
+        ]
+
     # Asking for one
 
     async def start(self, caller: Caller, request: InstanceRequest) -> Handed:
@@ -86,7 +93,7 @@ class Instances:
         self._parts.places.expect()
         draft = await self._drafts.draft(caller, request)
         # What was asked for, whatever becomes of the record.
-        asked = Live(draft.instance, env=draft.env, streams=draft.streams)
+        asked = LiveInstance(draft.instance, env=draft.env, streams=draft.streams)
         if request.share is Share.PROJECT:
             shared = await self._sharing.join(draft, self._lifetimes)
             if shared is not None:
@@ -99,7 +106,7 @@ class Instances:
         self._compiling.started(asked)
         return Handed(live.instance, live.token, asked.instance.holds[0].hold_id)
 
-    async def _hand_over(self, live: Live, draft: Live, begun: float) -> bool:
+    async def _hand_over(self, live: LiveInstance, draft: LiveInstance, begun: float) -> bool:
         """False when it ended meanwhile."""
         try:
             await self._sharing.hand_over(live, draft, begun)
@@ -111,7 +118,7 @@ class Instances:
         self._lifetimes.begin(live)
         return True
 
-    async def _abandon(self, live: Live, error: BaseException) -> None:
+    async def _abandon(self, live: LiveInstance, error: BaseException) -> None:
         """Nobody has it, and nobody else would ever let it go."""
         why, state = problem_of("start", error), InstanceState.FAILED
         if isinstance(error, asyncio.CancelledError):
@@ -119,8 +126,8 @@ class Instances:
             state = InstanceState.ENDED
         await self._parts.shared.tasks.see_through(self._ender.end(live, why, state))
 
-    async def _begin(self, live: Live, begun: float) -> None:
-        self._drafts.check_room(live.instance.caller)
+    async def _begin(self, live: LiveInstance, begun: float) -> None:
+        self._drafts.check_room(live.instance)
         work = self._beginner.begin(live, begun)
         try:
             await asyncio.shield(work)
@@ -133,10 +140,11 @@ class Instances:
             await self._abandon(live, error)
             raise
 
-    async def _start_spare(self, draft: Instance) -> Live:
+    async def _start_spare(self, draft: Instance) -> LiveInstance:
         spare = dataclasses.replace(
             draft,
             instance_id=new_id("in"),
+            account="",
             created_at=self._book.clock(),
             ttl_s=None,
             lease_s=None,
@@ -145,12 +153,12 @@ class Instances:
             restart=Restart.NEVER,
             share=Share.NONE,
         )
-        live = Live(spare, spare=True)
-        self._drafts.check_room(spare.caller)
+        live = LiveInstance(spare, spare=True)
+        self._drafts.check_room(spare)
         await asyncio.shield(self._beginner.begin(live, time.monotonic()))
         return live
 
-    def _is_ready(self, live: Live) -> None:
+    def _is_ready(self, live: LiveInstance) -> None:
         self._lifetimes.begin(live)
         self._restarter.watch(live)
         self._parts.bridging.started(live.instance)
@@ -160,7 +168,7 @@ class Instances:
     async def get(self, caller: Caller, instance_id: str) -> Instance:
         """Raises `InstanceNotFound`."""
         instance = await self._book.record(instance_id)
-        asking.may_have(caller, instance, self._space(instance))
+        draft.may_have(caller, instance, self._space(instance))
         return instance
 
     async def handed(self, caller: Caller, instance_id: str) -> Handed:
@@ -203,7 +211,7 @@ class Instances:
 
     def _sees(self, caller: Caller, instance: Instance) -> bool:
         try:
-            asking.may_have(caller, instance, self._space(instance))
+            draft.may_have(caller, instance, self._space(instance))
         except CarrelError:
             return False
         return True

@@ -15,12 +15,12 @@ from carrel.domain.collaborators import Machine, Users
 from carrel.domain.errors import CarrelError, ProjectInvalid, SandboxUnavailable, StateConflict
 from carrel.domain.ids import is_id
 from carrel.domain.instances import Instance
-from carrel.domain.reception import Surroundings
 from carrel.domain.runtimes import Bind, Command, Network, Runtime, Sandbox, SandboxSpec
+from carrel.domain.server_adapter import Surroundings
 from carrel.domain.trees import Owner, TreeMount
 from carrel.lifecycle.table import LIVE
-from carrel.service.desk import Desks
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
 
 STATE = ".instance"
 """A server's own folder, in its home."""
@@ -63,7 +63,7 @@ class Places:
         machine: Machine,
         users: Users,
         projects: Projects,
-        desks: Desks,
+        open_spaces: OpenSpaces,
         journal: Journal,
         remove: Callable[[Path], None],
     ) -> None:
@@ -72,7 +72,7 @@ class Places:
         self._machine = machine
         self._users = users
         self._projects = projects
-        self._desks = desks
+        self._open_spaces = open_spaces
         self._journal = journal
         self._remove = remove
 
@@ -99,7 +99,7 @@ class Places:
 
     async def runtime(self, instance: Instance) -> Runtime:
         if instance.space_id:
-            return (await self._desks.of(self._journal.current(instance.space_id))).runtime
+            return (await self._open_spaces.of(self._journal.current(instance.space_id))).runtime
         return await self._machine.runtime(instance.runtime)
 
     async def of(self, instance: Instance, *, streams: bool = False) -> Place:
@@ -124,8 +124,9 @@ class Places:
         return self._own(instance, place.runtime, sandbox, streams)
 
     def make_folder(self, instance_id: str) -> None:
-        self._folder.mkdir(mode=0o711, exist_ok=True)
-        self.folder(instance_id).mkdir(mode=0o711)
+        """Nobody else's; a runtime whose sandboxes' users walk there lets each pass."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder(instance_id).mkdir(mode=0o700)
 
     def _make_state(self, place: Place) -> None:
         """Before anything runs there that could have put something in its place."""
@@ -148,6 +149,7 @@ class Places:
             limits=instance.limits,
             binds=self._binds(instance),
             also_at=instance.project_path,
+            account=instance.account,
         )
 
     def _binds(self, instance: Instance) -> tuple[Bind, ...]:
@@ -194,19 +196,21 @@ class Places:
                 hint=f"Start it: carrel start {space.space_id}",
                 state=str(space.state),
             )
-        desk = await self._desks.of(space)
-        can = desk.runtime.capabilities
-        home = INSIDE_HOME if can.own_paths else str(desk.sandbox.spec.folder / "home")
+        opened = await self._open_spaces.of(space)
+        can = opened.runtime.capabilities
+        home = INSIDE_HOME if can.own_paths else str(opened.sandbox.spec.folder / "home")
         own = f"{STATE}s/{instance.instance_id}"
         around = Surroundings(
-            project=WORKSPACE if can.own_paths else str(desk.sandbox.spec.tree),
+            project=WORKSPACE if can.own_paths else str(opened.sandbox.spec.tree),
             state=f"{home}/{own}",
-            state_path=desk.sandbox.spec.folder / "home" / own,
+            state_path=opened.sandbox.spec.folder / "home" / own,
             private_network=can.private_network and space.network is Network.NONE,
             alone=False,
             streams=streams,
         )
-        return Place(desk.runtime, desk.sandbox, lambda: self._desks.mounted(desk), around)
+        return Place(
+            opened.runtime, opened.sandbox, lambda: self._open_spaces.mounted(opened), around
+        )
 
     async def end(self, instance: Instance, runs: tuple[str, ...]) -> None:
         """Nothing of it is left afterwards; idempotent. In a space only these runs end, and
@@ -268,7 +272,7 @@ class Places:
     async def look(self, path: str) -> tuple[str, Owner]:
         """A project's real path and its owner. Raises `ProjectError`s."""
         if not os.path.isabs(path) or "\0" in path:
-            raise ProjectInvalid("A project is named by an absolute path.", hint="Write / first.")
+            raise ProjectInvalid("A project is named by an absolute path.", hint="Begin it with /.")
         return await asyncio.to_thread(self._look, path)
 
     def _look(self, path: str) -> tuple[str, Owner]:

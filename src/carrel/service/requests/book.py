@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
+from carrel.domain.collaborators import WorkFolders
 from carrel.domain.events import EventType, NewEvent
-from carrel.domain.requests import ENDED, Request, RequestState
-from carrel.domain.storing import Record
+from carrel.domain.hub import HubLog
+from carrel.domain.requests import ENDED, Collecting, Differing, Request, RequestState, Webhook
+from carrel.domain.runs import Recordings
+from carrel.domain.store import Record, Store
+from carrel.service.files import SpaceContext, SpaceFiles
+from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
+from carrel.service.runs import Runs
+from carrel.service.shared import Shared
+from carrel.service.spaces import Spaces
+from carrel.service.turns import Turns
 
 
 @dataclasses.dataclass
-class Live:
+class LiveRequest:
     """One that is being worked on, waited for or kept. `followers` are the connections of its
     clients."""
 
@@ -39,22 +51,22 @@ class Live:
         return self.request.key
 
 
-class Book:
+class RequestBook:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._of_space: dict[str, str] = {}
         self._bells: dict[str, set[asyncio.Event]] = {}
 
     def clock(self) -> float:
         return self._journal.clock()
 
-    def know(self, live: Live) -> None:
+    def know(self, live: LiveRequest) -> None:
         self._live[live.key] = live
         if live.request.space_id:
             self._of_space[live.request.space_id] = live.key
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: LiveRequest) -> None:
         """Nothing is to be done for it any more, by the time that it would be given up either."""
         if live.lonely is not None:
             live.lonely.cancel()
@@ -62,18 +74,18 @@ class Book:
         self._live.pop(live.key, None)
         self._of_space.pop(live.request.space_id, None)
 
-    def get(self, key: str) -> Live | None:
+    def get(self, key: str) -> LiveRequest | None:
         return self._live.get(key)
 
-    def in_space(self, space_id: str) -> Live | None:
+    def in_space(self, space_id: str) -> LiveRequest | None:
         return self._live.get(self._of_space.get(space_id, ""))
 
-    def all(self) -> list[Live]:
+    def all(self) -> list[LiveRequest]:
         return list(self._live.values())
 
     # Writing
 
-    async def change(self, live: Live, *records: Record, **changes: Any) -> bool:
+    async def change(self, live: LiveRequest, *records: Record, **changes: Any) -> bool:
         """Whether it was still to be changed: what has ended does not begin again. Returns when
         it is written down."""
         async with live.writing:
@@ -89,7 +101,9 @@ class Book:
         self.ring(live.key)
         return True
 
-    async def move(self, live: Live, state: RequestState, message: str, **changes: Any) -> bool:
+    async def move(
+        self, live: LiveRequest, state: RequestState, message: str, **changes: Any
+    ) -> bool:
         """To another state, which its followers hear of."""
         space_id = changes.get("space_id", live.request.space_id)
         event = self.event(live.request, state, message, space_id)
@@ -140,3 +154,93 @@ PROGRESS = {
     RequestState.COLLECTING: 0.95,
 }
 """When it gets there. What the agent does is between working and checking."""
+
+
+# What requests are made of.
+
+OnLive = Callable[[str, str, bytes], None]
+"""A space, a type and a payload that is not kept."""
+
+
+class NotSent(Exception):
+    """What could not be sent, and whether another try is of any use."""
+
+    def __init__(self, message: str, *, for_good: bool = False) -> None:
+        super().__init__(message)
+        self.for_good = for_good
+
+
+class WebhookSender(Protocol):
+    async def send(self, webhook: Webhook, body: bytes) -> None:
+        """Raises `NotSent`."""
+        ...
+
+
+class SpaceLog(Protocol):
+    """The log of spaces, for those who follow one."""
+
+    @property
+    def log(self) -> HubLog: ...
+
+    def last(self, space_id: str) -> int: ...
+
+    async def settled(self) -> None: ...
+
+    def listening(self, change: int) -> None: ...
+
+    def on_kept(self, then: Callable[[], None]) -> None: ...
+
+    def on_live(self, then: OnLive) -> None:
+        """Told at once, and kept nowhere."""
+        ...
+
+    async def forget(self, space_id: str) -> None:
+        """Everything of a space that has gone."""
+        ...
+
+
+@dataclass(frozen=True)
+class RequestParts:
+    store: Store
+    journal: Journal
+    spaces: Spaces
+    turns: Turns
+    runs: Runs
+    open_spaces: OpenSpaces
+    files: SpaceFiles
+    context: SpaceContext
+    inbox: Inbox
+    shared: Shared
+    recordings: Recordings
+    log: SpaceLog
+    collecting: Collecting
+    differing: Differing
+    folders: WorkFolders
+    sender: WebhookSender
+    archives: Path
+    """The folder of the archives of old versions."""
+    rules: RequestRules
+
+
+# How much requests may take, and how long they stay, where nobody says otherwise.
+
+
+@dataclass(frozen=True)
+class RequestRules:
+    at_once: int = 4
+    waiting: int = 1000
+    """Beyond these, a request is refused."""
+    frontend: str = "scripted"
+    tier: str = "default"
+    timeout_s: float = 1800.0
+    given_up_s: float = 600.0
+    """So long without its client a request goes on, and its result waits."""
+    remembered: int = 1000
+    """Requests that have ended, and of which nothing but the record is left."""
+    webhook_hosts: tuple[str, ...] = ()
+    """Where callers who are no administrators may have results sent."""
+    webhook_tries: int = 8
+    most_files: int = 10_000
+    """In one answer."""
+    content_bytes: int = 4 << 20
+    """Of files, in one answer."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
 
-from carrel.domain.access import Caller
+from carrel.domain.access import LOCAL, Caller
+from carrel.domain.agents import Control, ControlKind
 from carrel.domain.errors import (
     Capacity,
     RequestCancelled,
@@ -15,6 +18,7 @@ from carrel.domain.errors import (
     RequestReused,
     StateConflict,
 )
+from carrel.domain.hub import Item
 from carrel.domain.ids import new_id
 from carrel.domain.requests import (
     Failure,
@@ -27,22 +31,23 @@ from carrel.domain.requests import (
     RequestState,
     Workspace,
 )
-from carrel.service.requests import asking, steering
-from carrel.service.requests.book import Live
-from carrel.service.requests.keeping import MANY, series_lock
-from carrel.service.requests.looking import Looking
-from carrel.service.requests.parts import RequestParts
-from carrel.service.requests.presence import Presence
-from carrel.service.requests.wanting import space_request
-from carrel.service.requests.working import Worker
+from carrel.service.requests import intake
+from carrel.service.requests.book import LiveRequest, RequestParts
+from carrel.service.requests.retention import MANY, series_lock
+from carrel.service.requests.stream import RequestReads
+from carrel.service.requests.work import RequestWorker, space_request
+
+SHARES = 4
+"""One caller has at most such a part of the line."""
 
 
-class Requests(Looking):
+class Requests(RequestReads):
     def __init__(self, parts: RequestParts) -> None:
         super().__init__(parts)
-        self._worker = Worker(parts, self._book)
+        self._worker = RequestWorker(parts, self._book)
         self._presence = Presence(parts.rules.given_up_s, self._give_up)
-        self._working = 0
+        self._working: Counter[str] = Counter()
+        """How many of each caller are worked on."""
         self._closing = False
         self._regular: asyncio.Task[None] | None = None
 
@@ -52,7 +57,7 @@ class Requests(Looking):
         """Returns when it is written down: from then on it is done, whatever becomes of the
         daemon. `by` is the connection that it came by. `Capacity`, `RequestReused`,
         `RequestInvalid`, and what a space that cannot be made raises."""
-        asking.check(caller, asked, self._parts.rules)
+        intake.check(caller, asked, self._parts.rules)
         gone = asyncio.Event()
         try:
             work = self._entered(caller, asked, by, gone)
@@ -84,9 +89,10 @@ class Requests(Looking):
             before = await self._parts.store.request_of(caller.name, name)
             if before is None:
                 return await self._enter(caller, asked, by)
-        if before.digest != asking.digest(asked):
+        if before.digest != intake.digest(asked):
             raise RequestReused(
-                f"{name!r} came with something else before.", hint="Use a new request_id."
+                f"The request_id {name!r} was used for a different request.",
+                hint="Use a new request_id.",
             )
         return self._now(before)
 
@@ -101,7 +107,9 @@ class Requests(Looking):
         wanted = dataclasses.replace(wanted, labels=asked.labels)
         admitted = self._parts.spaces.check(caller, wanted)
         asked = dataclasses.replace(asked, labels=dict(admitted.labels), frontend=admitted.agent)
-        return dataclasses.replace(request, asked=asked)
+        self._parts.turns.check(caller, asked.frontend, asked.env)
+        guest, realm = admitted.guest, admitted.realm
+        return dataclasses.replace(request, asked=asked, guest=guest, realm=realm)
 
     def _drafted(self, caller: Caller, asked: Generate) -> Request:
         key = new_id("rq")
@@ -111,16 +119,15 @@ class Requests(Looking):
             key=key,
             caller=caller.name,
             asked=asked,
-            digest=asking.digest(asked),
+            digest=intake.digest(asked),
             state=RequestState.QUEUED,
             created_at=now,
             updated_at=now,
         )
 
     async def _enter(self, caller: Caller, asked: Generate, by: str) -> Request:
-        live = Live(await self._admitted(caller, asked), by=by)
-        if len(self._line) >= self._parts.rules.waiting:
-            raise Capacity(f"{len(self._line)} requests wait already.", hint="Try again later.")
+        live = LiveRequest(await self._admitted(caller, asked), by=by)
+        self._check_room(caller)
         self._book.know(live)
         self._stand(live)
         try:
@@ -133,7 +140,19 @@ class Requests(Looking):
         self._next()
         return live.request
 
-    def _stand(self, live: Live) -> None:
+    def _check_room(self, caller: Caller) -> None:
+        """Of the line one caller has a part, and who has few in it finds a place in a full one:
+        nobody fills it for others. The daemon's own user has it all."""
+        most, mine = self._parts.rules.waiting, self._line.of(caller.name)
+        share, few = max(1, most // SHARES), max(1, most // 100)
+        if caller.name == LOCAL.name:
+            share = few = most
+        if mine >= share:
+            raise Capacity(f"{mine} of your requests wait already.", hint="Try again later.")
+        if len(self._line) >= most and mine >= few:
+            raise Capacity(f"{len(self._line)} requests wait already.", hint="Try again later.")
+
+    def _stand(self, live: LiveRequest) -> None:
         owner = live.request.asked.owner or live.by
         self._line.add(live.key, live.request.caller, owner)
 
@@ -142,23 +161,33 @@ class Requests(Looking):
     def _next(self) -> None:
         """Whose turn it is, as long as there is room."""
         moved = False
-        while len(self._line) and self._working < self._parts.rules.at_once and not self._closing:
-            live = self._book.get(self._line.take())
-            if live is not None and not live.request.ended:
-                self._begin(live)
-                moved = True
+        with contextlib.suppress(LookupError):
+            while not self._closing:
+                live = self._book.get(self._line.take(self._has_room))
+                if live is not None and not live.request.ended:
+                    self._begin(live)
+                    moved = True
         if moved:
             self._book.ring_all()
 
-    def _begin(self, live: Live) -> None:
-        self._working += 1
+    def _has_room(self, caller: str) -> bool:
+        """One place is left for others: an agent may take as long as its caller said. For one of
+        the daemon's own user there always is one."""
+        most, mine = self._parts.rules.at_once, self._working[caller]
+        if caller == LOCAL.name:
+            return not mine or self._working.total() < most
+        return self._working.total() < most and mine < max(1, most - 1)
+
+    def _begin(self, live: LiveRequest) -> None:
+        self._working[live.request.caller] += 1
         live.task = asyncio.create_task(self._work(live))
 
-    async def _work(self, live: Live) -> None:
+    async def _work(self, live: LiveRequest) -> None:
         try:
             await self._worker.work(live)
         finally:
-            self._working -= 1
+            self._working[live.request.caller] -= 1
+            self._working += Counter()  # without those of whom there is none
             live.task = None
             if not self._closing:
                 self._next()
@@ -206,7 +235,7 @@ class Requests(Looking):
         await self._keeper.received(live)
         return live.request
 
-    async def _give_up(self, live: Live) -> None:
+    async def _give_up(self, live: LiveRequest) -> None:
         if live.request.ended:
             await self._keeper.delivered(live)
             return
@@ -223,11 +252,11 @@ class Requests(Looking):
             await self._cancel(live, _cancelled(live.request, "It was cancelled."))
         return live.request
 
-    async def _cancel(self, live: Live, failure: Failure) -> None:
+    async def _cancel(self, live: LiveRequest, failure: Failure) -> None:
         self._line.leave(live.key)
         await self._parts.shared.tasks.see_through(self._cancel_now(live, failure))
 
-    async def _cancel_now(self, live: Live, failure: Failure) -> None:
+    async def _cancel_now(self, live: LiveRequest, failure: Failure) -> None:
         live.cancelling = True
         if not await self._worker.cancel(live, failure):
             return
@@ -243,7 +272,7 @@ class Requests(Looking):
 
     async def answer(self, caller: Caller, word: str, answer: RequestAnswer) -> None:
         """To what its agent asked. `StateConflict` when it asks nothing."""
-        await steering.answer(self._parts, await self.get(caller, word), answer)
+        await answer_question(self._parts, await self.get(caller, word), answer)
 
     # Those that are kept
 
@@ -252,12 +281,17 @@ class Requests(Looking):
         live = await self._live(caller, word)
         request = live.request
         if request.asked.keeping.policy is not Policy.RETAIN:
-            raise RequestInvalid("Only what is retained can be extended.", hint="Use `retain`.")
-        if not 1 <= seconds <= asking.MAX_SECONDS:
-            raise RequestInvalid("So long cannot be.", hint="Use at least 1 second.")
+            raise RequestInvalid(
+                "Only a retained workspace can be extended.",
+                hint="Use the policy `retain` for the request.",
+            )
+        if not 1 <= seconds <= intake.MAX_SECONDS:
+            raise RequestInvalid("The time is out of range.", hint="Use at least 1 second.")
         if not request.ended:
-            raise StateConflict(f"{word[:80]!r} has not ended.", hint="Its time has not begun.")
-        await self._desk(request)
+            raise StateConflict(
+                f"{word[:80]!r} has not ended.", hint="Wait for its end: its time begins then."
+            )
+        await self._opened(request)
         await self._book.change(live, retained_until=self._book.clock() + seconds)
         return live.request
 
@@ -284,7 +318,7 @@ class Requests(Looking):
         for request in sorted(found, key=lambda one: (one.created_at, one.key)):
             if request.ended and request.workspace is Workspace.ARCHIVED:
                 continue
-            live = Live(request)
+            live = LiveRequest(request)
             self._book.know(live)
             if request.ended:
                 self._keeper.see_to(live)
@@ -326,3 +360,112 @@ def _removal_lock(request: Request) -> str:
 
 def _cancelled(request: Request, message: str) -> Failure:
     return Failure(RequestCancelled.code, message, str(request.state), retriable=True)
+
+
+# What is said to a request that is under way.
+
+
+async def answer_question(parts: RequestParts, request: Request, said: RequestAnswer) -> None:
+    """To what its agent asked. `StateConflict` when it asks nothing, or something else."""
+    if request.state is not RequestState.WORKING or not request.run_id:
+        raise StateConflict(
+            f"{request.request_id} asks nothing now.", hint="Wait for input_needed."
+        )
+    asked = [one.id for one in parts.turns.asking(request.run_id)]
+    if said.allow is not None or said.id in asked:
+        await _permit(parts, request.run_id, asked, said)
+        return
+    items = await _questions(parts, request.space_id)
+    wanted = said.id or (items[0].item_id if len(items) == 1 else "")
+    if not wanted:
+        raise StateConflict(
+            f"{len(items)} questions are open." if items else "Nothing is asked now.",
+            hint="Say which, by `id`.",
+        )
+    await parts.inbox.answer(LOCAL, wanted, said.text, request.space_id)
+
+
+async def _questions(parts: RequestParts, space_id: str) -> Sequence[Item]:
+    items = await parts.inbox.items(LOCAL)
+    return [item for item in items if item.question and item.space_id == space_id]
+
+
+async def _permit(
+    parts: RequestParts, run_id: str, asked: Sequence[str], said: RequestAnswer
+) -> None:
+    wanted = said.id or (asked[0] if len(asked) == 1 else "")
+    if wanted not in asked:
+        raise StateConflict("That permission is not asked for.", hint="Say which, by `id`.")
+    allow = said.allow if said.allow is not None else said.text == "allow"
+    control = Control(ControlKind.PERMISSION, id=wanted, allow=allow)
+    await parts.turns.control(LOCAL, run_id, control)
+
+
+# Whether anybody is there for a request: one that nobody comes back for is given up.
+
+TIED_S = 10.0
+"""For the connection that a request came by to follow it: after that it is not there."""
+
+GiveUp = Callable[[LiveRequest], Awaitable[Any]]
+
+
+class Presence:
+    def __init__(self, given_up_s: float, give_up: GiveUp) -> None:
+        self._given_up_s = given_up_s
+        self._give_up = give_up
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def came(self, live: LiveRequest) -> None:
+        live.followers += 1
+        live.followed = True
+        self.look(live)
+
+    def went(self, live: LiveRequest) -> None:
+        live.followers -= 1
+        self.look(live)
+
+    def look(self, live: LiveRequest) -> None:
+        """Starts the time, or takes it back."""
+        if live.lonely is not None:
+            live.lonely.cancel()
+            live.lonely = None
+        wait_s = self._wait_s(live)
+        if wait_s is not None and not self._closed:
+            loop = asyncio.get_running_loop()
+            live.lonely = loop.call_later(wait_s, self._over, live)
+
+    def _wait_s(self, live: LiveRequest) -> float | None:
+        asked = live.request.asked
+        if live.followers or live.request.delivered_at is not None or live.request.is_bare:
+            return None
+        if asked.tied and not live.request.ended:
+            return 0.0 if live.followed else TIED_S
+        if asked.webhook is not None or asked.keeping.policy is not Policy.EPHEMERAL:
+            return None
+        if not live.followed and not live.request.ended:
+            # Who only asks now and then is not there in between; an agent has its own time.
+            return None
+        return self._given_up_s
+
+    def _over(self, live: LiveRequest) -> None:
+        live.lonely = None
+        if self._closed:
+            return
+        task = asyncio.create_task(self._leave(live))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _leave(self, live: LiveRequest) -> None:
+        if not live.followers:
+            await self._give_up(live)
+
+    def stop(self) -> None:
+        """The daemon ends: that is nobody's going away."""
+        self._closed = True
+
+    async def close(self) -> None:
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -9,31 +9,130 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from carrel.domain.errors import ProjectTooLarge, ProjectUnreadable
+from pathspec import GitIgnoreSpec
+
+from carrel.domain.errors import ProjectInvalid, ProjectTooLarge, ProjectUnreadable
 from carrel.domain.trees import Skipped
-from carrel.linux.libc import AT_FDCWD
+from carrel.linux.descriptors import Descriptor
 from carrel.linux.statx import ROW, Answers, StatBatch
-from carrel.trees.bases.exclusion import Exclusion
-from carrel.trees.bases.filesystems import pseudo_file_system
-from carrel.trees.bases.listing import Listing, Origin, differing, shown
-from carrel.trees.bases.places import FOLDER, PATH_LIMIT, join, open_folder, split
+from carrel.trees.bases.views import FolderListing, Origin, differing, shown
+from carrel.trees.git.objects import is_object_folder, is_object_name
+from carrel.trees.mount_table import pseudo_file_system
+from carrel.trees.paths import PATH_LIMIT, join, open_folder, split
+
+_NAMED_GROUP = re.compile(r"\(\?P<[^>]+>")
+
+
+class Exclusion:
+    """Asked for every entry of a project, folders before what is in them: so what is in
+    an excluded folder is never asked for, nor can it be included again, as in git."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Raises `ProjectInvalid` for a pattern that git would not take."""
+        try:
+            parsed = GitIgnoreSpec.from_lines(patterns).patterns
+        except ValueError as error:
+            raise ProjectInvalid(
+                f"A pattern of what to exclude is not valid: {error}.",
+                hint="Patterns are written as in .gitignore.",
+            ) from error
+        self._rules = [
+            (bool(pattern.include), _linear(_plain(pattern.regex.pattern)))
+            for pattern in parsed
+            if pattern.include is not None and pattern.regex is not None
+        ]
+        self._any: re.Pattern[str] | None = None
+        if self._rules and all(include for include, _ in self._rules):
+            # One look at each path instead of one per pattern.
+            joined = "|".join(f"(?:{text})" for _, text in self._rules)
+            self._any = re.compile(joined, re.DOTALL)
+        self._last_first = [
+            (include, re.compile(text, re.DOTALL)) for include, text in reversed(self._rules)
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def matches(self, path: bytes, *, folder: bool) -> bool:
+        text = os.fsdecode(path) + ("/" if folder else "")
+        if self._any is not None:
+            return self._any.match(text) is not None
+        return next((yes for yes, rule in self._last_first if rule.match(text)), False)
+
+
+def _plain(pattern: str) -> str:
+    """The same expression so that it can stand beside others, and for names in which
+    there is a newline."""
+    return _NAMED_GROUP.sub("(?:", pattern).replace("|$)", r"|\Z)")
+
+
+_STAR, _LEADING, _DEEP, _END = "[^/]*", "(?:.+/)?", "(?:/.+)?/", "(?:(?:/)|"
+"""How `*`, a first `**/` and `/**/` are written in an expression, and how its end begins."""
+_TOKEN = re.compile(
+    rf"{re.escape(_STAR)}|{re.escape(_LEADING)}|{re.escape(_DEEP)}|{re.escape(_END)}"
+    r"|\\.|\[(?:\^|\\\^)?\]?(?:\\.|[^]\\])*\]|.",
+    re.DOTALL,
+)
+
+
+def _linear(pattern: str) -> str:
+    """The same expression, in which everything but the last is taken where it is first found: what
+    comes behind a star then fits whatever is left, or nothing does. To try every other place takes
+    time that doubles with each star, and Python does nothing else meanwhile."""
+    runs: list[list[str]] = [[]]
+    for token in _TOKEN.findall(pattern):
+        if token == _DEEP:
+            runs.append([])
+        else:
+            runs[-1].append(token)
+    *early, last = ["".join(_eager(run)) for run in runs]
+    found = [f"(?>(?:/.+?)??/{one}(?=/))" for one in early]
+    if early:
+        start, lead, first = early[0].partition(_LEADING)
+        found[0] = f"{start}(?>(?:.+?/)??{first}(?=/))" if lead else early[0]
+    return "".join([*found, _DEEP if early else "", last])
+
+
+def _eager(run: Sequence[str]) -> Iterable[str]:
+    """Of what is in one folder or file's name."""
+    after: list[str] | None = None
+    for token in run:
+        if token == _STAR:
+            yield f"(?>{_STAR}?{''.join(after)})" if after else ""
+            after = []
+        elif after is None or token in ("/", "(", _LEADING, _END):
+            yield (_STAR + "".join(after) if after is not None else "") + token
+            after = None
+        else:
+            after.append(token)
+    if after is not None:
+        yield _STAR + "".join(after)
+
+
+# Scanning
 
 _BATCH = 2048
 _MODES = slice(6, None, ROW // 2)
 _REGULAR, _FOLDER, _SYMLINK = 8, 4, 10
 _KINDS = {1: "a named pipe", 2: "a character device", 6: "a block device", 12: "a socket"}
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_DEEPEST = 1000
+"""Levels of folders. Every look at a path goes through all the folders above it, so that what
+is nested without end takes the square of that; real projects have some dozens."""
+_SHOWN = 60
+"""Bytes of a path that is too long to be shown."""
 _NAMED = 5
 """So many paths are named in an error; the rest is counted."""
 
 
 @dataclass(frozen=True)
-class Sieve:
+class ScanFilter:
     """What a scan leaves out. `named` are paths of the base that something else provides
     or that are not wanted; `data` is Carrel's own folder."""
 
@@ -53,11 +152,11 @@ class Sieve:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ScanResult:
     """A listing, and what in it is not as in the one before: numbers of entries that are
     new or different, and paths (relative to the origin) that are no longer there."""
 
-    listing: Listing
+    listing: FolderListing
     touched: list[int]
     gone: list[bytes] = field(default_factory=list)
 
@@ -78,7 +177,7 @@ def unreadable(paths: Iterable[bytes], reason: str) -> ProjectUnreadable:
     )
 
 
-def guard_size(listings: Iterable[Listing], limit: int | None) -> None:
+def guard_size(listings: Iterable[FolderListing], limit: int | None) -> None:
     """Raises `ProjectTooLarge` when all files together have more bytes than are allowed."""
     if limit is None:
         return
@@ -92,7 +191,7 @@ def guard_size(listings: Iterable[Listing], limit: int | None) -> None:
         )
 
 
-def _bytes(listing: Listing) -> int:
+def _bytes(listing: FolderListing) -> int:
     sizes = memoryview(listing.rows).cast("Q")[3 :: ROW // 8].tolist()
     modes = memoryview(listing.rows).cast("H")[_MODES].tolist()
     return sum(size for size, mode in zip(sizes, modes, strict=True) if not stat.S_ISDIR(mode))
@@ -101,18 +200,18 @@ def _bytes(listing: Listing) -> int:
 class Scanner:
     """One origin, looked at once; not for two threads."""
 
-    def __init__(self, origin: Origin, sieve: Sieve, batch: StatBatch) -> None:
+    def __init__(self, origin: Origin, rules: ScanFilter, batch: StatBatch) -> None:
         self._origin = origin
-        self._sieve = sieve
+        self._rules = rules
         self._batch = batch
-        self._listing = Listing(origin)
+        self._listing = FolderListing(origin)
         self._queue: list[bytes] = []
         self._denied: dict[bytes, str] = {}
         self._skips: dict[str, Skipped] = {}
         self._root_fd = -1
         self._device = 0
 
-    def full(self, on_count: Callable[[int], None] = lambda _count: None) -> Sighting:
+    def full(self, on_count: Callable[[int], None] = lambda _count: None) -> ScanResult:
         """Lists everything. Raises OSError when the origin itself cannot be opened,
         `ProjectUnreadable`, `ProjectTooLarge`."""
         self._open()
@@ -124,9 +223,9 @@ class Scanner:
             os.close(self._root_fd)
         self._refuse_unreadable()
         self._listing.skipped = list(self._skips.values())
-        return Sighting(self._listing, list(range(len(self._listing))))
+        return ScanResult(self._listing, list(range(len(self._listing))))
 
-    def again(self, known: Listing) -> Sighting:
+    def again(self, known: FolderListing) -> ScanResult:
         """Looks at what is known, and for what is new. Raises as `full`."""
         self._open()
         try:
@@ -134,14 +233,13 @@ class Scanner:
             answers = self._ask(paths)
             touched = differing(known.rows, answers.rows)
             if not touched:
-                return Sighting(known, [])
+                return ScanResult(known, [])
             return self._update(known, answers, touched)
         finally:
             os.close(self._root_fd)
 
     def _open(self) -> None:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self._root_fd = os.open(self._origin.path, flags)
+        self._root_fd = self._origin.open()
         self._device = os.fstat(self._root_fd).st_dev
 
     # Looking at everything
@@ -160,12 +258,7 @@ class Scanner:
     def _list(self, folder: bytes) -> list[bytes]:
         """The paths in a folder."""
         try:
-            # Faster than `open_folder`. A symlink that has come in between shows names
-            # that the copy, which follows none, will not find.
-            if len(folder) < PATH_LIMIT:
-                fd = os.open(folder or b".", FOLDER, dir_fd=self._root_fd)
-            else:
-                fd = open_folder(self._root_fd, folder)
+            fd = open_folder(self._root_fd, folder)
         except OSError as error:
             self._explain(folder, error)
             return []
@@ -214,7 +307,7 @@ class Scanner:
         dropped = set(answers.failed)
         for index in answers.failed:
             self._explain_failure(paths[index])
-        if self._sieve.is_open:
+        if self._rules.is_open and not self._origin.objects:
             # Most entries are regular files with nothing to say about them.
             asked = [index for index, mode in enumerate(modes) if mode >> 12 != _REGULAR]
         else:
@@ -224,7 +317,7 @@ class Scanner:
             for index in asked
             if index not in dropped and self._leaves_out(paths[index], modes[index], index, answers)
         }
-        kept = Listing(self._origin, paths, answers.rows).without(dropped)
+        kept = FolderListing(self._origin, paths, answers.rows).without(dropped)
         first = len(self._listing)
         self._listing.extend(kept.paths, kept.rows)
         self._guard()
@@ -232,7 +325,11 @@ class Scanner:
 
     def _leaves_out(self, path: bytes, mode: int, index: int, answers: Answers) -> bool:
         kind = mode >> 12
-        if self._sieve.drops(self._in_base(path), folder=kind == _FOLDER):
+        if self._origin.objects:
+            named = is_object_folder if kind == _FOLDER else is_object_name
+            if kind not in (_FOLDER, _REGULAR) or not named(path):
+                return True
+        if self._rules.drops(self._in_base(path), folder=kind == _FOLDER):
             return True
         if kind == _FOLDER:
             return not self._enters(path, index, answers)
@@ -242,7 +339,7 @@ class Scanner:
         return True
 
     def _enters(self, path: bytes, index: int, answers: Answers) -> bool:
-        data = self._sieve.data
+        data = self._rules.data
         device = answers.foreign.get(index, self._device)
         if data is not None and device == data.st_dev:
             inode = int.from_bytes(answers.rows[index * ROW + 16 : index * ROW + 24], "little")
@@ -252,12 +349,19 @@ class Scanner:
         if index in answers.foreign and (kind := pseudo_file_system(device)):
             self._skip(path, f"is a mounted {kind} file system")
             return False
+        if path.count(b"/") >= _DEEPEST:
+            raise ProjectTooLarge(
+                f"The project has folders more than {_DEEPEST} levels deep: "
+                f"{shown(self._in_base(path[:_SHOWN]))!r}...",
+                hint="Exclude them.",
+                limit=_DEEPEST,
+            )
         self._queue.append(path)
         return True
 
     # Looking again
 
-    def _update(self, known: Listing, answers: Answers, touched: list[int]) -> Sighting:
+    def _update(self, known: FolderListing, answers: Answers, touched: list[int]) -> ScanResult:
         failed = set(answers.failed)
         for index in answers.failed:
             self._explain_failure(known.paths[index])
@@ -265,10 +369,10 @@ class Scanner:
         dropped = set(failed)
         lost: list[bytes] = []
         for index in touched:
-            if index in failed or index == 0:
+            if index == 0:
                 continue
             path = known.paths[index]
-            if self._leaves_out(path, modes[index], index, answers):
+            if index not in failed and self._leaves_out(path, modes[index], index, answers):
                 dropped.add(index)
             stays = index not in dropped and modes[index] >> 12 == _FOLDER
             if not stays and stat.S_ISDIR(known.row(index).mode):
@@ -277,18 +381,20 @@ class Scanner:
             self._queue.append(b"")
         modes.release()
         if lost:
-            # Below what is no folder any more, paths may still lead somewhere: by symlink.
+            # Below what is no folder any more, paths may still lead somewhere: by symlink, or
+            # since it was back a moment later.
             below = tuple(lost)
             dropped |= {at for at, path in enumerate(known.paths) if path.startswith(below)}
-        kept = Listing(self._origin, known.paths, answers.rows, joined=known.joined)
+        kept = FolderListing(self._origin, known.paths, answers.rows, joined=known.joined)
         return self._add_new(known, kept.without(dropped), sorted(dropped), touched)
 
     def _add_new(
-        self, known: Listing, kept: Listing, dropped: list[int], touched: list[int]
-    ) -> Sighting:
+        self, known: FolderListing, kept: FolderListing, dropped: list[int], touched: list[int]
+    ) -> ScanResult:
         self._listing = kept
         first = len(self._listing)
         have = set(kept.paths) if self._queue else None
+        self._queue = [path for path in self._queue if have is None or path in have]
         listed = set(self._queue)
         for skip in known.skipped:
             parent = self._parent_of(skip)
@@ -301,7 +407,7 @@ class Scanner:
         gone = [known.paths[index] for index in dropped]
         left_out = set(dropped)
         moved = [at - bisect_left(dropped, at) for at in touched if at not in left_out]
-        return Sighting(self._listing, [*moved, *range(first, len(self._listing))], gone)
+        return ScanResult(self._listing, [*moved, *range(first, len(self._listing))], gone)
 
     def _list_new(self, have: set[bytes]) -> None:
         """Lists the folders in the queue for paths that are not known yet."""
@@ -329,11 +435,8 @@ class Scanner:
     def _explain_failure(self, path: bytes) -> None:
         folder, name = split(path)
         try:
-            fd = open_folder(self._root_fd, folder)
-            try:
+            with Descriptor(open_folder(self._root_fd, folder)) as fd:
                 os.stat(name, dir_fd=fd, follow_symlinks=False)
-            finally:
-                os.close(fd)
         except OSError as error:
             self._explain(path, error)
 
@@ -347,7 +450,7 @@ class Scanner:
             raise unreadable(self._denied, next(iter(self._denied.values())))
 
     def _guard(self) -> None:
-        limit = self._sieve.max_files
+        limit = self._rules.max_files
         if limit is not None and len(self._listing) - 1 > limit:
             raise ProjectTooLarge(
                 f"The project has more than the {limit} files that were allowed.",
@@ -356,15 +459,19 @@ class Scanner:
             )
 
 
-def look_at_files(origins: list[Origin], batch: StatBatch) -> list[Listing]:
-    """Listings of single files, those that are there; symlinks at their place are not
-    followed."""
-    answers = batch.run(AT_FDCWD, [origin.path for origin in origins], 0)
-    failed = set(answers.failed)
+def look_at_files(origins: list[Origin], batch: StatBatch) -> list[FolderListing]:
+    """Listings of single files, those that are there; no symlink is followed."""
     found = []
-    for index, origin in enumerate(origins):
-        rows = answers.rows[index * ROW : (index + 1) * ROW]
-        mode = int.from_bytes(rows[12:14], "little")
-        if index not in failed and stat.S_ISREG(mode) | stat.S_ISLNK(mode):
-            found.append(Listing(origin, [b""], rows))
+    for origin in origins:
+        try:
+            folder = origin.open()
+        except OSError:
+            continue
+        try:
+            answers = batch.run(folder, [split(origin.path)[1]], 0)
+        finally:
+            os.close(folder)
+        mode = int.from_bytes(answers.rows[12:14], "little")
+        if not answers.failed and stat.S_ISREG(mode) | stat.S_ISLNK(mode):
+            found.append(FolderListing(origin, [b""], answers.rows))
     return found

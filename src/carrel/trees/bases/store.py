@@ -17,22 +17,27 @@ from carrel.domain.projects import BaseRequest, OnProgress, Progress, ignore_pro
 from carrel.domain.trees import Base, Change, Owner
 from carrel.linux import btrfs
 from carrel.linux.ids import store_gid, store_uid
-from carrel.trees.bases.building import FolderBuild, Previous
-from carrel.trees.bases.checking import check_record
-from carrel.trees.bases.finishing import Stack
-from carrel.trees.bases.freezing import Freeze
-from carrel.trees.bases.heads import Head, read_head
-from carrel.trees.bases.layouts import LayeredLayout, Layout, SubvolumeLayout
-from carrel.trees.bases.locks import Held, hold, try_hold
+from carrel.trees.bases.disk import (
+    HEADS,
+    STAGING,
+    BuildContext,
+    LayeredLayout,
+    Layout,
+    StackGone,
+    SubvolumeLayout,
+    no_room_as_error,
+)
+from carrel.trees.bases.folder_base import FolderBuild, Previous
+from carrel.trees.bases.frozen_base import Freeze
+from carrel.trees.bases.jobs import Meter
 from carrel.trees.bases.manifest import read_manifest
-from carrel.trees.bases.metering import Meter
-from carrel.trees.bases.producing import ProducedBuild
-from carrel.trees.bases.publishing import HEADS, STAGING, Shop, StackGone
-from carrel.trees.bases.records import LAYER, Record, read_record
-from carrel.trees.bases.room import no_room_as_error
-from carrel.trees.bases.views import Opened, OpenProject
+from carrel.trees.bases.produced_base import ProducedBuild
+from carrel.trees.bases.publication import Stack
+from carrel.trees.bases.records import FILE, LAYER, Record, check_record, read_record
+from carrel.trees.bases.views import Opened, OpenProject, ProjectHead, read_head
+from carrel.trees.locks import HeldLock, build_lock, try_lock
 from carrel.trees.removal import remove_tree
-from carrel.trees.sources.opening import open_project
+from carrel.trees.sources.project import open_project
 
 SANDBOX_OWNER = Owner(1000, 1000)
 """Whom every file of a tree belongs to, as a sandbox sees it."""
@@ -43,6 +48,8 @@ STALE_STAGING_S = 7 * 24 * 3600.0
 """Nobody carries on a build that was interrupted so long ago."""
 STALE_REMOVAL_S = 3600.0
 """Nobody takes so long to remove a base."""
+EXACT_S = 3600.0
+"""So exactly it is known when a base was last used."""
 _ATTEMPTS = 3
 """How often a base below may be removed under a build before it gives up."""
 _ID = re.compile(r"ba_[a-z2-7]{26}")
@@ -68,7 +75,9 @@ class BaseStore:
         bases.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (STAGING, HEADS):
             (bases / name).mkdir(mode=0o700, exist_ok=True)
-        self._shop = Shop(bases, layout or LayeredLayout(owner), owner, shown, verify_after_s)
+        self._context = BuildContext(
+            bases, layout or LayeredLayout(owner), owner, shown, verify_after_s
+        )
         self._remove_stale()
 
     def build(self, request: BaseRequest, progress: OnProgress = ignore_progress) -> Base:
@@ -77,7 +86,7 @@ class BaseStore:
         Raises a `ProjectError` for whatever is wrong with the project, `InsufficientDisk`,
         and leaves nothing then. When interrupted, the next call carries on.
         """
-        held: list[Held] = []
+        held: list[HeldLock] = []
 
         def told(step: Progress) -> None:
             for lock in held:
@@ -85,13 +94,15 @@ class BaseStore:
             progress(step)
 
         opened = self._open_project(request, self._data, told)
-        key = _key(opened.key, self._shop.layout.name)
+        key = _key(opened.key, self._context.layout.name)
         waiting = _seldom(lambda: progress(Progress("waiting", 0, 0)))
-        with no_room_as_error(self._data), hold(self._shop.key_lock(key), waiting) as lock:
+        with no_room_as_error(self._data), build_lock(self._context.key_lock(key), waiting) as lock:
             held.append(lock)
             meter = Meter(progress, lock.alive)
             try:
-                return self._guarded(key, lambda: self._build(key, opened, request, meter))
+                built = self._guarded(key, lambda: self._build(key, opened, request, meter))
+                _note_use(built.folder)
+                return built
             finally:
                 held.clear()
 
@@ -104,15 +115,22 @@ class BaseStore:
         key = f"freeze-{secrets.token_hex(8)}"
         record = check_record(self._record(parent.base_id))
         stack = Stack(record, read_manifest(record.base.folder))
-        with no_room_as_error(self._data), hold(self._shop.key_lock(key)) as lock:
+        with no_room_as_error(self._data), build_lock(self._context.key_lock(key)) as lock:
             meter = Meter(ignore_progress, lock.alive)
-            staging = self._shop.staging(key)
-            freeze = Freeze(self._shop, staging, meter, stack, root_fd)
+            staging = self._context.staging(key)
+            freeze = Freeze(self._context, staging, meter, stack, root_fd)
             return self._guarded(key, lambda: freeze.run(changes).base)
 
     def get(self, base_id: str) -> Base:
         """Raises `BaseNotFound`, `TreeDamaged`."""
         return check_record(self._record(base_id)).base
+
+    def used_at(self, base: Base) -> float:
+        """When it was last built, or found to be the project's state."""
+        try:
+            return (base.folder / FILE).stat().st_mtime
+        except OSError:
+            return base.created_at
 
     def list(self) -> list[Base]:
         """All that can be used, the oldest first."""
@@ -125,14 +143,14 @@ class BaseStore:
     def remove(self, base_id: str) -> None:
         """Raises `BaseNotFound`, and `BaseInUse` while another base stands on it.
         Whether trees use it is for the caller to know."""
-        if not _ID.fullmatch(base_id) or not (self._shop.bases / base_id).is_dir():
+        if not _ID.fullmatch(base_id) or not (self._context.bases / base_id).is_dir():
             raise _not_found(base_id)
-        with hold(self._shop.lock):
+        with build_lock(self._context.lock):
             above = [other.base.base_id for other in self._records() if base_id in other.stack[1:]]
             if above:
                 raise BaseInUse(
-                    f"The base {base_id} cannot be removed: {len(above)} others stand on it, "
-                    f"such as {above[0]}.",
+                    f"The base {base_id} cannot be removed: {len(above)} others depend on "
+                    f"it, such as {above[0]}.",
                     hint="Remove those first.",
                     base_id=base_id,
                     above=above,
@@ -147,10 +165,10 @@ class BaseStore:
         for _ in range(_ATTEMPTS):
             previous = self._previous(key)
             try:
-                with no_room_as_error(self._shop.bases):
+                with no_room_as_error(self._context.bases):
                     return self._build_once(key, opened, request, meter, previous)
             except StackGone:
-                self._shop.staging(key).discard()
+                self._context.staging(key).discard()
         raise TreeUnavailable(
             "Bases of this project are being removed all the time.", hint="Try again."
         )
@@ -161,21 +179,21 @@ class BaseStore:
         opened: Opened,
         request: BaseRequest,
         meter: Meter,
-        previous: tuple[Head, Stack] | None,
+        previous: tuple[ProjectHead, Stack] | None,
     ) -> Base:
-        shop = self._shop
+        context = self._context
         head, stack = previous or (None, None)
         if opened.producer is not None:
             before = head.state if head else b""
-            build = ProducedBuild(shop, key, opened.producer, request, meter, stack, before)
+            build = ProducedBuild(context, key, opened.producer, request, meter, stack, before)
             return build.run()
         assert opened.source is not None
         last = Previous(stack.record, stack.manifest, head.known) if stack and head else None
-        return FolderBuild(shop, key, opened.source, request, meter, last).run()
+        return FolderBuild(context, key, opened.source, request, meter, last).run()
 
-    def _previous(self, key: str) -> tuple[Head, Stack] | None:
+    def _previous(self, key: str) -> tuple[ProjectHead, Stack] | None:
         """The last base of the project; one that is damaged is as none."""
-        head = read_head(self._shop.head(key))
+        head = read_head(self._context.head(key))
         if head is None:
             return None
         try:
@@ -189,12 +207,12 @@ class BaseStore:
         try:
             return work()
         except StackGone as gone:
-            self._shop.staging(key).discard()
+            self._context.staging(key).discard()
             raise TreeDamaged(
-                "The base that this one stands on was removed meanwhile.", hint="Try again."
+                "The base that this one depends on was removed meanwhile.", hint="Try again."
             ) from gone
         except Exception:
-            self._shop.staging(key).discard()
+            self._context.staging(key).discard()
             raise
 
     # Keeping
@@ -202,11 +220,11 @@ class BaseStore:
     def _record(self, base_id: str) -> Record:
         if _ID.fullmatch(base_id):
             with contextlib.suppress(FileNotFoundError):
-                return read_record(self._shop.bases / base_id)
+                return read_record(self._context.bases / base_id)
         raise _not_found(base_id)
 
     def _records(self) -> Iterator[Record]:
-        for folder in sorted(self._shop.bases.iterdir()):
+        for folder in sorted(self._context.bases.iterdir()):
             if _ID.fullmatch(folder.name):
                 with contextlib.suppress(FileNotFoundError, TreeDamaged):
                     yield read_record(folder)
@@ -214,10 +232,10 @@ class BaseStore:
     def _set_aside(self, base_id: str) -> Path:
         """Takes a base out of sight in one step; what is left is to be discarded."""
         name = f"{_DISCARDED}{base_id}-{secrets.token_hex(4)}"
-        return (self._shop.bases / base_id).rename(self._shop.bases / STAGING / name)
+        return (self._context.bases / base_id).rename(self._context.bases / STAGING / name)
 
     def _forget_heads(self, base_id: str) -> None:
-        for head in (self._shop.bases / HEADS).iterdir():
+        for head in (self._context.bases / HEADS).iterdir():
             with contextlib.suppress(FileNotFoundError), head.open("rb") as file:
                 # The id is the second field; the rest can be big.
                 if base_id.encode() in file.read(64):
@@ -225,11 +243,11 @@ class BaseStore:
 
     def _remove_stale(self) -> None:
         """What does not go now goes another time: that is no reason not to open."""
-        for path in (self._shop.bases / STAGING).iterdir():
+        for path in (self._context.bases / STAGING).iterdir():
             with contextlib.suppress(OSError):
                 if path.is_dir():
                     self._remove_if_stale(path)
-        for path in (self._shop.bases / HEADS).glob("*.new"):
+        for path in (self._context.bases / HEADS).glob("*.new"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > STALE_REMOVAL_S:
                     path.unlink()
@@ -243,14 +261,21 @@ class BaseStore:
             self._remove_staging(folder.name)
 
     def _remove_staging(self, key: str) -> None:
-        path = self._shop.key_lock(key)
-        lock = try_hold(path)
+        path = self._context.key_lock(key)
+        lock = try_lock(path)
         if lock is not None:
             try:
-                self._shop.staging(key).discard()
+                self._context.staging(key).discard()
                 path.unlink(missing_ok=True)
             finally:
                 os.close(lock)
+
+
+def _note_use(folder: Path) -> None:
+    """By the time of its record, which nobody changes; not each time, which would be a write."""
+    with contextlib.suppress(OSError):
+        if time.time() - (folder / FILE).stat().st_mtime > EXACT_S:
+            os.utime(folder / FILE)
 
 
 def _not_found(base_id: str) -> BaseNotFound:

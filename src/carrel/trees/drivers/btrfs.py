@@ -17,43 +17,30 @@ from carrel.domain.availability import Availability
 from carrel.domain.errors import CarrelError, TreeUnavailable
 from carrel.domain.trees import (
     Base,
-    Change,
     Owner,
     Tree,
     TreeCapabilities,
     TreeMount,
     TreeRequest,
-    TreeUsage,
 )
 from carrel.linux import btrfs, mounts
+from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import store_gid, store_uid
-from carrel.trees.changes import Comparison
 from carrel.trees.drivers.common import (
-    Bases,
-    begin,
+    Cost,
+    FolderDriver,
     expect,
-    freeze,
-    make,
-    note_prefix,
-    open_roots,
     probe_folder,
-    remove_folders,
-    settle,
     some_owner,
     tree_errors,
+    unshared_since,
 )
-from carrel.trees.drivers.host_overlay import show_as
-from carrel.trees.folders import Root
-from carrel.trees.layers import Layers
-from carrel.trees.usage import measure, unshared_since
+from carrel.trees.drivers.overlay import show_as
 
 
-class BtrfsDriver:
+class BtrfsDriver(FolderDriver):
     name = "btrfs"
-
-    def __init__(self, data: Path, bases: Bases) -> None:
-        self._data = data
-        self._bases = bases
+    _making = "snapshot the base"
 
     @property
     def capabilities(self) -> TreeCapabilities:
@@ -93,27 +80,14 @@ class BtrfsDriver:
         for path in (two, one):
             delete(path)
 
-    def create(self, request: TreeRequest) -> Tree:
-        source = _subvolume(request.base)
-        private = begin(request)
-        tree = make(request, self.name, 0)
-        try:
-            with tree_errors("snapshot the base"):
-                btrfs.snapshot(source, tree.path)
-                created_ns = settle(private)
-        except BaseException:
-            with contextlib.suppress(CarrelError):
-                self.drop(tree)
-            raise
-        return make(request, self.name, created_ns)
+    def _check(self, base: Base) -> None:
+        _subvolume(base)
 
-    def ensure(self, tree: Tree) -> None:
-        expect(tree, tree.path)
+    def _make(self, request: TreeRequest, private: Path, path: Path) -> None:
+        btrfs.snapshot(_subvolume(request.base), path)
 
-    def open_root(self, tree: Tree) -> int:
-        expect(tree, tree.path)
-        with tree_errors("open the tree"):
-            return os.open(tree.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _cost(self, tree: Tree) -> Cost:
+        return unshared_since(tree.created_ns)
 
     @contextlib.contextmanager
     def mount(self, tree: Tree) -> Iterator[TreeMount]:
@@ -121,43 +95,16 @@ class BtrfsDriver:
         detached = partial(_clone, tree.path, tree.owner) if os.geteuid() == 0 else None
         yield TreeMount(tree.path, detached=detached)
 
-    def changes(self, tree: Tree) -> Iterator[Change]:
-        return self.compare(tree, links=False)
-
-    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]:
-        expect(tree, tree.path)
-        base = self._bases.get(tree.base_id)
-        folders = (tree.path, *base.layers)
-        with open_roots(folders) as roots, tree_errors("compare the tree"):
-            yield from Comparison(
-                Layers(roots[:1], None),
-                Layers(roots[1:], note_prefix()),
-                settled_ns=tree.created_ns,
-                links=links,
-                renames=renames,
-            ).changes()
-
-    def usage(self, tree: Tree) -> TreeUsage:
-        expect(tree, tree.path)
-        with Root.at(tree.path) as root, tree_errors("measure the tree"):
-            return measure(root, unshared_since(tree.created_ns))
-
-    def freeze(self, tree: Tree) -> Base:
-        return freeze(self, self._bases, tree)
-
     def drop(self, tree: Tree) -> None:
         with tree_errors("delete the snapshot"):
             delete(tree.path)
-        remove_folders(tree)
+        super().drop(tree)
 
 
 def _try_showing(path: Path, owner: Owner) -> None:
-    mount = _clone(path, owner)
-    try:
+    with Descriptor(_clone(path, owner)) as mount:
         if os.fstat(mount).st_uid != owner.uid:
             raise TreeUnavailable("An id-mapped mount did not show another owner.")
-    finally:
-        os.close(mount)
 
 
 def _clone(path: Path, owner: Owner) -> int:

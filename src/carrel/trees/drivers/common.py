@@ -1,4 +1,6 @@
-"""What all drivers share: where things lie, and how trouble is told."""
+"""What all drivers share: where things lie, how trouble is told, what a tree costs on disk beyond
+its base; and the choice of the driver that is best on this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,91 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import time
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from carrel.domain.availability import Availability
 from carrel.domain.errors import (
+    CarrelError,
     InsufficientDisk,
     TreeDamaged,
     TreeExists,
     TreeNotFound,
     TreeUnavailable,
 )
-from carrel.domain.trees import Base, Change, Owner, Tree, TreeRequest
+from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver, TreeRequest, TreeUsage
+from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import uid_range
-from carrel.trees.folders import Root
-from carrel.trees.layers import TRUSTED, USER
+from carrel.linux.reflink import unshared_bytes
+from carrel.trees.changes import Comparison, Ignore, ignore_nothing
+from carrel.trees.contents import STAT_BLOCK
+from carrel.trees.folders import Root, walk
+from carrel.trees.layers import TRUSTED, USER, Layers
 from carrel.trees.removal import remove_tree
-from carrel.trees.usage import all_blocks, measure
+
+Cost = Callable[[Root, str, os.stat_result], tuple[int, int]]
+"""Bytes and files that one entry costs."""
+
+
+def measure(root: Root, cost: Cost) -> TreeUsage:
+    """Adds up every entry below `root`; a file with several names counts once."""
+    used = files = 0
+    seen: set[tuple[int, int]] = set()
+    for path, status in walk(root):
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            key = (status.st_dev, status.st_ino)
+            if key in seen:
+                continue
+            seen.add(key)
+        more_bytes, more_files = cost(root, path, status)
+        used += more_bytes
+        files += more_files
+    return TreeUsage(used, files)
+
+
+def all_blocks(_root: Root, _path: str, status: os.stat_result) -> tuple[int, int]:
+    """The cost where nothing is shared: an upper folder, a plain copy."""
+    return status.st_blocks * STAT_BLOCK, 1
+
+
+def own_blocks(owner: Owner) -> Cost:
+    """The cost of a copy some of whose files are somebody else's, under another name."""
+
+    def cost(root: Root, path: str, status: os.stat_result) -> tuple[int, int]:
+        if status.st_nlink > 1 and status.st_uid != owner.uid:
+            return 0, 0
+        return all_blocks(root, path, status)
+
+    return cost
+
+
+def unshared_since(settled_ns: int) -> Cost:
+    """The cost of clones: what was written since, and is not shared with another file."""
+
+    def cost(root: Root, path: str, status: os.stat_result) -> tuple[int, int]:
+        if status.st_ctime_ns < settled_ns:
+            return 0, 0
+        if not stat.S_ISREG(status.st_mode):
+            return status.st_blocks * STAT_BLOCK, 1
+        try:
+            descriptor = root.open_file(path)
+        except FileNotFoundError:
+            return 0, 0
+        try:
+            own = unshared_bytes(descriptor)
+        finally:
+            os.close(descriptor)
+        return (status.st_blocks * STAT_BLOCK if own is None else own), 1
+
+    return cost
+
+
+# Where things lie, and how trouble is told
 
 PRIVATE = "tree"
 """The folder beside the project in which a driver keeps what is its own."""
@@ -34,7 +103,7 @@ _SETTLE_S = 1.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Bases(Protocol):
+class DriverBases(Protocol):
     """What drivers ask of the store of bases."""
 
     def get(self, base_id: str) -> Base: ...
@@ -80,13 +149,13 @@ def expect(tree: Tree, *paths: Path) -> None:
     if not private_folder(tree).is_dir():
         raise TreeNotFound(
             f"There is no tree {tree.tree_id} in {str(tree.folder)!r}.",
-            hint="Somebody has deleted it; remove what stands on it.",
+            hint="Somebody has deleted it. Remove its space: carrel rm --force SPACE",
         )
     for path in paths:
         if not path.is_dir():
             raise TreeDamaged(
                 f"The tree {tree.tree_id} has lost its folder {path.name!r}.",
-                hint="Drop it, and start again from its base.",
+                hint="Remove its space (carrel rm --force SPACE), and make a new one.",
             )
 
 
@@ -102,14 +171,11 @@ class Freezable(Comparable, Protocol):
     def open_root(self, tree: Tree) -> int: ...
 
 
-def freeze(driver: Freezable, bases: Bases, tree: Tree) -> Base:
+def freeze(driver: Freezable, bases: DriverBases, tree: Tree) -> Base:
     """What every driver does, once it can open a tree and compare it with its base."""
-    root = driver.open_root(tree)
-    try:
+    with Descriptor(driver.open_root(tree)) as root:
         changes = driver.compare(tree, links=True)
         return bases.freeze(bases.get(tree.base_id), changes, root)
-    finally:
-        os.close(root)
 
 
 def remove_folders(tree: Tree) -> None:
@@ -190,3 +256,130 @@ def enough_room(folder: Path, base: Base) -> None:
             f"A copy of the base takes {wanted >> 20} MiB, and {free >> 20} MiB are free.",
             hint="Make room, or put the data folder on a disk that shares blocks (btrfs, xfs).",
         )
+
+
+class FolderDriver(ABC):
+    """Base of the drivers whose trees are folders of their own, which every program of the host
+    sees. They say how such a folder is made, and what it costs."""
+
+    name: str
+    _making: str
+    """What the machine may refuse."""
+
+    def __init__(self, data: Path, bases: DriverBases) -> None:
+        self._data = data
+        self._bases = bases
+
+    @abstractmethod
+    def _check(self, base: Base) -> None:
+        """That trees of the base can be made, before work that may take minutes."""
+
+    @abstractmethod
+    def _make(self, request: TreeRequest, private: Path, path: Path) -> None:
+        """Makes the tree's folder at `path`; `private` is the driver's own. Raises OSError."""
+
+    @abstractmethod
+    def _cost(self, tree: Tree) -> Cost: ...
+
+    def _ignores(self, _tree: Tree) -> Ignore:
+        """What is not compared."""
+        return ignore_nothing
+
+    def create(self, request: TreeRequest) -> Tree:
+        self._check(request.base)
+        private = begin(request)
+        tree = make(request, self.name, 0)
+        try:
+            with tree_errors(self._making):
+                self._make(request, private, tree.path)
+                created_ns = settle(private)
+        except BaseException:
+            with contextlib.suppress(CarrelError):
+                self.drop(tree)
+            raise
+        return make(request, self.name, created_ns)
+
+    def ensure(self, tree: Tree) -> None:
+        expect(tree, tree.path)
+
+    def open_root(self, tree: Tree) -> int:
+        expect(tree, tree.path)
+        with tree_errors("open the tree"):
+            return os.open(tree.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def changes(self, tree: Tree) -> Iterator[Change]:
+        return self.compare(tree, links=False)
+
+    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]:
+        expect(tree, tree.path)
+        base = self._bases.get(tree.base_id)
+        ignore = self._ignores(tree)
+        folders = (tree.path, *base.layers)
+        with open_roots(folders) as roots, tree_errors("compare the tree"):
+            yield from Comparison(
+                Layers(roots[:1], None),
+                Layers(roots[1:], note_prefix()),
+                settled_ns=tree.created_ns,
+                links=links,
+                renames=renames,
+                ignore=ignore,
+            ).changes()
+
+    def usage(self, tree: Tree) -> TreeUsage:
+        expect(tree, tree.path)
+        with Root.at(tree.path) as root, tree_errors("measure the tree"):
+            return measure(root, self._cost(tree))
+
+    def freeze(self, tree: Tree) -> Base:
+        return freeze(self, self._bases, tree)
+
+    def drop(self, tree: Tree) -> None:
+        remove_folders(tree)
+
+
+# The choice between drivers
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of one candidate; `why` is a sentence."""
+
+    name: str
+    availability: Availability
+    chosen: bool
+    why: str
+
+
+def choose_driver(candidates: Sequence[TreeDriver]) -> tuple[TreeDriver, tuple[Judgement, ...]]:
+    """The best that works: one whose trees cost the same however big the project is, then
+    one whose trees every program of the host sees, then the first in order.
+
+    Raises `TreeUnavailable` when none works.
+    """
+    tried = [(driver, driver.probe()) for driver in candidates]
+    working = [driver for driver, found in tried if found.available]
+    if not working:
+        reasons = " ".join(f"{driver.name}: {found.reason}" for driver, found in tried)
+        raise TreeUnavailable(f"No tree driver works on this machine. {reasons}")
+    best = min(working, key=_rank)
+    return best, tuple(
+        Judgement(driver.name, found, driver is best, _why(driver, found, best))
+        for driver, found in tried
+    )
+
+
+def _rank(driver: TreeDriver) -> tuple[bool, bool]:
+    """`min` takes the first of equals."""
+    return not driver.capabilities.instant, not driver.capabilities.visible_on_host
+
+
+def _why(driver: TreeDriver, found: Availability, best: TreeDriver) -> str:
+    if not found.available:
+        return found.reason
+    if driver is best:
+        return f"Chosen: {found.reason}"
+    if _rank(driver)[0] > _rank(best)[0]:
+        return f"Works, but takes longer the bigger the project is; {best.name} does not."
+    if _rank(driver)[1] > _rank(best)[1]:
+        return f"Works, but the host's programs do not see its trees; {best.name}'s they do."
+    return f"Works; {best.name} comes first."

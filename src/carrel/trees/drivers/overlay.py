@@ -1,21 +1,25 @@
-"""Trees as overlays: a base's layers below, a private upper folder above.
+"""Trees as overlays: a mount of the base's layers with a writable folder on top.
 
 Making one is a mount, however big the project is; what the tree costs is what was
-written in it, and that is also all that needs to be read to say what changed.
+written in it, and that is also all that needs to be read to say what changed. Root mounts on the
+host, with id-mapped layers. For ordinary users the launcher mounts overlays and holds them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from carrel.domain.availability import Availability
-from carrel.domain.errors import CarrelError, TreeUnavailable
-from carrel.domain.launching import MountHelper
+from carrel.domain.errors import CarrelError, TreeDamaged, TreeUnavailable
+from carrel.domain.launching import MountHelper, OverlayMount
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.trees import (
     Base,
@@ -27,15 +31,20 @@ from carrel.domain.trees import (
     TreeRequest,
     TreeUsage,
 )
-from carrel.linux.ids import store_gid, store_uid
+from carrel.linux import mounts
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import make_id_map, store_gid, store_uid
+from carrel.linux.mounts import Overlay
 from carrel.trees.changes import Comparison
-from carrel.trees.drivers.closing import BackgroundCloser
 from carrel.trees.drivers.common import (
-    Bases,
+    PRIVATE,
+    DriverBases,
+    all_blocks,
     begin,
     expect,
     freeze,
     make,
+    measure,
     note_prefix,
     open_roots,
     private_folder,
@@ -44,11 +53,266 @@ from carrel.trees.drivers.common import (
     some_owner,
     tree_errors,
 )
-from carrel.trees.drivers.held_overlay import HeldOverlay
-from carrel.trees.drivers.host_overlay import HostOverlay
 from carrel.trees.folders import Root
 from carrel.trees.layers import Layers
-from carrel.trees.usage import all_blocks, measure
+
+# Closing the last descriptor of an unmounted overlay without waiting for the disk.
+#
+# When an overlay ends, the kernel writes out all unwritten data of the disk that its upper
+# folder is on, whoever wrote it: tenths of seconds, or minutes on a busy machine. Nothing of
+# a dropped tree waits for that: it is off the mount table and its files are removed before.
+
+MAX_WAITING = 64
+"""So many may be unfinished; beyond, dropping waits, so that they cannot pile up."""
+
+
+class BackgroundCloser:
+    """Closes descriptors one after the other in a thread that ends when there is nothing
+    left to do. A process that ends meanwhile waits for it; one that is killed leaves the
+    closing to the kernel."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._waiting: deque[int] = deque()
+        self._running = False
+
+    def close(self, descriptor: int) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: len(self._waiting) < MAX_WAITING)
+            self._waiting.append(descriptor)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._work, name="carrel-close").start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until all is closed; says whether it is."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._running, timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running = False
+                    self._lock.notify_all()
+                    return
+                descriptor = self._waiting[0]
+            os.close(descriptor)
+            with self._lock:
+                self._waiting.popleft()
+                self._lock.notify_all()
+
+
+# Overlays that root mounts on the host.
+#
+# The layers of a base belong on disk to the store's own user. An id-mapped mount shows them
+# as the tree's owner's; the upper folder belongs to that owner for real.
+
+_OPTIONS = (
+    ("redirect_dir", "on"),
+    ("metacopy", "on"),
+    # Off whatever the machine's defaults are: both would tie an upper folder to one
+    # mount of its lower layers, which are shown through another one after a reboot.
+    ("index", "off"),
+    ("nfs_export", "off"),
+)
+_REFUSED_MAPS = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
+
+
+class HostOverlay:
+    """Mounts, and finds again what it mounted."""
+
+    def __init__(self, *, attaches: bool = False) -> None:
+        """`attaches` does at once what is else done when the kernel turns out to be old."""
+        self._attaches = attaches
+
+    def mount(self, folder: Path, base: Base, owner: Owner) -> None:
+        private = folder / PRIVATE
+        with contextlib.ExitStack() as stack, tree_errors("mount the overlay"):
+            upper, work = mounts.open_layers([private / "upper", private / "work"])
+            stack.callback(mounts.close_all, (upper, work))
+            lowers = stack.enter_context(self._lowers(base, owner))
+            overlay = Overlay(tuple(lowers), upper, work, _OPTIONS)
+            if owner == base.store_owner:
+                mounts.mount_overlay(overlay, str(folder / "project"))
+            else:
+                self._mount_mapped(overlay, folder)
+
+    def _mount_mapped(self, overlay: Overlay, folder: Path) -> None:
+        """Before Linux 6.15, layers had to be attached somewhere, if only for a moment."""
+        if not self._attaches:
+            try:
+                mounts.mount_overlay(overlay, str(folder / "project"))
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        with attached(overlay.lowers, folder / PRIVATE / "lower") as lowers:
+            shown = Overlay(tuple(lowers), overlay.upper, overlay.work, overlay.options)
+            try:
+                mounts.mount_overlay(shown, str(folder / "project"))
+            except OSError as error:
+                # Linux 5.12 to 5.18 has id-mapped mounts, but not as layers.
+                if error.errno == errno.EINVAL:
+                    raise no_id_maps(error) from error
+                raise
+        self._attaches = True
+
+    @contextlib.contextmanager
+    def _lowers(self, base: Base, owner: Owner) -> Iterator[list[int]]:
+        if owner == base.store_owner:
+            opened = mounts.open_layers(base.layers)
+        else:
+            opened = self._mapped(base, owner)
+        try:
+            yield opened
+        finally:
+            mounts.close_all(opened)
+
+    def _mapped(self, base: Base, owner: Owner) -> list[int]:
+        opened: list[int] = []
+        try:
+            for layer in base.layers:
+                opened.append(mounts.clone_mount(str(layer)))
+            show_as(opened, base.store_owner, owner)
+        except BaseException:
+            mounts.close_all(opened)
+            raise
+        return opened
+
+    def is_mounted(self, tree: Tree) -> bool:
+        return mounts.is_mounted(tree.path)
+
+    def open_root(self, tree: Tree) -> int:
+        """Raises `TreeDamaged` when it is not mounted: then there is an empty folder."""
+        with tree_errors("open the tree"):
+            descriptor = os.open(tree.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            if os.fstat(descriptor).st_dev != os.stat(tree.folder).st_dev:
+                return descriptor
+        os.close(descriptor)
+        raise TreeDamaged(
+            f"The tree {tree.tree_id} is not mounted.", hint="It is mounted again by `ensure`."
+        )
+
+    @contextlib.contextmanager
+    def shown(self, tree: Tree) -> Iterator[TreeMount]:
+        root = self.open_root(tree)
+
+        def detached() -> int:
+            with tree_errors("show the tree to a sandbox"):
+                return mounts.clone_mount(root)
+
+        try:
+            yield TreeMount(tree.path, detached=detached)
+        finally:
+            os.close(root)
+
+    def unmount(self, tree: Tree) -> int | None:
+        """Takes it off the mount table, and what an interrupted mount left attached.
+
+        Gives a descriptor that keeps the file system alive, if it was mounted: when the
+        last one is closed, the kernel writes the whole disk's unwritten data out.
+        """
+        held = None
+        with tree_errors("unmount the tree"):
+            if self.is_mounted(tree):
+                held = os.open(tree.path, os.O_PATH | os.O_CLOEXEC)
+            mounts.detach_all(str(tree.path))
+            lower = private_folder(tree) / "lower"
+            if lower.is_dir():
+                for point in lower.iterdir():
+                    mounts.detach_all(str(point))
+        return held
+
+
+@contextlib.contextmanager
+def attached(layers: tuple[int, ...], folder: Path) -> Iterator[list[int]]:
+    """Detached mounts on folders of their own for a while, as descriptors of those."""
+    folder.mkdir()
+    points = []
+    try:
+        for number, layer in enumerate(layers):
+            point = folder / str(number)
+            point.mkdir()
+            points.append(point)
+            mounts.attach(layer, str(point))
+        opened = mounts.open_layers(points)
+        try:
+            yield opened
+        finally:
+            mounts.close_all(opened)
+    finally:
+        for point in points:
+            mounts.detach_all(str(point))
+            point.rmdir()
+        folder.rmdir()
+
+
+def show_as(clones: list[int], store: Owner, owner: Owner) -> None:
+    """Makes detached mounts show what belongs to the store as the owner's. Raises
+    `TreeUnavailable` where there are no id-mapped mounts."""
+    try:
+        namespace = make_id_map((store.uid, store.gid), (owner.uid, owner.gid))
+    except OSError as error:
+        raise no_id_maps(error) from error
+    try:
+        for clone in clones:
+            mounts.map_ids(clone, namespace)
+    except OSError as error:
+        if error.errno in _REFUSED_MAPS:
+            raise no_id_maps(error) from error
+        raise
+    finally:
+        os.close(namespace)
+
+
+def no_id_maps(error: OSError) -> TreeUnavailable:
+    return TreeUnavailable(
+        f"The kernel or the file system refuses id-mapped mounts ({error.strerror}).",
+        hint="They need Linux 5.19, and a data folder on ext4, xfs or btrfs.",
+        id_maps=False,
+    )
+
+
+# Overlays of ordinary users, each in a namespace of its own that outlives us
+
+
+class HeldOverlay:
+    def __init__(self, helper: MountHelper) -> None:
+        self._helper = helper
+
+    def mount(self, key: str, folder: Path, base: Base) -> None:
+        private = folder / PRIVATE
+        self._helper.mount_overlay(
+            key,
+            OverlayMount(
+                lowers=base.layers,
+                upper=private / "upper",
+                work=private / "work",
+                target=folder / "project",
+            ),
+        )
+
+    def is_mounted(self, tree: Tree) -> bool:
+        return tree.tree_id in self._helper.held()
+
+    def open_root(self, tree: Tree) -> int:
+        if not self.is_mounted(tree):
+            raise TreeDamaged(
+                f"The tree {tree.tree_id} is not mounted.",
+                hint="It is mounted again by `ensure`.",
+            )
+        return self._helper.open_in(tree.tree_id, tree.path)
+
+    @contextlib.contextmanager
+    def shown(self, tree: Tree) -> Iterator[TreeMount]:
+        yield TreeMount(tree.path, namespace=tree.tree_id)
+
+    def unmount(self, tree: Tree) -> None:
+        self._helper.release(tree.tree_id)
+
+
+# The driver
 
 _HARD_LINKS = "A base file with several names is parted from the others when it is first written."
 _NOT_ON_HOST = "Trees are mounted in namespaces of the launcher's; `Tree.path` is empty elsewhere."
@@ -64,7 +328,7 @@ class OverlayDriver:
     def __init__(
         self,
         data: Path,
-        bases: Bases,
+        bases: DriverBases,
         helper: MountHelper,
         let_go: Callable[[int], None] | None = None,
     ) -> None:
@@ -122,11 +386,8 @@ class OverlayDriver:
             base = _probe_base(folder)
             tree = self.create(TreeRequest(folder.name, base, folder / "space", owner))
             try:
-                root = self.open_root(tree)
-                try:
+                with Descriptor(self.open_root(tree)) as root:
                     _expect_writable(root, owner)
-                finally:
-                    os.close(root)
             finally:
                 self._drop(tree, os.close)
 
@@ -239,10 +500,7 @@ def _expect_writable(root: int, owner: Owner) -> None:
         raise TreeUnavailable(
             f"A file of the base belongs to {status.st_uid}, not to {owner.uid}.", id_maps=False
         )
-    file = os.open("file", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, dir_fd=root)
-    try:
+    with Descriptor(os.open("file", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, dir_fd=root)) as file:
         os.write(file, b"!")
         if os.pread(file, 16, 0) != b"above!":
             raise TreeUnavailable("What was written to an overlay was not there afterwards.")
-    finally:
-        os.close(file)

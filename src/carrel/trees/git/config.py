@@ -21,7 +21,7 @@ _ESCAPES = {b"n": b"\n", b"t": b"\t", b"b": b"\b"}
 
 
 @dataclass(frozen=True)
-class Item:
+class ConfigItem:
     """A piece of the file: a header, a remark, or a variable. `name` is empty but for
     variables, and then `section.key` or `section.subsection.key`."""
 
@@ -30,31 +30,31 @@ class Item:
     value: bytes = b""
 
 
-def parse(data: bytes) -> list[Item]:
+def parse(data: bytes) -> list[ConfigItem]:
     """All pieces; their `raw` joined is `data` again."""
-    items: list[Item] = []
+    items: list[ConfigItem] = []
     section, at = "", 0
     if data.startswith(_MARK):
-        items.append(Item(_MARK))
+        items.append(ConfigItem(_MARK))
         at = len(_MARK)
     while at < len(data):
         if found := _HEADER.match(data, at):
             section = _section(found)
-            items.append(Item(found[0]))
+            items.append(ConfigItem(found[0]))
         elif found := _REMARK.match(data, at):
-            items.append(Item(found[0]))
+            items.append(ConfigItem(found[0]))
         elif section and (found := _VARIABLE.match(data, at)):
             key = found[1].decode().lower()
             value = b"true" if found[2] is None else _unquote(found[2])
-            items.append(Item(found[0], f"{section}.{key}", value))
+            items.append(ConfigItem(found[0], f"{section}.{key}", value))
         else:
-            items.append(Item(data[at:]))
+            items.append(ConfigItem(data[at:]))
             break
         at = found.end()
     return items
 
 
-def last(items: Iterable[Item], name: str) -> bytes | None:
+def last(items: Iterable[ConfigItem], name: str) -> bytes | None:
     """The value that counts."""
     values = [item.value for item in items if item.name == name]
     return values[-1] if values else None
@@ -64,7 +64,7 @@ def is_true(value: bytes | None) -> bool:
     return value is not None and value.lower() in (b"true", b"yes", b"on", b"1")
 
 
-def without(items: Iterable[Item], unwanted: Callable[[str], bool]) -> bytes:
+def without(items: Iterable[ConfigItem], unwanted: Callable[[str], bool]) -> bytes:
     """The file without the variables whose name is unwanted."""
     kept = bytearray()
     for item in items:

@@ -1,4 +1,5 @@
-"""A bare copy of a repository, fetched once and then kept up to date.
+"""A bare copy of a repository, fetched once and then kept up to date; and which commit of it is
+meant by a name.
 
 Bases are made from it, so the user's repository or a slow server is asked only for what
 is not here yet. The folder is ours alone: no setting of the origin ever gets into it, and
@@ -8,22 +9,138 @@ its own refs (`refs/carrel/…`) keep every commit that was ever asked for.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import os
+import re
 import secrets
+import shlex
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.errors import GitFailed, InsufficientDisk, RefNotFound
-from carrel.domain.projects import OnProgress, ignore_progress
-from carrel.trees.git.layout import lock_files
-from carrel.trees.git.location import Remote
-from carrel.trees.git.locks import locked
-from carrel.trees.git.progress import listener
-from carrel.trees.git.refs import Offered, Resolved, Wanted, not_found, parse_offered, parse_ref
-from carrel.trees.git.runner import run_git, run_git_remote
+from carrel.domain.projects import ClonePolicy, OnProgress, ignore_progress
+from carrel.trees.git.process import listener, run_git, run_git_remote
+from carrel.trees.git.remote import Remote, route_to
+from carrel.trees.git.repository import RepositoryReader, lock_files
+from carrel.trees.locks import fetch_lock
 from carrel.trees.removal import remove_tree
+
+_MAX_LENGTH = 1024
+_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHORT_ID = re.compile(r"[0-9a-fA-F]{4,64}")
+_STEPS = re.compile(r"(?:[~^][0-9]{0,6})*|\^\{(?:commit)?\}")
+# As `git check-ref-format`: what no ref can hold.
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f:?*\[\\]|\.\.|@\{|//|\.lock(?:/|$)|(?:^|/)\.|[./]$")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A commit, and the branch that was asked for, when it was one."""
+
+    commit: str
+    branch: str | None = None
+
+
+@dataclass(frozen=True)
+class WantedRef:
+    """A ref as it was asked for: a name, and steps back from it (`~2`, `^`)."""
+
+    text: str
+    name: str
+    steps: str
+
+    @property
+    def full_id(self) -> str | None:
+        lower = self.name.lower()
+        return lower if _FULL_ID.fullmatch(lower) else None
+
+    @property
+    def may_be_short_id(self) -> bool:
+        return _SHORT_ID.fullmatch(self.name) is not None
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a remote has: the object of each ref, and the commit where a tag has its own."""
+
+    refs: Mapping[str, str]
+    head_branch: str | None
+
+    @property
+    def id_length(self) -> int:
+        return len(next(iter(self.refs.values()), ""))
+
+    def find(self, name: str) -> str | None:
+        """The full name of a ref, looked for as `git checkout` does: branches first."""
+        places = (
+            ("{}", "refs/heads/{}", "refs/tags/{}")
+            if name == "HEAD" or name.startswith("refs/")
+            else ("refs/heads/{}", "refs/tags/{}", "refs/{}", "refs/remotes/{}")
+        )
+        for place in places:
+            full = place.format(name)
+            if full in self.refs:
+                return full
+        return None
+
+
+def parse_ref(text: str | None) -> WantedRef:
+    """Raises `RefNotFound` for what can be no ref, above all what git could take for an
+    option."""
+    given = "HEAD" if text is None else text
+    name = re.split(r"[~^]", given, maxsplit=1)[0]
+    steps = given[len(name) :]
+    if (
+        not name
+        or len(given) > _MAX_LENGTH
+        or name.startswith("-")
+        or _FORBIDDEN.search(name)
+        or not _STEPS.fullmatch(steps)
+    ):
+        raise RefNotFound(
+            f"{given[:80]!r} is not the name of a commit.",
+            hint="Give a branch, a tag or a commit's id.",
+        )
+    return WantedRef(given, "HEAD" if name == "@" else name, steps)
+
+
+def parse_offered(output: bytes) -> Offered:
+    """From `git ls-remote --symref`."""
+    refs: dict[str, str] = {}
+    head: str | None = None
+    for line in output.decode(errors="surrogateescape").split("\n"):
+        value, _, name = line.partition("\t")
+        if not name:
+            continue
+        if value.startswith("ref: "):
+            if name == "HEAD":
+                head = value.partition("ref: refs/heads/")[2] or None
+        elif name.endswith("^{}"):
+            refs[name.removesuffix("^{}")] = value
+        else:
+            refs.setdefault(name, value)
+    return Offered(refs, head)
+
+
+def not_found(wanted: WantedRef, offered: Offered | None, why: str = "") -> RefNotFound:
+    """The error, with names that look alike."""
+    names = [
+        name.split("/", 2)[2]
+        for name in (offered.refs if offered else ())
+        if name.startswith(("refs/heads/", "refs/tags/"))
+    ]
+    near = difflib.get_close_matches(wanted.name, names, _SHOWN) or sorted(names)[:_SHOWN]
+    hint = f"There are, for example: {', '.join(near)}." if near else ""
+    message = f"The repository has no commit {wanted.text!r}"
+    return RefNotFound(f"{message}: {why}." if why else f"{message}.", hint=hint)
+
+
+# The mirror
 
 LOCAL_TIMEOUT_S = 600.0
 """Work on our own disk: a checkout of a very large repository, on a slow one."""
@@ -31,20 +148,9 @@ _TRIES = 3
 """How often a branch may be rewritten between asking for it and fetching it."""
 _MANY_PACKS = 30
 """Each fetch leaves a pack, and git looks into all of them."""
+_UPLOAD_PACK = "carrel.trees.git.upload_pack"
 _KEPT = "refs/carrel/keep"
 _FETCHED = "refs/carrel/fetched"
-
-# How the user's repository on this machine is read. Its settings can name programs; all
-# that upload-pack could still be made to run is switched off, and it may not go on to
-# fetch from anywhere else itself.
-_UPLOAD_PACK = (
-    "env GIT_ALLOW_PROTOCOL=none GIT_NO_LAZY_FETCH=1 GIT_SSH_COMMAND=false"
-    " GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null"
-    " git -c 'safe.directory=*' -c core.hooksPath=/dev/null -c core.fsmonitor=false"
-    " -c uploadpack.allowAnySHA1InWant=true"
-    # Over no network it does not pay to look for the smallest form of loose objects.
-    " -c pack.window=0 -c pack.compression=1 upload-pack"
-)
 
 
 class Mirror:
@@ -61,8 +167,11 @@ class Mirror:
         *,
         timeout_s: float,
         on_progress: OnProgress = ignore_progress,
+        policy: ClonePolicy | None = None,
     ) -> None:
+        """With a policy, remotes are asked as it says: see `run_git_remote`."""
         self.remote = remote
+        self._policy = policy
         self.folder = mirrors / f"{remote.key}.git"
         self._lock = mirrors / f"{remote.key}.lock"
         self._timeout_s = timeout_s
@@ -79,14 +188,14 @@ class Mirror:
             return Resolved(wanted.full_id)
         self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         deadline = time.monotonic() + self._timeout_s
-        with locked(self._lock, timeout_s=self._timeout_s), self._nothing_left():
+        with fetch_lock(self._lock, timeout_s=self._timeout_s), self._nothing_left():
             self._deadline = deadline
             return self._resolve(wanted)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """While open, nothing in the mirror goes away."""
-        with locked(self._lock, shared=True, timeout_s=self._timeout_s):
+        with fetch_lock(self._lock, shared=True, timeout_s=self._timeout_s):
             yield
 
     def refs(self) -> dict[str, tuple[str, str]]:
@@ -108,7 +217,7 @@ class Mirror:
 
     def remove(self) -> None:
         """Forgets all; idempotent."""
-        with locked(self._lock, timeout_s=self._timeout_s):
+        with fetch_lock(self._lock, timeout_s=self._timeout_s):
             remove_tree(self.folder)
             self._lock.unlink(missing_ok=True)
 
@@ -130,14 +239,16 @@ class Mirror:
 
     def _tidy(self) -> None:
         """Removes locks and half packs of a git that died here."""
-        for name in lock_files(os.fsencode(self.folder)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(os.fsencode(self.folder), name))
+        folder = os.path.realpath(os.fsencode(self.folder))
+        with RepositoryReader(folder) as files:
+            for name in lock_files(files, folder):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
 
     def _left_s(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
 
-    def _resolve(self, wanted: Wanted) -> Resolved:
+    def _resolve(self, wanted: WantedRef) -> Resolved:
         if wanted.full_id:
             return self._resolve_id(wanted, wanted.full_id)
         offered = self._ask()
@@ -162,14 +273,14 @@ class Mirror:
         commit = self._commit(wanted, commit + wanted.steps, offered)
         return Resolved(commit, None if wanted.steps else branch)
 
-    def _refuse_other_kinds(self, wanted: Wanted, oid: str, offered: Offered) -> None:
+    def _refuse_other_kinds(self, wanted: WantedRef, oid: str, offered: Offered) -> None:
         """A tag can also be of a file or a folder."""
         with contextlib.suppress(GitFailed):
             kind = self.run("cat-file", "-t", oid).decode().strip()
             if kind != "commit":
                 raise not_found(wanted, offered, f"it names a {kind}")
 
-    def _resolve_id(self, wanted: Wanted, full_id: str) -> Resolved:
+    def _resolve_id(self, wanted: WantedRef, full_id: str) -> Resolved:
         if not self._has(full_id):
             offered = self._ask()
             if offered.id_length not in (0, len(full_id)):
@@ -180,7 +291,7 @@ class Mirror:
                     self._fetch(offered, full_id)
         return Resolved(self._commit(wanted, full_id + wanted.steps, None))
 
-    def _resolve_short(self, wanted: Wanted, offered: Offered) -> Resolved:
+    def _resolve_short(self, wanted: WantedRef, offered: Offered) -> Resolved:
         if not wanted.may_be_short_id:
             why = "it has no commits at all" if not offered.refs else ""
             raise not_found(wanted, offered, why)
@@ -191,7 +302,7 @@ class Mirror:
         self._fetch(offered, None)
         return Resolved(self._commit(wanted, expression, offered))
 
-    def _commit(self, wanted: Wanted, expression: str, offered: Offered | None) -> str:
+    def _commit(self, wanted: WantedRef, expression: str, offered: Offered | None) -> str:
         """The id, once it is certain that it is a commit and all of it is here."""
         try:
             found = self.run("rev-parse", "--verify", expression + "^{commit}")
@@ -225,11 +336,23 @@ class Mirror:
             cwd=parent,
             timeout_s=self._left_s(),
             env={"GIT_CEILING_DIRECTORIES": str(parent.parent)},
+            route=self._route(),
         )
         return parse_offered(output)
 
+    def _route(self) -> list[str] | None:
+        """How a remote is reached for who is not the owner; None for the owner."""
+        if self._policy is None:
+            return None
+        return [] if self.remote.folders else route_to(self.remote.address, self._policy)
+
     def _reader(self) -> list[str]:
-        return [f"--upload-pack={_UPLOAD_PACK}"] if self.remote.path else []
+        """How a repository on this machine is read."""
+        if not self.remote.folders:
+            return []
+        strict = "0" if self._policy is None else "1"
+        program = [sys.executable, "-P", "-m", _UPLOAD_PACK, strict, *map(str, self.remote.folders)]
+        return [f"--upload-pack={shlex.join([*program, '--'])}"]
 
     def _fetch(self, offered: Offered, also: str | None) -> None:
         """All branches and tags, and one more ref or id."""
@@ -263,6 +386,7 @@ class Mirror:
             cwd=self.folder,
             timeout_s=self._left_s(),
             on_line=listener(self._on_progress),
+            route=self._route(),
         )
         if offered.head_branch:
             self.run("symbolic-ref", "HEAD", f"refs/heads/{offered.head_branch}")

@@ -7,31 +7,51 @@ repositories are broken, or worse: they write into the origin. The plan says wha
 copied from elsewhere, rewritten or left out so that `git` in the copy works and touches
 nothing outside.
 
-Only reads files, never runs git: the folder may be hostile. Never raises for a
-repository that is merely broken: that is copied as it is, and noted.
+Only reads files, never runs git: the folder may be hostile. What its content names outside
+of it is not read, unless its owner said so (`repository.OutsideAccess`); and then only what
+git needs of it. Links stay links. Never raises for a repository that is merely broken: that is
+copied as it is, and noted.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from carrel.domain.projects import GitReach
 from carrel.domain.trees import Skipped
 from carrel.trees.git import config
-from carrel.trees.git.alternates import lenders, object_files
-from carrel.trees.git.layout import (
-    common_folder,
+from carrel.trees.git.process import redact
+from carrel.trees.git.repository import (
+    SHARED_NAMES,
+    OutsideAccess,
+    RepositoryReader,
     find_roots,
     is_git_folder,
+    is_within,
+    lenders,
     lock_files,
-    names,
-    pointed_folder,
     private_paths,
-    read_small,
-    worktree_parts,
+    state_paths,
 )
+
+_HINT = "; `carrel new --follow-git` takes what git needs from there"
+_KEPT_SETTINGS = re.compile(
+    r"core\.(repositoryformatversion|filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eol"
+    r"|safecrlf|logallrefupdates|sparsecheckout|sparsecheckoutcone|abbrev|quotepath)"
+    r"|extensions\.\w+|index\.\w+|user\.(name|email)|branch\..+\.(remote|merge|rebase)"
+    r"|remote\..+\.(url|pushurl|fetch|tagopt|promisor|partialclonefilter)"
+    r"|submodule\..+\.(url|active|branch)",
+    re.DOTALL,
+)
+"""Of a repository elsewhere: how its files are to be read, and where its commits come from and
+go to. Nothing that names a program or another file, and no credentials."""
+_MAX_NOTED_LINKS = 8
+"""Of one repository: a hostile one can have any number."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +74,11 @@ class GitPlan:
 
     replace: tuple[tuple[bytes, Path], ...]
     """(destination, source): the destination gets what the source, a file or a folder
-    with all below it, holds; sorted, so that a folder comes before what is in it."""
+    with all below it, holds; sorted, so that a folder comes before what is in it. No link
+    is followed, on the way to it or in it."""
+    objects: tuple[tuple[bytes, Path], ...]
+    """(destination, source): stores of objects. The destination gets what has the name of
+    an object or a pack, lacks there, and is what its name says: see `objects`."""
     generate: Mapping[bytes, bytes]
     """Files written with this content (mode 0644)."""
     omit: frozenset[bytes]
@@ -66,23 +90,30 @@ class GitPlan:
     """The folder itself is a checkout; else only folders in it are."""
 
 
-def plan_git(source: Path, found: Iterable[bytes] | None = None) -> GitPlan | None:
-    """The plan for a folder and every checkout in it; None when there is no repository.
+def plan_git(
+    source: Path, found: Iterable[bytes] | None = None, outside: OutsideAccess | None = None
+) -> GitPlan | None:
+    """The plan for a folder (its real path) and every checkout in it; None when there is no
+    repository. Raises OSError when the folder cannot be opened.
 
     `found` are the folders (relative, b"" for the top) that hold an entry `.git`, when
-    the caller has walked already; else they are looked for.
+    the caller has walked already; else they are looked for. Without `outside`, nothing
+    outside of the folder is read.
     """
     top = os.path.abspath(os.fsencode(source))
-    roots = sorted(find_roots(top) if found is None else found)
-    bare = b"" not in roots and is_git_folder(top)
-    if not roots and not bare:
-        return None
-    planner = _Planner(top)
-    if bare:
-        planner.add_bare()
-    for root in roots:
-        planner.add(root)
-    return planner.finish(at_top=b"" in roots)
+    if outside is None:
+        outside = OutsideAccess(top, GitReach.NONE, Path(os.devnull))
+    with RepositoryReader(top) as files:
+        roots = sorted(find_roots(files) if found is None else found)
+        bare = b"" not in roots and is_git_folder(files, top, top)
+        if not roots and not bare:
+            return None
+        planner = _Planner(files, outside)
+        if bare:
+            planner.add_bare()
+        for root in roots:
+            planner.add(root)
+        return planner.finish(at_top=b"" in roots)
 
 
 def _relative(path: bytes, start: bytes) -> bytes:
@@ -96,11 +127,12 @@ def _join(*parts: bytes) -> bytes:
 class _Planner:
     """Works from the outermost checkout inwards: inner ones may live in outer ones."""
 
-    def __init__(self, top: bytes) -> None:
-        self._top = top
-        # Where folders of the real world come to lie in the result.
-        self._placed = [(os.path.realpath(top), b"")]
+    def __init__(self, files: RepositoryReader, outside: OutsideAccess) -> None:
+        self._files = files
+        self._top = files.project
+        self._outside = outside
         self._replace: dict[bytes, bytes] = {}
+        self._objects: list[tuple[bytes, bytes]] = []
         self._generate: dict[bytes, bytes] = {}
         self._omit: set[bytes] = set()
         self._indexes: list[GitIndex] = []
@@ -109,24 +141,27 @@ class _Planner:
         self._kept_worktrees: set[bytes] = set()
 
     def add(self, root: bytes) -> None:
-        entry = os.path.join(self._top, root, b".git")
-        if os.path.isdir(entry):
-            target = os.path.realpath(entry)
-        else:
-            pointed = pointed_folder(entry)
-            target = b"" if pointed is None else os.path.realpath(pointed)
-        if not target or not is_git_folder(target):
-            self._note(_join(root, b".git"), "does not lead to a repository; copied as it is")
+        git = _join(root, b".git")
+        entry = os.path.join(self._top, git)
+        before = len(self._outside.left_out)
+        found = self._outside.reach(self._files, entry)
+        if refused := self._outside.left_out[before:]:
+            self._leave_out(git, entry, refused[0])
             return
-        common = os.path.realpath(common_folder(target))
-        if common != target:
+        if found is None:
+            self._note(git, "does not lead to a repository; copied as it is")
+            return
+        target, common = found
+        if self._locate(target) is None or self._locate(common) is None:
+            self._materialise(root, target, common)
+        elif common != target:
             self._add_linked(root, target, common)
         else:
             self._add_plain(root, entry, target)
 
     def add_bare(self) -> None:
         """The top is itself a git folder, without a checkout."""
-        self._own(b"", os.path.realpath(self._top), None)
+        self._own(b"", self._top, None)
 
     def finish(self, *, at_top: bool) -> GitPlan:
         for folder, common in self._owned.items():
@@ -135,6 +170,7 @@ class _Planner:
             replace=tuple(
                 (to, Path(os.fsdecode(self._replace[to]))) for to in sorted(self._replace)
             ),
+            objects=tuple((to, Path(os.fsdecode(source))) for to, source in self._objects),
             generate=self._generate,
             omit=frozenset(self._omit - self._replace.keys() - self._generate.keys()),
             indexes=tuple(self._indexes),
@@ -145,116 +181,119 @@ class _Planner:
     def _note(self, path: bytes, why: str) -> None:
         self._notes.append(Skipped(os.fsdecode(path), why))
 
+    def _leave_out(self, git: bytes, entry: bytes, named: bytes) -> None:
+        """Folders and links stay. A pointer goes: where a space can see what it points to,
+        git would write there."""
+        if stat.S_ISREG(self._files.mode(entry, follow=False)):
+            self._omit.add(git)
+        self._note(git, f"leads to {_shown(named)}, outside of the project; left out" + _HINT)
+
     def _locate(self, real: bytes) -> bytes | None:
-        """Where in the result a real path comes to lie."""
-        best: tuple[int, bytes] | None = None
-        for folder, placed in self._placed:
-            if real == folder or real.startswith(folder.rstrip(b"/") + b"/"):
-                rest = real[len(folder) :].lstrip(b"/")
-                if best is None or len(folder) > best[0]:
-                    best = (len(folder), os.path.join(placed, rest) if rest else placed)
-        return None if best is None else best[1]
+        """Where in the result a real path comes to lie; None for what is outside."""
+        if not is_within(real, self._top):
+            return None
+        return real[len(self._top) :].lstrip(b"/")
 
     def _add_plain(self, root: bytes, entry: bytes, target: bytes) -> None:
         """A repository with a folder of its own, at `.git` or where `.git` points to."""
-        git = _join(root, b".git")
-        located = self._locate(target)
-        movable = not os.path.islink(entry) or not os.path.isabs(os.readlink(entry))
-        if located is None or not movable:
-            self._replace[git] = target
-            self._placed.append((target, git))
-            located = git
-        elif located != git and not os.path.isdir(entry):
+        located = self._locate(target) or b""
+        link = self._files.link(entry)
+        if located != _join(root, b".git") and (link is None or os.path.isabs(link)):
             self._point(root, located)
         self._own(located, target, root)
 
     def _add_linked(self, root: bytes, target: bytes, common: bytes) -> None:
-        """A linked worktree: it stays one if its main repository comes along."""
-        shared, own = self._locate(common), self._locate(target)
-        if shared is None or own is None:
-            self._materialise(root, target, common)
-            return
+        """A linked worktree whose main repository is in the project: it stays one."""
+        shared, own = self._locate(common) or b"", self._locate(target) or b""
         self._point(root, own)
         back = _relative(_join(root, b".git"), own)
         self._generate[_join(own, b"gitdir")] = back + b"\n"
-        if os.path.isabs(read_small(os.path.join(target, b"commondir")) or b""):
+        if os.path.isabs(self._files.read(os.path.join(target, b"commondir")) or b""):
             self._generate[_join(own, b"commondir")] = _relative(shared, own) + b"\n"
         self._kept_worktrees.add(own)
-        self._omit.update(_join(own, path) for path in lock_files(target))
+        self._omit.update(_join(own, path) for path in lock_files(self._files, target))
         self._add_index(own, target, root)
         self._own(shared, common, None)
 
     def _materialise(self, root: bytes, target: bytes, common: bytes) -> None:
-        """Makes a linked worktree a repository: the common folder without what is its
-        main worktree's own, and this worktree's own in its place."""
+        """Makes a repository of what is elsewhere: what git needs of the common folder, and
+        the checkout's own. `target` and `common` are the same but for a linked worktree."""
         git = _join(root, b".git")
-        items = config.parse(read_small(os.path.join(common, b"config")) or b"")
+        items = self._settings(os.path.join(common, b"config"))
         if config.last(items, "extensions.refstorage") == b"reftable":
             self._omit.add(git)
-            self._note(git, "a linked worktree with reftable refs cannot stand alone; left out")
+            self._note(git, "a repository elsewhere with reftable refs is not taken; left out")
             return
-        self._replace[git] = common
-        self._placed += [(common, git), (target, git)]
-        self._omit.update(_join(git, path) for path in private_paths(common))
-        self._omit.discard(_join(git, b"worktrees"))
-        for part in worktree_parts(target):
-            self._replace[_join(git, part)] = os.path.join(target, part)
-        self._own(git, common, root, own=target)
-        plain = config.without(items, {"core.worktree", "core.bare"}.__contains__)
-        self._generate[_join(git, b"config")] = plain + b"[core]\n\tbare = false\n"
+        if self._locate(target) != git:
+            self._omit.add(git)
+        if target != common:
+            self._omit.update(_join(git, path) for path in private_paths(self._files, common))
+        for folder, parts in (
+            (common, SHARED_NAMES),
+            (target, tuple(state_paths(self._files, target))),
+        ):
+            for part in parts:
+                path = os.path.join(folder, part)
+                mode = self._files.mode(path, follow=False)
+                if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                    self._replace[_join(git, part)] = path
+        self._objects.append((_join(git, b"objects"), os.path.join(common, b"objects")))
+        self._take_borrowed(git, common)
+        self._note_partial(git, common)
+        self._omit.update(_join(git, path) for path in lock_files(self._files, common))
+        self._add_index(git, target, root)
+        self._generate[_join(git, b"config")] = _kept(items) + b"[core]\n\tbare = false\n"
         if config.is_true(config.last(items, "extensions.worktreeconfig")):
-            extra = config.parse(read_small(os.path.join(target, b"config.worktree")) or b"")
-            self._generate[_join(git, b"config.worktree")] = config.without(
-                extra, {"core.worktree", "core.bare"}.__contains__
-            )
+            extra = self._settings(os.path.join(target, b"config.worktree"))
+            self._generate[_join(git, b"config.worktree")] = _kept(extra)
+
+    def _settings(self, path: bytes) -> list[config.ConfigItem]:
+        return config.parse(self._files.read(path) or b"")
 
     def _point(self, root: bytes, located: bytes) -> None:
         """Makes `.git` of a checkout a relative pointer, if it is not that already."""
         wanted = _relative(located, root)
-        current = read_small(os.path.join(self._top, root, b".git")) or b""
+        entry = os.path.join(self._top, root, b".git")
+        current = b"" if self._files.link(entry) else self._files.read(entry) or b""
         if os.path.normpath(current.removeprefix(b"gitdir:").strip()) != wanted:
             self._generate[_join(root, b".git")] = b"gitdir: " + wanted + b"\n"
 
-    def _own(self, git: bytes, folder: bytes, root: bytes | None, own: bytes = b"") -> None:
-        """Cuts what ties a git folder to its place. `own`: where its index is, if that
-        is another folder."""
+    def _own(self, git: bytes, folder: bytes, root: bytes | None) -> None:
+        """Cuts what ties a git folder of the project to its place."""
         if root is not None:
-            self._add_index(git, own or folder, root)
+            self._add_index(git, folder, root)
         if git in self._owned:
             return
         self._owned[git] = folder
-        moved = git in self._replace
-        self._resolve_links(git, folder, moved=moved)
+        self._note_links(git, folder)
         for name in (b"config", b"config.worktree"):
             self._fix_worktree_setting(git, folder, name, root)
         self._take_borrowed(git, folder)
         self._note_partial(git, folder)
-        self._omit.update(_join(git, path) for path in lock_files(folder))
+        self._omit.update(_join(git, path) for path in lock_files(self._files, folder))
 
     def _add_index(self, git: bytes, folder: bytes, root: bytes) -> None:
-        if os.path.isfile(os.path.join(folder, b"index")):
+        if stat.S_ISREG(self._files.mode(os.path.join(folder, b"index"), follow=False)):
             self._indexes.append(GitIndex(_join(git, b"index"), root))
 
-    def _resolve_links(self, git: bytes, folder: bytes, *, moved: bool) -> None:
-        """Parts that are symlinks to another repository (git-new-workdir, repo)."""
+    def _note_links(self, git: bytes, folder: bytes) -> None:
+        """Parts that are symlinks to another repository (git-new-workdir, repo) stay links,
+        and lead nowhere when that is outside."""
         parents = (b"", b"logs", b"objects")
-        parts = [_join(up, name) for up in parents for name in names(_join(folder, up))]
+        parts = (_join(up, name) for up in parents for name in self._files.names(_join(folder, up)))
+        noted = 0
         for part in parts:
             path = os.path.join(folder, part)
-            if not os.path.islink(path):
-                continue
-            real = os.path.realpath(path)
-            inside = real.startswith(folder + b"/") or (
-                not moved and self._locate(real) is not None
-            )
-            if os.path.exists(real) and (os.path.isabs(os.readlink(path)) or not inside):
-                self._replace[_join(git, part)] = real
+            if self._files.link(path) is not None and self._files.leads_out(path):
+                noted += 1
+                if noted <= _MAX_NOTED_LINKS:
+                    self._note(_join(git, part), "a link out of the project; stays a link")
 
     def _fix_worktree_setting(
         self, git: bytes, folder: bytes, name: bytes, root: bytes | None
     ) -> None:
         """`core.worktree` must lead to the checkout's place in the result."""
-        items = config.parse(read_small(os.path.join(folder, name)) or b"")
+        items = self._settings(os.path.join(folder, name))
         current = config.last(items, "core.worktree")
         if current is None:
             return
@@ -271,30 +310,52 @@ class _Planner:
     def _take_borrowed(self, git: bytes, folder: bytes) -> None:
         """Objects of alternates come along; the list of alternates does not."""
         objects = os.path.join(folder, b"objects")
-        lent, missing = lenders(objects)
-        for lost in missing:
-            self._note(_join(git, b"objects"), f"borrows from {os.fsdecode(lost)}, which is gone")
-        if not lent and not missing:
+        before = len(self._outside.left_out)
+        lent, lost = lenders(
+            self._files, objects, lambda named: self._outside.admit_objects(self._files, named)
+        )
+        refused = {os.path.normpath(named) for named in self._outside.left_out[before:]}
+        for named in lost:
+            why = (
+                f"outside of the project; left out{_HINT}" if named in refused else "which is gone"
+            )
+            self._note(_join(git, b"objects"), f"borrows from {_shown(named)}, {why}")
+        if not lent and not lost:
             return
-        present = set(object_files(objects))
-        for lender in lent:
-            for name in object_files(lender):
-                if name not in present:
-                    present.add(name)
-                    self._replace[_join(git, b"objects", name)] = os.path.join(lender, name)
+        self._objects += [(_join(git, b"objects"), lender) for lender in lent]
         # A chain of commit graphs may lean on one of a lender.
         for name in (b"alternates", b"commit-graphs"):
             self._omit.add(_join(git, b"objects/info", name))
 
     def _note_partial(self, git: bytes, folder: bytes) -> None:
-        items = config.parse(read_small(os.path.join(folder, b"config")) or b"")
+        items = self._settings(os.path.join(folder, b"config"))
         if any(item.name.endswith(".promisor") and config.is_true(item.value) for item in items):
             self._note(git, "a partial clone: objects that were never fetched are not in it")
 
     def _omit_worktrees(self, git: bytes, common: bytes) -> None:
         """Else git takes branches for checked out in worktrees that are not here."""
         folder = _join(git, b"worktrees")
-        listed = {_join(folder, name) for name in names(os.path.join(common, b"worktrees"))}
+        names = self._files.names(os.path.join(common, b"worktrees"))
+        listed = {_join(folder, name) for name in names}
         if listed and not listed & self._kept_worktrees:
             self._omit.add(folder)
         self._omit |= listed - self._kept_worktrees
+
+
+def _kept(items: Iterable[config.ConfigItem]) -> bytes:
+    """The settings that a repository elsewhere brings along, written anew."""
+    kept = b""
+    for item in items:
+        if _KEPT_SETTINGS.fullmatch(item.name):
+            section, _, key = os.fsencode(item.name).rpartition(b".")
+            name, dot, sub = section.partition(b".")
+            value = item.value
+            if key in (b"url", b"pushurl"):
+                value = os.fsencode(redact(os.fsdecode(value)))
+            head = name + (b" " + config.quote(sub) if dot else b"")
+            kept += b"[" + head + b"]\n\t" + key + b" = " + config.quote(value) + b"\n"
+    return kept
+
+
+def _shown(path: bytes) -> str:
+    return os.fsdecode(os.path.normpath(path))[:200]

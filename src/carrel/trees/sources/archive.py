@@ -8,32 +8,46 @@ import os
 import stat
 import tarfile
 import time
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Self, cast
 
 import zstandard
 
 from carrel.domain.errors import (
     ArchiveInvalid,
+    InsufficientDisk,
+    PathError,
+    PathWrongKind,
     ProjectInvalid,
     ProjectNotFound,
+    ProjectTooLarge,
     ProjectUnreadable,
 )
 from carrel.domain.projects import BaseRequest, OnProgress, Progress
-from carrel.domain.trees import Skipped
+from carrel.domain.trees import Owner, Skipped
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.openat2 import open_real
 from carrel.trees.bases.records import IndexFile
-from carrel.trees.bases.views import Update
-from carrel.trees.sources.unpacking import Limits, Unpacker, bad_archive, unix_mode
+from carrel.trees.contents import BLOCK, ZEROS, write_at
+from carrel.trees.extraction import bad, check_link, clean_name, shown
+from carrel.trees.git.checkout import Delta
+from carrel.trees.writer import TreeWriter
 
 _SECOND = 1_000_000_000
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", _ZSTD)
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _USTAR = slice(257, 262)
+_SPARE_BYTES = 64 << 20
+"""So much room is left on the disk: an archive may claim any size."""
+_MODE = 0o777
+"""Permissions that archives may give: none to become somebody else."""
 _SHOW_S = 0.1
 """Progress is shown ten times a second."""
 _KINDS = {
@@ -63,6 +77,126 @@ def is_archive(path: Path) -> bool:
         return False
 
 
+@dataclass
+class _ProjectUnpacker:
+    """Fills one empty folder, and nothing anywhere else. Names come as the archive has them."""
+
+    root: int
+    max_files: int | None
+    max_bytes: int | None
+    on_entry: Callable[[int, int], None]
+    skipped: list[Skipped] = field(default_factory=list)
+    _files: int = 0
+    _bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._writer = TreeWriter(self.root, Owner(os.geteuid(), os.getegid()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._writer.close()
+
+    @property
+    def count(self) -> int:
+        return self._files + len(self.skipped)
+
+    def folder(self, name: bytes, mode: int, mtime_ns: int) -> None:
+        path = clean_name(name, name)
+        self._count(0)
+        with _misfits(path):
+            self._writer.make_folder(path, mode & _MODE | 0o700, mtime_ns)
+
+    def file(self, name: bytes, mode: int, mtime_ns: int, size: int, content: IO[bytes]) -> None:
+        def fill(target: int) -> None:
+            _copy_out(content, size, target, name)
+            os.fchmod(target, mode & _MODE)
+            os.utime(target, ns=(mtime_ns, mtime_ns))
+
+        self._put(name, size, lambda path: self._writer.write(path, fill))
+
+    def symlink(self, name: bytes, target: bytes, mtime_ns: int) -> None:
+        check_link(clean_name(name, name), target)
+        self._put(name, 0, lambda path: self._writer.symlink(path, target, mtime_ns))
+
+    def hard_link(self, name: bytes, target: bytes) -> None:
+        first = clean_name(target, name)
+        if clean_name(name, name) == first:
+            self._count(0)
+            return
+        if not first or self._writer.status(first) is None:
+            raise bad(f"{shown(name)} is a link to {shown(target)}, which it has not", name)
+        self._put(name, 0, lambda path: self._writer.link(path, first))
+
+    def skip(self, name: bytes, why: str) -> None:
+        self.skipped.append(Skipped(clean_name(name, name), why))
+
+    def finish(self) -> None:
+        """Gives the folders their modes and times."""
+        self._writer.finish()
+
+    def _put(self, name: bytes, size: int, act: Callable[[str], None]) -> None:
+        """Makes an entry, also where a folder is: the last of several with one name counts."""
+        path = clean_name(name, name)
+        if not path:
+            raise bad(f"{shown(name)} names no file", name)
+        self._count(size)
+        with _misfits(path):
+            self._writer.reach(os.path.dirname(path))
+            try:
+                act(path)
+            except PathWrongKind:
+                self._writer.remove(path)
+                act(path)
+
+    def _count(self, size: int) -> None:
+        self._files += 1
+        self._bytes += size
+        self.on_entry(self._files, self._bytes)
+        for found, limit, what in (
+            (self._files, self.max_files, "entries"),
+            (self._bytes, self.max_bytes, "bytes"),
+        ):
+            if limit is not None and found > limit:
+                raise ProjectTooLarge(
+                    f"The archive holds more than the {limit} {what} that were allowed.",
+                    hint="Allow more, or give a smaller archive.",
+                    limit=limit,
+                )
+        disk = os.fstatvfs(self.root)
+        free = disk.f_bavail * disk.f_frsize
+        if size and size + _SPARE_BYTES > free:
+            raise InsufficientDisk(
+                f"The archive holds a file of {size} bytes, and {free} are free on the disk.",
+                hint="Make room, or move the data folder.",
+                needed_bytes=size,
+                free_bytes=free,
+            )
+
+
+@contextlib.contextmanager
+def _misfits(path: str) -> Iterator[None]:
+    """Entries that do not fit one another, such as a file in a file, are the archive's fault."""
+    try:
+        yield
+    except PathError as error:
+        raise bad(error.message.rstrip("."), os.fsencode(path)) from error
+
+
+def _copy_out(content: IO[bytes], size: int, target: int, name: bytes) -> None:
+    """Blocks of zeros become holes."""
+    position = 0
+    while position < size:
+        data = content.read(min(BLOCK, size - position))
+        if not data:
+            raise bad(f"{shown(name)} is cut short", name)
+        if data != ZEROS:
+            write_at(target, data, position)
+        position += len(data)
+    os.ftruncate(target, size)
+
+
 class ArchiveProducer:
     indexes: tuple[IndexFile, ...] = ()
 
@@ -74,6 +208,8 @@ class ArchiveProducer:
         self._on_progress = on_progress
         self._shown = 0.0
         try:
+            if request.narrow:
+                self._hold()
             if not stat.S_ISREG(self._path.stat().st_mode):
                 raise ProjectInvalid(
                     f"{location!r} is not an archive but a folder or something else.",
@@ -91,6 +227,12 @@ class ArchiveProducer:
                 hint="Give yourself the permission to read it.",
             ) from error
 
+    def _hold(self) -> None:
+        """Reads the file that is there now, whatever is put in its place later."""
+        held = open_real(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, held)
+        self._path = Path(f"/proc/self/fd/{held}")
+
     def state(self) -> bytes:
         found = self._path.stat()
         facts = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -98,26 +240,25 @@ class ArchiveProducer:
 
     def update(
         self, before: bytes, find: Callable[[bytes], Path | None], into: Path
-    ) -> Update | None:
+    ) -> Delta | None:
         return None
 
     def produce(self, into: Path) -> tuple[Skipped, ...]:
         """Raises `ArchiveInvalid`, `ProjectTooLarge`, `InsufficientDisk`."""
-        limits = Limits(self._request.max_files, self._request.max_bytes)
+        limits = (self._request.max_files, self._request.max_bytes)
         if self._request.exclude:
             # What is excluded does not count, and is only known afterwards.
-            limits = Limits()
-        root = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            unpacker = Unpacker(root, limits, self._show)
+            limits = (None, None)
+        with (
+            Descriptor(os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
+            _ProjectUnpacker(root, *limits, self._show) as unpacker,
+        ):
             with _damage_as_error(self._path):
                 if zipfile.is_zipfile(self._path) and not _looks_like_tar(self._path):
                     self._unzip(unpacker)
                 else:
                     self._untar(unpacker)
             unpacker.finish()
-        finally:
-            os.close(root)
         return tuple(unpacker.skipped)
 
     def _show(self, files: int, count: int) -> None:
@@ -125,7 +266,7 @@ class ArchiveProducer:
             self._shown = time.monotonic()
             self._on_progress(Progress("unpacking", files, 0, count))
 
-    def _untar(self, unpacker: Unpacker) -> None:
+    def _untar(self, unpacker: _ProjectUnpacker) -> None:
         with _open_tar(self._path) as tar:
             while (member := tar.next()) is not None:
                 _take_tar_member(unpacker, tar, member)
@@ -138,13 +279,15 @@ class ArchiveProducer:
             # Empty, or not what it claimed to be: the library does not tell apart.
             _refuse_garbage(self._path)
 
-    def _unzip(self, unpacker: Unpacker) -> None:
+    def _unzip(self, unpacker: _ProjectUnpacker) -> None:
         with zipfile.ZipFile(self._path) as archive:
             for info in archive.infolist():
                 _take_zip_member(unpacker, archive, info)
 
 
-def _take_tar_member(unpacker: Unpacker, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+def _take_tar_member(
+    unpacker: _ProjectUnpacker, tar: tarfile.TarFile, member: tarfile.TarInfo
+) -> None:
     name = os.fsencode(member.name)
     mtime_ns = _mtime_ns(member)
     if member.isdir():
@@ -168,12 +311,14 @@ def _mtime_ns(member: tarfile.TarInfo) -> int:
     return int(Decimal(exact if exact is not None else member.mtime) * _SECOND)
 
 
-def _take_zip_member(unpacker: Unpacker, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+def _take_zip_member(
+    unpacker: _ProjectUnpacker, archive: zipfile.ZipFile, info: zipfile.ZipInfo
+) -> None:
     name = os.fsencode(info.filename)
     mtime_ns = int(time.mktime((*info.date_time, 0, 0, -1))) * _SECOND
-    mode = unix_mode(info.external_attr, folder=info.is_dir())
+    mode = _unix_mode(info.external_attr, folder=info.is_dir())
     if info.flag_bits & 1:
-        raise bad_archive(Path(archive.filename or ""), f"{info.filename!r} is encrypted")
+        raise _unusable(Path(archive.filename or ""), f"{info.filename!r} is encrypted")
     if info.is_dir():
         unpacker.folder(name, mode, mtime_ns)
         return
@@ -217,11 +362,11 @@ def _damage_as_error(path: Path) -> Iterator[None]:
         OverflowError,
         InvalidOperation,
     ) as error:
-        raise bad_archive(path, str(error) or "it is damaged") from error
+        raise _unusable(path, str(error) or "it is damaged") from error
     except OSError as error:
         # gzip and bz2 tell damage like this; the system's own errors have a number.
         if error.errno is None:
-            raise bad_archive(path, str(error) or "it is damaged") from error
+            raise _unusable(path, str(error) or "it is damaged") from error
         raise
 
 
@@ -236,4 +381,19 @@ def _refuse_garbage(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(512)
     if not start.startswith(_COMPRESSED) and any(start):
-        raise bad_archive(path, "it is neither tar nor zip")
+        raise _unusable(path, "it is neither tar nor zip")
+
+
+def _unusable(path: Path, why: str) -> ArchiveInvalid:
+    return ArchiveInvalid(
+        f"The archive {str(path)!r} cannot be used: {why}.",
+        hint="Pack it again, as tar (plain, gz, bz2, xz or zst) or as zip.",
+    )
+
+
+def _unix_mode(attributes: int, *, folder: bool) -> int:
+    """Of a zip's entry; those that other systems made have none."""
+    mode = attributes >> 16
+    if stat.S_IMODE(mode):
+        return mode
+    return 0o755 if folder else 0o644

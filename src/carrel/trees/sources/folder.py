@@ -14,15 +14,15 @@ from carrel.domain.errors import (
     ProjectUnreadable,
 )
 from carrel.domain.trees import Owner
+from carrel.linux.openat2 import open_real
 from carrel.linux.statx import StatBatch
-from carrel.trees.bases.filesystems import folder_times_tell
-from carrel.trees.bases.heads import Known
-from carrel.trees.bases.listing import Listing, Origin
-from carrel.trees.bases.places import is_below, join, split
 from carrel.trees.bases.records import IndexFile
-from carrel.trees.bases.scan import Scanner, Sieve, Sighting, look_at_files
-from carrel.trees.bases.views import View
+from carrel.trees.bases.scan import ScanFilter, Scanner, ScanResult, look_at_files
+from carrel.trees.bases.views import FolderListing, KnownProject, Origin, ProjectView
+from carrel.trees.git.repository import OutsideAccess
 from carrel.trees.git.standalone import GitPlan, plan_git
+from carrel.trees.mount_table import folder_times_tell
+from carrel.trees.paths import is_below, join, split
 
 _GIT = b".git"
 
@@ -45,9 +45,10 @@ def find_folder(location: str, data: Path) -> Path:
             f"{location!r} is a file, and a project is a folder.",
             hint="Give the folder that it is in, or an archive: tar or zip.",
         )
-    if data.exists() and os.path.samestat(found, data.stat()):
+    if data.exists() and (os.path.samestat(found, data.stat()) or data.resolve() in real.parents):
         raise ProjectInvalid(
-            f"{location!r} is Carrel's own data folder.", hint="Give the folder of a project."
+            f"{location!r} is Carrel's own data folder, or in it.",
+            hint="Give the folder of a project.",
         )
     return real
 
@@ -65,16 +66,20 @@ def _unreachable(location: str, error: Exception) -> ProjectUnreadable | Project
 
 
 class FolderSource:
-    """One folder, for one build. `sieve` says what is left out of it."""
+    """One folder, by its real path, for one build. `rules` says what is left out of it,
+    `outside` what git may bring from elsewhere."""
 
-    def __init__(self, folder: Path, sieve: Sieve) -> None:
+    def __init__(
+        self, folder: Path, rules: ScanFilter, outside: Callable[[bytes], OutsideAccess]
+    ) -> None:
         self._folder = folder
+        self._outside = outside
         self._top = os.fsencode(folder)
-        self._sieve = sieve
+        self._rules = rules
         self._batch = StatBatch()
 
-    def look(self, known: Known | None, on_count: Callable[[int], None]) -> View:
-        """See `views.Source`."""
+    def look(self, known: KnownProject | None, on_count: Callable[[int], None]) -> ProjectView:
+        """See `views.ProjectSource`."""
         try:
             return self._look(known, on_count)
         except FileNotFoundError as error:
@@ -84,10 +89,10 @@ class FolderSource:
         except OSError as error:
             raise _unreachable(str(self._folder), error) from error
 
-    def _look(self, known: Known | None, on_count: Callable[[int], None]) -> View:
+    def _look(self, known: KnownProject | None, on_count: Callable[[int], None]) -> ProjectView:
         main = self._scan(Origin(self._top), known, known.named if known else frozenset(), on_count)
         checkouts = self._checkouts(main, known)
-        plan = plan_git(self._folder, checkouts) if checkouts else None
+        plan = self._plan(checkouts) if checkouts else None
         named = _named(plan)
         if known is not None and known.named - named:
             # Something that was special is an ordinary part of the project again.
@@ -97,25 +102,31 @@ class FolderSource:
             )
         elif named != (known.named if known else frozenset()):
             main = _without(main, named)
-        sightings = [main, *self._elsewhere(plan, named, known, on_count)]
-        return self._view(sightings, plan, named, known, checkouts)
+        scans = [main, *self._elsewhere(plan, named, known, on_count)]
+        return self._view(scans, plan, named, known, checkouts)
+
+    def _plan(self, checkouts: tuple[bytes, ...]) -> GitPlan | None:
+        outside = self._outside(self._top)
+        plan = plan_git(self._folder, checkouts, outside)
+        outside.remember()
+        return plan
 
     def _scanner(self, origin: Origin, named: Iterable[bytes]) -> Scanner:
-        sieve = Sieve(
-            self._sieve.exclusion,
+        rules = ScanFilter(
+            self._rules.exclusion,
             frozenset(named) - {origin.target},
-            self._sieve.data,
-            self._sieve.max_files,
+            self._rules.data,
+            self._rules.max_files,
         )
-        return Scanner(origin, sieve, self._batch)
+        return Scanner(origin, rules, self._batch)
 
     def _scan(
         self,
         origin: Origin,
-        known: Known | None,
+        known: KnownProject | None,
         named: Iterable[bytes],
         on_count: Callable[[int], None],
-    ) -> Sighting:
+    ) -> ScanResult:
         before = _find(known, origin)
         scanner = self._scanner(origin, named)
         if before is None:
@@ -124,7 +135,7 @@ class FolderSource:
             return scanner.again(before)
         return _compared(before, scanner.full(on_count))
 
-    def _checkouts(self, main: Sighting, known: Known | None) -> tuple[bytes, ...]:
+    def _checkouts(self, main: ScanResult, known: KnownProject | None) -> tuple[bytes, ...]:
         """The folders that hold a `.git`, sorted."""
         paths = main.listing.paths
         new = paths if known is None else [paths[index] for index in main.touched]
@@ -138,41 +149,58 @@ class FolderSource:
         self,
         plan: GitPlan | None,
         named: frozenset[bytes],
-        known: Known | None,
+        known: KnownProject | None,
         on_count: Callable[[int], None],
-    ) -> list[Sighting]:
+    ) -> list[ScanResult]:
         """What the plan takes from outside the folder."""
-        sightings = []
+        scans = []
         files = []
         for target, source in plan.replace if plan else ():
-            if source.is_dir():
+            if _is_folder(source):
                 origin = Origin(os.fsencode(source), target)
                 # What special rules name within it may have changed since: look at it all.
                 fresh = known is None or known.named != named
                 before = None if fresh else known
-                sighting = self._scan(origin, before, named, on_count)
-                sightings.append(_compared(_find(known, origin), sighting) if fresh else sighting)
+                scanned = self._scan(origin, before, named, on_count)
+                scans.append(_compared(_find(known, origin), scanned) if fresh else scanned)
             else:
                 files.append(Origin(os.fsencode(source), target, is_file=True))
         for listing in look_at_files(files, self._batch) if files else ():
             before_file = _find(known, listing.origin)
             same = before_file is not None and before_file.rows == listing.rows
-            sightings.append(Sighting(listing, [] if same else [0]))
-        return sightings
+            scans.append(ScanResult(listing, [] if same else [0]))
+        return [*scans, *self._stores(plan, named, known, on_count)]
+
+    def _stores(
+        self,
+        plan: GitPlan | None,
+        named: frozenset[bytes],
+        known: KnownProject | None,
+        on_count: Callable[[int], None],
+    ) -> list[ScanResult]:
+        """Objects that the plan takes from elsewhere, each from the first that has it."""
+        have: set[bytes] = set()
+        scans = []
+        for target, source in plan.objects if plan else ():
+            origin = Origin(os.fsencode(source), target, objects=True)
+            found = self._scanner(origin, named | have).full(on_count)
+            have.update(join(target, path) for path in found.listing.paths if b"/" in path)
+            scans.append(_compared(_find(known, origin), found))
+        return scans
 
     def _view(
         self,
-        sightings: list[Sighting],
+        scans: list[ScanResult],
         plan: GitPlan | None,
         named: frozenset[bytes],
-        known: Known | None,
+        known: KnownProject | None,
         checkouts: tuple[bytes, ...],
-    ) -> View:
-        listings = tuple(sighting.listing for sighting in sightings)
+    ) -> ProjectView:
+        listings = tuple(scanned.listing for scanned in scans)
         generated = dict(plan.generate) if plan else {}
         made = _missing_parents(plan, listings) if plan else frozenset()
         provided = made | generated.keys()
-        gone = [sighting.listing.in_base(path) for sighting in sightings for path in sighting.gone]
+        gone = [scanned.listing.in_base(path) for scanned in scans for path in scanned.gone]
         if known is not None:
             gone += sorted(known.provided - provided)
             gone += _lost(known, listings)
@@ -181,9 +209,9 @@ class FolderSource:
                 have = {listing.in_base(path) for listing in listings for path in listing.paths}
                 gone = [path for path in gone if path not in have]
         top = listings[0].row(0)
-        return View(
-            Known(listings, named, frozenset(provided), checkouts),
-            {number: sighting.touched for number, sighting in enumerate(sightings)},
+        return ProjectView(
+            KnownProject(listings, named, frozenset(provided), checkouts),
+            {number: scanned.touched for number, scanned in enumerate(scans)},
             tuple(gone),
             Owner(top.uid, top.gid),
             generated,
@@ -194,21 +222,29 @@ class FolderSource:
         )
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        os.close(open_real(path))
+    except OSError:
+        return False
+    return True
+
+
 def _named(plan: GitPlan | None) -> frozenset[bytes]:
     if plan is None:
         return frozenset()
     return frozenset((*plan.generate, *(target for target, _ in plan.replace), *plan.omit))
 
 
-def _find(known: Known | None, origin: Origin) -> Listing | None:
+def _find(known: KnownProject | None, origin: Origin) -> FolderListing | None:
     if known is None:
         return None
     return next((found for found in known.listings if found.origin == origin), None)
 
 
-def _without(sighting: Sighting, named: frozenset[bytes]) -> Sighting:
+def _without(scanned: ScanResult, named: frozenset[bytes]) -> ScanResult:
     """Takes out what special rules have come to name."""
-    listing = sighting.listing
+    listing = scanned.listing
     folders = tuple(path + b"/" for path in named)
     dropped = {
         index
@@ -216,33 +252,33 @@ def _without(sighting: Sighting, named: frozenset[bytes]) -> Sighting:
         if path and (path in named or path.startswith(folders))
     }
     if not dropped:
-        return sighting
+        return scanned
     kept = listing.without(dropped)
-    touched = set(sighting.touched)
+    touched = set(scanned.touched)
     moved = [at for at in range(len(listing)) if at not in dropped]
-    return Sighting(
+    return ScanResult(
         kept,
         [new for new, old in enumerate(moved) if old in touched],
-        [*sighting.gone, *(listing.paths[index] for index in sorted(dropped))],
+        [*scanned.gone, *(listing.paths[index] for index in sorted(dropped))],
     )
 
 
-def _compared(before: Listing | None, sighting: Sighting) -> Sighting:
+def _compared(before: FolderListing | None, scanned: ScanResult) -> ScanResult:
     """What of a full look is new against an earlier one."""
     if before is None:
-        return sighting
+        return scanned
     index = before.index()
-    listing = sighting.listing
+    listing = scanned.listing
     touched = [
         at
         for at, path in enumerate(listing.paths)
         if (old := index.get(path)) is None or before.raw(old) != listing.raw(at)
     ]
     have = set(listing.paths)
-    return Sighting(listing, touched, [path for path in before.paths if path not in have])
+    return ScanResult(listing, touched, [path for path in before.paths if path not in have])
 
 
-def _lost(known: Known, listings: tuple[Listing, ...]) -> list[bytes]:
+def _lost(known: KnownProject, listings: tuple[FolderListing, ...]) -> list[bytes]:
     """What came from places that are no part of the project any more."""
     have = {listing.origin for listing in listings}
     return [
@@ -253,10 +289,10 @@ def _lost(known: Known, listings: tuple[Listing, ...]) -> list[bytes]:
     ]
 
 
-def _missing_parents(plan: GitPlan, listings: tuple[Listing, ...]) -> frozenset[bytes]:
+def _missing_parents(plan: GitPlan, listings: tuple[FolderListing, ...]) -> frozenset[bytes]:
     """Folders above what is provided that are in no listing."""
     wanted: set[bytes] = set()
-    for path in (*plan.generate, *(target for target, _ in plan.replace)):
+    for path in (*plan.generate, *(target for target, _ in (*plan.replace, *plan.objects))):
         above = split(path)[0]
         while above and above not in wanted:
             wanted.add(above)

@@ -7,15 +7,18 @@ and that is exported, whole or as what differs from a commit that there is a bas
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+
+import msgspec
 
 from carrel.domain.errors import ProjectTooLarge
 from carrel.domain.projects import BaseRequest, OnProgress, ignore_progress
 from carrel.domain.trees import Skipped
+from carrel.trees.bases.records import IndexFile
 from carrel.trees.git.checkout import Delta, OldFile, export_commit, export_delta, measure
-from carrel.trees.git.location import locate
-from carrel.trees.git.mirror import Mirror
-from carrel.trees.git.refs import Resolved
+from carrel.trees.git.mirror import Mirror, Resolved
+from carrel.trees.git.remote import RemoteTrust, locate
 
 
 @dataclass(frozen=True)
@@ -32,57 +35,65 @@ class GitState:
     branch: str | None
 
 
-class GitSource:
-    """One request. Blocking; every method may raise `GitFailed`, `GitTimeout` or
-    `InsufficientDisk`, and leaves the user's repository untouched."""
+_decoder = msgspec.json.Decoder(GitState)
+
+
+class GitProducer:
+    """One request; see `views.Producer`. Blocking; every method may raise `GitFailed`,
+    `GitTimeout` or `InsufficientDisk`, and leaves the user's repository untouched."""
+
+    indexes: tuple[IndexFile, ...] = (IndexFile(b".git/index", b""),)
 
     def __init__(
-        self, request: BaseRequest, mirrors: Path, on_progress: OnProgress = ignore_progress
+        self, request: BaseRequest, data: Path, on_progress: OnProgress = ignore_progress
     ) -> None:
         """Raises `ProjectNotFound`, `ProjectNotAFolder`, `ProjectUnreadable` or
         `ProjectInvalid`."""
         self._request = request
         self._on_progress = on_progress
         self._mirror = Mirror(
-            mirrors,
-            locate(request.project.location),
+            data / "mirrors",
+            locate(
+                request.project.location,
+                RemoteTrust(request.git_reach, data, own=request.clone_policy is None),
+            ),
             timeout_s=request.git_timeout_s,
             on_progress=on_progress,
+            policy=request.clone_policy,
         )
 
-    def resolve(self) -> GitState:
+    @cached_property
+    def resolved(self) -> GitState:
         """What the ref means now; afterwards it can be exported. Raises `RefNotFound`,
         and `ProjectTooLarge` when the request allows less (unless it also excludes some,
         which is known only after the export)."""
         found = self._mirror.resolve(self._request.project.ref)
-        remote = self._mirror.remote
-        state = GitState(remote.key, remote.origin, found.commit, found.branch)
         if not self._request.exclude:
-            self._check_limits(state)
-        return state
+            self._check_limits(found.commit)
+        remote = self._mirror.remote
+        return GitState(remote.key, remote.origin, found.commit, found.branch)
 
-    def size(self, state: GitState) -> tuple[int, int]:
-        """How many files a checkout has, and their bytes without the git folder."""
-        return measure(self._mirror, state.commit)
+    def state(self) -> bytes:
+        return msgspec.json.encode(self.resolved)
 
-    def export(self, state: GitState, into: Path) -> tuple[Skipped, ...]:
-        """Fills an empty folder; see `export_commit`."""
-        return export_commit(self._mirror, _resolved(state), into, self._on_progress)
+    def produce(self, into: Path) -> tuple[Skipped, ...]:
+        return export_commit(self._mirror, self._wanted, into, self._on_progress)
 
-    def export_since(
-        self, old: GitState, state: GitState, old_file: OldFile, into: Path
-    ) -> Delta | None:
-        """Fills an empty folder with what is new since `old`; None when only a full
-        export will do. See `export_delta`."""
-        if old.repository != state.repository:
+    def update(self, before: bytes, find: OldFile, into: Path) -> Delta | None:
+        old = _decoder.decode(before)
+        if old.repository != self.resolved.repository:
             return None
-        return export_delta(self._mirror, old.commit, _resolved(state), old_file, into)
+        return export_delta(self._mirror, old.commit, self._wanted, find, into)
 
-    def _check_limits(self, state: GitState) -> None:
+    @property
+    def _wanted(self) -> Resolved:
+        return Resolved(self.resolved.commit, self.resolved.branch)
+
+    def _check_limits(self, commit: str) -> None:
         limits = self._request
         if limits.max_files is None and limits.max_bytes is None:
             return
-        files, size = self.size(state)
+        files, size = measure(self._mirror, commit)
         for found, allowed, what in (
             (files, limits.max_files, "files"),
             (size, limits.max_bytes, "bytes"),
@@ -94,7 +105,3 @@ class GitSource:
                     found=found,
                     allowed=allowed,
                 )
-
-
-def _resolved(state: GitState) -> Resolved:
-    return Resolved(state.commit, state.branch)

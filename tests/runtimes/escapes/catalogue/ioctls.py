@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 
 from tests.runtimes.escapes.inside import (
@@ -44,6 +45,15 @@ def type_with_high_bits(_targets: Targets) -> str:
     """The kernel looks at the lower half of the number only."""
     call("ioctl", terminal_of_ones_own(), 1 << 32 | TIOCSTI, b"x")
     return "typed"
+
+
+@escape("ioctl.lease_a_file", USER)
+def lease(targets: Targets) -> str:
+    """Whoever opens the file next waits for it. Sandboxes of one account could do that to the
+    files that all of them see."""
+    file = os.open(own_file(targets, "leased"), os.O_RDONLY)
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    return "leased"
 
 
 @escape("ioctl.paste_into_a_console")

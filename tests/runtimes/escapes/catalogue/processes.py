@@ -206,3 +206,35 @@ def raised_limits(_targets: Targets) -> str:
             continue
         return f"raised limit {kind}"
     raise Refused("none could be raised")
+
+
+@escape("processes.descriptors_of_what_holds_the_sandbox")
+def descriptors_of_what_holds_the_sandbox(_targets: Targets) -> str:
+    """They led to the launcher once."""
+
+    def take(pid: int) -> str:
+        handle = os.pidfd_open(pid)
+        return first_success(
+            lambda number: str(syscall("pidfd_getfd", handle, number, 0)), range(16)
+        )
+
+    return first_success(take, (1, 2))
+
+
+@escape("processes.what_waits_to_become_a_command")
+def what_waits_to_become_a_command(_targets: Targets) -> str:
+    """It has a socket and a pipe to the launcher, and is nobody's to look into."""
+    family = {1, 2, os.getpid(), os.getppid()}
+
+    def look(pid: int) -> str:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+        if parent in family:
+            raise Refused("one of ours")
+        try:
+            return f"descriptors {os.listdir(f'/proc/{pid}/fd')}"
+        except PermissionError:
+            syscall("ptrace", PTRACE_SEIZE, pid, None, None)
+            return "traced"
+
+    return first_success(look, [pid for pid in pids() if pid not in family])

@@ -1,0 +1,746 @@
+"""Every operation of the API, one row each.
+
+HTTP routes, the OpenAPI document, the clients and the test of who may call what are derived
+from these rows. Only the standard library is imported, so that the `carrel` program can read
+them without delay; types are therefore named here and found in `carrel.api.types`.
+
+An operation called `group.verb` is answered by the method `verb` of the service `group`. It gets
+the caller, then what the path names, the query and the body, as far as the row has them, and
+returns the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Who = Literal["admin", "hidden", "own", "open"]
+"""Who may call it: administrators only; everybody, though what is out of a token's scope does not
+exist for it; everybody, about what is their own; everybody, without a token too."""
+
+
+class Operation(NamedTuple):
+    name: str
+    method: str
+    path: str
+    who: Who
+    answer: str
+    body: str = ""
+    optional: bool = False
+    """The body may be left out, and is then as its defaults say."""
+    query: str = ""
+    status: int = 200
+    errors: tuple[str, ...] = ()
+    """Beside those that every operation can end with: see `ALWAYS`."""
+    again: bool = False
+    """Sending it twice does no harm, so a client repeats it when the connection breaks."""
+    long: bool = False
+    """It grows with a project or a machine: clients wait longer for it."""
+    waits: bool = False
+    """It may take as long as its query says: it ends when the caller goes or the daemon ends."""
+    keyed: bool = False
+    """It takes an `Idempotency-Key`."""
+    streams: str = ""
+    """What comes as server-sent events, for who accepts them."""
+    media: str = "application/json"
+    """Of the answer. What is no JSON is written by hand: `answer` is then a sentence."""
+    takes: str = ""
+    """The media type of a body that is no JSON."""
+    parts: bool = False
+    """A `Range` of the answer can be asked for."""
+    ends: str = ""
+    """When it is answered with 204 and nothing."""
+
+    @property
+    def group(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def verb(self) -> str:
+        return self.name.partition(".")[2]
+
+
+BYTES = "application/octet-stream"
+
+ALWAYS = (
+    "authentication_failed",
+    "forbidden",
+    "too_large",
+    "message_invalid",
+    "rate_limited",
+    "internal",
+    "store_busy",
+    "daemon_unavailable",
+    "insufficient_disk",
+)
+
+SPACE = ("space_not_found", "space_ambiguous")
+CHANGING = ("state_conflict", "tree_damaged", "tree_unavailable", "sandbox_unavailable")
+BACK_ENDS = (
+    "tree_unavailable",
+    "tree_damaged",
+    "sandbox_unavailable",
+    "isolation_unproven",
+    "launcher_unavailable",
+    "limits_unavailable",
+)
+COMMAND = (
+    *SPACE,
+    *CHANGING,
+    "command_invalid",
+    "command_not_found",
+    "command_not_executable",
+    "launcher_unavailable",
+    "isolation_unproven",
+    "limits_unavailable",
+)
+RUN = ("run_not_found", "space_not_found")
+PATHS = (
+    *SPACE,
+    *CHANGING,
+    "path_not_found",
+    "path_invalid",
+    "path_escapes",
+    "path_denied",
+    "path_exists",
+    "path_wrong_kind",
+)
+TURN = ("turn_not_found", "space_not_found")
+PROJECT = (
+    "project_not_found",
+    "project_not_a_folder",
+    "project_unreadable",
+    "project_changed",
+    "project_too_large",
+    "project_invalid",
+    "ref_not_found",
+    "git_failed",
+    "git_timeout",
+    "archive_invalid",
+    "base_not_found",
+)
+
+ASKED = ("request_not_found",)
+"""Of a request."""
+MADE = (*ASKED, *CHANGING, "workspace_gone", "space_not_found")
+INSTANCE = ("instance_not_found", "launcher_unavailable")
+STARTING = (
+    *SPACE,
+    *CHANGING,
+    "project_not_found",
+    "project_not_a_folder",
+    "project_unreadable",
+    "project_invalid",
+    "server_not_found",
+    "server_not_installed",
+    "instance_failed",
+    "too_many_instances",
+    "command_invalid",
+    "command_not_found",
+    "command_not_executable",
+    "launcher_unavailable",
+    "isolation_unproven",
+    "limits_unavailable",
+)
+
+OPERATIONS = (
+    # Spaces
+    Operation(
+        *("spaces.create", "POST", "/v1/spaces", "own"),
+        body="NewSpace",
+        answer="SpaceInfo",
+        status=201,
+        keyed=True,
+        streams="`progress`, then `space` or `problem`",
+        errors=(
+            *("space_invalid", "name_taken", "idempotency_key_reused"),
+            *("server_not_found", "server_not_installed", *PROJECT, *BACK_ENDS),
+        ),
+    ),
+    Operation(
+        *("spaces.list", "GET", "/v1/spaces", "own"),
+        query="SpaceListQuery",
+        answer="SpaceList",
+        again=True,
+    ),
+    Operation(
+        *("spaces.show", "GET", "/v1/spaces/{space}", "hidden"),
+        answer="SpaceInfo",
+        again=True,
+        errors=SPACE,
+    ),
+    Operation(
+        *("spaces.update", "PATCH", "/v1/spaces/{space}", "hidden"),
+        body="SpaceUpdate",
+        answer="SpaceInfo",
+        errors=(*SPACE, "space_invalid", "name_taken", "state_conflict"),
+    ),
+    Operation(
+        *("spaces.stop", "POST", "/v1/spaces/{space}/stop", "hidden"),
+        body="StopBody",
+        optional=True,
+        answer="SpaceInfo",
+        again=True,
+        long=True,
+        errors=(*SPACE, *CHANGING, "launcher_unavailable"),
+    ),
+    Operation(
+        *("spaces.start", "POST", "/v1/spaces/{space}/start", "hidden"),
+        answer="SpaceInfo",
+        again=True,
+        long=True,
+        errors=(
+            *(*SPACE, *CHANGING, "launcher_unavailable"),
+            *("limits_unavailable", "isolation_unproven"),
+        ),
+    ),
+    Operation(
+        *("spaces.remove", "DELETE", "/v1/spaces/{space}", "hidden"),
+        query="RemoveQuery",
+        answer="RemovalInfo",
+        long=True,
+        errors=(*SPACE, *CHANGING, "unexported_changes", "launcher_unavailable"),
+    ),
+    Operation(
+        *("spaces.changes", "GET", "/v1/spaces/{space}/changes", "hidden"),
+        query="ChangesQuery",
+        answer="ChangeList",
+        again=True,
+        long=True,
+        errors=(*SPACE, *CHANGING),
+    ),
+    Operation(
+        *("spaces.usage", "GET", "/v1/spaces/{space}/usage", "hidden"),
+        query="UsageQuery",
+        answer="UsageInfo",
+        again=True,
+        long=True,
+        errors=(*SPACE, *CHANGING),
+    ),
+    Operation(
+        *("spaces.usage_of_all", "GET", "/v1/usage", "own"),
+        query="UsageOfAllQuery",
+        answer="UsageList",
+        again=True,
+        long=True,
+    ),
+    Operation(
+        *("spaces.verify", "POST", "/v1/spaces/{space}/verify", "hidden"),
+        answer="ProofInfo",
+        again=True,
+        long=True,
+        errors=(*SPACE, *CHANGING, "launcher_unavailable", "isolation_unproven"),
+    ),
+    # What was kept of removed ones
+    Operation(*("trash.list", "GET", "/v1/trash", "own"), answer="TrashList", again=True),
+    Operation(
+        *("trash.restore", "POST", "/v1/trash/{space}/restore", "hidden"),
+        answer="SpaceInfo",
+        status=201,
+        long=True,
+        errors=("space_not_found", "base_not_found", "name_taken", *CHANGING),
+    ),
+    # Commands
+    Operation(
+        *("runs.execute", "POST", "/v1/spaces/{space}/exec", "hidden"),
+        body="ExecBody",
+        answer="ExecInfo",
+        errors=COMMAND,
+    ),
+    Operation(
+        *("runs.start", "POST", "/v1/spaces/{space}/runs", "hidden"),
+        body="RunBody",
+        answer="RunInfo",
+        status=201,
+        errors=COMMAND,
+    ),
+    Operation(
+        *("runs.list", "GET", "/v1/spaces/{space}/runs", "hidden"),
+        query="RunListQuery",
+        answer="RunList",
+        again=True,
+        errors=SPACE,
+    ),
+    Operation(
+        *("runs.show", "GET", "/v1/runs/{run}", "hidden"), answer="RunInfo", again=True, errors=RUN
+    ),
+    Operation(
+        *("runs.wait", "GET", "/v1/runs/{run}/wait", "hidden"),
+        query="WaitQuery",
+        answer="RunInfo",
+        again=True,
+        long=True,
+        errors=RUN,
+    ),
+    Operation(
+        *("runs.signal", "POST", "/v1/runs/{run}/signal", "hidden"),
+        body="SignalBody",
+        answer="RunInfo",
+        errors=(*RUN, *COMMAND),
+    ),
+    Operation(
+        *("runs.output", "GET", "/v1/runs/{run}/output", "hidden"),
+        query="OutputQuery",
+        answer="Bytes",
+        media=BYTES,
+        again=True,
+        errors=RUN,
+    ),
+    # Files
+    Operation(
+        *("files.read", "GET", "/v1/spaces/{space}/files", "hidden"),
+        query="PathQuery",
+        answer="The file",
+        media=BYTES,
+        parts=True,
+        again=True,
+        errors=(*PATHS, "range_not_satisfiable"),
+    ),
+    Operation(
+        *("files.write", "PUT", "/v1/spaces/{space}/files", "hidden"),
+        query="WriteQuery",
+        takes=BYTES,
+        answer="File",
+        errors=(*PATHS, "request_timeout"),
+    ),
+    Operation(
+        *("files.delete", "DELETE", "/v1/spaces/{space}/files", "hidden"),
+        query="DeleteQuery",
+        answer="Done",
+        errors=PATHS,
+    ),
+    Operation(
+        *("files.stat", "GET", "/v1/spaces/{space}/files/stat", "hidden"),
+        query="PathQuery",
+        answer="File",
+        again=True,
+        errors=PATHS,
+    ),
+    Operation(
+        *("files.list", "GET", "/v1/spaces/{space}/files/list", "hidden"),
+        query="FolderQuery",
+        answer="FileList",
+        again=True,
+        errors=PATHS,
+    ),
+    Operation(
+        *("files.move", "POST", "/v1/spaces/{space}/files/move", "hidden"),
+        body="MoveBody",
+        answer="Done",
+        errors=PATHS,
+    ),
+    Operation(
+        *("files.mkdir", "POST", "/v1/spaces/{space}/files/mkdir", "hidden"),
+        body="FolderBody",
+        answer="Done",
+        errors=PATHS,
+    ),
+    Operation(
+        *("files.read_archive", "GET", "/v1/spaces/{space}/archive", "hidden"),
+        query="FolderQuery",
+        answer="A tar.zst",
+        media="application/zstd",
+        again=True,
+        long=True,
+        errors=PATHS,
+    ),
+    Operation(
+        *("files.write_archive", "PUT", "/v1/spaces/{space}/archive", "hidden"),
+        query="FolderQuery",
+        takes=BYTES,
+        answer="Done",
+        long=True,
+        errors=(*PATHS, "archive_invalid", "request_timeout"),
+    ),
+    # Agents
+    Operation(
+        *("turns.start", "POST", "/v1/spaces/{space}/turns", "hidden"),
+        body="NewTurn",
+        answer="TurnInfo",
+        status=201,
+        long=True,
+        errors=(
+            *(*COMMAND, "unsupported_frontend", "frontend_not_installed", "provider_mismatch"),
+            *("continuation_not_found", "model_not_supported", "permission_denied"),
+            *("variable_refused", "not_trusted", "resolve_failed", "path_not_found"),
+            *("path_invalid", "path_escapes", "path_denied", "path_wrong_kind"),
+        ),
+    ),
+    Operation(
+        *("turns.list", "GET", "/v1/spaces/{space}/turns", "hidden"),
+        query="TurnListQuery",
+        answer="TurnList",
+        again=True,
+        errors=SPACE,
+    ),
+    Operation(
+        *("turns.show", "GET", "/v1/turns/{turn}", "hidden"),
+        query="TurnQuery",
+        answer="TurnInfo",
+        again=True,
+        long=True,
+        waits=True,
+        errors=TURN,
+    ),
+    Operation(
+        *("turns.interrupt", "POST", "/v1/turns/{turn}/interrupt", "hidden"),
+        answer="TurnInfo",
+        status=202,
+        errors=(*TURN, "state_conflict"),
+    ),
+    Operation(
+        *("turns.stop", "POST", "/v1/turns/{turn}/stop", "hidden"),
+        answer="TurnInfo",
+        status=202,
+        errors=(*TURN, "state_conflict"),
+    ),
+    Operation(
+        *("turns.input", "POST", "/v1/turns/{turn}/input", "hidden"),
+        body="InputBody",
+        answer="TurnInfo",
+        status=202,
+        errors=(*TURN, "state_conflict", "unsupported_frontend"),
+    ),
+    Operation(
+        *("turns.decide", "POST", "/v1/turns/{turn}/permissions/{permission}", "hidden"),
+        body="DecisionBody",
+        answer="TurnInfo",
+        status=202,
+        errors=(*TURN, "state_conflict", "unsupported_frontend"),
+    ),
+    Operation(
+        *("turns.terminal", "GET", "/v1/spaces/{space}/terminal", "hidden"),
+        query="TerminalQuery",
+        answer="TerminalInfo",
+        again=True,
+        errors=(*SPACE, "state_conflict"),
+    ),
+    Operation(
+        *("trust.show", "GET", "/v1/spaces/{space}/trust", "hidden"),
+        query="TrustQuery",
+        answer="TrustInfo",
+        again=True,
+        errors=(*SPACE, "unsupported_frontend", "state_conflict"),
+    ),
+    Operation(
+        *("trust.say", "POST", "/v1/spaces/{space}/trust", "hidden"),
+        body="TrustBody",
+        answer="TrustInfo",
+        errors=(*SPACE, "unsupported_frontend", "state_conflict", "not_trusted"),
+    ),
+    Operation(
+        *("context.list", "GET", "/v1/spaces/{space}/context", "hidden"),
+        answer="ContextList",
+        again=True,
+        errors=(*SPACE, "state_conflict"),
+    ),
+    Operation(
+        *("context.read", "GET", "/v1/spaces/{space}/context/{name}", "hidden"),
+        answer="The file",
+        media=BYTES,
+        again=True,
+        errors=(*SPACE, "state_conflict", "path_not_found", "path_invalid"),
+    ),
+    Operation(
+        *("context.put", "PUT", "/v1/spaces/{space}/context/{name}", "hidden"),
+        takes=BYTES,
+        answer="ContextList",
+        errors=(*SPACE, "state_conflict", "path_not_found", "path_invalid"),
+    ),
+    Operation(
+        *("context.remove", "DELETE", "/v1/spaces/{space}/context/{name}", "hidden"),
+        answer="ContextList",
+        errors=(*SPACE, "state_conflict", "path_not_found", "path_invalid"),
+    ),
+    Operation(
+        *("agents.list", "GET", "/v1/agents", "own"),
+        answer="FrontendList",
+        again=True,
+        long=True,
+    ),
+    Operation(
+        *("agents.install", "POST", "/v1/agents/{name}/install", "admin"),
+        answer="FoundFrontend",
+        again=True,
+        long=True,
+        errors=("unsupported_frontend", "frontend_not_installed"),
+    ),
+    Operation(
+        *("credentials.list", "GET", "/v1/credentials", "admin"),
+        answer="CredentialList",
+        again=True,
+    ),
+    Operation(
+        *("credentials.set", "PUT", "/v1/credentials/{name}", "admin"),
+        body="CredentialBody",
+        answer="CredentialList",
+        again=True,
+        errors=("credential_not_found",),
+    ),
+    Operation(
+        *("credentials.remove", "DELETE", "/v1/credentials/{name}", "admin"),
+        answer="CredentialList",
+        errors=("credential_not_found",),
+    ),
+    # Dedicated MCP servers
+    Operation(
+        *("instances.start", "POST", "/v1/instances", "hidden"),
+        body="NewInstance",
+        answer="InstanceInfo",
+        status=201,
+        long=True,
+        errors=STARTING,
+    ),
+    Operation(
+        *("instances.list", "GET", "/v1/instances", "own"),
+        query="InstanceListQuery",
+        answer="InstanceList",
+        again=True,
+        errors=SPACE,
+    ),
+    Operation(
+        *("instances.show", "GET", "/v1/instances/{instance}", "hidden"),
+        answer="InstanceInfo",
+        again=True,
+        errors=INSTANCE,
+    ),
+    Operation(
+        *("instances.release", "DELETE", "/v1/instances/{instance}", "hidden"),
+        query="ReleaseQuery",
+        answer="Release",
+        again=True,
+        long=True,
+        errors=INSTANCE,
+    ),
+    Operation(
+        *("instances.heartbeat", "POST", "/v1/instances/{instance}/heartbeat", "hidden"),
+        answer="ListedInstance",
+        again=True,
+        errors=INSTANCE,
+    ),
+    Operation(
+        *("instances.logs", "GET", "/v1/instances/{instance}/logs", "hidden"),
+        query="LogQuery",
+        answer="Text",
+        media="text/plain",
+        again=True,
+        errors=INSTANCE,
+    ),
+    Operation(*("servers.list", "GET", "/v1/servers", "own"), answer="ServerList", again=True),
+    Operation(
+        *("servers.put", "PUT", "/v1/servers/{name}", "admin"),
+        body="ServerBody",
+        answer="ServerList",
+        again=True,
+    ),
+    Operation(
+        *("servers.remove", "DELETE", "/v1/servers/{name}", "admin"),
+        answer="ServerList",
+        errors=("server_not_found",),
+    ),
+    Operation(
+        *("sessions.request", "POST", "/request-session", "admin"),
+        body="SessionBody",
+        answer="SessionInfo",
+        status=201,
+        errors=STARTING,
+    ),
+    Operation(
+        *("sessions.release", "POST", "/release-session", "hidden"),
+        body="ReleaseBody",
+        answer="Release",
+        errors=INSTANCE,
+    ),
+    # Requests
+    Operation(
+        *("requests.submit", "POST", "/v1/requests", "own"),
+        body="NewRequest",
+        answer="RequestInfo",
+        status=202,
+        keyed=True,
+        again=True,
+        errors=(
+            *("request_invalid", "request_id_reused", "capacity", "space_invalid"),
+            *("unsupported_frontend", "variable_refused", "project_read_only", "project_in_use"),
+            *(*PROJECT, *SPACE),
+        ),
+    ),
+    Operation(
+        *("requests.list", "GET", "/v1/requests", "own"),
+        query="RequestListQuery",
+        answer="RequestList",
+        again=True,
+    ),
+    Operation(
+        *("requests.show", "GET", "/v1/requests/{request_id}", "hidden"),
+        query="RequestWaitQuery",
+        answer="RequestInfo",
+        again=True,
+        long=True,
+        errors=ASKED,
+    ),
+    Operation(
+        *("requests.cancel", "POST", "/v1/requests/{request_id}/cancel", "hidden"),
+        answer="RequestInfo",
+        again=True,
+        long=True,
+        errors=(*ASKED, "launcher_unavailable"),
+    ),
+    Operation(
+        *("requests.answer", "POST", "/v1/requests/{request_id}/answer", "hidden"),
+        body="RequestAnswerBody",
+        answer="Done",
+        errors=(*ASKED, "state_conflict"),
+    ),
+    Operation(
+        *("requests.extend", "POST", "/v1/requests/{request_id}/extend", "hidden"),
+        body="ExtendBody",
+        answer="RequestInfo",
+        again=True,
+        long=True,
+        errors=(*ASKED, "request_invalid", "state_conflict", "workspace_gone"),
+    ),
+    Operation(
+        *("requests.done", "POST", "/v1/requests/{request_id}/done", "hidden"),
+        answer="RequestInfo",
+        again=True,
+        long=True,
+        errors=(*ASKED, "state_conflict"),
+    ),
+    Operation(
+        *("requests.remove", "DELETE", "/v1/requests/{request_id}", "hidden"),
+        answer="RequestInfo",
+        again=True,
+        long=True,
+        errors=(*ASKED, "launcher_unavailable"),
+    ),
+    Operation(
+        *("requests.follow", "GET", "/v1/requests/{request_id}/events", "hidden"),
+        query="FollowQuery",
+        answer="Frames, to the outcome",
+        media="text/event-stream",
+        ends="`Last-Event-ID` is the outcome: there is no more",
+        errors=ASKED,
+    ),
+    Operation(
+        *("requests.files", "GET", "/v1/requests/{request_id}/files", "hidden"),
+        query="MadeQuery",
+        answer="ResultFileList",
+        again=True,
+        long=True,
+        errors=MADE,
+    ),
+    Operation(
+        *("requests.fetch", "GET", "/v1/requests/{request_id}/files/{path:path}", "hidden"),
+        answer="The file",
+        media=BYTES,
+        parts=True,
+        again=True,
+        long=True,
+        errors=(*MADE, *PATHS, "range_not_satisfiable"),
+    ),
+    Operation(
+        *("requests.archive", "GET", "/v1/requests/{request_id}/archive", "hidden"),
+        query="MadeArchiveQuery",
+        answer="A tar.gz",
+        media="application/gzip",
+        again=True,
+        long=True,
+        errors=MADE,
+    ),
+    # A series may have slashes in its name: all that stands before the last word is it.
+    Operation(
+        *("requests.versions", "GET", "/v1/series/{series:path}/versions", "hidden"),
+        answer="VersionList",
+        again=True,
+        errors=("version_not_found",),
+    ),
+    Operation(
+        *("requests.diff", "GET", "/v1/series/{series:path}/diff", "hidden"),
+        query="DiffQuery",
+        answer="As `git diff` has it",
+        media="text/x-diff",
+        again=True,
+        long=True,
+        errors=(
+            *("version_not_found", "workspace_gone"),
+            *("tree_damaged", "tree_unavailable", "git_failed"),
+        ),
+    ),
+    # What waits for a person
+    Operation(*("inbox.list", "GET", "/v1/inbox", "own"), answer="InboxList", again=True),
+    Operation(*("inbox.see", "POST", "/v1/inbox/seen", "own"), answer="Seen"),
+    Operation(
+        *("inbox.answer", "POST", "/v1/inbox/{item}/answer", "hidden"),
+        body="AnswerBody",
+        answer="Answered",
+        errors=("space_not_found", "state_conflict"),
+    ),
+    # The daemon
+    Operation(
+        *("events.read", "GET", "/v1/events", "own"),
+        query="EventsQuery",
+        answer="EventList",
+        streams="A stream; with `Accept: application/json` what there is",
+        errors=SPACE,
+    ),
+    Operation(*("daemon.health", "GET", "/v1/health", "open"), answer="Health", again=True),
+    Operation(*("daemon.info", "GET", "/v1/info", "own"), answer="Info", again=True),
+    Operation(
+        *("daemon.metrics", "GET", "/metrics", "admin"),
+        answer="In Prometheus's text format",
+        media="text/plain",
+        again=True,
+    ),
+    Operation(*("daemon.shutdown", "POST", "/v1/shutdown", "admin"), answer="Ending", status=202),
+    # For administrators
+    Operation(
+        *("tokens.create", "POST", "/v1/tokens", "admin"),
+        body="NewToken",
+        answer="TokenWithSecret",
+        status=201,
+        errors=("space_invalid",),
+    ),
+    Operation(*("tokens.list", "GET", "/v1/tokens", "admin"), answer="TokenList", again=True),
+    Operation(
+        *("tokens.revoke", "DELETE", "/v1/tokens/{token}", "admin"),
+        answer="Token",
+        errors=("token_not_found",),
+    ),
+    Operation(
+        *("bases.list", "GET", "/v1/bases", "admin"),
+        answer="BaseList",
+        again=True,
+        errors=("tree_damaged",),
+    ),
+    Operation(
+        *("bases.build", "POST", "/v1/bases", "admin"),
+        body="NewBase",
+        answer="BaseInfo",
+        status=201,
+        again=True,
+        long=True,
+        errors=(*PROJECT, "space_invalid", "tree_unavailable", "tree_damaged"),
+    ),
+    Operation(
+        *("cleanup.collect", "POST", "/v1/gc", "admin"),
+        body="CollectBody",
+        optional=True,
+        answer="Report",
+        long=True,
+        errors=("tree_damaged",),
+    ),
+    Operation(
+        *("cleanup.disk_use", "GET", "/v1/df", "admin"),
+        answer="DiskReport",
+        again=True,
+        long=True,
+    ),
+    Operation(
+        *("cleanup.examine", "GET", "/v1/doctor", "admin"),
+        answer="Diagnosis",
+        again=True,
+        long=True,
+    ),
+)
+
+BY_NAME = {row.name: row for row in OPERATIONS}

@@ -1,0 +1,238 @@
+"""Agents and their turns: what is asked for, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypedDict
+
+from msgspec import Meta, field
+
+from carrel.api.types.common import END, Answer, Body, Environment, Moment, Query, Span, Word
+from carrel.api.types.spaces import FrontendName
+from carrel.domain.agents import (
+    NOTHING_SPENT,
+    Asked,
+    Attachment,
+    ContextFile,
+    Continuation,
+    FoundFrontend,
+    Permission,
+    TurnResult,
+    TurnState,
+)
+from carrel.domain.agents import Usage as AgentUsage
+
+__all__ = ["FoundFrontend"]
+"""A record of the domain that is told as it is; the rest is written here."""
+
+MAX_WAIT_S = 60.0
+
+
+class ContinuationBody(Body, frozen=True, kw_only=True):
+    """A conversation, as the end of an earlier turn told it."""
+
+    provider: Annotated[str, Meta(min_length=1, max_length=32)]
+    key: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class AttachmentBody(Body, frozen=True, kw_only=True):
+    """A file that goes with the prompt."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """Relative to the tree; of a context file, its name."""
+    folder: Literal["tree", "context"] = "tree"
+    media_type: Annotated[str, Meta(max_length=200)] = ""
+
+
+class NewTurn(Body, frozen=True, kw_only=True):
+    prompt: Annotated[str, Meta(max_length=1_000_000)] = ""
+    """May be empty in a terminal only."""
+    terminal: bool = False
+    """In the frontend's own terminal, for people to attach to: see `…/terminal`."""
+    frontend: FrontendName | None = None
+    """Null: the space's own agent."""
+    model: Annotated[str, Meta(max_length=200)] = ""
+    session: Word = ""
+    """Your name for the conversation."""
+    continuation: ContinuationBody | None = None
+    permission: Permission | None = None
+    """Null: `sandboxed` where the runtime confines, else `ask`."""
+    env: Environment = field(default_factory=dict)
+    attachments: Annotated[tuple[AttachmentBody, ...], Meta(max_length=100)] = ()
+    system_prompt: Annotated[str, Meta(max_length=100_000)] = ""
+    timeout_s: Span | None = None
+    answer_s: Span | None = None
+    """How long a permission waits for its answer; null: five minutes."""
+    kits: Annotated[tuple[Word, ...], Meta(max_length=0)] = ()
+    trust: bool = False
+    """Agrees to what the project brings for the agent, as it is now; for administrators."""
+
+
+class TurnOptions(TypedDict, total=False):
+    """The same as Python says it: all about a turn beside what is to be done."""
+
+    frontend: str
+    model: str
+    session: str
+    continuation: Continuation
+    permission: str
+    env: Mapping[str, str]
+    attachments: Sequence[Attachment]
+    system_prompt: str
+    timeout_s: float
+    answer_s: float
+    trust: bool
+
+
+class TurnListQuery(Query, frozen=True, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class TurnQuery(Query, frozen=True, kw_only=True):
+    wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0.0
+    """Until it has ended, or so long."""
+
+
+class TerminalQuery(Query, frozen=True, kw_only=True):
+    read_only: bool = False
+
+
+class InputBody(Body, frozen=True, kw_only=True):
+    text: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
+
+
+class DecisionBody(Body, frozen=True, kw_only=True):
+    allow: bool
+
+
+class TurnInfo(Answer, frozen=True, kw_only=True):
+    """What an agent was given to do, and what came of it."""
+
+    id: str
+    """Also the id of the run that the agent is."""
+    space: str
+    session: str
+    frontend: str
+    provider: str
+    prompt: str
+    state: TurnState
+    created_at: Moment
+    model: str = ""
+    terminal: bool = False
+    permission: Permission = Permission.DENY
+    permissions: tuple[Asked, ...] = ()
+    """Those that wait for an answer now."""
+    ended_at: Moment | None = None
+    continuation: Continuation | None = None
+    result: TurnResult | None = None
+    usage: AgentUsage = NOTHING_SPENT
+    notes: tuple[str, ...] = ()
+    """What it goes without, in sentences."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state is not TurnState.RUNNING
+
+
+class TurnList(Answer, frozen=True, kw_only=True):
+    turns: tuple[TurnInfo, ...]
+
+
+class TerminalInfo(Answer, frozen=True, kw_only=True):
+    """A command in the space, for a terminal: whoever runs it is attached as long as it runs."""
+
+    turn: TurnInfo
+    argv: tuple[str, ...]
+    cwd: str
+
+
+class TrustQuery(Query, frozen=True, kw_only=True):
+    frontend: FrontendName | None = None
+
+
+class TrustBody(Body, frozen=True, kw_only=True):
+    digest: Annotated[str, Meta(pattern=rf"^([0-9a-f]{{64}})?{END}")]
+    """Of what was looked at: another content is not agreed to."""
+    trust: bool = True
+    frontend: FrontendName | None = None
+    """Null: the space's own agent."""
+
+
+class TrustInfo(Answer, frozen=True, kw_only=True):
+    """What the project of a space brings for an agent, beside texts."""
+
+    frontend: str
+    paths: tuple[str, ...]
+    files: tuple[str, ...]
+    """All of them, in those paths."""
+    digest: str
+    problem: str
+    """Why nobody can agree to it."""
+    agreed: bool | None
+    """What was said to this content; null when nobody was asked."""
+    elsewhere: bool = False
+    """The tree's `.git` leads to another checkout, as a linked worktree's does."""
+    trusted: bool
+    """It is used: somebody has agreed to it, or there is nothing."""
+
+
+class FrontendList(Answer, frozen=True, kw_only=True):
+    frontends: tuple[FoundFrontend, ...]
+
+
+class ContextList(Answer, frozen=True, kw_only=True):
+    files: tuple[ContextFile, ...]
+
+
+class CredentialBody(Body, frozen=True, kw_only=True):
+    value: Annotated[str, Meta(min_length=1, max_length=65_536)] | None = None
+    """Null: the key stays as it is."""
+    endpoints: (
+        Annotated[
+            tuple[Annotated[str, Meta(min_length=1, max_length=2000)], ...], Meta(max_length=32)
+        ]
+        | None
+    ) = None
+    """The addresses besides its provider's own to which it may go. Null: as they are."""
+
+
+class CredentialList(Answer, frozen=True, kw_only=True):
+    credentials: tuple[str, ...]
+    """Names only: a value is never told."""
+    endpoints: Mapping[str, tuple[str, ...]]
+    """By name."""
+
+
+# What waits for a person
+
+
+class AnswerBody(Body, frozen=True, kw_only=True):
+    answer: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    space: Word | None = None
+    """Needed only when two spaces asked under the same id."""
+
+
+class Answered(Answer, frozen=True, kw_only=True):
+    seq: int
+    """Of the answer, in the log of the space."""
+
+
+class Seen(Answer, frozen=True, kw_only=True):
+    seen: int
+    """How many words to the user there were."""
+
+
+class InboxItem(Answer, frozen=True, kw_only=True):
+    id: str
+    space: str
+    seq: int
+    at: Moment
+    kind: Literal["question", "signal"]
+    text: str
+    choices: tuple[str, ...] = ()
+    priority: str = ""
+    """Of a signal: `low`, `medium`, `high`, `urgent`."""
+
+
+class InboxList(Answer, frozen=True, kw_only=True):
+    items: tuple[InboxItem, ...]

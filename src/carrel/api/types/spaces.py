@@ -1,0 +1,271 @@
+"""Spaces: what is asked for, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypedDict
+
+from msgspec import Meta, field
+
+from carrel.api.types.common import (
+    END,
+    MAX_PATH,
+    OS_TEXT,
+    Answer,
+    Body,
+    Count,
+    Environment,
+    Labels,
+    Moment,
+    PathText,
+    Query,
+    Seconds,
+    Span,
+    Word,
+)
+from carrel.domain.agents import NOTHING_SPENT, Activity
+from carrel.domain.agents import Usage as AgentUsage
+from carrel.domain.instances import InstanceState
+from carrel.domain.limits import Limits, LimitSupport
+from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.runtimes import Attempt, Network
+from carrel.domain.spaces import Problem, Retention, SpaceState
+from carrel.domain.trees import Change, Skipped
+
+BackEnd = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,31}}{END}")]
+FrontendName = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,62}}{END}")]
+ServerName = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,62}}{END}")]
+SpaceName = Annotated[str, Meta(pattern=rf"^[a-z0-9]([a-z0-9._-]{{0,61}}[a-z0-9])?{END}")]
+Description = Annotated[str, Meta(max_length=10_000)]
+MAX_CHANGES = 100_000
+
+
+class ProjectBody(Body, frozen=True, kw_only=True):
+    kind: ProjectKind
+    location: Annotated[str, Meta(max_length=MAX_PATH, extra=OS_TEXT)] = ""
+    """A path of the daemon's machine; for git also a URL."""
+    ref: Annotated[str, Meta(max_length=1024)] | None = None
+    """For git; null: its HEAD."""
+
+
+class LimitsBody(Body, frozen=True, kw_only=True):
+    memory_bytes: Count | None = None
+    cpus: Annotated[float, Meta(gt=0, le=65_536)] | None = None
+    pids: Count | None = None
+    disk_bytes: Count | None = None
+    file_bytes: Count | None = None
+    open_files: Count | None = None
+    wall_seconds: Span | None = None
+    strict: bool = False
+    """Refuse to start where one of them cannot be enforced."""
+
+
+class RetentionBody(Body, frozen=True, kw_only=True):
+    ttl_s: Seconds | None = None
+    idle_s: Seconds | None = None
+    keep_s: Seconds | None = None
+    discard: bool = False
+
+
+class NewSpace(Body, frozen=True, kw_only=True):
+    project: ProjectBody | None = None
+    """Null: an empty tree."""
+    base: Word | None = None
+    """A base that is ready, instead of a project."""
+    name: SpaceName | None = None
+    exclude: Annotated[tuple[PathText, ...], Meta(max_length=1000)] = ()
+    max_bytes: Count | None = None
+    max_files: Count | None = None
+    follow_git: bool = False
+    """Take what git needs from repositories outside that the project names, now and later."""
+    runtime: BackEnd = "auto"
+    driver: BackEnd = "auto"
+    network: Network | None = None
+    """Null: what the agent needs, and none without one."""
+    agent: FrontendName | None = None
+    """The frontend that is to work in it."""
+    mcp: Annotated[tuple[ServerName, ...], Meta(max_length=16)] = ()
+    """MCP servers that its agent is to have: see `GET /v1/servers`."""
+    tier: Literal["", "minimal", "default", "large"] = ""
+    limits: LimitsBody = LimitsBody()
+    labels: Labels = field(default_factory=dict)
+    env: Environment = field(default_factory=dict)
+    retention: RetentionBody = RetentionBody()
+    description: Description = ""
+
+
+class SpaceOptions(TypedDict, total=False):
+    """The same as Python says it: all about a new space beside its project."""
+
+    name: str
+    ref: str
+    base: str
+    exclude: Sequence[str]
+    max_bytes: int
+    max_files: int
+    follow_git: bool
+    runtime: str
+    driver: str
+    network: str
+    tier: str
+    limits: Limits
+    labels: Mapping[str, str]
+    env: Mapping[str, str]
+    retention: Retention
+    description: str
+    agent: str
+    mcp: Sequence[str]
+
+
+class SpaceListQuery(Query, frozen=True, kw_only=True):
+    state: Annotated[tuple[SpaceState, ...], Meta(max_length=8)] = ()
+    label: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+    """Each `key=value`."""
+    name: Word = ""
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 50
+    after: Word = ""
+
+
+class SpaceUpdate(Body, frozen=True, kw_only=True):
+    """Null, or left out: as it is. `labels` and `retention` are replaced as a whole."""
+
+    name: SpaceName | None = None
+    labels: Labels | None = None
+    retention: RetentionBody | None = None
+    description: Description | None = None
+
+
+class StopBody(Body, frozen=True, kw_only=True):
+    grace_s: Annotated[float, Meta(ge=0, le=600)] = 2.0
+    """From the request to end to the kill."""
+
+
+class RemoveQuery(Query, frozen=True, kw_only=True):
+    force: bool = False
+    """Although there are changes that nobody took out."""
+
+
+class ChangesQuery(Query, frozen=True, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=MAX_CHANGES)] = 10_000
+
+
+class UsageQuery(Query, frozen=True, kw_only=True):
+    disk: bool = True
+    """Also what it uses on disk, which takes longer to find."""
+
+
+class UsageOfAllQuery(Query, frozen=True, kw_only=True):
+    disk: bool = False
+
+
+class Resident(Answer, frozen=True, kw_only=True):
+    """An MCP server that a space was made with."""
+
+    name: str
+    state: InstanceState | None = None
+    """None while it is not there: the space is stopped, or has only just begun."""
+    instance: str = ""
+    problem: Problem | None = None
+
+
+class SpaceInfo(Answer, frozen=True, kw_only=True):
+    id: str
+    name: str
+    state: SpaceState
+    project: Project
+    base: str
+    runtime: str
+    confined: bool | None
+    """None until it is known what confines it."""
+    uncovered: tuple[str, ...]
+    driver: str
+    path: str
+    network: Network
+    tier: str
+    limits: Limits
+    default_disk_bytes: int = 0
+    """Its disk limit where none was asked for; 0: none."""
+    enforced: tuple[LimitSupport, ...]
+    labels: Mapping[str, str]
+    env: Mapping[str, str]
+    retention: Retention
+    created_at: Moment
+    updated_at: Moment
+    active_at: Moment
+    stopped_at: Moment | None = None
+    removed_at: Moment | None = None
+    problem: Problem | None = None
+    restored_from: str = ""
+    description: str = ""
+    parent: str = ""
+    agent: str = ""
+    """The frontend that works in it."""
+    spent: AgentUsage = NOTHING_SPENT
+    """By its agents, all turns together."""
+    working: str = ""
+    """The turn that runs in it now; empty when none does."""
+    activity: Activity = Activity.NONE
+    """Of its agent; empty when it has none."""
+    mcp: tuple[Resident, ...] = ()
+    """The MCP servers that it was made with."""
+    live_runs: int = 0
+    left_out: tuple[Skipped, ...] = ()
+    """The first things of its project that it does not have, and why."""
+
+
+class SpaceList(Answer, frozen=True, kw_only=True):
+    spaces: tuple[SpaceInfo, ...]
+    next: str
+    """The `after` of the next page; empty on the last."""
+    total: int
+
+
+class ChangeList(Answer, frozen=True, kw_only=True):
+    changes: tuple[Change, ...]
+    total: int
+    """How many there are, also when not all were asked for."""
+
+
+class UsageInfo(Answer, frozen=True, kw_only=True):
+    """What a space uses now; None where the machine cannot tell, or was not asked to."""
+
+    space: str
+    cpu_seconds: float | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+    disk_files: int | None = None
+
+
+class UsageList(Answer, frozen=True, kw_only=True):
+    usage: tuple[UsageInfo, ...]
+
+
+class ProofInfo(Answer, frozen=True, kw_only=True):
+    """What was tried inside, and whether every attempt was refused."""
+
+    space: str
+    runtime: str
+    holds: bool
+    attempts: tuple[Attempt, ...]
+
+
+class TrashedInfo(Answer, frozen=True, kw_only=True):
+    space: SpaceInfo
+    trashed_at: Moment
+    bytes_kept: int
+    changes: int
+
+
+class RemovalInfo(Answer, frozen=True, kw_only=True):
+    space: str
+    changes: int
+    kept: TrashedInfo | None = None
+    """What `undelete` can bring back."""
+    lost: str = ""
+    """Why nothing could be kept, in a sentence."""
+
+
+class TrashList(Answer, frozen=True, kw_only=True):
+    trash: tuple[TrashedInfo, ...]

@@ -1,0 +1,282 @@
+"""The machine: what it can do, what spaces use of it, what is cleaned up, what a project needs."""
+
+from __future__ import annotations
+
+import time
+
+from carrel.cli.call import UNSOUND, VerbCall
+from carrel.cli.output import (
+    AnswerTable,
+    clean,
+    cut,
+    flush,
+    is_terminal,
+    loud,
+    put,
+    table,
+    terminal_width,
+)
+from carrel.cli.spec import Argument, Option, Verb
+from carrel.cli.values import size_text, time_text
+from carrel.cli.verbs.spaces import UNCONFINED, runtime_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MARKS = {"good": "ok", "warning": "!", "bad": "!!"}
+USAGE = ("NAME", "STATE", "RUNTIME", "RUNS", "CPU%", "CPU", "MEMORY", "PEAK", "PROCS", "DISK")
+INTERVAL_S = 2.0
+NEW_SCREEN, OLD_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+HOME, REST = "\x1b[H", "\x1b[J"
+LINE_END = "\x1b[K\n"
+
+
+# Disk
+
+
+def _part_note(part: dict[str, Any]) -> str:
+    sizes = (f"{name} {size_text(size)}" for name, size in part["of"].items())
+    return part["note"] or ", ".join(sizes)
+
+
+PARTS = AnswerTable(
+    "parts",
+    {
+        "WHAT": "kind",
+        "NAME": lambda part: part["name"],
+        "SIZE": lambda part: size_text(part["bytes"]),
+        "": _part_note,
+    },
+    shrink=("", "NAME"),
+)
+
+
+def _disk_use(report: dict[str, Any]) -> str:
+    free, total = size_text(report["free_bytes"]), size_text(report["total_bytes"])
+    where = clean(report["path"])
+    return f"{PARTS(report)}\n\n{free} of {total} are free on the disk with {where}."
+
+
+df = Verb(
+    help="""Show what uses the disk: bases, spaces, trash, records and the rest.
+
+    It works on a full disk too. `carrel gc --bases` removes bases that no space uses.""",
+    ask="cleanup.disk_use",
+    text=_disk_use,
+)
+
+
+@Verb(
+    Option("-n, --dry-run", "Only say what would be done.", to="dry_run"),
+    Option("--bases", "Remove every base that no space uses, whatever its age.", to="bases"),
+)
+def gc(call: VerbCall) -> None:
+    """Clean up: expired spaces, unused bases, old trash, leftovers."""
+    report = call.ask("cleanup.collect", content=call.content())
+
+    def verb(action: dict[str, Any]) -> str:
+        done = action["done"] or report["dry_run"]
+        return str(action["verb"] if done else f"not: {action['verb']}")
+
+    columns = {
+        "WHAT": verb,
+        "TARGET": lambda action: action["target"],
+        "FREES": lambda one: size_text(one["bytes_freed"]) if one["bytes_freed"] else "-",
+        "WHY": lambda action: action["why"],
+    }
+    shrink = ("WHY", "TARGET")
+    none = "There is nothing to clean up."
+    call.answer(report, AnswerTable("actions", columns, shrink=shrink, empty=none))
+
+
+# What the machine can do
+
+
+@Verb()
+def doctor(call: VerbCall) -> int:
+    """Check what this machine can do, what is missing, and how to fix it.
+
+    The exit code is 8 when something that is promised does not work.
+    """
+    diagnosis = call.ask("cleanup.examine")
+    call.answer(diagnosis, _diagnosis)
+    return 0 if diagnosis["healthy"] else UNSOUND
+
+
+def _diagnosis(diagnosis: dict[str, Any]) -> str:
+    area, lines = "", []
+    for finding in diagnosis["findings"]:
+        if finding["area"] != area:
+            area = finding["area"]
+            lines.append(f"{area}:")
+        mark = MARKS[finding["grade"]].ljust(2)
+        line = f"  {mark} {finding['name']}: {clean(finding['what'])}"
+        width = terminal_width()
+        lines.append(line if width is None or finding["grade"] != "good" else cut(line, width))
+        if finding["remedy"]:
+            lines.append(f"     mend it: {clean(finding['remedy'])}")
+    runtime = diagnosis["runtime"] or loud("nothing")
+    driver = diagnosis["driver"] or "-"
+    lines.append(f"\nSpaces are confined by {runtime}, with trees by {driver}.")
+    return "\n".join(lines)
+
+
+# What spaces use
+
+
+@Verb(
+    Option("--once", "Show it only once."),
+    Option("--interval TIME", "Refresh after this time (2s)."),
+    Option("--disk", "Show disk use too, which takes longer to measure."),
+)
+def top(call: VerbCall) -> None:
+    """Show what each space uses, and refresh it until Ctrl-C."""
+    if call.flag("once") or call.json or not is_terminal(1):
+        spaces, usage = _usage(call)
+        call.answer({"usage": usage}, lambda _: _top_table(spaces, usage, {}, 0.0))
+        return
+    put(NEW_SCREEN)
+    try:
+        _top_live(call, call.number("interval") or INTERVAL_S)
+    finally:
+        put(OLD_SCREEN)
+        flush()
+
+
+def _top_live(call: VerbCall, interval_s: float) -> None:
+    before: dict[str, float] = {}
+    looked_at = 0.0
+    while True:
+        spaces, usage = _usage(call)
+        now = time.monotonic()
+        text = _top_table(spaces, usage, before, now - looked_at if looked_at else 0.0)
+        before = {one["space"]: one["cpu_seconds"] or 0.0 for one in usage}
+        looked_at = now
+        put(HOME + text.replace("\n", LINE_END) + LINE_END + REST)
+        flush()
+        time.sleep(interval_s)
+
+
+def _usage(call: VerbCall) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    query = [("disk", call.flag("disk"))]
+    usage = call.ask("spaces.usage_of_all", query=query)["usage"]
+    states = [("limit", 1000), ("state", "ready"), ("state", "running")]
+    spaces = call.ask("spaces.list", query=states)["spaces"]
+    return {space["id"]: space for space in spaces}, usage
+
+
+def _top_table(
+    spaces: dict[str, dict[str, Any]],
+    usage: list[dict[str, Any]],
+    before: dict[str, float],
+    span_s: float,
+) -> str:
+    rows = []
+    for one in sorted(usage, key=lambda one: one["memory_bytes"] or 0, reverse=True):
+        space = spaces.get(one["space"])
+        if space is None:
+            continue
+        used = (one["cpu_seconds"] or 0.0) - before.get(one["space"], one["cpu_seconds"] or 0.0)
+        rows.append(
+            (
+                space["name"],
+                space["state"],
+                runtime_of(space),
+                str(space["live_runs"] or "-"),
+                f"{100 * used / span_s:.0f}" if span_s else "-",
+                time_text(one["cpu_seconds"]),
+                size_text(one["memory_bytes"]),
+                size_text(one["memory_peak_bytes"]),
+                "-" if one["pids"] is None else str(one["pids"]),
+                size_text(one["disk_bytes"]),
+            )
+        )
+    return table(USAGE, rows, shrink=(0,), marked=UNCONFINED)
+
+
+# What a project needs. Reads files only; no daemon.
+
+
+@Verb(Argument("path", required=False, completes="files"))
+def inspect(call: VerbCall) -> None:
+    """Say which toolchain a project needs, and what of it is missing here.
+
+    It reads the project's files and runs nothing. Without PATH it takes the current folder.
+    """
+    from pathlib import Path
+
+    import msgspec
+
+    from carrel.environments.discovery import inspect_project
+    from carrel.environments.programs import HostPrograms
+    from carrel.runtimes.sandbox import PATH, TOOLCHAIN
+
+    report = inspect_project(Path(call.text("path") or "."), HostPrograms(PATH, TOOLCHAIN))
+    content = msgspec.to_builtins(report)
+    if call.json:
+        call.show({**content, "missing": [one.name for one in report.toolchain.missing]})
+        return
+    for line in _report_lines(content):
+        call.say(line)
+    packages = report.toolchain.packages
+    if packages:
+        call.say(f"install: sudo apt-get install {' '.join(packages)}")
+
+
+def _report_lines(report: dict[str, Any]) -> Iterator[str]:
+    """All text is the project's own."""
+    yield f"decided: {_because(report['decided'])}"
+    for match in report["also"]:
+        yield f"also: {_because(match)}"
+    yield from _image(report["image"])
+    for version in report["versions"]:
+        where = _where(version)
+        yield clean(f"version: {version['tool']} {version['version']} ({where})")
+    for command in report["setup"]:
+        yield clean(f"set-up: {_command(command)} ({command['path']}, at {command['stage']})")
+    for port in report["ports"]:
+        yield clean(f"port: {port['number']}/{port['protocol']} ({port['path']})")
+    for variable in report["variables"]:
+        mark = "" if variable["resolved"] else ", not resolved"
+        yield clean(f"variable: {variable['name']}={variable['value']} ({_where(variable)}{mark})")
+    for program in report["toolchain"]["programs"]:
+        yield _program(program)
+    for note in report["notes"]:
+        yield clean(f"note: {_where(note)}: {note['message']}")
+
+
+def _because(match: dict[str, Any]) -> str:
+    return clean(f"{match['rule']}: {match['why']}")
+
+
+def _image(image: dict[str, Any]) -> Iterator[str]:
+    if image["build"]:
+        yield clean(f"image: built from {image['build']['dockerfile']}")
+    if image["reference"]:
+        word = "stands on" if image["build"] else "image"
+        yield clean(f"{word}: {image['reference']}")
+    if image["compose"]:
+        yield clean(f"image: service {image['compose']['service']} of compose files")
+
+
+def _command(command: dict[str, Any]) -> str:
+    from shlex import join
+
+    argv = command["argv"]
+    text = argv[2] if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3 else join(argv)
+    return text if command["folder"] == "." else f"{text} (in {command['folder']})"
+
+
+def _program(program: dict[str, Any]) -> str:
+    asked = f", asked for {program['asked']}" if program["asked"] else ""
+    if program["found"]:
+        return clean(f"program: {program['name']} at {program['found']}{asked}")
+    hint = f" {program['hint']}" if program["hint"] else ""
+    return f"program: {loud(clean(program['name']) + ' is missing')}{clean(asked + hint)}"
+
+
+def _where(item: dict[str, Any]) -> str:
+    line = f":{item['line']}" if item.get("line") else ""
+    return f"{item['path']}{line}"

@@ -1,0 +1,167 @@
+"""What the daemon sends as server-sent events: the steps of a space that is being created, and what
+happens in all spaces. A lost connection is made again.
+
+Every request to create a space carries an idempotency key, so that it can be sent again after a
+lost connection and creates one space all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+
+from carrel.client.exchange import RetryDelay
+from carrel.client.http import LONG_S, HttpAnswer, HttpRequest, operation
+from carrel.domain.sse import EventParser
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+    from typing import Any
+
+    from carrel.client.aio_link import AsyncLink
+    from carrel.client.models import Event
+    from carrel.domain.sse import ServerEvent
+
+GAP = "gap"
+"""The type of an event that says that some before the next are no longer kept."""
+KIND = "text/event-stream"
+
+
+# A new space
+
+
+async def create(
+    link: AsyncLink,
+    content: Mapping[str, object],
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Returns when the space is ready. `on_progress` gets each step as it is told. When the
+    daemon goes away meanwhile it is asked again: it carries on, or begins anew."""
+    from carrel.domain.errors import DaemonUnavailable
+
+    key, backoff = os.urandom(16).hex(), None
+    while True:
+        headers = [("Accept", KIND), ("Idempotency-Key", key)]
+        request = operation(
+            "spaces.create", content=content, headers=headers, timeout_s=LONG_S, again=True
+        )
+        try:
+            return await _create_once(link, request, on_progress)
+        except DaemonUnavailable as error:
+            backoff = backoff or RetryDelay.after(error)
+            if not backoff.failed(time.monotonic()):
+                raise
+        await asyncio.sleep(backoff.pause_s)
+
+
+async def _create_once(
+    link: AsyncLink, request: HttpRequest, on_progress: Callable[[dict[str, Any]], None] | None
+) -> dict[str, Any]:
+    async with await link.open(request) as stream:
+        if stream.head.kind != KIND:
+            whole: dict[str, Any] = HttpAnswer(stream.head, await stream.read()).json()
+            return whole
+        parser = EventParser()
+        async for piece in stream:
+            for event in parser.receive(piece):
+                told: dict[str, Any] = json.loads(event.data)
+                if event.type == "progress" and on_progress is not None:
+                    on_progress(told)
+                elif event.type == "space":
+                    return told
+                elif event.type == "problem":
+                    from carrel.client.problems import error_from
+
+                    raise error_from(told)
+    from carrel.client.problems import ConnectionBroken
+
+    raise ConnectionBroken(
+        "The daemon went away before the space was ready.", hint="`carrel ls` shows it."
+    )
+
+
+# What happens
+
+
+async def watch_events(
+    link: AsyncLink, after: int | None, spaces: Iterable[str], types: Iterable[str]
+) -> AsyncGenerator[Event, None]:
+    """For ever. Raises `DaemonUnavailable` when the daemon went away and did not come back."""
+    from carrel.domain.errors import DaemonUnavailable
+
+    log, reconnection = EventLog(after, spaces, types), Reconnection()
+    while True:
+        lost: DaemonUnavailable | None = None
+        try:
+            request, start = log.request(), not reconnection.connected
+            async with await link.open(request, start=start) as stream:
+                if stream.head.status != 200 or stream.head.kind != KIND:
+                    HttpAnswer(stream.head, await stream.read()).check()
+                async for piece in stream:
+                    reconnection.heard()
+                    for event in log.receive(piece):
+                        yield event
+        except DaemonUnavailable as error:
+            lost = error
+        await asyncio.sleep(reconnection.pause_s(lost))
+
+
+class EventLog:
+    """Where we are in the log, over any number of connections."""
+
+    def __init__(self, after: int | None, spaces: Iterable[str], types: Iterable[str]) -> None:
+        self._last = "" if after is None else str(after)
+        self._query = [("space", space) for space in spaces] + [("type", one) for one in types]
+        self._parser = EventParser()
+
+    def request(self) -> HttpRequest:
+        """Asks for what comes after the last event, on a new connection."""
+        self._parser = EventParser(self._last)
+        headers = [("Accept", KIND)]
+        if self._last:
+            headers.append(("Last-Event-ID", self._last))
+        return HttpRequest("GET", "/v1/events", self._query, headers=headers, again=False)
+
+    def receive(self, data: bytes) -> Iterator[Event]:
+        for event in self._parser.receive(data):
+            yield _decoded(event)
+            self._last = event.id
+        self._last = self._parser.last_id
+
+
+def _decoded(event: ServerEvent) -> Event:
+    from datetime import UTC, datetime
+
+    from carrel.client.models import Event, decode
+
+    content = json.loads(event.data)
+    if event.type != GAP:
+        return decode(content, Event)
+    seq = int(content["first"]) - 1
+    return Event(seq=seq, type=GAP, space="", at=datetime.now(UTC), data=content)
+
+
+class Reconnection:
+    """Whether and when to connect again. A daemon that never was there is not waited for, and one
+    that somebody ended is not started again by those who only watch."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self._backoff: RetryDelay | None = None
+
+    def heard(self) -> None:
+        self.connected = True
+        self._backoff = None
+
+    def pause_s(self, error: Exception | None) -> float:
+        """Raises the error when it is enough."""
+        if error is not None and not self.connected:
+            raise error
+        now = time.monotonic()
+        self._backoff = self._backoff or RetryDelay(now)
+        if not self._backoff.failed(now) and error is not None:
+            raise error
+        return self._backoff.pause_s

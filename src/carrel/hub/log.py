@@ -1,0 +1,297 @@
+"""The way into the log: everything that is kept passes here, in one order.
+
+While one batch is being written the next one gathers, so that however many publish, one
+sync serves them all. Numbers are given when a batch is formed: what could not be written
+leaves no gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import operator
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from carrel.domain.errors import CarrelError, StoreBusy
+from carrel.domain.events import Event, EventQuery
+from carrel.domain.hub import Dropped, HubLog, Keep, Message, Span
+from carrel.hub.access import VisibleSpaces, consumer_name
+from carrel.hub.envelopes import SYSTEM, Said, Sent, encode_lines, raw
+
+MOST = 2000
+"""In one batch: some ten milliseconds of work, which the first of them waits for."""
+MOST_WAITING = 100_000
+"""All publishers together; beyond, they are told to come again."""
+
+GATHER_S = 0.1
+"""What Carrel itself tells is in the store already, and waits this long for more of its kind:
+making a space is a dozen steps, and nobody wants to wait for a dozen writes."""
+SOON_S = 0.005
+"""… and this long when somebody listens."""
+RETRY_S = 1.0
+"""What Carrel itself tells is not given up when the disk is full, but tried again."""
+
+_log = logging.getLogger("carrel.hub")
+
+OnDone = Callable[["Pending", CarrelError | None], None]
+
+
+@dataclass(slots=True)
+class Pending:
+    """What somebody said at once of one space, on its way into the log: all of it or nothing,
+    one after the other. `first` and `runs` are set when it is there."""
+
+    space: str
+    ts: float
+    sender: msgspec.Raw
+    said: Sequence[Said]
+    origin: int = 0
+    done: OnDone | None = None
+    first: int = 0
+    runs: list[Message] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.said) - 1
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [line for run in self.runs for line in run.body.split(b"\n")]
+
+
+class LogWriter:
+    """`kept` gets every batch that is in the log, in order, before its publishers hear."""
+
+    def __init__(self, log: HubLog, kept: Callable[[list[Pending]], None]) -> None:
+        self._log = log
+        self._kept = kept
+        self._last: dict[str, int] = {}
+        self._waiting: deque[Pending] = deque()
+        self._size = 0
+        """Messages that wait."""
+        self._writing: asyncio.Task[None] | None = None
+        self._given = self._done = 0
+        self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Who waits until so many are done."""
+        self._hurry = asyncio.Event()
+        self._listening = 0
+        self._closed = False
+        self.count = 0
+
+    def begin(self, spans: Mapping[str, Span]) -> None:
+        self._last = {space: span.last for space, span in spans.items()}
+
+    def last(self, space: str) -> int:
+        return self._last.get(space, 0)
+
+    def spaces(self) -> list[str]:
+        return list(self._last)
+
+    def forget(self, space: str) -> None:
+        self._last.pop(space, None)
+
+    def keep(self, pending: Pending) -> None:
+        """Raises `StoreBusy`. Never waits."""
+        if self._size >= MOST_WAITING and not pending.origin:
+            raise StoreBusy("Too many messages wait to be stored.", hint="Try again in a moment.")
+        self._waiting.append(pending)
+        self._size += len(pending.said)
+        self._given += 1
+        if not pending.origin:
+            self._hurry.set()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._writing is None and self._waiting and not self._closed:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def close(self) -> None:
+        """What waits is still written."""
+        await self.settled()
+        self._closed = True
+
+    def listening(self, change: int) -> None:
+        """So many more (or fewer) want to hear at once what there is to tell."""
+        self._listening += change
+
+    async def settled(self) -> None:
+        """What was given until now is in the log, or could not be put there."""
+        if self._done >= self._given or self._writing is None:
+            return
+        self._hurry.set()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling.append((self._given, future))
+        await future
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                await self._gather()
+                batch = self._next()
+                if self._waiting:
+                    # Some of these have waited for long enough.
+                    self._hurry.set()
+                if not await self._batch(batch):
+                    asyncio.get_running_loop().call_later(RETRY_S, self._go_on)
+                    break
+        finally:
+            self._writing = None
+            # What is to be tried again is waited for by nobody.
+            self._settle(self._given)
+
+    async def _gather(self) -> None:
+        if self._hurry.is_set():
+            # Whoever has something to say in this turn of the loop gets in.
+            await asyncio.sleep(0)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SOON_S if self._listening else GATHER_S):
+                    await self._hurry.wait()
+        self._hurry.clear()
+
+    def _next(self) -> list[Pending]:
+        batch: list[Pending] = []
+        room = MOST
+        while self._waiting and (not batch or len(self._waiting[0].said) <= room):
+            one = self._waiting.popleft()
+            room -= len(one.said)
+            batch.append(one)
+        self._size -= MOST - room
+        return batch
+
+    async def _batch(self, batch: list[Pending]) -> bool:
+        """False when something of it has to be tried again."""
+        error: CarrelError | None = None
+        last = {one.space: self.last(one.space) for one in batch}
+        messages = [message for one in batch for message in self._number(one, last)]
+        try:
+            await self._log.append(messages, sync=any(not one.origin for one in batch))
+        except CarrelError as caught:
+            error = caught
+        except Exception:
+            # A mistake of ours is not to be the end of everybody's words.
+            _log.exception("a batch of messages could not be kept")
+            error = CarrelError("The message could not be stored.", hint="See the daemon's log.")
+        if error is None:
+            self._last |= last
+            self.count += sum(len(one.said) for one in batch)
+            self._kept(batch)
+        for one in batch:
+            if one.done is not None:
+                with contextlib.suppress(Exception):
+                    one.done(one, error)
+        again = [one for one in batch if error is not None and one.origin]
+        self._waiting.extendleft(reversed(again))
+        self._size += sum(len(one.said) for one in again)
+        self._done += len(batch) - len(again)
+        self._settle(self._done)
+        return not again
+
+    def _settle(self, reached: int) -> None:
+        while self._settling and self._settling[0][0] <= reached:
+            _, future = self._settling.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    @staticmethod
+    def _number(one: Pending, last: dict[str, int]) -> list[Message]:
+        space, ts, sender = one.space, one.ts, one.sender
+        one.first = last[space] + 1
+        one.runs = []
+        for type, run in itertools.groupby(one.said, _type_of):
+            first = last[space] + 1
+            sent = [
+                Sent(type, said.id, ts, sender, said.payload, space, seq, said.reply_to)
+                for seq, said in enumerate(run, first)
+            ]
+            last[space] += len(sent)
+            body = encode_lines(sent)
+            one.runs.append(Message(space, last[space], type, ts, body, one.origin, len(sent)))
+        return one.runs
+
+
+_type_of = operator.attrgetter("type")
+
+
+# Keeping the log within its bounds, and saying so where somebody would miss something.
+
+DROPPED = "buffer_dropped"
+
+
+async def compact(
+    log: HubLog, keeper: LogWriter, spaces: VisibleSpaces, keep: Keep, now: float | None = None
+) -> None:
+    """What nobody acknowledged goes only after the log says so."""
+    now = time.time() if now is None else now
+    for one in await log.overdue(keep, now):
+        if one.missed and spaces.exists(one.space_id):
+            keeper.keep(_notice(one, now))
+    await keeper.settled()
+    await log.compact(keep, now)
+    await _forget_removed(log, keeper, spaces, keep, now)
+
+
+async def _forget_removed(
+    log: HubLog, keeper: LogWriter, spaces: VisibleSpaces, keep: Keep, now: float
+) -> None:
+    """Of a space that is gone, the last message stays as long as others do."""
+    if not keep.seconds:
+        return
+    for space_id, span in (await log.spans()).items():
+        if not space_id or span.first < span.last or spaces.exists(space_id):
+            continue
+        if await log.since(space_id, now - keep.seconds) == span.last:
+            await log.forget(space_id)
+            keeper.forget(space_id)
+
+
+def _notice(dropped: Dropped, now: float) -> Pending:
+    # Whose they are is not for everybody who may see the space.
+    furthest_first = sorted(dropped.missed.items(), key=lambda one: -one[1])
+    missed = {consumer_name(kept): seq for kept, seq in furthest_first}
+    payload = {"first": dropped.first, "last": dropped.last, "consumers": missed}
+    name = f"dropped_{dropped.space_id}_{dropped.last}"
+    return Pending(dropped.space_id, now, SYSTEM, [Said(DROPPED, raw(payload), name)])
+
+
+# What Carrel itself has to tell goes into the same log as everything else.
+#
+# The store has it first, together with what it is about; here it is told on. What a crash kept
+# from being told is told at the next start.
+
+BATCH = 1000
+
+ReadEvents = Callable[[EventQuery], Awaitable[Sequence[Event]]]
+
+
+class Teller:
+    def __init__(self, keeper: LogWriter) -> None:
+        self._keeper = keeper
+
+    async def catch_up(self, log: HubLog, read: ReadEvents) -> None:
+        """What is in the store, and not yet in the log."""
+        after = await log.last_origin()
+        while events := await read(EventQuery(after=after, limit=BATCH)):
+            self.tell(events)
+            after = events[-1].seq
+            await self._keeper.settled()
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """Called by the store after every write of events, in their order."""
+        for event in events:
+            self._keeper.keep(
+                Pending(
+                    event.space_id,
+                    event.at,
+                    SYSTEM,
+                    [Said(str(event.type), raw(event.data), f"ev_{event.seq}")],
+                    origin=event.seq,
+                )
+            )

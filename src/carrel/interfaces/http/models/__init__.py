@@ -1,1 +1,0 @@
-"""What bodies hold and answers look like: the source of the OpenAPI document."""

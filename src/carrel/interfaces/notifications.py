@@ -1,0 +1,271 @@
+"""Notifications: tells a person what waits for an answer, on the desktop or by a webhook, in
+order and from where it was before a restart; and sends the outcome of a request to the address
+that its caller gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import html
+import json
+import logging
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPException, InvalidURL
+from pathlib import Path
+from typing import Any, Protocol
+
+from carrel.domain.hub import QUESTION, SIGNAL, HubLog, LogEnd, Placed, PlaceQuery
+from carrel.domain.requests import Webhook
+from carrel.service.requests.book import NotSent
+
+TYPES = frozenset({QUESTION, SIGNAL})
+BATCH = 100
+TRIES = 8
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Between two tries: a service that is restarted is back soon, one that is gone is not asked
+more often than that."""
+_log = logging.getLogger("carrel.notify")
+
+Notice = dict[str, Any]
+Failed = Callable[[str, Notice, str], None]
+"""The space, what was to be told, and why it was not."""
+
+
+class NotTold(Exception):
+    """This way is closed now; `for_good` when it makes no sense to try again."""
+
+    def __init__(self, why: str, *, for_good: bool = False) -> None:
+        super().__init__(why)
+        self.for_good = for_good
+
+
+class NoticeChannel(Protocol):
+    """To a person. Raises `NotTold`."""
+
+    async def tell(self, notice: Notice) -> None: ...
+
+
+class Notifier:
+    """`note` is the file in which it says how far it has come."""
+
+    def __init__(
+        self, log: HubLog, end: LogEnd, note: Path, ways: Sequence[NoticeChannel], failed: Failed
+    ) -> None:
+        self._log = log
+        self._end = end
+        self._note = note
+        self._ways = ways
+        self._failed = failed
+        self._bell = asyncio.Event()
+
+    def ring(self) -> None:
+        """There is something new in the log."""
+        self._bell.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        place = await self._begin()
+        while True:
+            self._bell.clear()
+            await self._end.settled()
+            found = await self._log.read(PlaceQuery(place, None, TYPES, BATCH))
+            for one in found:
+                await self._tell(one)
+                place = one.place
+                await asyncio.to_thread(self._write, place)
+            if not found:
+                await self._bell.wait()
+
+    async def _begin(self) -> int:
+        """What was there before anybody wanted to hear of it is not told."""
+        try:
+            return int(self._note.read_text())
+        except (OSError, ValueError):
+            await self._end.settled()
+            place = await self._log.last_place()
+            await asyncio.to_thread(self._write, place)
+            return place
+
+    async def _tell(self, placed: Placed) -> None:
+        notice = _notice(placed)
+        await asyncio.gather(*(self._tell_by(way, placed.space_id, notice) for way in self._ways))
+
+    async def _tell_by(self, way: NoticeChannel, space_id: str, notice: Notice) -> None:
+        pause_s, why = FIRST_PAUSE_S, ""
+        for _ in range(TRIES):
+            try:
+                await way.tell(notice)
+                return
+            except NotTold as error:
+                why = str(error)
+                if error.for_good:
+                    break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        _log.warning("a person could not be told: %s", why)
+        self._failed(space_id, notice, why)
+
+    def _write(self, place: int) -> None:
+        draft = self._note.with_suffix(".new")
+        draft.write_text(str(place))
+        os.replace(draft, self._note)
+
+
+def _notice(placed: Placed) -> Notice:
+    envelope = json.loads(placed.body)
+    payload = envelope["payload"]
+    asks = placed.type == QUESTION
+    return {
+        "kind": "question" if asks else "signal",
+        "id": envelope["id"],
+        "space": placed.space_id,
+        "seq": placed.seq,
+        "at": placed.at,
+        "text": payload["question"] if asks else payload["message"],
+        "choices": payload.get("choices", []),
+        "priority": "high" if asks else payload.get("priority", "medium"),
+        "suggested_actions": payload.get("suggested_actions", []),
+    }
+
+
+# The desktop of the daemon's user, where there is one
+
+PROGRAM = "notify-send"
+WAIT_S = 10.0
+"""It hands the words over and ends; a session that hangs is not waited for."""
+MAX_TEXT = 500
+_URGENCY = {"low": "low", "medium": "normal", "high": "normal", "urgent": "critical"}
+_SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY")
+
+
+class Desktop:
+    """Implements `NoticeChannel`."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    async def tell(self, notice: Notice) -> None:
+        asks = "asks" if notice["kind"] == "question" else "says"
+        words = [
+            *(self._program, "--app-name=Carrel", f"--urgency={_URGENCY[notice['priority']]}"),
+            *("--", f"{notice['space']} {asks}", html.escape(notice["text"][:MAX_TEXT])),
+        ]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise NotTold(f"{self._program}: {error.strerror}", for_good=True) from None
+        try:
+            async with asyncio.timeout(WAIT_S):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise NotTold(f"{self._program} does not end", for_good=True) from None
+        if code:
+            raise NotTold(f"{self._program} ended with {code}", for_good=True)
+
+
+def find_desktop(env: Mapping[str, str]) -> Desktop | None:
+    """None where there is no session to show it in, or no program for it."""
+    program = shutil.which(PROGRAM, path=env.get("PATH", os.defpath))
+    if program is None or not any(env.get(name) for name in _SESSION):
+        return None
+    return Desktop(program)
+
+
+# A webhook: each notice is sent to an address of the administrator, as JSON
+
+LATER = (408, 425, 429)
+"""Refusals that say: not now."""
+
+
+class NoticeWebhook:
+    """Implements `NoticeChannel`. At least once: whoever answers too late gets it again."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        # Where it points is the administrator's choice, and is not sent on by the other side.
+        self._opener = urllib.request.build_opener(NoRedirect)
+
+    async def tell(self, notice: Notice) -> None:
+        await asyncio.to_thread(self._post, json.dumps(notice).encode())
+
+    def _post(self, body: bytes) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "carrel"}
+        refusal = post(self._opener, self._address, body, headers)
+        if refusal is not None:
+            raise NotTold(f"the webhook {refusal.message}", for_good=refusal.for_good)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something did not arrive, after the name of who was to have it, and whether another
+    try is of no use."""
+
+    message: str
+    for_good: bool = False
+
+
+def post(
+    opener: urllib.request.OpenerDirector, url: str, body: bytes, headers: dict[str, str]
+) -> Refusal | None:
+    """Blocking."""
+    request = urllib.request.Request(url, body, headers, method="POST")
+    try:
+        with opener.open(request, timeout=WAIT_S) as answer:
+            answer.read(1)
+    except urllib.error.HTTPError as error:
+        with error:
+            for_good = error.code < 500 and error.code not in LATER
+        return Refusal(f"answered {error.code}", for_good)
+    except (OSError, ValueError, HTTPException) as error:
+        return Refusal(f"cannot be reached: {error}", isinstance(error, InvalidURL))
+    return None
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
+# The outcomes of requests
+
+AT_ONCE = 8
+SIGNATURE = "Carrel-Signature"
+"""`sha256=` and the HMAC of the body with the caller's secret, in hexadecimal."""
+
+
+class OutcomeSender:
+    """Implements `Sender`. At least once: whoever answers too late gets it again."""
+
+    def __init__(self) -> None:
+        # Where it points was checked; nobody on the way may point elsewhere.
+        self._opener = urllib.request.build_opener(NoRedirect)
+        # Not those of the daemon, which all else would wait for behind a host that is silent.
+        self._threads = ThreadPoolExecutor(AT_ONCE, "carrel-outcomes")
+
+    async def send(self, webhook: Webhook, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, self._post, webhook, body)
+
+    def _post(self, webhook: Webhook, body: bytes) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "carrel"}
+        if webhook.secret:
+            signed = hmac.new(webhook.secret.encode(), body, hashlib.sha256).hexdigest()
+            headers[SIGNATURE] = f"sha256={signed}"
+        refusal = post(self._opener, webhook.url, body, headers)
+        if refusal is not None:
+            raise NotSent(f"it {refusal.message}", for_good=refusal.for_good)

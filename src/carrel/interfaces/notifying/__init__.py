@@ -1,1 +1,0 @@
-"""Ways to a person who is not looking: the desktop, and a webhook."""

@@ -1,0 +1,452 @@
+"""The sandboxes that are set up: bubblewrap holds the namespaces of each while commands run.
+
+A sandbox in which nothing runs has no process: its bubblewrap ends when it has been idle for a
+while, and the next command starts another on the same folders. The command that bubblewrap
+runs is a copy of `cat` under the name `hold`: it echoes the byte that waits on its standard
+input, which says that the sandbox is complete, and then blocks for good. What runs in the
+sandbox can take its descriptors, so none leads to us any more by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+
+from carrel.launcher.loop import LinePipe, Loop, Timer
+from carrel.launcher.messages import (
+    LauncherProblem,
+    Orders,
+    RunRequest,
+    SandboxBase,
+    SandboxPlan,
+    WarmRequest,
+    failure,
+)
+from carrel.launcher.pool import ChildPool, Standby
+from carrel.launcher.wire import read_record, write_record
+from carrel.linux import namespaces, processes
+
+READY_S = 10.0
+"""Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
+LINGER_S = 10.0
+"""Between two looks at a sandbox that only its own servers still use."""
+IDLE_BYTES = 2_400_000
+"""What one that lingers takes: four small processes."""
+IDLE_SHARE = 50
+"""All of them together may take this part of the machine's memory."""
+
+_ENDING: LauncherProblem = failure("ending", "it ended before it was complete")
+
+OnReady = Callable[["LiveSandbox | None", LauncherProblem | None], None]
+
+
+class LiveSandbox:
+    """The live side of one sandbox."""
+
+    def __init__(self, sandbox_id: str, base: SandboxBase) -> None:
+        self.sandbox_id = sandbox_id
+        self.monitor = 0
+        """Bubblewrap's own process outside; when it goes, the sandbox goes."""
+        self.init = 0
+        self.init_started = 0
+        self.namespaces: dict[str, int] = {}
+        self.base = base
+        """What every process of the sandbox joins and becomes."""
+        self.standby: Standby | None = None
+        self.late: tuple[str, ...] = ()
+        """Targets in it whose mounts come after the set-up has begun."""
+        self.mounts: dict[str, int] | None = None
+        """Those, once they are there and until they are in place."""
+        self.on_mounts: Callable[[], None] | None = None
+        self.waiting: list[OnReady] = []
+        self.runs: set[str] = set()
+        self.idle: Timer | None = None
+        self.on_gone: list[Callable[[], None]] = []
+        self.ending = False
+        self.stopping = False
+        """No process is to be made ready any more."""
+
+    @property
+    def live(self) -> bool:
+        """A command may run in it."""
+        return bool(self.namespaces) and not self.ending and not self.late
+
+    def close(self) -> None:
+        self.drop_standby()
+        self.drop_mounts()
+        for descriptor in self.namespaces.values():
+            os.close(descriptor)
+        self.namespaces.clear()
+
+    def drop_mounts(self) -> None:
+        for descriptor in (self.mounts or {}).values():
+            os.close(descriptor)
+        self.mounts = None
+
+    def drop_standby(self) -> None:
+        if self.standby is not None:
+            self.standby.discard()
+            self.standby = None
+
+    def holding(self) -> set[int]:
+        """The processes that are there for the sandbox itself."""
+        return {self.monitor, self.init, *processes.children(self.init)[:1]}
+
+    def others(self) -> list[int]:
+        """Processes of the sandbox that no command of ours is above: what detached itself."""
+        below = processes.children(self.init)
+        held = below[:1]
+        found = [pid for pid in below if pid not in held]
+        for pid in list(found):
+            found.extend(processes.descendants(pid))
+        return found
+
+
+class LiveSandboxes:
+    def __init__(self, loop: Loop, pool: ChildPool, folder: str) -> None:
+        self._loop = loop
+        self.pool = pool
+        self._folder = folder
+        self._most_idle = _most_idle()
+        """So many may linger; beyond, the one that has been idle longest ends at once."""
+        self._sandboxes: dict[str, LiveSandbox] = {}
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._adopt()
+
+    def __len__(self) -> int:
+        return len(self._sandboxes)
+
+    def get(self, sandbox_id: str) -> LiveSandbox | None:
+        return self._sandboxes.get(sandbox_id)
+
+    def others(self, sandbox_id: str) -> list[int]:
+        """As `LiveSandbox.others`; none where it is not set up."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox.others() if sandbox is not None and sandbox.init else []
+
+    def acquire(
+        self, request: RunRequest | WarmRequest, staged: dict[str, int], ready: OnReady
+    ) -> None:
+        """`ready` is called with the live sandbox, now or later, or with what went wrong."""
+        sandbox_id = request["sandbox_id"]
+        plan = request.get("holder")
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is not None and sandbox.ending:
+            sandbox.on_gone.append(lambda: ready(None, {"step": "ending", "errno": 0}))
+            return
+        if sandbox is not None and sandbox.live:
+            ready(sandbox, None)
+            return
+        if sandbox is not None:
+            sandbox.waiting.append(ready)
+        elif plan is None:
+            ready(None, failure("cold", "it is not set up"))
+        else:
+            sandbox = LiveSandbox(sandbox_id, plan["base"])
+            sandbox.late = tuple(plan.get("late", ()))
+            self._sandboxes[sandbox_id] = sandbox
+            sandbox.waiting.append(ready)
+            try:
+                _Start(self, self._loop, sandbox, plan, request["linger"], staged).begin()
+            except OSError as error:
+                # The machine has no process or descriptor left; nobody is to wait for this.
+                del self._sandboxes[sandbox_id]
+                ready(None, failure("fork", str(error), error.errno or 0))
+                return
+            # It joins its groups while bubblewrap works, and enters when that is done. Without
+            # one the first command makes its own.
+            with contextlib.suppress(OSError):
+                sandbox.standby = self.make_standby(sandbox)
+
+    def is_coming(self, sandbox_id: str) -> bool:
+        """It is there, or will be: who waits for it gets an answer."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox is not None and not sandbox.ending
+
+    def forgo_standby(self, sandbox_id: str) -> None:
+        """What runs first in a sandbox that is coming brings its own process: another would only
+        compete with it for the processors, unless it has mounts to take along."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is not None and not sandbox.namespaces and not sandbox.late:
+            sandbox.drop_standby()
+
+    def place(self, sandbox_id: str, mounts: list[int]) -> bool:
+        """Gives a sandbox the mounts that it was begun without; False when none waits for so
+        many. They become the sandbox's then."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None or sandbox.ending or sandbox.mounts is not None:
+            return False
+        if not sandbox.late or len(sandbox.late) != len(mounts):
+            return False
+        sandbox.mounts = dict(zip(sandbox.late, mounts, strict=True))
+        if sandbox.on_mounts is not None:
+            sandbox.on_mounts()
+        return True
+
+    def make_standby(self, sandbox: LiveSandbox) -> Standby:
+        standby = Standby(self._loop, self.pool.take, sandbox.base)
+        if sandbox.live:
+            standby.enter(sandbox.namespaces, {})
+        return standby
+
+    def enter(self, sandbox: LiveSandbox, run_id: str) -> None:
+        if sandbox.idle is not None:
+            sandbox.idle.cancel()
+            sandbox.idle = None
+        sandbox.runs.add(run_id)
+
+    def leave(self, sandbox: LiveSandbox, run_id: str, linger: float) -> None:
+        sandbox.runs.discard(run_id)
+        if sandbox.runs or sandbox.ending:
+            return
+        # The order of insertion is the order of idleness.
+        idle = [one for one in self._sandboxes.values() if one.idle is not None]
+        if len(idle) >= self._most_idle:
+            self._check_idle(min(idle, key=lambda one: one.idle.when if one.idle else 0.0))
+        sandbox.idle = self._loop.after(linger, lambda: self._check_idle(sandbox))
+
+    def _check_idle(self, sandbox: LiveSandbox) -> None:
+        """Ends it, unless a server that a command left behind still runs."""
+        if sandbox.idle is not None:
+            sandbox.idle.cancel()
+            sandbox.idle = None
+        if sandbox.runs or sandbox.ending:
+            return
+        if sandbox.others():
+            sandbox.idle = self._loop.after(LINGER_S, lambda: self._check_idle(sandbox))
+        else:
+            self.end(sandbox)
+
+    def end(self, sandbox: LiveSandbox) -> None:
+        """Kills the sandbox's first process, and with it the kernel kills all others."""
+        sandbox.ending = True
+        if processes.is_alive(sandbox.init, sandbox.init_started):
+            processes.send_signal(sandbox.init, signal.SIGKILL)
+
+    def gone(self, sandbox: LiveSandbox) -> None:
+        if sandbox.idle is not None:
+            sandbox.idle.cancel()
+        sandbox.ending = True
+        sandbox.close()
+        # Told twice when it fails late: by its first process, and by bubblewrap's.
+        if self._sandboxes.get(sandbox.sandbox_id) is sandbox:
+            del self._sandboxes[sandbox.sandbox_id]
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._record_path(sandbox.sandbox_id))
+        actions, sandbox.on_gone = sandbox.on_gone, []
+        for action in actions:
+            action()
+
+    def write_down(self, sandbox: LiveSandbox) -> None:
+        record = {"init": sandbox.init, "started": sandbox.init_started, "base": sandbox.base}
+        record["monitor"] = sandbox.monitor
+        write_record(self._record_path(sandbox.sandbox_id), record)
+
+    def _record_path(self, sandbox_id: str) -> str:
+        return os.path.join(self._folder, f"{sandbox_id}.json")
+
+    def _adopt(self) -> None:
+        """Takes up the sandboxes that an earlier launcher left running."""
+        for name in os.listdir(self._folder):
+            path = os.path.join(self._folder, name)
+            record = read_record(path)
+            if record is None or not processes.is_alive(record["init"], record["started"]):
+                os.unlink(path)
+                continue
+            sandbox = LiveSandbox(name.removesuffix(".json"), record["base"])
+            sandbox.init, sandbox.init_started = record["init"], record["started"]
+            sandbox.monitor = record["monitor"]
+            try:
+                sandbox.namespaces = open_sandbox(sandbox.init)
+                self.watch_end(sandbox)
+            except OSError:
+                continue
+            self._sandboxes[sandbox.sandbox_id] = sandbox
+            sandbox.idle = self._loop.after(LINGER_S, partial(self._check_idle, sandbox))
+
+    def watch_end(self, sandbox: LiveSandbox) -> None:
+        """The first process of a pid namespace is gone after all others of it."""
+        self._loop.on_process_end(sandbox.init, lambda: self.gone(sandbox))
+
+
+def open_sandbox(init: int) -> dict[str, int]:
+    """The namespaces of a sandbox that differ from ours, and its root."""
+    opened = namespaces.open_namespaces(init, ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"))
+    for kind in ("net", "cgroup"):
+        if os.fstat(opened[kind]).st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino:
+            os.close(opened.pop(kind))
+    try:
+        opened["root"] = os.open(f"/proc/{init}/root", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        for descriptor in opened.values():
+            os.close(descriptor)
+        raise
+    return opened
+
+
+class _Start:
+    """The start of one sandbox, from the fork to the echoed byte."""
+
+    def __init__(
+        self,
+        sandboxes: LiveSandboxes,
+        loop: Loop,
+        sandbox: LiveSandbox,
+        plan: SandboxPlan,
+        linger: float,
+        staged: dict[str, int],
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._loop = loop
+        self._sandbox = sandbox
+        self._plan = plan
+        self._linger = linger
+        self._staged = staged
+        self._problem: LauncherProblem | None = None
+        self._complaints: list[str] = []
+        self._info = b""
+        self._deadline: Timer | None = None
+        self._pipes: list[LinePipe] = []
+        self._complete = False
+
+    def begin(self) -> None:
+        status = LinePipe(self._loop, self._on_status, lambda: None)
+        errors = LinePipe(self._loop, self._on_complaint, lambda: None)
+        info = LinePipe(self._loop, self._on_info, lambda: None)
+        echo = LinePipe(self._loop, self._on_echo, lambda: None)
+        still, push = os.pipe2(os.O_CLOEXEC)
+        os.write(push, b"\n")
+        program = _memory_file(bytes.fromhex(self._plan["seccomp"]))
+        descriptors = {
+            "status": status.write,
+            "stdin": still,
+            "stdout": echo.write,
+            "stderr": errors.write,
+            "seccomp": program,
+            "info": info.write,
+            "alive": push,
+            **{f"stage:{name}": descriptor for name, descriptor in self._staged.items()},
+        }
+        descriptors |= self._plan.pop("entered", {})
+        orders: Orders = {"become": "holder", "plan": self._plan, "descriptors": list(descriptors)}
+        forked = self._sandboxes.pool.take(orders, list(descriptors.values()))
+        forked.forget()
+        self._sandbox.monitor = forked.pid
+        self._pipes = [status, errors, info, echo]
+        for pipe in self._pipes:
+            pipe.parent_side()
+        for descriptor in (still, push, program):
+            os.close(descriptor)
+        self._loop.on_exit(self._sandbox.monitor, lambda _status, _usage: self._on_exit())
+        self._deadline = self._loop.after(READY_S, self._too_late)
+
+    def _on_status(self, line: bytes) -> None:
+        self._problem = json.loads(line)
+
+    def _on_complaint(self, line: bytes) -> None:
+        self._complaints = [*self._complaints, line.decode(errors="replace")][-5:]
+
+    def _on_info(self, line: bytes) -> None:
+        self._info += line
+
+    def _on_echo(self, _line: bytes) -> None:
+        """The sandbox is complete: `hold` runs. It has no more to say, and nobody is to say
+        anything in its name."""
+        for pipe in self._pipes:
+            pipe.close()
+        sandbox = self._sandbox
+        try:
+            sandbox.init = int(json.loads(self._info)["child-pid"])
+            sandbox.namespaces = open_sandbox(sandbox.init)
+            sandbox.init_started = processes.start_time(sandbox.init) or 0
+            self._sandboxes.watch_end(sandbox)
+        except (OSError, ValueError, KeyError) as error:
+            self._fail(failure("namespace", f"{error!r}"))
+            return
+        self._rest()
+        if sandbox.ending:
+            self._fail(_ENDING)
+        elif not sandbox.late:
+            if sandbox.standby is not None:
+                sandbox.standby.enter(sandbox.namespaces, {})
+            self._finish()
+        elif sandbox.mounts is not None:
+            self._place()
+        else:
+            sandbox.on_mounts = self._place
+            self._deadline = self._loop.after(self._linger, lambda: self._fail(_ENDING))
+
+    def _place(self) -> None:
+        """The process that goes in first takes the mounts along."""
+        self._rest()
+        sandbox = self._sandbox
+        try:
+            standby = sandbox.standby = sandbox.standby or self._sandboxes.make_standby(sandbox)
+        except OSError as error:
+            self._fail(failure("fork", str(error), error.errno or 0))
+            return
+        self._deadline = self._loop.after(READY_S, self._too_late)
+        standby.enter(sandbox.namespaces, sandbox.mounts or {})
+        sandbox.drop_mounts()
+        standby.when_ready(lambda: self._placed(standby))
+
+    def _placed(self, standby: Standby) -> None:
+        self._rest()
+        if self._sandbox.ending or not standby.pid:
+            self._fail(standby.problem or _ENDING)
+            return
+        self._sandbox.late = ()
+        self._finish()
+
+    def _finish(self) -> None:
+        self._complete = True
+        sandbox = self._sandbox
+        self._sandboxes.write_down(sandbox)
+        waiting, sandbox.waiting = sandbox.waiting, []
+        for ready in waiting:
+            ready(sandbox, None)
+
+    def _rest(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        self._fail(failure("start", f"not ready after {READY_S:.0f} s"))
+
+    def _fail(self, problem: LauncherProblem) -> None:
+        """The answer is given when the processes are gone."""
+        self._problem = problem
+        self._sandbox.ending = True
+        processes.send_signal(self._sandbox.monitor, signal.SIGKILL)
+        if self._sandbox.init:
+            processes.send_signal(self._sandbox.init, signal.SIGKILL)
+
+    def _on_exit(self) -> None:
+        self._rest()
+        if self._complete:
+            # Somebody in the sandbox killed `hold`: the rest goes with it.
+            self._sandboxes.end(self._sandbox)
+            return
+        text = " ".join(self._complaints) or "bubblewrap ended before the sandbox was complete"
+        problem = self._problem or failure("bubblewrap", text)
+        waiting, self._sandbox.waiting = self._sandbox.waiting, []
+        self._sandboxes.gone(self._sandbox)
+        for ready in waiting:
+            ready(None, problem)
+
+
+def _most_idle() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(16, memory // IDLE_SHARE // IDLE_BYTES)
+
+
+def _memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("carrel-filter", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,53 @@
+"""A listening TCP socket of loopback that can do nothing else, for whoever else gets it."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+
+_SO_ATTACH_FILTER = 26
+_SO_LOCK_FILTER = 44
+_LOOPBACK = b"lo"
+
+_TARGET = 0xFFF00000 + 16  # SKF_NET_OFF: from the head of IP, where it has the address
+_TARGET_PORT = 2
+_FLAGS_BYTE = 13
+_SYN_AND_ACK = 0x12
+
+
+def only_listens(listener: socket.socket) -> None:
+    """Neither it nor a connection that it accepted can be connected to anything any more, or
+    be reached at another address than it has now.
+
+    A socket belongs to the network in which it was made, so in a sandbox with another one it
+    would be a way out: shut down, or disconnected, it may connect anew, or listen elsewhere.
+    Here the answer to the one, the only segment with both flags, never arrives, nor does who
+    comes to the other. What the question itself says (the first segment may have data) does not
+    leave the machine, for it is bound to the device. Nobody without rights over the machine's
+    network can take either off, and accepted connections inherit both. Newer kernels let only
+    those put a filter on, too: `PermissionError`.
+    """
+    program = _program(*listener.getsockname())
+    code = b"".join(struct.pack("HBBI", *line) for line in program)
+    memory = ctypes.create_string_buffer(code)
+    filter_ = struct.pack("@HP", len(program), ctypes.addressof(memory))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK)
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+    listener.setsockopt(socket.SOL_SOCKET, _SO_LOCK_FILTER, 1)
+
+
+def _program(host: str, port: int) -> tuple[tuple[int, int, int, int], ...]:
+    """For an address of IPv4."""
+    (address,) = struct.unpack("!I", socket.inet_aton(host))
+    return (
+        (0x20, 0, 0, _TARGET),  # load the word
+        (0x15, 0, 5, address),  # equal? else drop
+        (0x28, 0, 0, _TARGET_PORT),  # load the half of one
+        (0x15, 0, 3, port),  # equal? else drop
+        (0x30, 0, 0, _FLAGS_BYTE),  # load the byte
+        (0x54, 0, 0, _SYN_AND_ACK),  # and
+        (0x15, 0, 1, _SYN_AND_ACK),  # equal? else take
+        (0x06, 0, 0, 0),  # drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # take
+    )

@@ -1,0 +1,5 @@
+"""`python -m carrel.mcp`: what the daemon starts."""
+
+from carrel.mcp.sessions import main
+
+main()

@@ -1,0 +1,445 @@
+"""The default runtime: bubblewrap makes the walls, the launcher enters them.
+
+Sandboxes see an /etc with the harmless parts of the host's and a few files of our own. One folder
+serves all of them and is bound read-only: binding fifty files one by one would cost more than
+everything else of a start together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+
+from carrel.domain.availability import Availability
+from carrel.domain.errors import CarrelError, CommandInvalid, SandboxUnavailable
+from carrel.domain.limits import Limits
+from carrel.domain.runtimes import (
+    Bind,
+    Capabilities,
+    Command,
+    Network,
+    Proof,
+    Sandbox,
+    SandboxSpec,
+    Zygote,
+)
+from carrel.domain.trees import TreeMount
+from carrel.linux import landlock, mounts
+from carrel.runtimes import policy
+from carrel.runtimes.engine import Engine, EngineRuntime
+from carrel.runtimes.policy import etc_paths
+from carrel.runtimes.proof import Prover
+from carrel.runtimes.requests import Confinement, SandboxSetup
+from carrel.runtimes.sandbox import (
+    HOME,
+    HUB,
+    INSIDE_ID,
+    TOOLCHAIN,
+    WORKSPACE,
+    SandboxFolders,
+    environment,
+)
+
+LEAST_MEMORY_FILES = 1 << 20
+"""What semaphores and the like need, however little is allowed."""
+
+
+class BubblewrapRuntime(EngineRuntime):
+    """Implements `LocalRuntime`, `EagerRuntime` and `WarmRuntime`."""
+
+    name = "bubblewrap"
+
+    def __init__(self, data: Path, engine: Engine, prover: Prover, program: str = "bwrap") -> None:
+        super().__init__(engine)
+        self._prover = prover
+        self._program = program
+        self._etc = EtcFolder(data)
+        self._holders = data / "launcher" / "holders"
+        """Where the launcher notes the sandboxes that it has set up."""
+        self._begun: dict[str, Sandbox] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            confines=True,
+            private_files=True,
+            private_processes=True,
+            private_network=True,
+            own_paths=True,
+            uncovered=("The kernel itself is shared with the host.", *_open_network_gaps()),
+        )
+
+    async def probe(self) -> Availability:
+        """Starts a sandbox on empty folders and proves it."""
+        if shutil.which(self._program) is None:
+            return Availability(
+                False, "bubblewrap is not installed.", "sudo apt-get install bubblewrap"
+            )
+        try:
+            proof = await self._prover.try_out(self)
+        except SandboxUnavailable as error:
+            return Availability(False, error.message, _remedy(error.message))
+        return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
+
+    def begin(self, spec: SandboxSpec) -> None:
+        """Where mounts can be given to a sandbox that is there already."""
+        if os.geteuid() != 0 or spec.binds:
+            return
+        with contextlib.suppress(CarrelError, OSError):
+            # What goes wrong here goes wrong again at the start, and is told then.
+            sandbox = self._engine.prepare(spec)
+            self._engine.begin(sandbox, self._confine(sandbox, None, Command(())))
+            self._begun[spec.sandbox_id] = sandbox
+
+    async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
+        sandbox = self._begun.pop(spec.sandbox_id, None)
+        if sandbox is not None and (
+            sandbox.spec != spec or tree.detached is None or tree.read_only or tree.namespace
+        ):
+            await self.stop(sandbox)
+            sandbox = None
+        begun = sandbox is not None
+        sandbox = sandbox or self._engine.prepare(spec)
+        stamp = _stamp(self._program)
+        try:
+            if begun and tree.detached is not None:
+                warming = self._engine.place(sandbox, tree.detached())
+            else:
+                warming = self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
+            if wait or not self._prover.is_proven(sandbox, stamp):
+                await self._complete(sandbox, tree, warming, begun=begun)
+                await self._prover.require(self, sandbox, tree, stamp)
+        except BaseException:
+            await self.stop(sandbox)
+            raise
+        return sandbox
+
+    async def _complete(
+        self, sandbox: Sandbox, tree: TreeMount, warming: asyncio.Task[None], *, begun: bool
+    ) -> None:
+        try:
+            await asyncio.shield(warming)
+        except SandboxUnavailable:
+            if not begun:
+                raise
+            # What was begun had ended meanwhile, or its launcher had: once more, in one go.
+            confinement = self._confine(sandbox, tree, Command(()))
+            await asyncio.shield(self._engine.warm(sandbox, confinement))
+
+    def _confine(self, sandbox: Sandbox, tree: TreeMount | None, command: Command) -> Confinement:
+        spec = sandbox.spec
+        return Confinement(
+            uid=INSIDE_ID,
+            gid=INSIDE_ID,
+            confined=True,
+            cwd=working_folder(command.cwd),
+            env=environment(spec, command, HOME, "/tmp", HUB, filtered=True),
+            scope_sockets=spec.network is Network.OPEN and _can_scope(),
+            seccomp=policy.program(policy.DEFAULT),
+            hold=lambda: self._hold(spec, tree),
+        )
+
+    def _hold(self, spec: SandboxSpec, tree: TreeMount | None) -> SandboxSetup:
+        program = shutil.which(self._program)
+        if program is None:
+            raise SandboxUnavailable(
+                "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
+            )
+        paths, binds, staged = self._sources(spec, tree)
+        namespace = tree.namespace if tree is not None else None
+        return SandboxSetup(
+            argv=arguments(program, spec, paths, binds, survive=namespace is None),
+            namespace=namespace,
+            late=[WORKSPACE] if tree is None else [],
+            staged=staged,
+        )
+
+    def _sources(
+        self, spec: SandboxSpec, tree: TreeMount | None
+    ) -> tuple[dict[str, str], list[Bind], dict[str, int]]:
+        """Where bubblewrap finds what the sandbox shows, by name; the binds, named `bind0` and
+        on; the mounts that lead to all of it. As root these are detached mounts: bubblewrap runs
+        as the sandbox's user, who cannot walk the data folder. Otherwise plain paths."""
+        folders = SandboxFolders(spec.folder)
+        # A space may be older than its folder for the hub.
+        folders.hub.mkdir(mode=0o755, exist_ok=True)
+        sources = {"home": folders.home, "tmp": folders.tmp, "hub": folders.hub}
+        sources["etc"] = self._etc.current()
+        binds = [*spec.binds]
+        if tree is not None:
+            binds += [Bind(path, str(path)) for path in tree.read_only]
+            sources["tree"] = tree.path
+        sources |= {f"bind{number}": bind.source for number, bind in enumerate(binds)}
+        if os.geteuid() != 0:
+            return {name: str(path) for name, path in sources.items()}, binds, {}
+        staged = _stage(sources, tree.detached if tree is not None else None)
+        return {name: f"{STAGE}/{name}" for name in sources}, binds, staged
+
+    async def warm_up(self, zygote: Zygote) -> None:
+        await self._engine.warm_up(zygote)
+
+    async def cool_down(self, name: str) -> None:
+        await self._engine.cool_down(name)
+
+    def watch(self, sandbox: Sandbox) -> None:
+        held = self._holders / f"{sandbox.spec.sandbox_id}.json"
+        self._engine.watch(sandbox, inhabited=held.exists())
+
+    async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof:
+        run = partial(self._run_probe, sandbox, tree)
+        return await self._prover.prove(
+            sandbox, tree, uncovered_attempts(sandbox.spec.network), run
+        )
+
+    async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
+        self._begun.pop(sandbox.spec.sandbox_id, None)
+        await super().stop(sandbox, grace_s)
+
+
+def _memory_files(limits: Limits) -> int:
+    """Files in memory count against the memory limit where the kernel enforces one. In any case
+    they are not to be a way around the limits, nor to take all memory of the machine."""
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    asked = (limits.memory_bytes, limits.disk_bytes)
+    return max(LEAST_MEMORY_FILES, min([half, *(one for one in asked if one is not None)]))
+
+
+def _stage(sources: dict[str, Path], tree: Callable[[], int] | None) -> dict[str, int]:
+    staged: dict[str, int] = {}
+    with ExitStack() as undo:
+        for name, source in sources.items():
+            given = tree is not None and name == "tree"
+            staged[name] = tree() if given and tree else mounts.clone_mount(str(source))
+            undo.callback(os.close, staged[name])
+        undo.pop_all()
+    return staged
+
+
+def _stamp(program: str) -> tuple[int, ...]:
+    """Changes when another bubblewrap is installed."""
+    path = shutil.which(program)
+    if path is None:
+        return ()
+    found = os.stat(path)
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@cache
+def _can_scope() -> bool:
+    return landlock.abi() >= landlock.ABI_SCOPE
+
+
+def _open_network_gaps() -> tuple[str, ...]:
+    """Abstract Unix sockets have their names in the network, not in the file system."""
+    if _can_scope():
+        return (
+            "With an open network, commands of one sandbox do not reach each other's abstract "
+            "Unix sockets either.",
+        )
+    return (
+        "With an open network, abstract Unix sockets of the host can be connected to "
+        "(Landlock's ABI 6, in Linux 6.12, closes this).",
+    )
+
+
+def uncovered_attempts(network: Network) -> tuple[str, ...]:
+    """Attempts of the probe that this kernel lets through, as the capabilities say."""
+    if network is Network.OPEN and not _can_scope():
+        return ("connect to an abstract socket of the host",)
+    return ()
+
+
+def working_folder(cwd: str) -> str:
+    """In the sandbox's own words. Only names: whether it is there, the sandbox will say."""
+    if "\0" in cwd:
+        raise CommandInvalid("A folder's name cannot hold NUL.", hint="Remove it.")
+    return os.path.normpath(os.path.join(WORKSPACE, cwd))
+
+
+def _remedy(message: str) -> str:
+    """For the two usual prohibitions."""
+    for path, value in (
+        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"),
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0"),
+    ):
+        try:
+            forbidden = Path(path).read_text().strip() == value
+        except OSError:
+            continue
+        if forbidden:
+            wanted = "0" if value == "1" else "1"
+            key = path.removeprefix("/proc/sys/").replace("/", ".")
+            return f"sudo sysctl -w {key}={wanted}"
+    return ""
+
+
+# The command line of bubblewrap for one sandbox
+
+STAGE = "/tmp"
+"""Where the launcher shows us the staged mounts, as root."""
+SECCOMP_FD = 10
+INFO_FD = 11
+HIDDEN = ("/proc/keys", "/proc/key-users")
+"""Of an ordinary user, who has the sandbox's own host id, they would tell the host's keys."""
+
+
+def arguments(
+    program: str, spec: SandboxSpec, paths: dict[str, str], binds: list[Bind], *, survive: bool
+) -> list[str]:
+    """`paths` says where bubblewrap finds what the sandbox shows. Without a `tree` in it, that
+    comes later, and finds a folder to be put on."""
+    holder, name = _holder()
+    tree = paths.get("tree")
+    argv = [program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    argv += ["--unshare-cgroup-try", "--disable-userns", "--cap-drop", "ALL", "--clearenv"]
+    if spec.network is Network.NONE:
+        argv.append("--unshare-net")
+    if not survive:
+        argv.append("--die-with-parent")
+    argv += ["--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), "--hostname", "carrel"]
+    argv += _toolchain()
+    argv += ["--ro-bind", paths["etc"], "/etc", "--dev", "/dev", "--proc", "/proc"]
+    # What is written to /dev itself would be in memory too, and without a bound.
+    argv += ["--perms", "1777", "--size", str(_memory_files(spec.limits)), "--tmpfs", "/dev/shm"]
+    argv += ["--remount-ro", "/dev"]
+    for hidden in filter(os.path.exists, HIDDEN):
+        argv += ["--ro-bind", "/dev/null", hidden]
+    argv += ["--bind", paths["tmp"], "/tmp", "--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
+    argv += ["--ro-bind", paths["hub"], HUB]
+    argv += ["--bind", paths["home"], HOME]
+    argv += ["--dir", WORKSPACE] if tree is None else ["--bind", tree, WORKSPACE]
+    for number, bind in enumerate(binds):
+        how = "--bind" if bind.writable else "--ro-bind"
+        argv += [how, paths[f"bind{number}"], bind.target]
+    if tree is not None and spec.also_at:
+        argv += ["--bind", tree, spec.also_at]
+    argv += ["--ro-bind", holder, f"/run/{name}", "--remount-ro", "/"]
+    argv += ["--seccomp", str(SECCOMP_FD), "--info-fd", str(INFO_FD), "--chdir", "/"]
+    return [*argv, "--", f"/run/{name}"]
+
+
+def _toolchain() -> list[str]:
+    """As the host has it: real folders bound, the links of merged systems made again."""
+    argv: list[str] = []
+    for path in TOOLCHAIN:
+        if os.path.islink(path):
+            argv += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            argv += ["--ro-bind", path, path]
+    return argv
+
+
+def _holder() -> tuple[str, str]:
+    """`cat` under another name, so that nobody's `pkill cat` ends the sandbox. One program
+    that plays many parts by its name must keep it."""
+    found = shutil.which("cat", path="/usr/bin:/bin") or "/bin/cat"
+    real = os.path.realpath(found)
+    return real, "hold" if os.path.basename(real) == "cat" else "cat"
+
+
+# The /etc of sandboxes
+
+FRESH_S = 5.0
+"""How long a look at the host's /etc is good for: a renewed certificate or resolver reaches
+sandboxes that start later than this."""
+
+_OWN = {
+    "passwd": (
+        "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
+        f"user:x:{INSIDE_ID}:{INSIDE_ID}::{HOME}:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "group": f"root:x:0:\ntty:x:5:\nuser:x:{INSIDE_ID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
+    "hostname": "carrel\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+_NEVER = frozenset({"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname"})
+
+
+class EtcFolder:
+    """`current` gives a folder that will not change any more; when the host's /etc does,
+    the next call gives another."""
+
+    def __init__(self, data: Path) -> None:
+        self._folder = data / "etc"
+        self._known: Path | None = None
+        self._looked = 0.0
+
+    def current(self) -> Path:
+        now = time.monotonic()
+        if self._known is not None and now - self._looked < FRESH_S:
+            return self._known
+        sources = [path for path in etc_paths() if path not in _NEVER and os.path.exists(path)]
+        target = self._folder / _fingerprint(sources)
+        if not target.exists():
+            self._build(sources, target)
+        self._known, self._looked = target, now
+        return target
+
+    def _build(self, sources: list[str], target: Path) -> None:
+        self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        with open(self._folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if target.exists():
+                return
+            partial = target.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(mode=0o755)
+            for source in sources:
+                _copy(Path(source), partial / os.path.relpath(source, "/etc"))
+            for name, content in _OWN.items():
+                path = partial / name
+                path.unlink(missing_ok=True)
+                path.write_text(content)
+                path.chmod(0o644)
+            partial.rename(target)
+
+
+def _fingerprint(sources: list[str]) -> str:
+    """Changes when a file is replaced, or a folder gains or loses an entry."""
+    digest = hashlib.blake2b(digest_size=12)
+    for source in sources:
+        for path in (source, *_folders_of(source)):
+            found = os.stat(path)
+            digest.update(f"{path}\0{found.st_mtime_ns}\0{found.st_ino}\0".encode())
+    digest.update(repr(sorted(_OWN.items())).encode())
+    return digest.hexdigest()
+
+
+def _folders_of(source: str) -> list[str]:
+    if not os.path.isdir(source):
+        return []
+    with os.scandir(source) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """What we cannot read, no sandbox needs."""
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(
+            source, target, symlinks=True, ignore=_unreadable, ignore_dangling_symlinks=True
+        )
+    elif os.access(source, os.R_OK):
+        shutil.copy2(source, target)
+
+
+def _unreadable(folder: str, names: list[str]) -> list[str]:
+    """Also private files that only root could read: they were never for everybody."""
+    hidden = []
+    for name in names:
+        path = os.path.join(folder, name)
+        mode = os.lstat(path).st_mode
+        if not os.path.islink(path) and not mode & 0o004:
+            hidden.append(name)
+    return hidden

@@ -1,0 +1,196 @@
+"""What every sandbox is made of: its folders, the environment of its commands, its host user.
+
+On the host its folders are nobody's but the daemon's user's: the folder of a sandbox is 0700, and
+so is the one in which all of them are. As root that keeps out the sandbox's own user too, which
+needs no way in: it gets its folders as mounts. Only a runtime that shows them at their own paths
+lets it pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from pathlib import Path
+
+from carrel.domain.errors import SandboxUnavailable
+from carrel.domain.hub import HUB_SOCKET
+from carrel.domain.runtimes import Command, Output, SandboxSpec
+from carrel.domain.trees import Owner
+from carrel.linux import ids
+
+WORKSPACE = "/workspace"
+HOME = "/home/user"
+HUB = "/run/carrel"
+INSIDE_ID = 1000
+"""Every sandbox with a user namespace shows its own user as this one."""
+
+TOOLCHAIN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+"""Folders of the host that every sandbox may read and execute."""
+
+CLOSED, PASSABLE = 0o700, 0o710
+"""Modes of a sandbox's folder."""
+
+
+class SandboxFolders:
+    """Below a space's folder."""
+
+    def __init__(self, space: Path) -> None:
+        self.space = space
+        self.home = space / "home"
+        self.tmp = space / "tmp"
+        self.hub = space / "hub"
+        """Shown to the sandbox, which may use what is in it, and put nothing there."""
+        self.shared_memory = space / "shm"
+        """Its /dev/shm, where it has none of its own by namespaces."""
+        self.runs = space / "runs"
+
+    def run(self, run_id: str) -> Path:
+        return self.runs / run_id
+
+    def make(self, owner: Owner) -> None:
+        """Idempotent. Home and /tmp are the sandbox's user's, the runs are ours."""
+        self.runs.mkdir(mode=0o700, exist_ok=True)
+        self.hub.mkdir(mode=0o755, exist_ok=True)
+        for folder, mode in ((self.home, 0o700), (self.tmp, 0o1777)):
+            _make_own(folder, mode, owner)
+
+    def make_shared_memory(self, owner: Owner) -> None:
+        """Idempotent."""
+        _make_own(self.shared_memory, 0o1777, owner)
+
+    def let_pass(self, owner: Owner) -> None:
+        """Idempotent, and nothing where the sandbox runs as our own user. Its group, in which
+        nobody else is, may pass through its folder, and everybody through the one above, which
+        tells nothing of what is in it."""
+        if os.geteuid() != 0:
+            return
+        found = self.space.stat()
+        if (found.st_gid, found.st_mode & 0o777) != (owner.gid, PASSABLE):
+            os.chown(self.space, -1, owner.gid)
+            self.space.chmod(PASSABLE)
+        above = self.space.parent
+        if not above.stat().st_mode & 0o001:
+            above.chmod(0o711)
+
+
+def _make_own(folder: Path, mode: int, owner: Owner) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    os.chmod(folder, mode)
+    if os.geteuid() == 0:
+        os.chown(folder, owner.uid, owner.gid)
+
+
+def close_folders(above: Path) -> None:
+    """Makes the folder of all sandboxes, and closes it and those in it, which an earlier version
+    may have left open. Those whose sandbox's user passes through stay passable."""
+    above.mkdir(mode=CLOSED, exist_ok=True)
+    passed = False
+    with os.scandir(above) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                mode = entry.stat(follow_symlinks=False).st_mode & 0o777
+                if os.geteuid() == 0 and mode == PASSABLE:
+                    passed = True
+                elif mode & 0o077 and entry.is_dir(follow_symlinks=False):
+                    os.chmod(entry.path, CLOSED)
+    if not passed:
+        above.chmod(CLOSED)
+
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+FILTERED = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "core.sharedRepository",
+    "GIT_CONFIG_VALUE_0": "umask",
+}
+"""Below a filter that refuses set-id bits: git gives one to each folder of a repository that a
+group shares, and would write nothing there."""
+
+
+def environment(
+    spec: SandboxSpec, command: Command, home: str, tmp: str, hub: str, *, filtered: bool
+) -> dict[str, str]:
+    """All that a command finds, built up from nothing; what it brings itself wins. `hub` is the
+    folder with the hub's socket."""
+    terminal = {"TERM": "xterm-256color"} if command.output is Output.PTY else {}
+    return {
+        "PATH": PATH,
+        "HOME": home,
+        "USER": "user",
+        "LOGNAME": "user",
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "TMPDIR": tmp,
+        "CARREL_SPACE": spec.sandbox_id,
+        "CARREL_HUB": f"{hub}/{HUB_SOCKET}",
+        **(FILTERED if filtered else {}),
+        **terminal,
+        **spec.env,
+        **command.env,
+    }
+
+
+# Host users
+
+
+class Identities:
+    """Hands out ids and takes them back; a file per id, so that no two daemons or threads
+    ever give the same one."""
+
+    def __init__(self, data: Path) -> None:
+        self._folder = data / "uids"
+
+    def take(self, sandbox_id: str) -> Owner:
+        """The same sandbox always gets the same id while it holds one."""
+        if os.geteuid() != 0:
+            return Owner(os.geteuid(), os.getegid())
+        available = ids.uid_range()[1:]
+        if not available:
+            raise SandboxUnavailable(
+                "This user namespace has no ids to spare for sandboxes.",
+                hint="Map at least 65536 ids into the container.",
+            )
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        first = zlib.crc32(sandbox_id.encode()) % len(available)
+        for step in range(len(available)):
+            uid = available[(first + step) % len(available)]
+            if self._claim(uid, sandbox_id):
+                return Owner(uid, uid)
+        raise SandboxUnavailable("All ids for sandboxes are taken.", hint="Remove some spaces.")
+
+    def _claim(self, uid: int, sandbox_id: str) -> bool:
+        path = self._folder / str(uid)
+        try:
+            # A symbolic link is made and filled in one step.
+            os.symlink(sandbox_id, path)
+        except FileExistsError:
+            return os.readlink(path) == sandbox_id
+        return True
+
+    def find(self, sandbox_id: str) -> Owner | None:
+        """It may be any: the first that it tried was perhaps another's then."""
+        if os.geteuid() != 0:
+            return Owner(os.geteuid(), os.getegid())
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return None
+        uid = next((int(name) for name in names if self._holds(sandbox_id, name)), None)
+        return None if uid is None else Owner(uid, uid)
+
+    def give_back(self, sandbox_id: str, owner: Owner) -> None:
+        name = str(owner.uid)
+        if self._holds(sandbox_id, name):
+            with contextlib.suppress(OSError):
+                os.unlink(self._folder / name)
+
+    def _holds(self, sandbox_id: str, name: str) -> bool:
+        try:
+            return os.readlink(self._folder / name) == sandbox_id
+        except OSError:
+            return False

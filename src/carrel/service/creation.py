@@ -1,0 +1,395 @@
+"""How a space is made: what callers may ask for is checked and resolved, then come a base, a tree
+and a sandbox; each step is written down before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+
+from carrel.api.types.common import shared
+from carrel.domain.access import LOCAL
+from carrel.domain.collaborators import Bases, Disk, Machine, Users
+from carrel.domain.errors import InsufficientDisk, SpaceInvalid
+from carrel.domain.events import EventType
+from carrel.domain.ids import new_id
+from carrel.domain.limits import Limits
+from carrel.domain.projects import (
+    BaseRequest,
+    ClonePolicy,
+    GitReach,
+    OnProgress,
+    Project,
+    ProjectKind,
+)
+from carrel.domain.runtimes import EagerRuntime, Runtime
+from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
+from carrel.domain.store import Record
+from carrel.domain.trees import DIRECT, Base, Owner, Tree, TreeDriver, TreeRequest
+from carrel.service.journal import Journal, JournaledOperation, plain
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.shared import CallerSlots
+
+GIB = 1 << 30
+TIERS = {
+    "minimal": Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=2 * GIB),
+    "default": Limits(cpus=2.0, memory_bytes=4 * GIB, disk_bytes=10 * GIB),
+    "large": Limits(cpus=4.0, memory_bytes=8 * GIB, disk_bytes=50 * GIB),
+}
+MAX_DESCRIPTION = 10_000
+MAX_LABELS = 64
+MAX_VALUE = 256
+MAX_ENV_BYTES = 128 * 1024
+"""What one command can be given is bounded by the kernel; the rest of it is the command's."""
+MAX_SECONDS = 100 * 365 * 86400.0
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")
+_ID_LIKE = re.compile(r"(?:sp|ru|tk)_.*")
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or _ID_LIKE.fullmatch(name):
+        raise SpaceInvalid(
+            f"{_shown(name)} cannot be a space's name.",
+            hint="Use up to 63 lower-case letters, digits, dots, dashes and underscores, "
+            "beginning and ending with a letter or digit.",
+        )
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    if len(labels) > MAX_LABELS:
+        raise SpaceInvalid(f"A space has at most {MAX_LABELS} labels.", hint="Leave some out.")
+    for key, value in labels.items():
+        if not _LABEL.fullmatch(key):
+            raise SpaceInvalid(
+                f"{_shown(key)} cannot be a label.",
+                hint="Use up to 63 letters, digits, dots, dashes, underscores and slashes.",
+            )
+        if len(value) > MAX_VALUE or not value.isprintable():
+            raise SpaceInvalid(
+                f"The label {key} has a value that cannot be kept.",
+                hint=f"Use up to {MAX_VALUE} printable characters.",
+            )
+
+
+def check_description(description: str) -> None:
+    _check_text(description)
+    if len(description) > MAX_DESCRIPTION or "\0" in description:
+        raise SpaceInvalid(
+            f"A description has at most {MAX_DESCRIPTION} characters, and no NUL.",
+            hint="Put what is longer into a file of the space.",
+        )
+
+
+def check_environment(env: Mapping[str, str]) -> None:
+    size = 0
+    for key, value in env.items():
+        if not _VARIABLE.fullmatch(key) or "\0" in value:
+            raise SpaceInvalid(
+                f"{_shown(key)} cannot be a variable of the environment.",
+                hint="Use letters, digits and underscores, and values without NUL.",
+            )
+        _check_text(value)
+        size += len(key) + len(value)
+    if size > MAX_ENV_BYTES:
+        raise SpaceInvalid(
+            f"The environment is larger than {MAX_ENV_BYTES} bytes.",
+            hint="Put large values into files.",
+        )
+
+
+def check_retention(retention: Retention) -> None:
+    for seconds in (retention.ttl_s, retention.idle_s, retention.keep_s):
+        if seconds is not None and not 0 <= seconds <= MAX_SECONDS:
+            raise SpaceInvalid(
+                "A retention time must be a number of seconds; 0 means for ever.",
+                hint="Use 0 or more.",
+            )
+
+
+def check_project(project: Project) -> None:
+    for text in (project.location, project.ref or ""):
+        if "\0" in text or len(text) > 4096:
+            raise SpaceInvalid("The project's location cannot be used.", hint="Shorten it.")
+        _check_text(text)
+    if project.kind is not ProjectKind.EMPTY and not project.location:
+        raise SpaceInvalid("The project has no location.", hint="Name a folder or a URL.")
+
+
+def resolve_limits(tier: str, limits: Limits) -> Limits:
+    """The tier's, with what was asked for on top."""
+    if tier and tier not in TIERS:
+        raise SpaceInvalid(f"There is no tier {_shown(tier)}.", hint=f"Use {', '.join(TIERS)}.")
+    for name, value in dataclasses.asdict(limits).items():
+        if name != "strict" and value is not None and not 0 < value < 1 << 62:
+            raise SpaceInvalid(f"{value} cannot be a limit ({name}).", hint="Use more than 0.")
+    base = TIERS.get(tier, Limits())
+    asked = {
+        field.name: value
+        for field in dataclasses.fields(Limits)
+        if (value := getattr(limits, field.name)) is not None
+    }
+    return dataclasses.replace(base, **asked)
+
+
+def check_request(request: SpaceRequest) -> Limits:
+    """All that can be said without looking at the machine. Raises `SpaceInvalid`."""
+    if request.name:
+        check_name(request.name)
+    if not request.base_id:
+        check_project(request.project)
+    check_labels(request.labels)
+    check_description(request.description)
+    check_environment(request.env)
+    check_retention(request.retention)
+    check_place(request)
+    return resolve_limits(request.tier, request.limits)
+
+
+def check_place(request: SpaceRequest) -> None:
+    """The driver and the folder come together, and only from the service itself."""
+    if (request.driver == DIRECT) != bool(request.place):
+        raise SpaceInvalid(
+            f"The tree driver {DIRECT!r} is not for spaces that callers make: its tree would be "
+            "a folder of this machine itself.",
+            hint="Leave the driver out; to work in a folder directly, send a request for it.",
+        )
+
+
+def name_from(project: Project, space_id: str) -> str:
+    """Readable, and unique by the end of the id."""
+    last = re.split(r"[/:]", project.location.rstrip("/"))[-1].removesuffix(".git")
+    word = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-")
+    return f"{word or 'space'}-{space_id[-6:]}"
+
+
+def _check_text(text: str) -> None:
+    """Names of files may hold bytes that are no text; nothing else comes that way."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise SpaceInvalid("The text is not valid.", hint="Send UTF-8.") from None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
+
+
+# A new space: base, tree, sandbox; each step written down before and after.
+#
+# Nothing of a space that could not be made is left: its record says `removed`, and why.
+
+OPERATION = "create"
+BASE, TREE, FILL, SANDBOX = "base", "tree", "fill", "sandbox"
+STEPS = (BASE, TREE, FILL, SANDBOX)
+_SHOWN = 20
+"""So many things that a space does not have are named in its record."""
+
+Fill = Callable[[TreeDriver, Tree], None]
+"""Puts something into a new tree before anybody sees it; blocking."""
+Undo = Callable[[str, JournaledOperation, BaseException], Awaitable[None]]
+AGAIN_S = 0.05
+"""A base that clean-up removes is out of sight in a moment."""
+BLOCK = 4096
+"""What the smallest file takes."""
+BUILDS = 8
+"""Bases at the same time, of callers other than the owner: each has a thread, for as long as a
+server takes to send a project."""
+GUEST = "guest"
+"""All together that were made by an earlier version for who is not the owner."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Creator:
+    bases: Bases
+    machine: Machine
+    users: Users
+    open_spaces: OpenSpaces
+    journal: Journal
+    undo: Undo
+    disk: Disk
+    bases_going: set[str]
+    """Those that clean-up removes just now."""
+    disk_for: Callable[[int], int]
+    """Of so much free room, how much a space may use that was given no limit; 0: all."""
+    clone_hosts: tuple[str, ...] = ()
+    """Hosts of private networks from which callers without full rights may clone."""
+    turns: CallerSlots = dataclasses.field(default_factory=lambda: CallerSlots(BUILDS))
+
+    def draft(self, request: SpaceRequest, limits: Limits) -> Space:
+        """The record as it is when nothing has been done yet."""
+        now = self.journal.clock()
+        space_id = request.space_id or new_id("sp")
+        resolved = {
+            "space_id": space_id,
+            "name": request.name or name_from(request.project, space_id),
+            "state": SpaceState.CREATING,
+            "created_at": now,
+            "updated_at": now,
+            "active_at": now,
+            "limits": limits,
+            "labels": dict(request.labels),
+            "env": dict(request.env),
+        }
+        return Space(**{**shared(request, Space), **resolved})
+
+    async def create(
+        self,
+        space: Space,
+        request: SpaceRequest,
+        on_progress: OnProgress,
+        *records: Record,
+        fill: Fill | None = None,
+    ) -> Space:
+        """`records` are written together with the new space's own. Raises what the step
+        that failed raised, when all of the space is gone again."""
+        await asyncio.to_thread(self._check_room)
+        space_id = space.space_id
+        operation = self.journal.operation(space_id, OPERATION)
+        born = self.journal.event(EventType.SPACE_STATE, space_id, to=str(space.state))
+        self.journal.know(space)
+        await operation.begin(BASE, space, born, *records)
+        try:
+            runtime = await self.machine.runtime(space.runtime)
+            driver = await self.machine.driver(space.driver, runtime)
+            base = await self._found_base(request, on_progress)
+            resolved = {
+                "runtime": runtime.name,
+                "driver": driver.name,
+                "base_id": base.base_id,
+                "left_out": base.skipped[:_SHOWN],
+                "project": _project(request, base),
+                "default_disk_bytes": self._default_disk(space, base),
+            }
+            space = self.journal.amend(space_id, **resolved)
+            await operation.begin(TREE, space)
+            owner = await asyncio.to_thread(self._claim, space)
+            wanted = self._wanted(space, base, owner)
+            early = fill is None and space.limits.disk_bytes is None
+            if early and isinstance(runtime, EagerRuntime):
+                # Else the tree would be held to the quota while it is made.
+                runtime.begin(self.open_spaces.spec(dataclasses.replace(space, owner=owner)))
+                await asyncio.sleep(0)
+            tree = await asyncio.to_thread(driver.create, wanted)
+            self.open_spaces.made(space_id)
+            made = {"owner": owner, "tree_created_ns": tree.created_ns}
+            space = self.journal.amend(space_id, **made)
+            if fill is not None:
+                await operation.begin(FILL, space)
+                await asyncio.to_thread(fill, driver, tree)
+            await operation.begin(SANDBOX, space)
+            return await self._start(space, runtime, driver, tree, operation)
+        except BaseException as error:
+            told = plain(error)
+            await self.undo(space_id, operation, told)
+            if told is error:
+                raise
+            raise told from error
+
+    def _check_room(self) -> None:
+        """Nothing is begun on a full disk: what is kept free there is for those who make room."""
+        if self.disk.is_full():
+            raise InsufficientDisk(
+                "The disk with the data folder is full.",
+                hint="`carrel df` shows what uses the disk. `carrel rm`, `carrel gc --bases` "
+                "and deleting files in spaces still work.",
+                free_bytes=self.disk.free()[0],
+            )
+
+    def _default_disk(self, space: Space, base: Base) -> int:
+        """Beside what the base takes, since some trees are whole copies of it."""
+        if space.limits.disk_bytes is not None:
+            return 0
+        share = self.disk_for(self.disk.free()[0])
+        return share and share + base.size_bytes + base.entries * BLOCK
+
+    async def _found_base(self, request: SpaceRequest, on_progress: OnProgress) -> Base:
+        """One that stays: from the moment this returns, the record says that it is used."""
+        while True:
+            async with self._turn(_account(request)):
+                base = await asyncio.to_thread(self._base, request, on_progress)
+            if base.base_id not in self.bases_going and base.folder.is_dir():
+                return base
+            # Clean-up was at it: it is built again, or told to be gone.
+            await asyncio.sleep(AGAIN_S)
+
+    def _turn(self, account: str) -> AbstractAsyncContextManager[None]:
+        """The owner has as many as there are threads."""
+        return nullcontext() if account == LOCAL.name else self.turns.of(account)
+
+    def _base(self, request: SpaceRequest, on_progress: OnProgress) -> Base:
+        if request.base_id:
+            return self.bases.get(request.base_id)
+        wanted = BaseRequest(
+            project=request.project,
+            exclude=request.exclude,
+            max_bytes=request.max_bytes,
+            max_files=request.max_files,
+            git_reach=reach_of(request),
+            clone_policy=ClonePolicy(self.clone_hosts) if request.guest else None,
+        )
+        return self.bases.build(wanted, on_progress)
+
+    def _wanted(self, space: Space, base: Base, owner: Owner) -> TreeRequest:
+        place = Path(space.place) if space.place else None
+        return TreeRequest(
+            space.space_id, base, self.open_spaces.folder(space.space_id), owner, place
+        )
+
+    def _claim(self, space: Space) -> Owner:
+        self.open_spaces.folder(space.space_id).mkdir(mode=0o700)
+        owner = self.users.take(space.space_id)
+        if space.agent:
+            self.open_spaces.make_agent_folders(space.space_id, owner)
+        return owner
+
+    async def _start(
+        self,
+        space: Space,
+        runtime: Runtime,
+        driver: TreeDriver,
+        tree: Tree,
+        operation: JournaledOperation,
+    ) -> Space:
+        with driver.mount(tree) as mount:
+            sandbox = await runtime.start(self.open_spaces.spec(space), mount, wait=False)
+        enforced = sandbox.limits
+        space, event = self.journal.moved(space.space_id, SpaceState.READY, enforced=enforced)
+        await operation.end(space, event)
+        return space
+
+    async def start_again(self, opened: OpenSpace, operation: JournaledOperation) -> Space:
+        """A space that was stopped, or failed."""
+        await operation.begin(SANDBOX)
+        await self.open_spaces.mend(opened)
+        async with self.open_spaces.mounted(opened) as mount:
+            sandbox = await opened.runtime.start(opened.sandbox.spec, mount, wait=False)
+        space, event = self.journal.moved(
+            opened.space.space_id,
+            SpaceState.READY,
+            enforced=sandbox.limits,
+            stopped_at=None,
+            problem=None,
+            active_at=self.journal.clock(),
+        )
+        await operation.end(space, event)
+        return space
+
+
+def _account(request: SpaceRequest) -> str:
+    return request.account or (GUEST if request.guest else LOCAL.name)
+
+
+def reach_of(request: SpaceRequest) -> GitReach:
+    if request.guest:
+        return GitReach.NONE
+    return GitReach.AGREE if request.follow_git else GitReach.AGREED
+
+
+def _project(request: SpaceRequest, base: Base) -> Project:
+    return base.project if request.base_id else request.project

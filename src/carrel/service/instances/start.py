@@ -1,0 +1,617 @@
+"""One server from its request to its first answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.domain.errors import CarrelError, InstanceFailed, WarmUnavailable
+from carrel.domain.ids import new_id
+from carrel.domain.instances import Found, Instance, InstanceState, Server, ToolCall, Warmth, Wrap
+from carrel.domain.runs import Recordings, Stream
+from carrel.domain.runtimes import (
+    Capabilities,
+    Command,
+    Exit,
+    ExitReason,
+    Network,
+    Run,
+    Runtime,
+    host_pid,
+)
+from carrel.domain.server_adapter import (
+    HandshakeAttempt,
+    NotReady,
+    PortSearch,
+    PreparedServer,
+    ServerAdapter,
+    Surroundings,
+)
+from carrel.domain.trees import Owner
+from carrel.service.instances.book import InstanceBook, InstanceParts, LiveInstance, Secrets
+from carrel.service.instances.lifetime import Ender
+from carrel.service.instances.places import Place, Places
+from carrel.service.journal import plain
+from carrel.service.shared import CallerSlots, Errands, Locks
+
+LOOK_S, MOST_LOOK_S = 0.005, 0.05
+"""Between two looks for a port: a look takes a tenth of a millisecond, or a whole one."""
+LATE = 0.01
+"""A server is found at most so much of its own time later than it could be."""
+TRY_S = 5.0
+"""For one of several ports to answer: the wrong one may never."""
+KEEP_BYTES = 1 << 20
+"""Of a server's output."""
+TAIL_BYTES = 4000
+"""Of what it wrote last are told when it fails."""
+OUTPUT_BYTES = 64 << 10
+"""Of its output are looked through for its port."""
+FURNISH_S = 30.0
+"""For a few small files; a starved machine may need more."""
+GATE_S = 2.0
+"""A gate that cannot take a line in that time is stopped, or dead."""
+TOKEN = "CARREL_TOKEN"
+"""By which our own programs in the sandbox are told it."""
+_log = logging.getLogger("carrel")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be started, beside the record."""
+
+    server: Server
+    found: Found
+    ready_s: float
+    tool: ToolCall | None
+    uids: frozenset[int]
+    """Who may come to a gate, with the token."""
+    streams: bool = False
+    warm: str = ""
+    """The warm process that it is a fork of."""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What it starts sooner by; the caller's own counts more."""
+
+
+class InstanceStarter:
+    def __init__(
+        self,
+        book: InstanceBook,
+        places: Places,
+        adapter: ServerAdapter,
+        recordings: Recordings,
+        locks: Locks,
+    ) -> None:
+        self._book = book
+        self._locks = locks
+        self._places = places
+        self._adapter = adapter
+        self._recordings = recordings
+        self._errands = Errands(_not_left)
+
+    async def start(self, live: LiveInstance, wanted: Wanted, *, again: bool = False) -> None:
+        """Until it answers. Raises `InstanceFailed` and what runtimes raise; what was begun is
+        the caller's to end."""
+        async with self._staying(live.instance.space_id):
+            place, prepared = await self._begin(live, wanted, again=again)
+        if not wanted.streams:
+            await self._ready(live, place, prepared, wanted)
+        if live.sockets is not None and not self._keeps_sockets(live):
+            live.sockets.close()
+            live.sockets = None
+
+    @asynccontextmanager
+    async def _staying(self, space_id: str) -> AsyncIterator[None]:
+        """While it is begun in a space, that is not stopped or removed. It may be while its
+        answer is waited for, which may never come: then it ends with the space."""
+        if not space_id:
+            yield
+            return
+        async with self._locks.shared(space_id):
+            yield
+
+    async def _begin(
+        self, live: LiveInstance, wanted: Wanted, *, again: bool
+    ) -> tuple[Place, PreparedServer]:
+        place = await self._places.make(live.instance, streams=wanted.streams)
+        live.instance = dataclasses.replace(live.instance, enforced=place.sandbox.limits)
+        around = dataclasses.replace(
+            place.around, preloaded=bool(wanted.warm), port=live.instance.port
+        )
+        place = dataclasses.replace(place, around=around)
+        env = {**wanted.env, **live.env}
+        if live.token:
+            env[TOKEN] = live.token
+        prepared = self._prepare(wanted, around, env)
+        try:
+            if not again:
+                await self._furnish(place, prepared)
+            self._open(live, prepared, wanted)
+        finally:
+            self._adapter.let_go(prepared)
+        await self._run(live, place, prepared, wanted)
+        return place, prepared
+
+    def _prepare(
+        self, wanted: Wanted, around: Surroundings, env: Mapping[str, str]
+    ) -> PreparedServer:
+        try:
+            return self._adapter.prepare(wanted.server, wanted.found, around, env)
+        except OSError as error:
+            raise _no_socket(wanted.server, error) from error
+
+    @staticmethod
+    def _keeps_sockets(live: LiveInstance) -> bool:
+        """So that one that is started again is at the same port, and nobody else meanwhile."""
+        return live.instance.restart != "never" and not live.instance.socket
+
+    async def _furnish(self, place: Place, prepared: PreparedServer) -> None:
+        if place.around.alone:
+            owner = place.sandbox.spec.owner
+            await asyncio.to_thread(self._adapter.furnish, prepared, place.around, owner)
+            return
+        call = self._adapter.furnisher(prepared, place.around)
+        async with place.mounted() as mount:
+            command = Command(("furnish",), cwd="/", call=call, timeout_s=FURNISH_S)
+            run = await place.runtime.run(place.sandbox, mount, command)
+        try:
+            ended = await run.wait()
+        finally:
+            run.close()
+        if ended.code != 0:
+            raise InstanceFailed(
+                f"The folder of {prepared.server.name} cannot be made in the space.",
+                hint="Check the home folder of the space.",
+            )
+
+    def _open(self, live: LiveInstance, prepared: PreparedServer, wanted: Wanted) -> None:
+        """Written down with the run that they are for. Those that were kept are used again; a
+        port that the server binds itself is kept anew before the older ones let go of it."""
+        kept = live.sockets
+        if kept is not None and not prepared.on_host:
+            return
+        path = self._places.folder(live.instance_id) / "socket" if wanted.streams else None
+        try:
+            live.sockets = self._adapter.open(prepared, path, live.instance.port)
+        except OSError as error:
+            raise _no_socket(prepared.server, error) from error
+        if kept is not None:
+            kept.close()
+        self._book.note(
+            live,
+            host="" if wanted.streams else "127.0.0.1",
+            port=live.sockets.port or live.instance.port,
+            socket=str(path) if path is not None else "",
+        )
+
+    async def _run(
+        self, live: LiveInstance, place: Place, prepared: PreparedServer, wanted: Wanted
+    ) -> None:
+        """Both at the same time: the gate is up before the server is."""
+        assert live.sockets is not None
+        run_id, gate_id = new_id("ru"), new_id("ru") if prepared.gated else ""
+        await self._book.change(live, run_id=run_id, gate_run_id=gate_id)
+        command = Command(
+            prepared.argv,
+            env=prepared.env,
+            cwd=place.around.project,
+            keep_bytes=KEEP_BYTES,
+            run_id=run_id,
+            descriptors=live.sockets.given,
+            display=f"{prepared.server.name} (instance)",
+            call=prepared.call,
+            warm=wanted.warm,
+        )
+        async with place.mounted() as mount:
+            live.run = await place.runtime.run(place.sandbox, mount, command)
+            self._book.note(live, pid=host_pid(live.run))
+            if gate_id:
+                live.gate = await place.runtime.run(
+                    place.sandbox,
+                    mount,
+                    Command(
+                        ("gate",),
+                        cwd="/",
+                        env={TOKEN: live.token},
+                        call=self._adapter.gate(wanted.uids),
+                        stdin=True,
+                        run_id=gate_id,
+                        keep_bytes=KEEP_BYTES,
+                        descriptors=live.sockets.gate,
+                        display=f"{prepared.server.name} (gate)",
+                    ),
+                )
+
+    # Ready
+
+    async def _ready(
+        self, live: LiveInstance, place: Place, prepared: PreparedServer, wanted: Wanted
+    ) -> None:
+        assert live.run is not None
+        ended = asyncio.ensure_future(live.run.wait())
+        answered = asyncio.ensure_future(self._answer(live, place, prepared, wanted))
+        try:
+            await asyncio.wait(
+                {ended, answered}, timeout=wanted.ready_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if answered.done():
+                await answered
+            elif ended.done():
+                raise await self._failed(live, place, await ended)
+            else:
+                raise await self._late(live, place, wanted)
+        finally:
+            for task in (ended, answered):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, CarrelError, NotReady):
+                    await task
+
+    async def _answer(
+        self, live: LiveInstance, place: Place, prepared: PreparedServer, wanted: Wanted
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        while True:
+            for port in await self._ports(live, place, prepared):
+                if await self._try(live, prepared, wanted, port):
+                    await self._inside(live, place, prepared, port)
+                    return
+            await asyncio.sleep(min(max(LOOK_S, LATE * (clock() - begun)), MOST_LOOK_S))
+
+    async def _ports(
+        self, live: LiveInstance, place: Place, prepared: PreparedServer
+    ) -> tuple[int, ...]:
+        if prepared.direct:
+            return (live.instance.port,)
+        assert live.run is not None
+        output = ""
+        if prepared.server.port_by == "log":
+            output = (await self.tail(place.folder, live.instance.run_id, OUTPUT_BYTES)).decode(
+                "utf-8", "replace"
+            )
+        around = place.around
+        search = PortSearch(host_pid(live.run), around.state_path, output, around.alone)
+        return await asyncio.to_thread(self._adapter.look, prepared, search)
+
+    async def _try(
+        self, live: LiveInstance, prepared: PreparedServer, wanted: Wanted, port: int
+    ) -> bool:
+        if live.gate is not None:
+            await _give(live.gate, self._adapter.target(port))
+            port = live.instance.port
+        url = f"http://127.0.0.1:{port}{prepared.server.path}"
+        # A bridge has room for many; another server may have it for one client only.
+        later = self._errands.begin if prepared.server.wrap is Wrap.STDIO else None
+        attempt = HandshakeAttempt(prepared.server, url, live.token, wanted.tool, later=later)
+        patience = (
+            wanted.ready_s if prepared.direct else TRY_S + (wanted.ready_s if wanted.tool else 0)
+        )
+        try:
+            async with asyncio.timeout(patience):
+                await self._adapter.greet(attempt)
+        except (NotReady, TimeoutError) as error:
+            live.said = str(error)
+            return False
+        if prepared.on_host:
+            self._book.note(live, host="127.0.0.1", port=port)
+        return True
+
+    async def _inside(
+        self, live: LiveInstance, place: Place, prepared: PreparedServer, port: int
+    ) -> None:
+        """Where others in its sandbox find it."""
+        if not prepared.direct:
+            self._book.note(live, inside_port=port)
+        elif prepared.port_file:
+            assert live.run is not None
+            search = PortSearch(host_pid(live.run), place.around.state_path)
+            found = await asyncio.to_thread(self._adapter.look, prepared, search)
+            if found:
+                self._book.note(live, inside_port=found[0])
+
+    async def close(self) -> None:
+        await self._errands.close()
+
+    # Failing
+
+    async def _late(self, live: LiveInstance, place: Place, wanted: Wanted) -> InstanceFailed:
+        said = f" It was tried, and {live.said}." if live.said else ""
+        return await self._told(
+            live.instance,
+            place.folder,
+            f"{wanted.server.name} did not answer within {wanted.ready_s:g} s.{said}",
+        )
+
+    async def _failed(self, live: LiveInstance, place: Place, ended: Exit) -> InstanceFailed:
+        text = f"{live.instance.server.name} ended {how(ended)} before it answered."
+        return await self._told(live.instance, place.folder, text, ended)
+
+    async def _told(
+        self, instance: Instance, folder: Path, text: str, ended: Exit | None = None
+    ) -> InstanceFailed:
+        output = (await self.tail(folder, instance.run_id, TAIL_BYTES)).decode("utf-8", "replace")
+        lines = [line for line in output.splitlines() if line.strip()]
+        last = f" It wrote last: {lines[-1][:300]}" if lines else ""
+        return InstanceFailed(
+            text + last,
+            hint="Its output is in the details.",
+            output=output,
+            exit_code=ended.code if ended is not None else None,
+            signal=ended.signal if ended is not None else None,
+            reason=str(ended.reason) if ended is not None else "timeout",
+        )
+
+    async def tail(self, folder: Path, run_id: str, limit: int) -> bytes:
+        """The last that it wrote: of its errors, or where it wrote none, of its output."""
+        if not run_id:
+            return b""
+        found = b""
+        for stream in (Stream.STDOUT, Stream.STDERR):
+            with contextlib.suppress(CarrelError, OSError):
+                size = await asyncio.to_thread(self._recordings.size, folder, run_id, stream)
+                piece = await asyncio.to_thread(
+                    self._recordings.read, folder, run_id, stream, max(0, size - limit), limit
+                )
+                found += piece.data
+        return found[-limit:]
+
+
+def _no_socket(server: Server, error: OSError) -> InstanceFailed:
+    return InstanceFailed(
+        f"No socket can be opened for {server.name}: {error.strerror}.",
+        hint="Release some instances, or try again.",
+    )
+
+
+def _not_left(error: BaseException) -> None:
+    _log.warning("a server could not be left: %r", error)
+
+
+async def _give(run: Run, data: bytes) -> None:
+    """All of it, or `InstanceFailed`."""
+    view = memoryview(data)
+    deadline = asyncio.get_running_loop().time() + GATE_S
+    while view:
+        try:
+            view = view[await run.give(view) :]
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() > deadline:
+                raise InstanceFailed("A helper takes no input.", hint="Try again.") from None
+            await asyncio.sleep(LOOK_S)
+
+
+def how(ended: Exit) -> str:
+    """In words, after `ended`."""
+    if ended.reason is ExitReason.MEMORY:
+        return "at its memory limit"
+    if ended.signal is not None:
+        return f"by signal {ended.signal}"
+    if ended.code is not None:
+        return f"with code {ended.code}"
+    return "and nobody knows how"
+
+
+# What does not hold for an instance here, said in sentences.
+
+
+def notes(instance: Instance, can: Capabilities) -> tuple[str, ...]:
+    found: list[str] = []
+    if not can.confines:
+        found += can.uncovered
+    if instance.port and not instance.has_token:
+        found.append(
+            "It checks no token and listens on the machine's own network: every user of this"
+            " machine can reach it, so can what runs in a space with an open network, and web pages"
+            " in a browser of this machine unless the server looks at `Host` and `Origin` itself."
+        )
+    if instance.network is Network.OPEN:
+        found.append("It can reach the network.")
+    return tuple(found)
+
+
+# A start from its record to a server that is ready, and once more after a failure.
+
+TURN_S = 30.0
+"""A start that takes longer works no more, it waits: for a program that may never answer, as
+long as its caller said. Others need not wait with it."""
+
+OnReady = Callable[[LiveInstance], None]
+
+
+class Beginner:
+    def __init__(
+        self,
+        parts: InstanceParts,
+        starter: InstanceStarter,
+        ender: Ender,
+        kept: Secrets,
+        on_ready: OnReady,
+    ) -> None:
+        self._parts = parts
+        self._book = parts.book
+        self._places = parts.places
+        self._starter = starter
+        self._ender = ender
+        self._kept = kept
+        self._on_ready = on_ready
+        self._turns = CallerSlots(parts.rules.starting or os.cpu_count() or 1, TURN_S)
+
+    def begin(self, live: LiveInstance, begun: float) -> asyncio.Task[None]:
+        """Its work, which undoes itself when it fails. It is known from now on."""
+        self._book.know(live)
+        live.work = task = asyncio.create_task(self._start(live, begun))
+        return task
+
+    async def _start(self, live: LiveInstance, begun: float) -> None:
+        try:
+            async with self._turns.of(live.instance.counts_for):
+                await self._prepare(live)
+                await self._first(live)
+            await self._is_ready(live, begun)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            told = plain(error)
+            await self._ender.undo(live, told)
+            if told is error:
+                raise
+            raise told from error
+
+    async def again(self, live: LiveInstance) -> None:
+        """Under the same id, and at the same port where that is still to be had. Its program may
+        be elsewhere by now."""
+        begun = time.monotonic()
+        async with self._turns.of(live.instance.counts_for):
+            found = await self._located(live)
+            if live.instance.binds:
+                shown = await asyncio.to_thread(self._shown, live.instance, found)
+                self._book.note(live, binds=shown)
+            wanted = self._wanted(live, found)
+            try:
+                await self._starter.start(live, wanted, again=True)
+            except WarmUnavailable:
+                await self._start_cold(live, wanted)
+        await self._is_ready(live, begun)
+
+    async def _first(self, live: LiveInstance) -> None:
+        """Warm, if it can be; when that process has gone meanwhile, cold."""
+        found, live.found = await self._located(live), None
+        wanted = self._wanted(live, found)
+        try:
+            await self._starter.start(live, wanted)
+        except WarmUnavailable:
+            await self._start_cold(live, wanted)
+
+    async def _start_cold(self, live: LiveInstance, wanted: Wanted) -> None:
+        """The warm process is not there any more. Its user stays: the folders are that one's."""
+        if live.instance.state_at:
+            self._parts.warming.lost(live.instance.server.name)
+        else:
+            self._parts.bridging.lost()
+        await self._places.stop(live.instance, ())
+        await self._places.clear(live.instance)
+        live.drop_handles()
+        await self._book.change(live, state_at="", warmth=Warmth.COLD)
+        await self._starter.start(live, dataclasses.replace(wanted, warm=""))
+
+    async def _prepare(self, live: LiveInstance) -> None:
+        """All that is only decided is in the first record; then what is made: its folder, its
+        user, the secrets."""
+        found = live.found = await self._located(live)
+        instance = live.instance
+        runtime = await self._places.runtime(instance)
+        self._book.note(live, runtime=runtime.name)
+        if not instance.space_id:
+            self._book.note(live, **await self._placed(live, found, runtime))
+        if not live.streams and await self._checks_token(live.instance, runtime):
+            live.token = secrets.token_urlsafe(32)
+            self._book.note(live, has_token=True)
+        await self._book.add(live)
+        if instance.space_id:
+            await self._parts.equipping.equip(
+                instance.space_id, self._parts.needs.by(instance.server, found)
+            )
+        owner = await asyncio.to_thread(self._make, live)
+        if owner != live.instance.owner:
+            await self._book.change(live, owner=owner)
+
+    async def _located(self, live: LiveInstance) -> Found:
+        """Once for a start."""
+        if live.found is not None:
+            return live.found
+        return await asyncio.to_thread(self._parts.servers.locate, live.instance.server)
+
+    def _make(self, live: LiveInstance) -> Owner | None:
+        """Blocking."""
+        self._places.make_folder(live.instance_id)
+        self._kept.write(live)
+        if live.instance.space_id or live.instance.owner is not None:
+            return live.instance.owner
+        return self._places.owner(live.instance)
+
+    async def _placed(
+        self, live: LiveInstance, found: Found, runtime: Runtime
+    ) -> dict[str, object]:
+        """Where it runs, and as whom, unless that is a user of its own."""
+        instance, can = live.instance, runtime.capabilities
+        shown = await asyncio.to_thread(self._shown, instance, found) if can.confines else ()
+        placed: dict[str, object] = {
+            "binds": shown,
+            "confined": can.confines,
+            "network": _network(live, can.private_network),
+        }
+        if live.streams:
+            return placed
+        warm = self._parts.warming.of(instance)
+        if warm is None:
+            return {**placed, "owner": self._parts.bridging.owner(instance, runtime)}
+        return {
+            **placed,
+            "owner": warm.owner,
+            "state_at": warm.state,
+            "warmth": Warmth.FORKED,
+        }
+
+    def _shown(self, instance: Instance, found: Found) -> tuple[str, ...]:
+        """With what was compiled of its program, once there is that. Blocking."""
+        needed, caches = self._parts.needs.by(instance.server, found), self._parts.caches
+        path = caches.of(instance.server, found)
+        return (*needed, path) if path and caches.is_filled(path) else needed
+
+    async def _checks_token(self, instance: Instance, runtime: Runtime) -> bool:
+        private = runtime.capabilities.private_network and instance.network is Network.NONE
+        if instance.space_id:
+            private = (await self._places.of(instance)).around.private_network
+        return self._parts.adapter.checks_token(instance.server, private_network=private)
+
+    def _wanted(self, live: LiveInstance, found: Found) -> Wanted:
+        instance, server = live.instance, live.instance.server
+        warm = f"warm-{server.name}" if instance.state_at else ""
+        if not warm and not live.streams:
+            warm = self._parts.bridging.name(instance)
+        uids = self._uids(instance)
+        env = self._parts.caches.variables(instance.binds)
+        return Wanted(
+            server, found, server.ready_s, server.tool_ready, uids, live.streams, warm, env
+        )
+
+    def _uids(self, instance: Instance) -> frozenset[int]:
+        """Who may come in: we, whose project it is, and who has it."""
+        uids = {os.geteuid()}
+        if instance.project_owner is not None:
+            uids.add(instance.project_owner.uid)
+        for hold in instance.holds:
+            found = self._parts.owners.uid(hold.owner_pid) if hold.owner_pid is not None else None
+            if found is not None:
+                uids.add(found)
+        return frozenset(uids)
+
+    async def _is_ready(self, live: LiveInstance, begun: float) -> None:
+        now = self._book.clock()
+        runtime = await self._places.runtime(live.instance)
+        await self._book.change(
+            live,
+            state=InstanceState.READY,
+            ready_at=live.instance.ready_at or now,
+            heard_at=now,
+            problem=None,
+            started_in_ms=round((time.monotonic() - begun) * 1000, 1),
+            notes=notes(live.instance, runtime.capabilities),
+        )
+        live.ready_since = now
+        self._on_ready(live)
+
+
+def _network(live: LiveInstance, private: bool) -> Network:
+    """Where there is no network of one's own, a server that binds a port needs the machine's."""
+    if private or live.streams or live.instance.server.wrap:
+        return live.instance.network
+    return Network.OPEN

@@ -1,0 +1,47 @@
+"""What answers the operations of the contract: one attribute for each group of them.
+
+A method takes the caller, what the path names, the query and the body, as far as the row in
+`carrel.api.routes` has them, and returns the answer's type. It is the only place where records
+become answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carrel.service.operations.admin import BaseOperations, CleanUpOperations, DaemonOperations
+from carrel.service.operations.agents import (
+    AgentOperations,
+    ContextOperations,
+    CredentialOperations,
+    InboxOperations,
+    TrustOperations,
+    TurnOperations,
+)
+from carrel.service.operations.files import FileOperations
+from carrel.service.operations.instances import InstanceOperations, ServerOperations
+from carrel.service.operations.requests import RequestOperations
+from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.spaces import SpaceOperations, TrashOperations
+from carrel.service.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Operations:
+    spaces: SpaceOperations
+    trash: TrashOperations
+    tokens: Tokens
+    bases: BaseOperations
+    cleanup: CleanUpOperations
+    daemon: DaemonOperations
+    turns: TurnOperations
+    trust: TrustOperations
+    context: ContextOperations
+    agents: AgentOperations
+    credentials: CredentialOperations
+    inbox: InboxOperations
+    runs: RunOperations
+    files: FileOperations
+    instances: InstanceOperations
+    servers: ServerOperations
+    requests: RequestOperations

@@ -1,0 +1,258 @@
+"""Makes reality match the record: at start, after a crash, and now and then.
+
+The record is right about what was promised, the machine about what is there. What was
+under way is carried on or undone; what runs is taken up again; what nobody knows is
+removed. Everything here may be done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable
+
+from carrel.domain.cleanup import Action, Stray, Sweeper
+from carrel.domain.errors import CarrelError
+from carrel.domain.events import EventType
+from carrel.domain.runs import RunRecord, RunState
+from carrel.domain.runtimes import LocalRuntime
+from carrel.domain.spaces import Problem, Space, SpaceQuery, SpaceState
+from carrel.domain.store import Step, Store
+from carrel.lifecycle.table import LIVE, SETTLED
+from carrel.service import removal
+from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
+from carrel.service.removal import Remover
+from carrel.service.runs import Runs
+from carrel.service.shared import Shared
+
+PAGE = 1000
+AT_ONCE = 16
+"""So many spaces are seen to at the same time: each waits for the launcher or the disk."""
+STOP_GRACE_S = 2.0
+_UNRECORDED = "no record says what it was, and it may hold work: look at it, and remove it yourself"
+_OVER = (RunState.ENDED, RunState.FAILED)
+REBOOTED = Problem("reboot", "machine_restarted", "The machine was restarted.", "Start it again.")
+
+Work = Callable[[Space], Awaitable[Action | None]]
+
+
+class Reconciler:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        open_spaces: OpenSpaces,
+        remover: Remover,
+        runs: Runs,
+        shared: Shared,
+        sweeper: Sweeper,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._open_spaces = open_spaces
+        self._remover = remover
+        self._runs = runs
+        self._locks = shared.locks
+        self._sweeper = sweeper
+
+    async def at_start(self, *, rebooted: bool) -> list[Action]:
+        """Before anybody is served. Costs what was under way, not how many spaces there are."""
+        await self._load()
+        live = [record for record in await self._store.runs(live=True, limit=1 << 30)]
+        of_space: dict[str, list[RunRecord]] = {}
+        for record in live:
+            of_space.setdefault(record.space_id, []).append(record)
+        actions = await self._for_each(lambda space: self._settle(space, of_space, rebooted))
+        await self._report(actions)
+        return actions
+
+    async def _load(self) -> None:
+        after = ""
+        states = frozenset(SpaceState) - {SpaceState.REMOVED}
+        while True:
+            page = await self._store.spaces(SpaceQuery(states=states, limit=PAGE, after=after))
+            for space in page.spaces:
+                self._journal.know(space)
+            after = page.next
+            if not after:
+                return
+
+    async def _for_each(self, work: Work) -> list[Action]:
+        gate = asyncio.Semaphore(AT_ONCE)
+        found: list[Action] = []
+
+        async def one(space: Space) -> None:
+            async with gate, self._locks.alone(space.space_id):
+                action = await self._try(space, work)
+            if action is not None:
+                found.append(action)
+
+        async with asyncio.TaskGroup() as group:
+            for space in self._journal.all():
+                group.create_task(one(space))
+        return found
+
+    @staticmethod
+    async def _try(space: Space, work: Work) -> Action | None:
+        """One space that cannot be settled must not keep the others from it."""
+        try:
+            return await work(space)
+        except (CarrelError, OSError) as error:
+            return Action("settle", space.space_id, str(error), done=False)
+
+    async def _settle(
+        self, space: Space, runs: dict[str, list[RunRecord]], rebooted: bool
+    ) -> Action | None:
+        state, space_id = space.state, space.space_id
+        if state is SpaceState.CREATING:
+            return await self._undo(space)
+        if state is SpaceState.REMOVING:
+            return await self._carry_on_removal(space)
+        mine = runs.get(space_id, [])
+        action = None
+        if state is SpaceState.STOPPING:
+            operation = self._journal.operation(space_id, "stop")
+            await self._remover.carry_on_stop(space_id, STOP_GRACE_S, operation)
+            action = Action("stop", space_id, "its stop was interrupted")
+        if mine:
+            await self._take_up(space_id, mine)
+        if rebooted and state in LIVE:
+            return await self._stopped_by_reboot(space_id)
+        if state is SpaceState.RUNNING and not self._runs.live_of(space_id):
+            current = self._journal.current(space_id)
+            if current.state is SpaceState.RUNNING:
+                await self._journal.write(*self._journal.moved(space_id, SpaceState.READY))
+        return action
+
+    async def _undo(self, space: Space) -> Action:
+        problem = Problem("create", "interrupted", "The daemon ended while it was made.")
+        records = self._journal.moved(space.space_id, SpaceState.REMOVING, problem=problem)
+        await self._journal.write(*records)
+        await self._remover.carry_on_undo(records[0])
+        return Action("undo", space.space_id, "its creation was interrupted")
+
+    async def _carry_on_removal(self, space: Space) -> Action:
+        steps = {
+            step.name: step
+            for step in await self._store.steps(space.space_id)
+            if step.operation == removal.OPERATION
+        }
+        if not steps:
+            await self._remover.carry_on_undo(space)
+            return Action("undo", space.space_id, "undoing its creation was interrupted")
+        operation = self._journal.operation(space.space_id, removal.OPERATION)
+        await self._remover.carry_on_remove(space.space_id, operation, kept=_kept(steps))
+        return Action("remove", space.space_id, "its removal was interrupted")
+
+    async def _take_up(self, space_id: str, records: list[RunRecord]) -> None:
+        opened = await self._open_spaces.of(self._journal.current(space_id))
+        for record in records:
+            await self._runs.take_up(record, opened)
+
+    async def _stopped_by_reboot(self, space_id: str) -> Action:
+        for state in (SpaceState.STOPPING, SpaceState.STOPPED):
+            changes = {"stopped_at": self._journal.clock()} if state is SpaceState.STOPPED else {}
+            await self._journal.write(*self._journal.moved(space_id, state, **changes))
+        return Action("stop", space_id, "the machine was restarted")
+
+    async def settle(self) -> list[Action]:
+        """Spaces that an operation has left on the way, because not even its failure could
+        be written down: the disk was full, for instance."""
+        stuck = [space for space in self._journal.all() if space.state not in SETTLED]
+        actions = []
+        for space in stuck:
+            async with self._locks.alone(space.space_id):
+                # Whoever was at it is done with it now.
+                current = self._journal.get(space.space_id)
+                if current is not None and current.state not in SETTLED:
+                    action = await self._try(current, lambda one: self._settle(one, {}, False))
+                    actions += [action] if action is not None else []
+        for record in await self._store.runs(live=True, limit=1 << 30):
+            if self._runs.live(record.run_id) is None:
+                actions += await self._take_up_again(record)
+        await self._report(actions)
+        return actions
+
+    async def _take_up_again(self, record: RunRecord) -> list[Action]:
+        """A command that the record believes to be running, and nobody watches: the launcher
+        did not answer, or its failure could not be written down."""
+        async with self._locks.alone(record.space_id):
+            # Whoever was starting it is done with it now.
+            current = await self._store.run(record.run_id)
+            space = self._journal.get(record.space_id)
+            watched = self._runs.live(record.run_id) is not None
+            if current is None or current.state in _OVER or space is None or watched:
+                return []
+            action = await self._try(space, lambda one: self._take_up(one.space_id, [current]))
+        return [action] if action is not None else []
+
+    # Looking around
+
+    async def sweep(self, *, dry_run: bool = False) -> list[Action]:
+        """What is on the machine and in no record."""
+        known = frozenset(space.space_id for space in self._journal.all())
+        removed = await self._removed()
+        strays = await asyncio.to_thread(self._sweeper.find, known, removed)
+        actions = [await self._sweep_one(stray, dry_run) for stray in strays]
+        if not dry_run:
+            await self._report(actions)
+        return actions
+
+    async def _removed(self) -> frozenset[str]:
+        states = frozenset({SpaceState.REMOVED})
+        page = await self._store.spaces(SpaceQuery(states=states, limit=PAGE))
+        return frozenset(space.space_id for space in page.spaces)
+
+    async def _sweep_one(self, stray: Stray, dry_run: bool) -> Action:
+        target = f"{stray.kind} {stray.path}"
+        why = f"no space {stray.space_id} is known"
+        if stray.holds_work and await self._store.space(stray.space_id) is None:
+            # Not ours to remove: the records were lost, or are older than the space.
+            return Action("keep", target, _UNRECORDED, done=False)
+        if dry_run:
+            return Action("remove", target, why)
+        try:
+            await asyncio.to_thread(self._sweeper.remove, stray)
+        except (CarrelError, OSError) as error:
+            # Another stray is not to stay because of this one.
+            return Action("remove", target, str(error), done=False)
+        return Action("remove", target, why)
+
+    async def watch(self) -> None:
+        """Processes that commands have left in spaces have limits too: once in a daemon's life,
+        for its own commands are watched from their beginning."""
+        for space in self._journal.all():
+            with contextlib.suppress(CarrelError):
+                if space.state in LIVE:
+                    opened = await self._open_spaces.of(space)
+                    if isinstance(opened.runtime, LocalRuntime):
+                        opened.runtime.watch(opened.sandbox)
+
+    async def check(self) -> list[Action]:
+        """Spaces whose folders somebody took away are marked as failed."""
+        return await self._for_each(self._check_one)
+
+    async def _check_one(self, space: Space) -> Action | None:
+        current = self._journal.get(space.space_id)
+        if current is None or current.state not in LIVE | {SpaceState.STOPPED}:
+            return None
+        folder = self._open_spaces.folder(space.space_id)
+        if await asyncio.to_thread(folder.is_dir):
+            return None
+        problem = Problem("check", "folder_missing", f"Its folder {folder} is gone.", "Remove it.")
+        await self._journal.write(
+            *self._journal.moved(space.space_id, SpaceState.FAILED, problem=problem)
+        )
+        return Action("fail", space.space_id, problem.message)
+
+    async def _report(self, actions: list[Action]) -> None:
+        if actions:
+            shown = [dataclasses.asdict(action) for action in actions[:100]]
+            await self._journal.write(self._journal.event(EventType.RECONCILED, actions=shown))
+
+
+def _kept(steps: dict[str, Step]) -> bool:
+    """Whether the changes were kept already: what is left of the tree is not the whole."""
+    return removal.TREE in steps

@@ -1,0 +1,237 @@
+"""How a space goes: its processes, its tree, its record; what nobody took out is kept in the trash,
+but for git's own notes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from carrel.domain.collaborators import TrashCan, Users
+from carrel.domain.errors import (
+    CarrelError,
+    StateConflict,
+    TooLarge,
+    TreeDamaged,
+    TreeNotFound,
+    UnexportedChanges,
+)
+from carrel.domain.keys import looks_like_key
+from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
+from carrel.domain.store import Forget
+from carrel.domain.trees import Change, Owner
+from carrel.service.journal import Journal, JournaledOperation, problem_of
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
+
+_WORK = ("HEAD", "packed-refs", "refs", "config", "hooks", "MERGE_HEAD", "CHERRY_PICK_HEAD")
+
+
+def is_bookkeeping(path: str) -> bool:
+    parts = path.split("/")
+    if ".git" not in parts:
+        return False
+    inside = parts[parts.index(".git") + 1 :]
+    while len(inside) >= 2 and inside[0] in ("modules", "worktrees"):
+        inside = inside[2:]
+    if not inside or inside[0] not in _WORK:
+        return True
+    # Folders of references are made and removed as references come and go.
+    return inside == ["refs"]
+
+
+# The end of a space: stopped, its changes kept for a while, everything of it gone.
+#
+# Every step copes with a space that is half made, or half gone, so the same steps serve a
+# removal, an undone creation, and what a crash has left.
+
+OPERATION = "remove"
+STOP, KEEP, TREE, FOLDER = "stop", "keep", "tree", "folder"
+STEPS = (STOP, KEEP, TREE, FOLDER)
+UNDO_GRACE_S = 0.5
+"""For what runs in a space that goes anyway; those who stop it with care ask for more."""
+SHOWN_CHANGES = 20
+"""In the answer that refuses a removal; `carrel show` has no more room either."""
+
+RemoveFolder = Callable[[Path], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Remover:
+    users: Users
+    open_spaces: OpenSpaces
+    journal: Journal
+    trash: TrashCan
+    remove_folder: RemoveFolder
+    """Blocking, idempotent, follows no symlink."""
+
+    async def stop(self, space_id: str, grace_s: float, operation: JournaledOperation) -> Space:
+        """Ready or running → stopped."""
+        space, event = self.journal.moved(space_id, SpaceState.STOPPING)
+        await operation.begin(STOP, space, event)
+        return await self.carry_on_stop(space_id, grace_s, operation)
+
+    async def carry_on_stop(
+        self, space_id: str, grace_s: float, operation: JournaledOperation
+    ) -> Space:
+        try:
+            opened = await self.open_spaces.of(self.journal.current(space_id))
+            await opened.runtime.stop(opened.sandbox, grace_s)
+        except Exception as error:
+            problem = problem_of(STOP, error)
+            records = self.journal.moved(space_id, SpaceState.FAILED, problem=problem)
+            await operation.fail(error, *records)
+            raise
+        now = self.journal.clock()
+        stopped, event = self.journal.moved(space_id, SpaceState.STOPPED, stopped_at=now)
+        await operation.end(stopped, event)
+        return stopped
+
+    async def check_unexported(self, space: Space) -> None:
+        """Raises `UnexportedChanges` when something would be lost."""
+        changes = await self.changes(space)
+        if changes:
+            shown = [f"{change.kind} {change.path}" for change in changes[:SHOWN_CHANGES]]
+            raise UnexportedChanges(
+                f"{space.name} has {_count(len(changes))} that you have not copied out.",
+                hint="Copy out what you need with `carrel cp`, or remove the space with "
+                "--force; `carrel undelete` can restore it for a while.",
+                changes=len(changes),
+                first=shown,
+            )
+
+    async def changes(self, space: Space) -> list[Change]:
+        """What somebody would miss: git's own bookkeeping is not among it."""
+        try:
+            opened = await self.open_spaces.of(space)
+        except StateConflict:
+            return []
+        try:
+            await self.open_spaces.ensure(opened)
+            return await asyncio.to_thread(_missed, opened)
+        except (TreeNotFound, TreeDamaged):
+            # Somebody took it away already; there is nothing left to lose.
+            return []
+
+    async def remove(self, space_id: str, operation: JournaledOperation) -> Removal:
+        """A space that is stopped, failed or was never completed."""
+        await operation.begin(KEEP, *self.journal.moved(space_id, SpaceState.REMOVING))
+        return await self.carry_on_remove(space_id, operation)
+
+    async def carry_on_remove(
+        self, space_id: str, operation: JournaledOperation, *, kept: bool = False
+    ) -> Removal:
+        """`kept`: the changes are in the trash already, and the tree may be half gone."""
+        space = self.journal.current(space_id)
+        removal = Removal(space_id, 0)
+        try:
+            if not kept:
+                removal = await self._keep(space)
+            await operation.begin(TREE, *([removal.kept] if removal.kept is not None else []))
+            await self._drop(space)
+            await operation.begin(FOLDER)
+            await asyncio.to_thread(self._clear, space)
+        except Exception as error:
+            problem = problem_of(operation.step, error)
+            records = self.journal.moved(space_id, SpaceState.FAILED, problem=problem)
+            await operation.fail(error, *records)
+            raise
+        await self._gone(space_id, operation)
+        return removal
+
+    async def undo(
+        self, space_id: str, operation: JournaledOperation, error: BaseException
+    ) -> None:
+        """A creation that failed: everything goes, whatever happens to the caller."""
+        await asyncio.shield(self._undo(space_id, operation, error))
+
+    async def _undo(
+        self, space_id: str, operation: JournaledOperation, error: BaseException
+    ) -> None:
+        problem = problem_of(operation.step, error)
+        space, event = self.journal.moved(space_id, SpaceState.REMOVING, problem=problem)
+        await operation.fail(error, space, event)
+        await self.carry_on_undo(space)
+
+    async def carry_on_undo(self, space: Space) -> None:
+        undoing = self.journal.operation(space.space_id, "undo")
+        await undoing.begin(TREE)
+        try:
+            await self._drop(space)
+            await undoing.begin(FOLDER)
+            await asyncio.to_thread(self._clear, space)
+        except Exception as second:
+            await undoing.fail(second, *self.journal.moved(space.space_id, SpaceState.FAILED))
+            return
+        await self._gone(space.space_id, undoing)
+
+    async def _keep(self, space: Space) -> Removal:
+        """What `undelete` needs. A removal goes on when nothing can be kept, and says so."""
+        if space.owner is None or not space.base_id or space.transient:
+            return Removal(space.space_id, 0)
+        opened = await self.open_spaces.of(space)
+        try:
+            await self.open_spaces.ensure(opened)
+            changes = await asyncio.to_thread(_missed, opened)
+            if not changes:
+                return Removal(space.space_id, 0)
+            # Keys are not kept: whoever wants it back gives them again.
+            plain = [one for one in space.env.items() if not looks_like_key(*one)]
+            bare = dataclasses.replace(space, env=dict(plain))
+            kept = await asyncio.to_thread(self.trash.keep, bare, opened.tree, opened.driver)
+        except TooLarge as error:
+            return Removal(space.space_id, len(changes), lost=error.message)
+        except CarrelError as error:
+            # A tree that cannot be read any more has nothing to keep, and must be removable.
+            return Removal(space.space_id, 0, lost=f"The changes could not be read: {error}")
+        return Removal(space.space_id, len(changes), kept)
+
+    async def _drop(self, space: Space) -> None:
+        """The sandbox and the tree, as far as they were made."""
+        self.open_spaces.forget(space.space_id)
+        if not space.base_id or AUTO in (space.driver, space.runtime):
+            return
+        owner = await asyncio.to_thread(self._owner, space)
+        if owner is None:
+            # Whatever is made is made for somebody.
+            return
+        opened = await self.open_spaces.of(dataclasses.replace(space, owner=owner))
+        await opened.runtime.stop(opened.sandbox, UNDO_GRACE_S)
+        await asyncio.to_thread(opened.driver.drop, opened.tree)
+
+    def _clear(self, space: Space) -> None:
+        """The user is given back last: until then nobody else gets it."""
+        self.remove_folder(self.open_spaces.folder(space.space_id))
+        owner = self._owner(space)
+        if owner is not None:
+            self.users.give_back(space.space_id, owner)
+
+    def _owner(self, space: Space) -> Owner | None:
+        """Also when a daemon ended before it wrote down whom it took. A full disk has no room
+        for taking one only to give it back. Blocking."""
+        return space.owner or self.users.find(space.space_id)
+
+    async def _gone(self, space_id: str, operation: JournaledOperation) -> None:
+        now = self.journal.clock()
+        had_values = bool(self.journal.current(space_id).env)
+        space, event = self.journal.moved(space_id, SpaceState.REMOVED, removed_at=now, env={})
+        gone = (space_id,) if space.transient else ()
+        forgotten = Forget(
+            steps_of=space_id,
+            claims_of=space_id,
+            runs_of=space_id,
+            spaces=gone,
+            values=had_values,
+        )
+        await operation.end(space, event, forgotten)
+
+
+def _missed(opened: OpenSpace) -> list[Change]:
+    if opened.driver.capabilities.stays:
+        return []
+    return [one for one in opened.driver.changes(opened.tree) if not is_bookkeeping(one.path)]
+
+
+def _count(changes: int) -> str:
+    return "1 change" if changes == 1 else f"{changes} changes"

@@ -1,0 +1,229 @@
+"""Telling a person: by a webhook of a real server, and by the desktop's own program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from carrel.interfaces import notifications as notifying
+from carrel.interfaces.notifications import (
+    Notice,
+    NoticeChannel,
+    NoticeWebhook,
+    Notifier,
+    NotTold,
+    find_desktop,
+)
+from tests.hub.rig import SPACE, HubRig, Peer, open_rig
+
+WAIT_S = 30.0
+
+
+class Receiver:
+    """A web server that notes what it gets, and answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.got: Queue[dict[str, Any]] = Queue()
+        self.answers: list[int] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                outer.got.put(json.loads(self.rfile.read(length)))
+                self.send_response(outer.answers.pop(0) if outer.answers else 204)
+                self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}/hook"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    async def next(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self.got.get, True, WAIT_S)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    found = Receiver()
+    yield found
+    found.close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifying, "FIRST_PAUSE_S", 0.0)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[HubRig]:
+    async with open_rig(tmp_path, "unix") as opened:
+        yield opened
+
+
+Failures = list[tuple[str, str]]
+
+
+@asynccontextmanager
+async def telling(rig: HubRig, note: Path, *ways: NoticeChannel) -> AsyncIterator[Failures]:
+    """Gives what could not be told. It has begun to listen when this is entered."""
+    failures: Failures = []
+
+    def failed(_space: str, notice: Notice, why: str) -> None:
+        failures.append((notice["id"], why))
+
+    found = Notifier(rig.hub.log, rig.hub.keeper, note, ways, failed)
+    rig.hub.on_kept.append(found.ring)
+    task = asyncio.create_task(found.run())
+    await until(note.exists)
+    try:
+        yield failures
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        rig.hub.on_kept.remove(found.ring)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def ask(agent: Peer, number: str) -> None:
+    payload = {"question": f"May I {number}?", "choices": ["yes", "no"]}
+    await agent.ask("buffer_user_question", payload, space=SPACE, id=number)
+
+
+async def test_what_waits_for_a_person_is_sent_on(
+    rig: HubRig, tmp_path: Path, receiver: Receiver
+) -> None:
+    agent = await rig.agent()
+    await ask(agent, "before")
+    async with telling(rig, tmp_path / "note", NoticeWebhook(receiver.address)) as failures:
+        await agent.ask("buffer_custom_x", {}, space=SPACE)
+        await ask(agent, "one")
+        signal = {"message": "look", "priority": "urgent", "suggested_actions": ["run it"]}
+        await agent.ask("buffer_taskspace_signal_user", signal, space=SPACE)
+        asked, told = await receiver.next(), await receiver.next()
+    assert (asked["kind"], asked["id"], asked["text"]) == ("question", "one", "May I one?")
+    assert (asked["space"], asked["choices"]) == (SPACE, ["yes", "no"])
+    assert (told["kind"], told["priority"], told["suggested_actions"]) == (
+        *("signal", "urgent"),
+        ["run it"],
+    )
+    assert failures == [] and receiver.got.empty()
+
+
+async def test_it_goes_on_where_it_was(rig: HubRig, tmp_path: Path, receiver: Receiver) -> None:
+    agent, note = await rig.agent(), tmp_path / "note"
+    async with telling(rig, note, NoticeWebhook(receiver.address)):
+        await ask(agent, "one")
+        assert (await receiver.next())["id"] == "one"
+        place = await rig.hub.log.last_place()
+        await until(lambda: note.read_text() == str(place))
+    await ask(agent, "two")
+    async with telling(rig, note, NoticeWebhook(receiver.address)):
+        assert (await receiver.next())["id"] == "two"
+
+
+async def test_a_server_that_is_down_is_tried_again(
+    rig: HubRig, tmp_path: Path, receiver: Receiver
+) -> None:
+    agent = await rig.agent()
+    receiver.answers = [503, 429, 200]
+    async with telling(rig, tmp_path / "note", NoticeWebhook(receiver.address)) as failures:
+        await ask(agent, "one")
+        await ask(agent, "two")
+        ids = [(await receiver.next())["id"] for _ in range(4)]
+    assert ids == ["one", "one", "one", "two"] and failures == []
+
+
+@pytest.mark.parametrize("status", [400, 404, 302])
+async def test_what_is_refused_is_given_up_and_said(
+    rig: HubRig, tmp_path: Path, receiver: Receiver, status: int
+) -> None:
+    agent = await rig.agent()
+    receiver.answers = [status]
+    async with telling(rig, tmp_path / "note", NoticeWebhook(receiver.address)) as failures:
+        await ask(agent, "one")
+        await ask(agent, "two")
+        assert [(await receiver.next())["id"] for _ in range(2)] == ["one", "two"]
+        await until(lambda: failures)
+    assert failures == [("one", f"the webhook answered {status}")]
+
+
+async def test_nobody_is_there(rig: HubRig, tmp_path: Path) -> None:
+    agent = await rig.agent()
+    async with telling(rig, tmp_path / "note", NoticeWebhook("http://127.0.0.1:1/")) as failures:
+        await ask(agent, "one")
+        await until(lambda: failures)
+    assert "cannot be reached" in failures[0][1]
+
+
+# The desktop
+
+_STAND_IN = """#!/bin/sh
+for word in "$@"; do printf '%s\\n' "$word"; done > "$SAID.new"
+mv "$SAID.new" "$SAID"
+exit ${CODE:-0}
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands in for notify-send, which needs a desktop."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    found = folder / "notify-send"
+    found.write_text(_STAND_IN)
+    found.chmod(0o755)
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    return found
+
+
+async def test_the_desktop_is_told(tmp_path: Path, program: Path) -> None:
+    desktop = find_desktop({"PATH": str(program.parent), "DISPLAY": ":0"})
+    assert desktop is not None
+    notice = {"kind": "question", "space": SPACE, "priority": "urgent", "text": "--help <b>?"}
+    await desktop.tell(notice)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said[:2] == ["--app-name=Carrel", "--urgency=critical"]
+    assert said[2:] == ["--", f"{SPACE} asks", "--help &lt;b&gt;?"]
+
+
+async def test_a_desktop_that_cannot_show_it(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODE", "3")
+    desktop = find_desktop({"PATH": str(program.parent), "DISPLAY": ":0"})
+    assert desktop is not None
+    notice = {"kind": "signal", "space": SPACE, "priority": "low", "text": "x"}
+    with pytest.raises(NotTold, match="ended with 3"):
+        await desktop.tell(notice)
+    program.unlink()
+    with pytest.raises(NotTold):
+        await desktop.tell(notice)
+
+
+def test_no_desktop(program: Path) -> None:
+    assert find_desktop({"PATH": str(program.parent)}) is None
+    assert find_desktop({"PATH": "/nonexistent", "DISPLAY": ":0"}) is None

@@ -1,0 +1,38 @@
+"""What is true when the start of a turn has been told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from carrel.app.machine import LocalSweeper
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL
+from carrel.domain.agents import TurnRequest
+from tests.service.rig import RUN_S, make
+
+
+async def test_the_agent_has_its_prompt(services: Services) -> None:
+    """So it goes on when the daemon dies right after. More than a pipe holds is taken late."""
+    space = await make(services, agent="scripted")
+    turn = await services.turns.start(
+        LOCAL, space.space_id, TurnRequest("", "say done" + "!" * 200_000)
+    )
+    live = services.runs.live(turn.run_id)
+    assert turn.first and (live is None or live.run.input_bytes == len(turn.first))
+    async with asyncio.timeout(RUN_S):
+        ended = await services.turns.wait(LOCAL, turn.run_id)
+    assert ended.result is not None and ended.result.success
+
+
+async def test_a_trial_that_goes_while_strays_are_looked_for(
+    services: Services, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "proof-old").mkdir()
+    names = ["proof-gone", "proof-old"]
+    monkeypatch.setattr("carrel.app.machine.os.listdir", lambda _: names)
+    sweeper = LocalSweeper(data, services.app, time.time() + 60)
+    assert [one.path for one in sweeper._trials()] == [str(data / "proof-old")]
