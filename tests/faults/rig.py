@@ -16,6 +16,7 @@ import pytest
 from carrel.app.service import Services, open_service
 from carrel.config import Settings
 from carrel.domain.access import LOCAL
+from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.launcher.client import Launcher
 from carrel.lifecycle.table import SETTLED
@@ -76,7 +77,11 @@ async def _removed(services: Services) -> list[str]:
 
 async def assert_works(services: Services, space: Space, script: str, said: str) -> None:
     record, text = await run(services, space, script)
-    assert record.exit is not None and record.exit.code == 0, (record, text)
+    assert record.exit is not None
+    if record.exit.code != 0:
+        told = await services.store.events(EventQuery(types=frozenset({EventType.LIMIT_HIT}), limit=1000))
+        hit = [event.data for event in told]
+        pytest.fail(f"{record} {text} {hit}")
     assert text == said
 
 

@@ -58,7 +58,7 @@ def test_a_process_between_two_programs_keeps_its_variables() -> None:
 
 
 def test_no_environment_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "EXECUTING_S", 3600.0)
+    monkeypatch.setattr(processes, "EXECUTING_WAITS", 10_000_000)
     assert not _is_marked(2), "a process of the kernel"
     with subprocess.Popen(["sleep", "60"], env={}) as bare:
         assert not _is_marked(bare.pid)
@@ -82,7 +82,7 @@ def test_nobody_waits_for_an_environment_that_was_taken_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The launcher would, for each such process of a sandbox, while all others wait for it."""
-    monkeypatch.setattr(processes, "EXECUTING_S", 3600.0)
+    monkeypatch.setattr(processes, "EXECUTING_WAITS", 10_000_000)
     argv = [sys.executable, "-c", _HIDES_ITS_ENVIRONMENT]
     pipe = subprocess.PIPE
     for _ in range(50):

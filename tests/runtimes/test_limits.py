@@ -252,12 +252,13 @@ class Stage:
     async def needed(self) -> bool:
         return bool(self.sizes)
 
-    def watch(self) -> DiskWatch:
+    def watch(self, before: Remembered | None = None) -> DiskWatch:
         return DiskWatch(
             self.measure,
             lambda: Free(self.free, PLENTY),
             self.limit,
             lambda used, _why: self.hits.append(used.bytes // MIB),
+            before=before,
             pause=self.pause,
             clock=lambda: self.now,
         )
@@ -300,6 +301,25 @@ async def test_who_was_ended_does_not_pay_for_what_others_write() -> None:
     for _ in range(3):
         await watch.look()
     assert stage.hits == [20, 22]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_command_does_not_pay_for_what_one_wrote_that_is_gone(again: bool) -> None:
+    """It was too quick to be looked at. The next one, which makes room, may be the first of a new
+    watch, and may not take more."""
+    stage = Stage([5])
+    watch = stage.watch()
+    await watch.look()
+    stage.free -= 15 * MIB
+    assert watch.may_be_over
+    if again:
+        watch = stage.watch(watch.remembered)
+    else:
+        watch.rest()
+    stage.sizes = [20, 20, 12, 14]
+    for expected in ([], [], [], [14]):
+        await watch.look()
+        assert stage.hits == expected
 
 
 async def test_files_are_walked_through_when_the_disk_has_lost_enough() -> None:

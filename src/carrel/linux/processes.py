@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 MOST_ENVIRONMENT_BYTES = 1 << 20
 """So much of one is looked at."""
-EXECUTING_S = 0.5
-"""For a process that is between two programs, and has no environment of either: it takes less
-than a millisecond, but may have to wait for a core in the middle of it."""
-READ_TRIES = 4
+EXECUTING_WAITS = 1000
+"""Of half a millisecond, for a process that is between two programs, and has no environment of
+either: it takes less than one, but may have to wait for a core in the middle of it. Counted and not
+timed: a machine that stood still for a second has not given the process that second."""
+READ_TRIES = 16
 """For one that was executed between two looks at it. One that has taken its environment out of
 its memory would be tried for ever."""
 
@@ -134,17 +135,19 @@ def descendants(pid: int) -> list[int]:
 def having_variable(pids: Iterable[int], name: str, value: str) -> list[int]:
     """Those that were executed with it. No, where nobody may look. All of them together are
     waited for as one is: a process can have itself executed without end."""
-    until = time.monotonic() + EXECUTING_S
-    return [pid for pid in pids if _has_variable(pid, f"\0{name}={value}\0".encode(), until)]
+    waits = iter(range(EXECUTING_WAITS))
+    return [pid for pid in pids if _has_variable(pid, f"\0{name}={value}\0".encode(), waits)]
 
 
-def _has_variable(pid: int, wanted: bytes, until: float) -> bool:
+def _has_variable(pid: int, wanted: bytes, waits: Iterator[int]) -> bool:
     path = f"/proc/{pid}/environ"
     tries = READ_TRIES
     while not (found := _read(path, MOST_ENVIRONMENT_BYTES)):
-        if found is None or not tries or time.monotonic() > until:
+        if found is None or not tries:
             return False
         if _is_executing(pid):
+            if next(waits, None) is None:
+                return False
             time.sleep(0.0005)
         else:
             tries -= 1
@@ -152,10 +155,10 @@ def _has_variable(pid: int, wanted: bytes, until: float) -> bool:
 
 
 def _is_executing(pid: int) -> bool:
-    """It has memory, and no place for an environment yet; no process can choose that place, the
+    """It has memory, and no end of an environment yet; no process can choose that end, the
     first byte of all, itself."""
     fields = _status(pid)
-    return fields is not None and fields[20] != b"0" and fields[47] == fields[48] == b"0"
+    return fields is not None and fields[20] != b"0" and fields[48] == b"0"
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -232,3 +232,12 @@ def test_a_process_between_two_programs_has_its_mark() -> None:
         os.waitid(os.P_PID, restless.pid, os.WEXITED | os.WNOWAIT)
         assert not bridge.has(restless.pid, b"MARK=x"), "a zombie"
     assert not bridge.has(restless.pid, b"MARK=x")
+
+
+def test_who_has_no_mark_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a sandbox are looked at when a server is killed."""
+    monkeypatch.setattr(bridge, "EXECUTING_WAITS", 10_000_000)
+    assert not bridge.has(os.getpid(), b"MARK=x")
+    with subprocess.Popen(["sleep", "60"], env={}) as bare:
+        assert not bridge.has(bare.pid, b"MARK=x")
+        bare.kill()

@@ -32,8 +32,11 @@ from typing import TYPE_CHECKING
 MARK = "CARREL_BRIDGE_SESSION"
 """In the environment of a session's processes, so that those who went away from their parent
 are found too."""
-EXECUTING_S = 0.5
-"""For a process that is between two programs, and has no environment of either."""
+EXECUTING_WAITS = 1000
+"""Of half a millisecond, for a process that is between two programs, and has no environment of
+either."""
+READ_TRIES = 16
+"""For one that was executed between two looks at it, or has no environment at all."""
 KILL_S = 5.0
 """For killed processes to be gone; only what hangs in the kernel takes longer."""
 SESSIONS = "bridge_sessions"
@@ -102,22 +105,25 @@ def processes() -> list[int]:
 
 def has(pid: int, wanted: bytes) -> bool:
     """What has ended, and is not reaped yet, has no environment."""
-    folder, until = Path("/proc", str(pid)), time.monotonic() + EXECUTING_S
+    folder, tries, waits = Path("/proc", str(pid)), READ_TRIES, EXECUTING_WAITS
     try:
-        while wanted not in (folder / "environ").read_bytes().split(b"\0"):
-            # One that is just becoming another program may be read in the middle of that.
-            if not _is_executing(folder) or time.monotonic() > until:
+        while not (found := (folder / "environ").read_bytes()):
+            if not tries or not waits:
                 return False
-            time.sleep(0.0005)
+            if _is_executing(folder):
+                waits -= 1
+                time.sleep(0.0005)
+            else:
+                tries -= 1
     except OSError:
         return False
-    return True
+    return wanted in found.split(b"\0")
 
 
 def _is_executing(folder: Path) -> bool:
-    """It has memory, and its environment is not at its place, or has got there meanwhile."""
+    """It has memory, and no end of an environment yet."""
     fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-    return fields[20] != b"0" and (fields[47] != fields[48] or fields[48] == b"0")
+    return fields[20] != b"0" and fields[48] == b"0"
 
 
 class ServerProcesses:

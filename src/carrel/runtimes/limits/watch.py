@@ -134,15 +134,14 @@ class DiskWatch:
         self._found, self._found_with = before.found, before.free
         """At the last measurement, be it of an earlier watch."""
         self._checked_at = -math.inf
-        if before.found is not None:
-            self._bytes.remember(before.found.bytes)
-            self._files.remember(before.found.files)
         self._deep: int | None = None
         """What was free when its folders were found to be too deep."""
         self._when_full: Use | None = None
         """What was in use when the disk was found to be full, and when it was so last."""
         self._full_at = 0.0
         self._then = free()
+        if before.found is not None:
+            self._allow(self._with_lost(self._then))
         self._told = False
         self._measured_at = 0.0
         self._took = 0.0
@@ -188,6 +187,25 @@ class DiskWatch:
         self._then = self._found_with = free
         return self._took
 
+    @property
+    def may_be_over(self) -> bool:
+        """If all was its own that the disk has lost since it was measured; or the disk is full."""
+        free = self._free()
+        return is_short(free) or _is_above(self._with_lost(free), self._limit)
+
+    def rest(self) -> None:
+        """Nobody is in the sandbox: what was written until now is no growth of what comes after,
+        the command that makes room say, and nobody moves files away from the walk."""
+        free = self._free()
+        if self._found is not None:
+            self._allow(self._with_lost(free))
+        self._known, self._when_full, self._then, self._most = None, None, free, Use(0, 0)
+        self._deep = None if self._deep is None else free.bytes
+
+    def _allow(self, used: Use) -> None:
+        self._bytes.remember(used.bytes)
+        self._files.remember(used.files)
+
     async def excess(self) -> Use | None:
         """What is in use, when it is far above the limit. Where it may be, it is measured: more may
         have been written since, and room may have been made."""
@@ -202,10 +220,9 @@ class DiskWatch:
 
     def _with_lost(self, free: Free) -> Use:
         """What was found last, and all that the disk has lost since."""
-        if self._found is None or self._found_with is None:
-            return Use(0, 0)
-        lost = Use(self._found_with.bytes - free.bytes, self._found_with.files - free.files)
-        return Use(self._found.bytes + max(0, lost.bytes), self._found.files + max(0, lost.files))
+        found, before = self._found or Use(0, 0), self._found_with or self._then
+        lost = Use(before.bytes - free.bytes, before.files - free.files)
+        return Use(found.bytes + max(0, lost.bytes), found.files + max(0, lost.files))
 
     @property
     def remembered(self) -> Remembered | None:
@@ -353,7 +370,15 @@ class LimitWatch:
         return read(self._group) or 0
 
     async def settled(self) -> None:
-        """When nothing is being ended: what comes now would be ended with it."""
+        """When nothing is being ended: what comes now would be ended with it. Nor for what
+        commands wrote that are gone, though nobody has looked since."""
+        await self._ended_all()
+        if self._disk is None or self._running or not self._disk.may_be_over:
+            return
+        if not await self._inhabitants.find():
+            self._disk.rest()
+
+    async def _ended_all(self) -> None:
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
@@ -391,7 +416,7 @@ class LimitWatch:
             _log.warning("the disk use of %s is not watched", self._sandbox.spec.sandbox_id)
 
     async def _is_inhabited(self) -> bool:
-        await self.settled()
+        await self._ended_all()
         return bool(self._running) or bool(await self._inhabitants.find())
 
     @property
