@@ -79,9 +79,9 @@ async def assert_works(services: Services, space: Space, script: str, said: str)
     record, text = await run(services, space, script)
     assert record.exit is not None
     if record.exit.code != 0:
-        told = await services.store.events(EventQuery(types=frozenset({EventType.LIMIT_HIT}), limit=1000))
-        hit = [event.data for event in told]
-        pytest.fail(f"{record} {text} {hit}")
+        hits = EventQuery(types=frozenset({EventType.LIMIT_HIT}))
+        told = [event.data for event in await services.store.events(hits)]
+        pytest.fail(f"{record} {text} {told}")
     assert text == said
 
 
