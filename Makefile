@@ -17,8 +17,8 @@ TESTS ?=
 SAMPLED = $(shell grep -rl --include='test_*.py' 'from tests.sampling import' tests)
 
 help:
+	@echo "make demo    two agents side by side, with what that needs"
 	@echo "make setup   the virtual environment and the programs the tests need"
-	@echo "make demo    a private copy and a sandbox, shown at work"
 	@echo "make test    all tests, then the core on the other Pythons (TESTS='tests/trees -k overlay' for some of them)"
 	@echo "make check   style, types, import rules"
 	@echo "make bench   the benchmarks, side by side with other tools"
@@ -29,7 +29,8 @@ help:
 setup:
 	@scripts/setup
 
-demo: setup
+demo:
+	@scripts/setup demo
 	@$(BIN)/python examples/demo.py
 
 test: setup
