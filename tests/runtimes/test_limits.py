@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,6 +213,30 @@ def test_what_is_too_deep_counts_as_over(tmp_path: Path) -> None:
         disk_bytes([tmp_path])
     assert set(os.listdir("/proc/self/fd")) == descriptors
     subprocess.run(["rm", "-rf", str(tmp_path / ("d" * 200))], check=True, timeout=30)
+
+
+def test_a_folder_that_is_moved_ahead_of_the_walk_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever follows the walk could else have it go on for as long as there are names."""
+    places = [tmp_path / str(number) for number in range(50)]
+    for place in places:
+        place.mkdir()
+    moved = places[0] / "many"
+    moved.mkdir()
+    scandir, walked = os.scandir, list[str]()
+
+    def ahead(folder: Any) -> Any:
+        nonlocal moved
+        walked.append(os.readlink(f"/proc/self/fd/{folder}"))
+        left = [place for place in places if str(place) not in walked]
+        if walked[-1] == str(moved) and left:
+            moved = moved.rename(left[0] / "many")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", ahead)
+    disk.disk_use([tmp_path])
+    assert sum(path.endswith("many") for path in walked) == 1
 
 
 PLENTY = 1 << 40

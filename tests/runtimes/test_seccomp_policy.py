@@ -210,6 +210,32 @@ for name, command, argument in (("lease", fcntl.F_SETLEASE, fcntl.F_WRLCK),
     assert Confinement().python(code, str(tmp_path / "file"))["lease"] == 0
 
 
+def test_the_disk_cannot_be_taken_at_once(data: Path) -> None:
+    """A limit that is looked at once a second would come too late. What makes room goes on, and so
+    does the C library's way around."""
+    code = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+file = os.open(args[0], os.O_RDWR | os.O_CREAT)
+os.write(file, bytes(65536))
+answer = {}
+for mode in (0, 1, 3, 0x10, 0x40):
+    failed = libc.fallocate(file, mode, ctypes.c_long(0), ctypes.c_long(8192)) == -1
+    answer[str(mode)] = ctypes.get_errno() if failed else 0
+buffer = ctypes.create_string_buffer(64)
+for command in (0x40305828, 0x4030582A, 0x40305839):
+    failed = libc.ioctl(file, ctypes.c_ulong(command), buffer) == -1
+    answer[hex(command)] = ctypes.get_errno() if failed else 0
+os.posix_fallocate(file, 0, 1 << 20)
+answer["size"] = os.fstat(file).st_size
+"""
+    found = CONFINED.python(code, str(data / "file"))
+    assert (found.pop("size"), found.pop("3")) == (1 << 20, 0)
+    assert set(found.values()) == {errno.EOPNOTSUPP}, found
+    plain = Confinement().python(code, str(data / "other"))
+    assert plain["0"] == plain["1"] == 0
+
+
 def test_terminals_cannot_be_typed_into_nor_quotas_be_left(tmp_path: Path) -> None:
     code = """
 import fcntl, pty

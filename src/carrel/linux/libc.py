@@ -104,6 +104,7 @@ _EACH = {
     "fchmodat": (268, 53),
     "unshare": (272, 97),
     "perf_event_open": (298, 241),
+    "fallocate": (285, 47),
     "fanotify_init": (300, 262),
     "prlimit64": (302, 261),
     "open_by_handle_at": (304, 265),

@@ -175,6 +175,7 @@ _NO_FAMILY = errno_action(errno.EAFNOSUPPORT)
 _NO_TYPE = errno_action(errno.ESOCKTNOSUPPORT)
 _NO_PROTOCOL = errno_action(errno.EPROTONOSUPPORT)
 _NO_SOCKET = errno_action(errno.EACCES)
+_NOT_SUPPORTED = errno_action(errno.EOPNOTSUPP)
 
 # fmt: off
 _MOUNTS = (
@@ -225,6 +226,16 @@ _SUBVOLUMES = (
 )
 """Of btrfs, which anybody may make in his own folders: one that is read-only cannot be emptied,
 so the space could not be removed, and each snapshot shows all files once more."""
+
+_RESERVATIONS = (
+    0x40305828,  # FS_IOC_RESVSP
+    0x4030582A,  # FS_IOC_RESVSP64
+    0x40305839,  # FS_IOC_ZERO_RANGE
+)
+_MAKES_ROOM = 0x2 | 0x8
+"""FALLOC_FL_PUNCH_HOLE and FALLOC_FL_COLLAPSE_RANGE, which take nothing of the disk. Other modes of
+fallocate take all of it in a moment, where a limit is only looked at once a second. They fail as on
+a file system that has none of it: the C library then writes zeros."""
 
 _LEASES = (
     1024,  # F_SETLEASE
@@ -278,6 +289,8 @@ def _common() -> tuple[SyscallRule, ...]:
         ),
         SyscallRule("personality", _REFUSED, (Test(0, _PERSONALITIES, negate=True),)),
         SyscallRule("ioctl", _REFUSED, (Test(1, (*_TTY_ATTACKS, *_QUOTA_ESCAPES, *_SUBVOLUMES)),)),
+        SyscallRule("ioctl", _NOT_SUPPORTED, (Test(1, _RESERVATIONS),)),
+        SyscallRule("fallocate", _NOT_SUPPORTED, (Test(1, (0,), mask=_MAKES_ROOM),)),
         SyscallRule("fcntl", _REFUSED, (Test(1, _LEASES),)),
         SyscallRule("socketpair", _NO_FAMILY, (Test(_FAMILY, (AF_UNIX,), negate=True),)),
     )

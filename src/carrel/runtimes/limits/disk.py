@@ -224,6 +224,7 @@ def disk_use(
     *,
     ask: bool = True,
     until: float = math.inf,
+    ask_until: float = math.inf,
     steps: Steps | None = None,
 ) -> Use:
     """What the folders take on disk: the blocks of each file once, and all names, without what
@@ -231,7 +232,7 @@ def disk_use(
 
     Follows no link. `TOO_DEEP` for one that is too deep to be measured. What is in folders that
     this user may not read is asked of a process that may, where the kernel lets us have one. After
-    `until`, a moment of the monotonic clock, what was found so far.
+    `until` and `ask_until`, moments of the monotonic clock, what was found so far.
     """
     steps = steps or Steps()
     walk = _DiskWalk(until, steps)
@@ -244,9 +245,9 @@ def disk_use(
     if not walk.unreadable or not ask:
         return found
     steps.asks = True
-    more = _ask_reader(walk.unreadable, min(_READER_S, max(0.0, until - time.monotonic())))
+    more = _ask_reader(walk.unreadable, min(_READER_S, max(0.0, ask_until - time.monotonic())))
     steps.asks = False
-    if more.bytes >= TOO_DEEP and time.monotonic() > until:
+    if more.bytes >= TOO_DEEP and time.monotonic() > ask_until:
         return found
     return Use(min(found.bytes + more.bytes, TOO_DEEP), found.files + more.files)
 
@@ -259,6 +260,9 @@ class _DiskWalk:
         self.count = 0
         self.unreadable: list[str] = []
         self._seen: set[tuple[int, int]] = set()
+        self._entered: set[tuple[int, int]] = set()
+        """Folders. One that is moved to where the walk has not been yet would be walked through
+        again and again, and the walk would never end."""
 
     def below(self, fd: int, mount: str, path: str, depth: int) -> None:
         """Adds what is below one open folder, which it closes."""
@@ -266,7 +270,11 @@ class _DiskWalk:
             if depth > MAX_DEPTH:
                 self.total = TOO_DEEP
                 return
-            device = os.fstat(fd).st_dev
+            found = os.fstat(fd)
+            device = found.st_dev
+            if (device, found.st_ino) in self._entered:
+                return
+            self._entered.add((device, found.st_ino))
             for name in self._listed(fd, path):
                 if time.monotonic() > self._until:
                     return

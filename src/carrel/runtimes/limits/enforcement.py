@@ -90,15 +90,16 @@ class Enforcement:
         spec: SandboxSpec,
         pids: Iterable[int],
         until: float = math.inf,
+        ask_until: float = math.inf,
         steps: Steps | None = None,
     ) -> Use:
         """What its folder and those of its family take, and what these processes hold of files
-        without a name; what was found of it by that moment of the monotonic clock. A quota counts
-        all of it. Blocking."""
+        without a name; what was found of it by those moments, as `disk_use` has them. A quota
+        counts all of it. Blocking."""
         counted = self._quotas.usage(spec.folder) if self.has_quota(spec) else None
         if counted is not None:
             return counted
-        named = disk_use(self.folders(spec), until=until, steps=steps)
+        named = disk_use(self.folders(spec), until=until, ask_until=ask_until, steps=steps)
         nameless = unlinked_use(pids, spec.folder, steps)
         return Use(min(named.bytes + nameless.bytes, TOO_DEEP), named.files + nameless.files)
 

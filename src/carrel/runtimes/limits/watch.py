@@ -40,6 +40,10 @@ STUCK_S = 4.0
 """A walk that has not come to the next file in this time, while the disk lost room, is kept from
 it by a process that holds a folder's lock, in a write that waits for its own memory say. It could
 go on for ever, and all others would wait for their turn."""
+WALK_S = 20.0
+"""A walk while commands go on ends after this, and what it found counts. It is enough for some
+million files; who makes new ones ahead of it could have it go on for ever, and all others would
+wait for their turn."""
 _SHARE = 4
 """A walk that takes long is followed by a pause this many times as long, so that looking
 never takes more than a fifth of one processor."""
@@ -442,23 +446,26 @@ class LimitWatch:
             if still and not self._enforcement.has_quota(spec):
                 return await self._measure_still()
             pids = await self._inhabitants.relatives()
-            return await self._walk(pids)
+            return await self._walk(pids, time.monotonic() + WALK_S)
 
     async def _measure_still(self) -> Use | None:
         stood = False
         try:
             stood = await self._inhabitants.pause()
             pids = await self._inhabitants.relatives()
-            found = await self._walk(pids, time.monotonic() + STILL_S)
+            until = time.monotonic() + STILL_S
+            found = await self._walk(pids, until, until)
         finally:
             stood = await self._inhabitants.resume() and stood
         return found if stood else None
 
-    async def _walk(self, pids: Sequence[int], until: float = math.inf) -> Use:
+    async def _walk(self, pids: Sequence[int], until: float, ask_until: float = math.inf) -> Use:
         """What is in use. Whoever keeps the walk from coming further is over its limit."""
         spec, steps = self._sandbox.spec, Steps()
         use = self._enforcement.disk_use
-        walk = asyncio.ensure_future(in_own_thread(partial(use, spec, pids, until, steps)))
+        walk = asyncio.ensure_future(
+            in_own_thread(partial(use, spec, pids, until, ask_until, steps))
+        )
         free, taken = free_room(spec.folder).bytes, -1
         while not (await asyncio.wait({walk}, timeout=STUCK_S))[0]:
             lost = free - free_room(spec.folder).bytes
