@@ -33,6 +33,8 @@ from carrel.interfaces.http.body_limits import MAX_COMMAND, MAX_ITEMS
 from carrel.interfaces.http.connections import UNFINISHED_BYTES
 from carrel.interfaces.http.services import ApiOptions
 from carrel.interfaces.hub.sockets import LineConnection
+from carrel.interfaces.hub.system import SystemRequests
+from carrel.service.family import Family
 from carrel.service.tokens import Tokens
 from tests.daemon.hub_rig import PYTHON, Line, line_to, make, speak
 from tests.daemon.rig import ANSWER_S, Daemon, bad, good
@@ -397,4 +399,22 @@ async def test_whose_share_it_is_is_known_at_the_door(scope: str, tmp_path: Path
         "state": {} if scope else {LOCAL_STATE: True},
     }
     await layer(asked, cast(Any, None), cast(Any, None))
-    assert seen == ["tk_1" if scope else LOCAL.name]
+    assert seen == ["team=blue" if scope else LOCAL.name]
+
+
+async def test_spaces_of_one_label_have_one_share() -> None:
+    """However many it has made, each with a name of its own on the hub."""
+    blue = SimpleNamespace(counts_for="team=blue")
+    family = cast(Family, SimpleNamespace(member=lambda _own, _word: blue))
+    requests = SystemRequests(*[cast(Any, None)] * 2, family, *[cast(Any, None)] * 2)
+    seen: list[str] = []
+
+    async def note(_client: object, _payload: object) -> None:
+        seen.append(working_for.get())
+
+    requests._handlers = {"system_list_spaces": note}
+    for space_id in ("sp_1", "sp_2"):
+        identity = Identity(Caller(space_id, Scope(ScopeKind.SPACE, space_id)), inside=True)
+        client = cast(Any, SimpleNamespace(identity=identity))
+        await asyncio.create_task(requests.answer(client, "", "system_list_spaces", None))
+    assert seen == ["team=blue"] * 2

@@ -38,11 +38,17 @@ class Caller:
     name: str
     scope: Scope
 
+    @property
+    def account(self) -> str:
+        """Whose share of the machine it takes: tokens of one label have one, and so have the
+        spaces that were made with them."""
+        return self.scope.value if self.scope.kind is ScopeKind.LABEL else self.name
+
 
 LOCAL = Caller("local", ADMIN)
 
 working_for: ContextVar[str] = ContextVar("working_for", default=LOCAL.name)
-"""The name of the caller for whom a task works, and what comes of it: whose share it takes."""
+"""The account for which a task works, and what comes of it: whose share it takes."""
 
 
 @dataclass(frozen=True)

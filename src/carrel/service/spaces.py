@@ -483,7 +483,7 @@ class Spaces:
             first = list(itertools.islice(changes, most))
             return first, len(first) + sum(1 for _ in changes)
 
-        async with self._looks.of(caller.name):
+        async with self._looks.of(caller.account):
             return await asyncio.to_thread(count)
 
     async def usage(self, caller: Caller, space: Space, *, disk: bool = True) -> SpaceUsage:
@@ -491,7 +491,7 @@ class Spaces:
         sandbox = await opened.runtime.usage(opened.sandbox)
         tree = None
         if disk:
-            async with self._looks.of(caller.name):
+            async with self._looks.of(caller.account):
                 tree = await asyncio.to_thread(opened.driver.usage, opened.tree)
         return SpaceUsage(space.space_id, sandbox, tree)
 

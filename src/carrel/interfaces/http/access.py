@@ -99,7 +99,7 @@ class AccessLayer:
                 send = _with_origin(send, origin)
             found = scope["carrel.caller"] = await self._caller(scope, headers)
             reader.set(AnswerReader(found, self._data))
-            working_for.set(_STRANGER if found is None else found.name)
+            working_for.set(_STRANGER if found is None else found.account)
         except CarrelError as error:
             await problem_response(error)(scope, receive, send)
             return

@@ -74,7 +74,7 @@ class ApiContext:
 
     def stream(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """While a large body comes."""
-        return self.streams.of(caller.name)
+        return self.streams.of(caller.account)
 
 
 def serving(connection: HTTPConnection) -> ApiContext:

@@ -48,7 +48,7 @@ class SystemRequests:
 
     async def answer(self, client: Client, space: str, type: str, payload: Any) -> object:
         """In a task of its own. For whom it is is known from here on, also to the threads."""
-        working_for.set(client.identity.caller.name)
+        working_for.set(self._account(client))
         if isinstance(payload, types.AgentCommand | types.AgentInterrupt):
             return await self._agents.answer(client, space, payload)
         return await self._handlers[type](client, payload)
@@ -172,7 +172,7 @@ class SystemRequests:
     def _account(self, client: Client) -> str:
         """Whose share of our time it takes. `SpaceNotFound`."""
         own = _inside(client)
-        return self._family.member(own, "").counts_for if own else client.identity.caller.name
+        return self._family.member(own, "").counts_for if own else client.identity.caller.account
 
     async def system_delete_space(
         self, client: Client, asked: types.DeleteSpace

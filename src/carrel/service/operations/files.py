@@ -43,7 +43,7 @@ class FileOperations:
         def entries(files: Files) -> tuple[types.File, ...]:
             return tuple(map(_file, files.list(asked.path)))
 
-        async with self._lists.of(caller.name):
+        async with self._lists.of(caller.account):
             return types.FileList(entries=await self._files.use(caller, space, entries))
 
     async def move(self, caller: Caller, space: str, asked: types.MoveBody) -> types.Done:
