@@ -406,7 +406,8 @@ async def test_spaces_of_one_label_have_one_share() -> None:
     """However many it has made, each with a name of its own on the hub."""
     blue = SimpleNamespace(counts_for="team=blue")
     family = cast(Family, SimpleNamespace(member=lambda _own, _word: blue))
-    requests = SystemRequests(*[cast(Any, None)] * 2, family, *[cast(Any, None)] * 2)
+    nobody = cast(Any, None)
+    requests = SystemRequests(nobody, nobody, family, nobody, nobody)
     seen: list[str] = []
 
     async def note(_client: object, _payload: object) -> None:
