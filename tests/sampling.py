@@ -26,6 +26,11 @@ def examples(sample: int, *, exhaustive: int) -> int:
     return exhaustive if EXHAUSTIVE else sample
 
 
+def beyond(*items: Item) -> tuple[Item, ...]:
+    """More of a kind that others in the sample speak for."""
+    return items if EXHAUSTIVE else ()
+
+
 def every(step: int, items: Sequence[Item], first: int = 0) -> Sequence[Item]:
     """Every `step`-th, from the one at `first` on."""
     return items if EXHAUSTIVE else items[first::step]

@@ -8,9 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.accounts import PYTEST, SOURCE, Account, run_as
+from tests.sampling import EXHAUSTIVE
 
 TIMEOUT_S = 300.0
 """A whole suite, one test after the other, on a loaded machine."""
+WALLED = () if EXHAUSTIVE else ("-k", "landlock or bubblewrap or not process")
+"""What is begun without walls is begun by an ordinary user as it is by root."""
+ZYGOTES = (
+    "not of_another_user"
+    if EXHAUSTIVE
+    else "command_like_any_other or sees_only or no_rights or being_set_up or descriptors_are"
+    " or is_killed or control_groups or without_a_zygote or cannot_be"
+)
+"""In a sample, how a fork is confined, and what it is given."""
 
 pytestmark = [
     pytest.mark.timeout(TIMEOUT_S + 20),
@@ -33,13 +43,13 @@ def _suite(account: Account, data: Path, *words: str) -> str:
 
 
 def test_runtimes(ordinary_user: Account, data: Path) -> None:
-    _suite(ordinary_user, data, "tests/conformance/test_runtimes.py")
+    _suite(ordinary_user, data, *WALLED, "tests/conformance/test_runtimes.py")
 
 
 def test_zygotes(ordinary_user: Account, data: Path) -> None:
-    _suite(ordinary_user, data, "tests/launcher/test_zygotes.py", "-k", "not of_another_user")
+    _suite(ordinary_user, data, "tests/launcher/test_zygotes.py", "-k", ZYGOTES)
 
 
 def test_streams_descriptors_and_kills(ordinary_user: Account, data: Path) -> None:
     words = ("test_run_streams.py", "test_given_descriptors.py", "test_kills.py")
-    _suite(ordinary_user, data, *(f"tests/conformance/{word}" for word in words))
+    _suite(ordinary_user, data, *WALLED, *(f"tests/conformance/{word}" for word in words))

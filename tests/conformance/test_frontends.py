@@ -19,6 +19,8 @@ from tests.conformance.frontends import (
     CLAUDE,
     CLAUDE_ACP,
     CODEX,
+    CODEX_ACP,
+    PI,
     SCRIPTED,
     SDK,
     Case,
@@ -26,14 +28,19 @@ from tests.conformance.frontends import (
     together,
 )
 from tests.daemon.rig import Daemon, good
-from tests.sampling import EXHAUSTIVE, every
+from tests.sampling import EXHAUSTIVE, beyond, every
 
 
-def sampled(cases: Iterable[Case]) -> list[Case]:
+def sampled(cases: Iterable[Case], *but: Case) -> list[Case]:
     """One frontend speaks for both that speak ACP, and one for both that start Claude's program.
     What is theirs alone is tried by `tests/agents/test_acp.py` and `test_agent_sdk.py`, and by the
     tests of permissions, servers and trust."""
-    return [case for case in cases if EXHAUSTIVE or case not in (CLAUDE_ACP, SDK)]
+    return [case for case in cases if EXHAUSTIVE or case not in (CLAUDE_ACP, SDK, *but)]
+
+
+def working(cases: Iterable[Case] = CASES) -> list[Case]:
+    """What an ACP agent does to files, and how it is stopped, is tried in `test_acp.py` too."""
+    return sampled(cases, CODEX_ACP)
 
 
 @pytest.fixture(scope="session")
@@ -79,10 +86,15 @@ def test_one_turn_with_text(day: Day) -> None:
 
 
 def test_a_conversation_goes_on(day: Day) -> None:
-    talk, fresh = day.talk, day.work.turn
+    talk = day.talk
     assert talk.second["result"]["success"], talk.second
     assert "2: once more" in talk.second["result"]["final_output"]
     assert talk.second["continuation"] == talk.first["continuation"]
+
+
+@pytest.mark.parametrize("case", together(working()), indirect=True)
+def test_another_conversation_is_another(day: Day) -> None:
+    talk, fresh = day.talk, day.work.turn
     assert "1: anew" in fresh["result"]["final_output"]
     assert fresh["continuation"] != talk.first["continuation"]
 
@@ -100,6 +112,7 @@ def test_what_is_used_is_counted_once(day: Day) -> None:
 # Working
 
 
+@pytest.mark.parametrize("case", together(working()), indirect=True)
 def test_a_file_is_written_in_the_tree(day: Day) -> None:
     work = day.work
     assert work.turn["result"]["success"], work.turn
@@ -108,12 +121,14 @@ def test_a_file_is_written_in_the_tree(day: Day) -> None:
     assert {"agent.tool_call", "agent.tool_result"} <= kinds
 
 
+@pytest.mark.parametrize("case", together(working()), indirect=True)
 def test_a_write_outside_is_refused(day: Day) -> None:
     tried = json.dumps([one for one in day.work.events if one["type"] == "agent.tool_call"])
     for path in day.work.outside:
         assert str(path) in tried and not path.exists()
 
 
+@pytest.mark.parametrize("case", together(working()), indirect=True)
 def test_documents_are_there_to_be_read(day: Day) -> None:
     desk, work = day.desk, day.work
     assert desk.read("copy") == "Be brief."
@@ -124,7 +139,7 @@ def test_documents_are_there_to_be_read(day: Day) -> None:
         assert "/agent/context" in work.heard.texts()[0]
 
 
-@pytest.mark.parametrize("case", together(sampled(able("attachments"))), indirect=True)
+@pytest.mark.parametrize("case", together(working(able("attachments"))), indirect=True)
 def test_files_go_with_a_prompt(day: Day) -> None:
     said = json.dumps([one.body for one in day.work.heard.requests])
     assert "/workspace/notes.txt" in said and "/agent/context/the rules.md" in said
@@ -162,6 +177,7 @@ def test_an_unknown_model(desk: Desk) -> None:
     assert code_of(answer, desk) == "model_not_supported"
 
 
+@pytest.mark.parametrize("case", together(working()), indirect=True)
 def test_one_at_a_time(day: Day) -> None:
     refused = day.stopped.refused
     assert (refused.status_code, refused.json()["code"]) == (409, "state_conflict")
@@ -171,12 +187,15 @@ def test_one_at_a_time(day: Day) -> None:
 # Stopped and killed
 
 
+@pytest.mark.parametrize("case", together(working()), indirect=True)
 def test_interrupt(day: Day) -> None:
     ended = day.stopped.turn
     assert ended["result"]["error"]["code"] == "interrupted", ended
     assert day.talk.first["result"]["success"]
 
 
+# Carrel's own driver speaks for Pi and ACP agents: it is killed with them.
+@pytest.mark.parametrize("case", together(sampled(CASES, CODEX_ACP, PI)), indirect=True)
 def test_killed_in_the_middle_and_gone_on_with(day: Day) -> None:
     """And the daemon is killed while it is gone on with."""
     desk, known = day.desk, day.talk.second["continuation"]
@@ -197,7 +216,7 @@ def test_killed_in_the_middle_and_gone_on_with(day: Day) -> None:
 
 
 # What is left to read after the end is the same for all that Carrel's own driver speaks for.
-@pytest.mark.parametrize("case", together((SCRIPTED, CLAUDE, CODEX)), indirect=True)
+@pytest.mark.parametrize("case", together((SCRIPTED, CLAUDE, *beyond(CODEX))), indirect=True)
 def test_it_ends_while_there_is_no_daemon(desk: Desk) -> None:
     turn = good(desk.begin("\n".join(late(desk, "ended.txt"))))["id"]
     with desk.daemon_killed():
@@ -226,7 +245,7 @@ def assert_whole(desk: Desk, turn: Turn, name: str) -> None:
 # Keys
 
 
-@pytest.mark.parametrize("case", together(sampled(able("keys"))), indirect=True)
+@pytest.mark.parametrize("case", together(working(able("keys"))), indirect=True)
 def test_two_at_once_with_their_own_keys(day: Day) -> None:
     for number, mine in enumerate(day.two):
         other = day.two[1 - number]
@@ -235,7 +254,7 @@ def test_two_at_once_with_their_own_keys(day: Day) -> None:
         assert mine.key in mine.headers and other.key not in mine.headers
 
 
-@pytest.mark.parametrize("case", together(sampled(able("keys"))), indirect=True)
+@pytest.mark.parametrize("case", together(working(able("keys"))), indirect=True)
 def test_a_key_of_the_turns_own_is_used_and_kept_nowhere(day: Day) -> None:
     for keyed in day.two:
         assert keyed.key in keyed.headers

@@ -27,6 +27,7 @@ from tests.conformance.frontends import (
 from tests.daemon.rig import Daemon, good
 from tests.instances.installed import require, search_path
 from tests.instances.small import LAST_WORDS, put_small, small
+from tests.sampling import beyond
 
 pytestmark = pytest.mark.xdist_group("space servers")
 
@@ -76,7 +77,7 @@ def of(events: list[Event], kind: str) -> list[dict[str, Any]]:
     return [one["payload"]["payload"] for one in events if one["type"] == f"agent.{kind}"]
 
 
-@pytest.mark.parametrize("case", [CLAUDE, CODEX, SDK, CLAUDE_ACP], ids=str)
+@pytest.mark.parametrize("case", [CLAUDE, CODEX, CLAUDE_ACP, *beyond(SDK)], ids=str)
 def test_tools_of_its_servers(daemon: Daemon, standin: Standin, case: Case, tmp_path: Path) -> None:
     desk = Served(daemon, case, standin, tmp_path, "filesystem", "small")
     events = desk.use(READ, ECHO)

@@ -21,6 +21,7 @@ from tests.cli.program import Program, Terminal, in_terminal
 from tests.conformance.desks import UNKNOWN_KEY, Desk, equipped, headers_of, written
 from tests.conformance.frontends import CLAUDE, CODEX, SCRIPTED, Case
 from tests.daemon.rig import Daemon, good
+from tests.sampling import beyond
 
 WAIT_S = 90.0
 """For a real agent's terminal, on two busy cores."""
@@ -167,6 +168,7 @@ def until(terminal: Terminal, text: str) -> None:
     terminal.text = b""
 
 
+@pytest.mark.parametrize("room", [SCRIPTED, CLAUDE, *beyond(CODEX)], ids=str, indirect=True)
 def test_attach_and_detach(room: Room) -> None:
     """Who is told that it waits attaches, speaks, leaves and comes back: it is all still there."""
     turn = room.start("hello one")
@@ -200,6 +202,7 @@ def test_attach_and_detach(room: Room) -> None:
     assert ended["result"]["error"]["code"] == "interrupted" and room.activity == "exited"
 
 
+@pytest.mark.parametrize("room", [CLAUDE, CODEX, *beyond(SCRIPTED)], ids=str, indirect=True)
 def test_a_crash_and_the_same_conversation(room: Room) -> None:
     turn = room.start("hello one")
     room.waits()
@@ -230,6 +233,8 @@ def test_a_crash_and_the_same_conversation(room: Room) -> None:
     assert room.end(again)["continuation"] == key
 
 
+# It is the supervisor that goes on, whatever is in its terminal.
+@pytest.mark.parametrize("room", [SCRIPTED, *beyond(CLAUDE, CODEX)], ids=str, indirect=True)
 def test_the_daemon_is_killed(room: Room) -> None:
     """The terminal goes on, and whoever was attached is attached again."""
     turn = room.start("hello one")
@@ -252,7 +257,7 @@ def test_the_daemon_is_killed(room: Room) -> None:
     assert room.end(turn)["state"] == "error"
 
 
-@pytest.mark.parametrize("room", [CLAUDE, CODEX], ids=str, indirect=True)
+@pytest.mark.parametrize("room", [CLAUDE, *beyond(CODEX)], ids=str, indirect=True)
 def test_an_unknown_conversation(room: Room) -> None:
     """It begins none of its own."""
     asked = {"provider": str(room.case.provider), "key": UNKNOWN_KEY}
