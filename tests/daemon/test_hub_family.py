@@ -298,6 +298,42 @@ def test_what_a_space_has_not_is_a_persons_to_give(daemon: Daemon) -> None:
     assert "does not work now" in text
 
 
+@pytest.mark.usefixtures("equipped")
+@pytest.mark.parametrize("brings", [True, False])
+def test_a_key_of_the_turns_own_is_not_the_stored_one(daemon: Daemon, brings: bool) -> None:
+    """Who brings a key has its agent work with that. A child would be given the stored one."""
+    own = make(daemon, agent=AGENT)
+    nowhere = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}
+    env = {**nowhere, "ANTHROPIC_API_KEY": "of-the-turn"} if brings else nowhere
+    with daemon.local() as client:
+        stored = {"value": "stored", "endpoints": list(nowhere.values())}
+        good(client.put("/v1/credentials/anthropic", json=stored))
+        turn = {"frontend": AGENT, "prompt": "tries for long", "env": env}
+        good(client.post(f"/v1/spaces/{own}/turns", json=turn))
+        asked = ask(daemon, own, "system_spawn_space", frontend=AGENT)
+        good(client.delete("/v1/credentials/anthropic"))
+        good(client.post(f"/v1/spaces/{own}/stop", json={}))
+    if brings:
+        assert asked["code"] == "agreement_needed", asked
+    else:
+        assert data(asked)["space"]["parent"] == own
+
+
+@pytest.mark.usefixtures("equipped")
+def test_a_yes_is_for_one_prompt(daemon: Daemon) -> None:
+    """Whoever asks again with another one would have the key told what to do, time after time."""
+    own = make(daemon)
+    number = ask(daemon, own, "system_spawn_space", frontend=AGENT)["question_id"]
+    with daemon.local() as client:
+        good(client.post(f"/v1/inbox/{number}/answer", json={"answer": "yes"}))
+        for prompt in ("one", "two"):
+            asked = {"frontend": AGENT, "agreed": number, "initial_prompt": prompt}
+            child = data(ask(daemon, own, "system_spawn_space", **asked))["space"]["id"]
+        good(client.post(f"/v1/spaces/{child}/stop", json={}))
+        turns = good(client.get(f"/v1/spaces/{child}/turns"))["turns"]
+    assert [turn["prompt"] for turn in turns] == ["one"]
+
+
 def test_who_has_no_more_than_the_space_agrees_to_nothing(daemon: Daemon) -> None:
     own = make(daemon, agent="scripted")
     secret = daemon.token(f"space:{own}")

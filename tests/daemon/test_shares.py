@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed
 
 from carrel.daemon.main import THREAD_SHARES, SharedThreads
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, working_for
+from carrel.domain.errors import RateLimited
 from carrel.hub.access import Identity
 from carrel.hub.client import Sink
 from carrel.hub.hub import HubServer
@@ -31,7 +32,8 @@ from carrel.interfaces.http import connections
 from carrel.interfaces.http.access import LOCAL_STATE, AccessLayer
 from carrel.interfaces.http.body_limits import MAX_COMMAND, MAX_ITEMS
 from carrel.interfaces.http.connections import UNFINISHED_BYTES
-from carrel.interfaces.http.services import ApiOptions
+from carrel.interfaces.http.files import WHOLE
+from carrel.interfaces.http.services import BODY_BYTES, ApiContext, ApiOptions
 from carrel.interfaces.hub.sockets import LineConnection
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.service.family import Family
@@ -419,3 +421,21 @@ async def test_spaces_of_one_label_have_one_share() -> None:
         client = cast(Any, SimpleNamespace(identity=identity))
         await asyncio.create_task(requests.answer(client, "", "system_list_spaces", None))
     assert seen == ["team=blue"] * 2
+
+
+def test_files_that_wait_for_a_thread_have_a_bound() -> None:
+    """Each is in memory, though its client has gone. What others send is not counted with it."""
+    nobody = cast(Any, None)
+    context = ApiContext(nobody, nobody, nobody)
+    blue = [Caller(f"tk_{n}", Scope(ScopeKind.LABEL, "team=blue")) for n in range(2)]
+    red = Caller("tk_3", Scope(ScopeKind.LABEL, "team=red"))
+    with contextlib.ExitStack() as held:
+        for _ in range(BODY_BYTES // WHOLE):
+            held.enter_context(context.body(blue[0], WHOLE))
+        with pytest.raises(RateLimited), context.body(blue[1], 1):
+            pass
+        for other in (red, LOCAL):
+            held.enter_context(context.body(other, WHOLE))
+        for _ in range(2 * BODY_BYTES // WHOLE):
+            held.enter_context(context.body(LOCAL, WHOLE))
+    assert not context.bodies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import os
@@ -321,6 +322,34 @@ def test_who_takes_long_is_not_waited_for_again() -> None:
         assert time.monotonic() < began + WAIT_S
         loop.run()
     assert (told, undone) == ([7], [7, 7])
+
+
+def test_nothing_is_done_by_the_loop_when_there_is_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It could wait for ever for a pipe's lock, and all others for it."""
+    loop, later = _Turns(), list[Callable[[], None]]()
+    monkeypatch.setattr(loop, "after", lambda _seconds, action: later.append(action))
+    workers, ours, told = Workers(loop), threading.get_ident(), list[bool]()
+    started = _thread.start_new_thread
+
+    def none_left(*_thread: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    def elsewhere() -> bool:
+        return threading.get_ident() != ours
+
+    monkeypatch.setattr(_thread, "start_new_thread", none_left)
+    assert not workers.do("blue", elsewhere, lambda answer: told.append(answer()))
+    later.pop()()
+    assert told == [] and len(later) == 1, "there is none yet"
+    monkeypatch.setattr(_thread, "start_new_thread", started)
+    later.pop()()
+    until = time.monotonic() + WAIT_S
+    while not told:
+        assert time.monotonic() < until
+        loop.run()
+    assert told == [True]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")

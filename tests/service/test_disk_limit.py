@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 
 import pytest
 
@@ -30,9 +31,13 @@ async def test_who_is_far_above_the_disk_limit_makes_room_first(
     space = await make(services, labels={"team": "blue"}, limits=limits)
     child = await family_of(services).spawn(space.space_id, Child())
     await run(services, space, "true")
-    record, _ = await run(services, space, "sleep 0.2; fallocate -l 40000000 big; exec sleep 60")
-    assert record.exit is not None and record.exit.reason is ExitReason.DISK
     runs = services.operations.runs
+    waiting = await runs.begin(LOCAL, space.space_id, RunBody(argv=("sleep", "60")))
+    opened = await services.spaces.opened(LOCAL, space.space_id)
+    with (opened.sandbox.spec.tree / "big").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 40_000_000)
+    record = await services.runs.wait(waiting.run_id)
+    assert record.exit is not None and record.exit.reason is ExitReason.DISK
     for one in (space, child):
         with pytest.raises(InsufficientDisk, match="far above"):
             await runs.begin(blue, one.space_id, RunBody(argv=("true",)))

@@ -8,7 +8,7 @@ import pytest
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
-from carrel.domain.errors import KeyReused, NameTaken, SpaceAmbiguous, SpaceNotFound
+from carrel.domain.errors import Forbidden, KeyReused, NameTaken, SpaceAmbiguous, SpaceNotFound
 from carrel.domain.spaces import Space
 from carrel.service.family import Child
 from carrel.service.spaces import SpaceChanges
@@ -110,6 +110,19 @@ async def test_undeleting_tells_nothing(services: Services) -> None:
     await gone(LOCAL, owners)
     await gone(BLUE, await services.spaces.get(BLUE, "desk"))
     assert (await services.spaces.undelete(LOCAL, "desk")).restored_from == owners.space_id
+
+
+async def test_a_token_of_one_space_makes_no_other_by_restoring(services: Services) -> None:
+    space = await make(services)
+    await run(services, space, "echo > new")
+    await services.spaces.remove(LOCAL, space.space_id, force=True)
+    token = Caller("tk_1", Scope(ScopeKind.SPACE, space.space_id))
+    with pytest.raises(Forbidden):
+        await services.spaces.undelete(token, space.space_id)
+    other = Caller("tk_2", Scope(ScopeKind.SPACE, "sp_other"))
+    with pytest.raises(SpaceNotFound):
+        await services.spaces.undelete(other, space.space_id)
+    assert (await services.spaces.undelete(LOCAL, space.space_id)).restored_from == space.space_id
 
 
 async def test_what_an_agent_names_tells_it_nothing(services: Services) -> None:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import cast
@@ -40,7 +41,7 @@ from carrel.domain.spaces import Retention, Space, SpaceQuery, SpaceRequest, Spa
 from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver
 from carrel.service import doctor
 from carrel.service import runs as runs_module
-from carrel.service.creation import BUILDS, Creator
+from carrel.service.creation import BUILDS, BUILDS_OF_ONE, Creator
 from carrel.service.spaces import LOOKS, SpaceChanges
 from carrel.trees.bases.store import BaseStore
 from tests.faults.rig import launcher_pid
@@ -408,12 +409,12 @@ async def test_one_label_has_half_of_the_builds(
 
     monkeypatch.setattr(BaseStore, "build", build)
 
-    def ask(team: str) -> asyncio.Task[Space]:
+    def ask(team: str, number: int = 0) -> asyncio.Task[Space]:
         caller = Caller(f"tk_{team}", Scope(ScopeKind.LABEL, f"team={team}"))
-        project = Project(ProjectKind.GIT, f"https://{team}.example/slow.git")
+        project = Project(ProjectKind.GIT, f"https://{team}.example/slow{number}.git")
         return asyncio.create_task(services.spaces.create(caller, SpaceRequest(project)))
 
-    asked = [ask("blue") for _ in range(BUILDS)]
+    asked = [ask("blue", number) for number in range(BUILDS)]
     try:
         async with asyncio.timeout(RUN_S):
             while len(begun) < BUILDS // 2:
@@ -422,6 +423,34 @@ async def test_one_label_has_half_of_the_builds(
             while not any("red" in one for one in begun):
                 await asyncio.sleep(0.01)
         assert sum("blue" in one for one in begun) == BUILDS // 2
+    finally:
+        free.set()
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(one, GitFailed) for one in ended)
+
+
+async def test_who_waits_for_a_slow_build_takes_no_thread(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are 32 for all that the owner does; as many asked for the same project at once."""
+    free, begun = threading.Event(), list[str]()
+
+    def build(_bases: BaseStore, wanted: BaseRequest, _progress: OnProgress) -> Base:
+        begun.append(wanted.project.location)
+        free.wait(RUN_S)
+        raise GitFailed("It never came.")
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BUILDS_OF_ONE + 4))
+    other = await make(services)
+    monkeypatch.setattr(BaseStore, "build", build)
+    slow = SpaceRequest(Project(ProjectKind.FOLDER, str(tmp_path)))
+    asked = [asyncio.create_task(services.spaces.create(LOCAL, slow)) for _ in range(40)]
+    try:
+        async with asyncio.timeout(RUN_S):
+            while len(begun) < BUILDS_OF_ONE:
+                await asyncio.sleep(0.01)
+            assert (await run(services, other, "echo works"))[1] == "works\n"
+        assert len(begun) == BUILDS_OF_ONE
     finally:
         free.set()
     ended = await asyncio.gather(*asked, return_exceptions=True)

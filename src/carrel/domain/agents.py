@@ -258,6 +258,8 @@ class Turn:
     duplex: bool = False
     notes: tuple[str, ...] = ()
     """Told right after its beginning: what it goes without."""
+    keys: tuple[str, ...] = ()
+    """Names of the stored keys that it was given."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +346,8 @@ class Prepared:
     """Of a terminal: it does not tell when it is up, but asks nothing then either."""
     notes: tuple[str, ...] = ()
     """What the turn goes without, in sentences."""
+    keys: tuple[str, ...] = ()
+    """Names of the stored keys that are in its environment; filled in by who prepares a turn."""
 
 
 class Translator(Protocol):

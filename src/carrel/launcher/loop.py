@@ -201,6 +201,8 @@ PATIENCE_S = 0.02
 PATIENCE_SHARE = 20
 """… and then not at all, for so many times as long as it has waited for the same account."""
 MOST_IDLE_WORKERS = 4
+NO_THREAD_S = 0.05
+"""Until it is tried again to have one, when the machine, or our user, has none left."""
 
 Answer = Callable[[], T]
 """Gives what the work gave, or raises what it raised."""
@@ -223,6 +225,7 @@ class Workers:
         self._stuck: Counter[str] = Counter()
         """Of each account, those that took longer than they had time."""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._loop = loop
         loop.watch(self._wake, self._collect)
 
     def do(self, account: str, work: Callable[[], T], done: Callable[[Answer[T]], None]) -> bool:
@@ -243,9 +246,12 @@ class Workers:
         try:
             worker = self._idle.pop() if self._idle else _Worker(self)
         except RuntimeError:
-            # The machine has no thread left.
-            done(_answer(work))
-            return 0.0
+            # Who fills the machine with processes may hold a pipe's lock too: never do it here.
+            def again() -> None:
+                self._begin(work, done, 0.0)
+
+            self._loop.after(NO_THREAD_S, again)
+            return None
         worker.begin(work)
         if not worker.finished.acquire(timeout=patience):
             with self.lock:

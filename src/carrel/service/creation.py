@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from carrel.api.types.common import shared
 from carrel.domain.access import LOCAL
@@ -200,6 +201,9 @@ BLOCK = 4096
 BUILDS = 8
 """Bases at the same time, of callers other than the owner: each has a thread, for as long as a
 server takes to send a project."""
+BUILDS_OF_ONE = 4
+"""Bases of one project at the same time, of any caller: all but one of them wait for the first, and
+the threads that they would wait in are needed for everything else."""
 GUEST = "guest"
 """All together that were made by an earlier version for who is not the owner."""
 
@@ -220,6 +224,10 @@ class Creator:
     clone_hosts: tuple[str, ...] = ()
     """Hosts of private networks from which callers without full rights may clone."""
     turns: CallerSlots = dataclasses.field(default_factory=lambda: CallerSlots(BUILDS))
+    builds: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = dataclasses.field(
+        default_factory=WeakValueDictionary
+    )
+    """By project, while somebody builds or waits."""
 
     def draft(self, request: SpaceRequest, limits: Limits) -> Space:
         """The record as it is when nothing has been done yet."""
@@ -311,12 +319,19 @@ class Creator:
     async def _found_base(self, request: SpaceRequest, on_progress: OnProgress) -> Base:
         """One that stays: from the moment this returns, the record says that it is used."""
         while True:
-            async with self._turn(_account(request)):
+            async with self._builds_of(request), self._turn(_account(request)):
                 base = await asyncio.to_thread(self._base, request, on_progress)
             if base.base_id not in self.bases_going and base.folder.is_dir():
                 return base
             # Clean-up was at it: it is built again, or told to be gone.
             await asyncio.sleep(AGAIN_S)
+
+    def _builds_of(self, request: SpaceRequest) -> asyncio.Semaphore:
+        key = (request.project.kind, request.project.location)
+        found = self.builds.get(key)
+        if found is None:
+            found = self.builds[key] = asyncio.Semaphore(BUILDS_OF_ONE)
+        return found
 
     def _turn(self, account: str) -> AbstractAsyncContextManager[None]:
         """The owner has as many as there are threads."""

@@ -108,19 +108,26 @@ class Family:
         if not child.agent:
             return ""
         frontend = self._frontends.get(child.agent)
-        if has_agent(space, child.agent) and self._has_key(space, frontend):
+        if has_agent(space, child.agent) and await self._has_key(space, frontend):
             return ""
         text = _question(space, frontend)
         await self._inbox.require(space.space_id, text, child.agreed)
         return f"agreed:{child.agreed}"
 
-    def _has_key(self, space: Space, frontend: Frontend) -> bool:
+    async def _has_key(self, space: Space, frontend: Frontend) -> bool:
         """Whether all that the agent would be given is in the space now. While its own does not
-        work there is no key in it, and any command there could have one told what to do with it."""
-        return not frontend.credentials or bool(self._turns.working(space.space_id))
+        work, or works with a key that its caller brought, there is none in it, and any command
+        there could have one told what to do with it."""
+        if not frontend.credentials:
+            return True
+        return await asyncio.to_thread(self._turns.has_keys, space.space_id, frontend)
 
     async def begin(self, own: str, made: Space, prompt: str) -> None:
-        """The first turn of a child's agent, which may do no more than its parent's."""
+        """The first turn of a child's agent, which may do no more than its parent's. One that has
+        had its first is another call's, or this one's that is repeated: a person who agreed to an
+        agent agreed to one prompt."""
+        if await self._turns.permission(made.space_id) is not None:
+            return
         permission = await self._permission(own)
         wanted = TurnRequest(made.agent, prompt, permission=permission)
         await self._turns.start(LOCAL, made.space_id, wanted)
@@ -238,7 +245,7 @@ def _question(space: Space, frontend: Frontend) -> str:
     """In Carrel's own words, and no word in it that code in the space could choose."""
     has = f"It has {space.agent} itself" if space.agent else "It has no agent itself"
     if space.agent == frontend.name:
-        has += ", which does not work now"
+        has += ", which does not work now, or not with that key"
     keys = ", ".join(frontend.credentials)
     given = f", which is given the key {keys}" if keys else ""
     return (

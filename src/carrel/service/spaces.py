@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from carrel.domain.access import Caller
+from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.agents import Frontends
 from carrel.domain.collaborators import TrashCan
 from carrel.domain.errors import (
+    Forbidden,
     KeyReused,
     MessageInvalid,
     SpaceAmbiguous,
@@ -377,7 +378,8 @@ class Spaces:
         return [one for one in await self._store.trash() if may_see(caller, one.space)]
 
     async def undelete(self, caller: Caller, word: str) -> Space:
-        """A new space with the changes of a removed one."""
+        """A new space with the changes of a removed one. Not for tokens of one space, which make
+        no others."""
         found = [
             one
             for one in await self.trashed(caller)
@@ -387,6 +389,11 @@ class Spaces:
             raise SpaceNotFound(
                 f"No changes of {word[:80]!r} were kept.",
                 hint="`carrel undelete` lists the spaces that can be restored.",
+            )
+        if caller.scope.kind is ScopeKind.SPACE:
+            raise Forbidden(
+                "A token of one space cannot restore it: that makes another space.",
+                hint="Ask an administrator to run `carrel undelete`.",
             )
         realm = realm_of(caller)
         own = [one for one in found if one.space.realm == realm]

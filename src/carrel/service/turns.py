@@ -253,7 +253,8 @@ class Turns:
         )
         prepared = frontend.prepare(seen(request, setup), setup)
         self._parts.agent_folders.put(place, prepared)
-        return dataclasses.replace(prepared, notes=(*off, *given.notes, *prepared.notes))
+        notes = (*off, *given.notes, *prepared.notes)
+        return dataclasses.replace(prepared, notes=notes, keys=tuple(keys))
 
     @staticmethod
     def _place(opened: OpenSpace, frontend: Frontend) -> SetupRequest:
@@ -285,6 +286,7 @@ class Turns:
             first=prepared.first,
             duplex=prepared.duplex,
             notes=prepared.notes,
+            keys=prepared.keys,
         )
 
     async def _run(self, turn: Turn, prepared: Prepared) -> None:
@@ -472,6 +474,12 @@ class Turns:
     def working(self, space_id: str) -> str:
         """The turn that runs there; empty when none does."""
         return self._of_space.get(space_id, "")
+
+    def has_keys(self, space_id: str, frontend: Frontend) -> bool:
+        """Whether the agent that works there was given all stored keys that this one would get."""
+        stored = self._parts.credentials.given(frontend.credentials)
+        live = self._live.get(self.working(space_id))
+        return live is not None and set(stored) <= set(live.turn.keys)
 
     def activity(self, space: Space) -> Activity:
         live = self._live.get(self.working(space.space_id))

@@ -49,6 +49,14 @@ def test_what_is_left_out_is_gone_and_the_rest_stays(tmp_path: Path, data: bytes
     assert rows[1] == [row for row in rows[0] if not row.startswith("core.worktree\n")]
 
 
+def test_there_is_an_end_to_what_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carrel.trees.git.config.MAX_ITEMS", 3)
+    data = b"[core]\n" + b"a\n" * 10 + b"worktree = x\n"
+    items = parse(data)
+    assert (len(items), b"".join(item.raw for item in items)) == (4, data)
+    assert last(items, "core.worktree") is None
+
+
 @given(st.binary(max_size=200) | st.text('[]core"\\\n=; #\tx', max_size=60).map(str.encode))
 def test_nothing_is_ever_lost(data: bytes) -> None:
     assert b"".join(item.raw for item in parse(data)) == data

@@ -308,6 +308,16 @@ def test_an_index_costs_no_more_than_its_size() -> None:
         tracemalloc.stop()
 
 
+def test_an_index_of_too_many_files_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is some objects in memory, a few bytes in the file, and none in what carries it."""
+    names = [(0, b"%04d" % number) for number in range(3)]
+    assert len(parse(crafted(names))[1]) == 3
+    for bound, value in (("MAX_ENTRIES", 2), ("MAX_NAME_BYTES", 11)):
+        with monkeypatch.context() as patch, pytest.raises(MalformedIndex):
+            patch.setattr(f"carrel.trees.git.index.{bound}", value)
+            parse(crafted(names))
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -32,6 +32,17 @@ def copied(source: Path, target: Path, reach: GitReach = GitReach.AGREE) -> Path
     return apply_plan(source, followed(source, reach), target)
 
 
+def test_an_index_that_many_checkouts_name_is_taken_once(tmp_path: Path) -> None:
+    """It is taken apart for each: two thousand of them kept a daemon busy for minutes."""
+    origin = make_repository(tmp_path / "origin")
+    for number in range(5):
+        (origin / str(number)).mkdir()
+        (origin / str(number) / ".git").write_text("gitdir: ../.git\n")
+    plan = plan_git(origin)
+    assert plan is not None
+    assert [(one.index, one.worktree) for one in plan.indexes] == [(b".git/index", b"")]
+
+
 def test_no_repository_no_plan(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     assert plan_git(tmp_path) is None

@@ -43,10 +43,11 @@ async def write(request: Request) -> Response:
     asked = query_of(request, WriteQuery)
     # Whoever may not write is told before the body is read.
     await here.services.spaces.existing(who, space)
-    first, rest = await whole_or_rest(request)
     store = here.services.operations.files.write
-    if rest is None:
-        return answer(await store(who, space, asked, first))
+    with here.body(who, _small(request)):
+        first, rest = await whole_or_rest(request)
+        if rest is None:
+            return answer(await store(who, space, asked, first))
     async with here.stream(who):
         return answer(await store(who, space, asked, Pieces(first, rest)))
 
@@ -62,11 +63,12 @@ async def write_archive(request: Request) -> Response:
     here, who, space = serving(request), caller(request), request.path_params["space"]
     path = query_of(request, FolderQuery).path
     await here.services.spaces.existing(who, space)
-    first, rest = await whole_or_rest(request)
     unpack = here.services.files.unpack
-    if rest is None:
-        await unpack(who, space, io.BytesIO(first), path)
-        return answer(Done())
+    with here.body(who, _small(request)):
+        first, rest = await whole_or_rest(request)
+        if rest is None:
+            await unpack(who, space, io.BytesIO(first), path)
+            return answer(Done())
     async with here.stream(who):
         reader = io.BufferedReader(PieceReader(Pieces(first, rest)), BUFFER)
         await unpack(who, space, reader, path)
@@ -87,7 +89,8 @@ async def put_context(request: Request) -> Response:
     here, who = serving(request), caller(request)
     space, name = request.path_params["space"], request.path_params["name"]
     await here.services.spaces.existing(who, space)
-    await here.services.context.put(who, space, name, await _whole(request))
+    with here.body(who, _small(request)):
+        await here.services.context.put(who, space, name, await _whole(request))
     return answer(await here.services.operations.context.list(who, space))
 
 
@@ -121,6 +124,12 @@ class BodyEnded(RequestError):
     """The client went away before its end."""
 
     code = "message_invalid"
+
+
+def _small(request: Request) -> int:
+    """How much of its body will be in memory at most."""
+    announced = request.headers.get("content-length", "")
+    return min(int(announced), WHOLE) if announced.isdecimal() else WHOLE
 
 
 async def whole_or_rest(request: Request) -> tuple[bytes, AsyncIterator[bytes] | None]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
-from carrel.domain.access import Caller
+from carrel.domain.access import LOCAL, Caller
+from carrel.domain.errors import RateLimited
 from carrel.hub.hub import HubServer
 from carrel.interfaces.http.lifetime import BackgroundTasks, Shutdown
 from carrel.interfaces.http.metrics import Metrics
@@ -63,6 +65,10 @@ STREAMS = 8
 takes, and others need threads too."""
 
 
+BODY_BYTES = 64 << 20
+"""Of small files of one account at the same time."""
+
+
 @dataclass(frozen=True)
 class ApiContext:
     services: ApiServices
@@ -71,10 +77,28 @@ class ApiContext:
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     metrics: Metrics = field(default_factory=Metrics)
     streams: CallerSlots = field(default_factory=lambda: CallerSlots(STREAMS))
+    bodies: Counter[str] = field(default_factory=Counter)
+    """Bytes of small files that are in memory, by account."""
 
     def stream(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """While a large body comes."""
         return self.streams.of(caller.account)
+
+    @contextmanager
+    def body(self, caller: Caller, size: int) -> Iterator[None]:
+        """While a small file is in memory: until a thread takes it, though its client has gone."""
+        account = caller.account
+        if account != LOCAL.name and self.bodies[account] + size > BODY_BYTES:
+            raise RateLimited(
+                "Too many files are sent at the same time.", hint="Send fewer at once."
+            )
+        self.bodies[account] += size
+        try:
+            yield
+        finally:
+            self.bodies[account] -= size
+            if not self.bodies[account]:
+                del self.bodies[account]
 
 
 def serving(connection: HTTPConnection) -> ApiContext:

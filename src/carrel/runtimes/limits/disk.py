@@ -333,6 +333,8 @@ _CLOCK = 1024
 """A folder may have any number of names: after so many the clock is looked at."""
 _LONGEST = 1000
 """Letters of a path that the kernel surely takes, whatever bytes they are."""
+_FORBIDDEN = 3
+"""The exit code of a reader that may not have a namespace."""
 _READER_S = 60.0
 """For a million files; what takes longer to count is over its limit, else data could be hidden
 there."""
@@ -340,7 +342,8 @@ there."""
 
 def _ask_reader(paths: list[str], timeout_s: float) -> Use:
     """From a process with a user namespace of its own, in which its user's files are no secret
-    to it. Nothing is known where the kernel forbids that."""
+    to it. Nothing is known where the kernel forbids that; one that fails otherwise was kept from
+    looking by who moves folders around."""
     argv = [sys.executable, "-m", "carrel.runtimes.limits.disk"]
     try:
         said = subprocess.run(
@@ -353,9 +356,11 @@ def _ask_reader(paths: list[str], timeout_s: float) -> Use:
         ).stdout
         total, count = said.split()
         return Use(int(total), int(count))
+    except subprocess.CalledProcessError as error:
+        return Use(0 if error.returncode == _FORBIDDEN else TOO_DEEP, 0)
     except subprocess.TimeoutExpired:
         return Use(TOO_DEEP, 0)
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, ValueError):
         return Use(0, 0)
 
 
@@ -415,7 +420,10 @@ def main() -> int:
     modes say, and changes nothing of them.
     """
     folders = [Path(os.fsdecode(name)) for name in sys.stdin.buffer.read().split(b"\0")]
-    namespaces.unshare_user()
+    try:
+        namespaces.unshare_user()
+    except OSError:
+        return _FORBIDDEN
     print(*disk_use(folders, ask=False))
     return 0
 

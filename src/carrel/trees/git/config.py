@@ -17,6 +17,8 @@ _VARIABLE = re.compile(
 )
 _REMARK = re.compile(rb"[ \t\r\n]*[#;][^\n]*(?:\n|\Z)")
 _MARK = b"\xef\xbb\xbf"
+MAX_ITEMS = 50_000
+"""More than any person's repository has; the rest stays one piece that nobody looks into."""
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"b": b"\b"}
 
 
@@ -38,6 +40,9 @@ def parse(data: bytes) -> list[ConfigItem]:
         items.append(ConfigItem(_MARK))
         at = len(_MARK)
     while at < len(data):
+        if len(items) >= MAX_ITEMS:
+            items.append(ConfigItem(data[at:]))
+            break
         if found := _HEADER.match(data, at):
             section = _section(found)
             items.append(ConfigItem(found[0]))

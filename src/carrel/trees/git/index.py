@@ -43,8 +43,13 @@ _STAGE = 0x3000
 NAME_MASK = 0x0FFF
 _END_OF_ENTRIES = b"EOIE"
 _LENGTH = 4
-MAX_BYTES = 256 << 20
-"""Of an index that is taken apart: two to three million files."""
+MAX_BYTES = 128 << 20
+"""Of an index that is taken apart …"""
+MAX_ENTRIES = 1_000_000
+"""… and its files: each is some objects in memory. A larger index is copied as it is, and git reads
+all files once."""
+MAX_NAME_BYTES = 128 << 20
+"""Of all names together; those of a million files take half of it."""
 _NAMES_PER_BYTE = 8
 """A real index of version 4 unfolds to names of two or three times its size; a crafted one,
 whose names share long beginnings, to as much as its size squared."""
@@ -186,7 +191,7 @@ def _parse_as(data: bytes, hash_size: int, *, has_checksum: bool) -> tuple[Index
     if len(data) < HEADER.size + hash_size:
         raise MalformedIndex
     magic, version, count = HEADER.unpack_from(data)
-    if magic != b"DIRC" or version not in (2, 3, 4):
+    if magic != b"DIRC" or version not in (2, 3, 4) or count > MAX_ENTRIES:
         raise MalformedIndex
     walk = _walk_compressed if version == 4 else _walk_padded
     try:
@@ -249,7 +254,7 @@ def _walk_compressed(data: bytes, hash_size: int, count: int) -> tuple[list[Plac
     found = []
     offset, flags_at = HEADER.size, STAT.size + hash_size
     path = b""
-    left = _NAMES_PER_BYTE * len(data) + _SMALL
+    left = min(_NAMES_PER_BYTE * len(data) + _SMALL, MAX_NAME_BYTES)
     for _ in range(count):
         start = offset + flags_at
         start += 4 if data[start] << 8 & EXTENDED else 2

@@ -135,7 +135,9 @@ class _Planner:
         self._objects: list[tuple[bytes, bytes]] = []
         self._generate: dict[bytes, bytes] = {}
         self._omit: set[bytes] = set()
-        self._indexes: list[GitIndex] = []
+        self._indexes: dict[bytes, GitIndex] = {}
+        """By the path of each: any number of checkouts may name one git folder, and its index
+        belongs to the first of them."""
         self._notes: list[Skipped] = []
         self._owned: dict[bytes, bytes] = {}
         self._kept_worktrees: set[bytes] = set()
@@ -173,7 +175,7 @@ class _Planner:
             objects=tuple((to, Path(os.fsdecode(source))) for to, source in self._objects),
             generate=self._generate,
             omit=frozenset(self._omit - self._replace.keys() - self._generate.keys()),
-            indexes=tuple(self._indexes),
+            indexes=tuple(self._indexes.values()),
             notes=tuple(self._notes),
             at_top=at_top,
         )
@@ -274,7 +276,8 @@ class _Planner:
 
     def _add_index(self, git: bytes, folder: bytes, root: bytes) -> None:
         if stat.S_ISREG(self._files.mode(os.path.join(folder, b"index"), follow=False)):
-            self._indexes.append(GitIndex(_join(git, b"index"), root))
+            path = _join(git, b"index")
+            self._indexes.setdefault(path, GitIndex(path, root))
 
     def _note_links(self, git: bytes, folder: bytes) -> None:
         """Parts that are symlinks to another repository (git-new-workdir, repo) stay links,
