@@ -20,6 +20,7 @@ import pytest
 
 from carrel.linux import cgroupfs
 from tests.accounts import Account, interpreter_for
+from tests.sampling import beyond
 
 TREE = Path("/sys/fs/cgroup/systemd")
 """Carrel puts sandboxes into groups of other trees, and here nobody leaves the scope."""
@@ -92,7 +93,18 @@ ORDERS: dict[str, Callable[[Path, list[int]], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
+BY_NUMBER, LAUNCHER_FIRST = ORDERS
+
+
+@pytest.mark.parametrize(
+    ("scope", "order"),
+    [
+        ("root", BY_NUMBER),
+        ("ordinary user", LAUNCHER_FIRST),
+        *beyond(("root", LAUNCHER_FIRST), ("ordinary user", BY_NUMBER)),
+    ],
+    indirect=["scope"],
+)
 def test_nothing_begins_when_all_is_told_to_end(scope: Scope, data: Path, order: str) -> None:
     scope.run("new", "--empty", "--name", "desk")
     scope.run("exec", "--detach", "desk", "--", "sleep", "1000")

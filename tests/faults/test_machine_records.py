@@ -36,6 +36,7 @@ from tests.faults.rig import (
     remove_all,
     serving,
 )
+from tests.sampling import beyond
 from tests.service.rig import make, run
 
 BUSY_S = 0.2
@@ -213,7 +214,7 @@ class Locker:
         return was
 
 
-@pytest.mark.parametrize("operation", ["create", "run", "stop", "start", "remove"])
+@pytest.mark.parametrize("operation", ["create", "run", "remove", *beyond("stop", "start")])
 async def test_locked_in_the_middle(operation: str, data: Path, impatient: None) -> None:
     """At whatever write: when the lock is gone, everything is settled again, without a
     restart, and what was there is there."""

@@ -146,7 +146,7 @@ async def _survives(rig: HubRig, frames: list[bytes], *, registered: bool) -> No
 @pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @settings(
-    max_examples=examples(15, exhaustive=40), deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(7, exhaustive=40), deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(frames=st.lists(_frames, max_size=12))
 def test_nothing_that_is_sent_does_harm(

@@ -286,7 +286,7 @@ async def test_killed_at_its_writes(scenario: str, moment: str, data: Path, tmp_
     project.mkdir()
     put_small(project)
     try:
-        for number in every(3, range(1, MOST_WRITES)):
+        for number in every(5, range(1, MOST_WRITES)):
             words = (tmp_path / "told", data, project, scenario, moment, number)
             said = await asyncio.to_thread(act, *words)
             async with serving(data) as services:

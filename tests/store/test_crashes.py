@@ -14,7 +14,7 @@ from carrel.store import open_store
 from tests.sampling import examples
 from tests.store.children import END_TIMEOUT_S, child
 
-ROUNDS = examples(8, exhaustive=20)
+ROUNDS = examples(4, exhaustive=20)
 MOST = 10**6
 
 

@@ -19,7 +19,7 @@ from tests.store.children import END_TIMEOUT_S
 from tests.store.messages_children import BATCH, WRITERS, child
 from tests.store.messages_records import AT, DESK, OTHER, bodies, everything, message, some
 
-ROUNDS = examples(6, exhaustive=12)
+ROUNDS = examples(3, exhaustive=12)
 FRAME = 4096 + 24
 """A page in SQLite's write-ahead log, with its header."""
 

@@ -306,7 +306,7 @@ class Comparison(RuleBasedStateMachine):
 
 
 Comparison.TestCase.settings = settings(
-    max_examples=examples(15, exhaustive=40),
+    max_examples=examples(8, exhaustive=40),
     stateful_step_count=25,
     derandomize=True,
     database=None,

@@ -342,7 +342,7 @@ def views_equal(rig: Rig, one: dict[str, Seen], other: dict[str, Seen]) -> bool:
     }
 
 
-@settings(PROFILE, max_examples=examples(15, exhaustive=60))
+@settings(PROFILE, max_examples=examples(6, exhaustive=60))
 @given(work=st.lists(steps, min_size=1, max_size=25))
 @example(work=EACH_KIND)
 def test_a_tree_is_as_a_plain_folder(rig: Rig, project: Path, base: Base, work: list[Step]) -> None:
@@ -367,7 +367,7 @@ def test_a_tree_is_as_a_plain_folder(rig: Rig, project: Path, base: Base, work: 
     tree.folder.rmdir()
 
 
-@settings(PROFILE, max_examples=examples(5, exhaustive=15))
+@settings(PROFILE, max_examples=examples(2, exhaustive=15))
 @given(
     first=st.lists(steps, min_size=1, max_size=15), second=st.lists(steps, min_size=1, max_size=15)
 )

@@ -25,8 +25,8 @@ from tests.daemon.rig import ANSWER_S, Daemon, good
 from tests.interfaces.http.test_scopes import ROUTES, Route
 from tests.sampling import examples
 
-EXAMPLES = examples(10, exhaustive=25)
-ANY_WORDS = examples(4, exhaustive=8)
+EXAMPLES = examples(5, exhaustive=25)
+ANY_WORDS = examples(2, exhaustive=8)
 COSTLY = {
     "POST /v1/spaces": 8,
     "POST /v1/spaces/{space}/verify": 2,

@@ -100,7 +100,7 @@ def link_groups(top: Path) -> set[frozenset[bytes]]:
 
 @given(rounds=ROUNDS, filler=st.booleans())
 @settings(
-    max_examples=examples(20, exhaustive=60),
+    max_examples=examples(8, exhaustive=60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -134,7 +134,7 @@ def test_bases_follow_the_project(
 
 @given(rounds=ROUNDS)
 @settings(
-    max_examples=examples(10, exhaustive=25),
+    max_examples=examples(5, exhaustive=25),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
