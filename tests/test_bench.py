@@ -191,6 +191,7 @@ def test_spaces(data: Path, tmp_path: Path) -> None:
     assert idle["met"]
 
 
+@whole_only
 def test_hub(data: Path) -> None:
     report = report_of(data, *HUB)
     check_shape(report)

@@ -32,6 +32,7 @@ from carrel.domain.spaces import Space
 from tests.instances.installed import require
 from tests.instances.rig import WAIT_S, call, serving, until
 from tests.instances.small import put_small
+from tests.sampling import beyond
 from tests.service.rig import make, request, run
 
 SMALL = Server("small", ("/usr/bin/python3", "-I", "{project}/small.py", "http"))
@@ -143,7 +144,7 @@ async def test_what_a_space_decides(services: Services, space: Space) -> None:
             await begin(services, space, SMALL, **more)
 
 
-@pytest.mark.parametrize("name", ["everything", "serena"])
+@pytest.mark.parametrize("name", ["everything", *beyond("serena")])
 async def test_real_ones(services: Services, space: Space, name: str) -> None:
     require(name)
     handed = await begin(services, space, name)

@@ -207,7 +207,7 @@ async def test_there_may_be_so_many(data: Path, project: Path) -> None:
 
 async def test_many_at_once(data: Path, project: Path) -> None:
     async with serving(data) as services:
-        count = examples(20, exhaustive=50)
+        count = examples(10, exhaustive=50)
         handed = await asyncio.gather(*(start(services, OK, project) for _ in range(count)))
         ids = [one.instance.instance_id for one in handed]
         assert len({one.instance.port for one in handed}) == count

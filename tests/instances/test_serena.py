@@ -16,6 +16,7 @@ from carrel.instances.programs import ServerLocator
 from carrel.instances.servers import fill, filled
 from tests.instances.installed import require, search_path
 from tests.instances.projects import MODULE, Project, add_memory, make_project
+from tests.sampling import whole_only
 
 WAIT_S = 120.0
 
@@ -45,6 +46,7 @@ async def _call(client: Client, tool: str, **words: Any) -> str:
     return "".join(getattr(part, "text", "") for part in result.content)
 
 
+@whole_only
 async def test_two_on_the_same_project(tmp_path: Path) -> None:
     """Which has a note for Serena, and no settings."""
     require("serena")

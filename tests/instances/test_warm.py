@@ -17,7 +17,8 @@ from carrel.domain.instances import InstanceState, Released, Warmth
 from tests.instances.installed import require
 from tests.instances.rig import WAIT_S, call, leftovers, processes, serving, start, until
 
-SERVERS = {"serena": {"warm": 1}, "filesystem": {"warm": 1}}
+Servers = dict[str, dict[str, int]]
+SERVERS: Servers = {"serena": {"warm": 1}, "filesystem": {"warm": 1}}
 TOOLS: dict[str, tuple[str, dict[str, str]]] = {
     "serena": ("list_memories", {}),
     "filesystem": ("list_allowed_directories", {}),
@@ -25,10 +26,15 @@ TOOLS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 @pytest.fixture
-async def services(data: Path) -> AsyncIterator[Services]:
-    for name in SERVERS:
+def kept() -> Servers:
+    return SERVERS
+
+
+@pytest.fixture
+async def services(data: Path, kept: Servers) -> AsyncIterator[Services]:
+    for name in kept:
         require(name)
-    async with serving(data, servers=SERVERS) as services:
+    async with serving(data, servers=kept) as services:
         await settled(services)
         yield services
 
@@ -57,7 +63,9 @@ def _is_zygote(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    ("name", "kept"), [(name, {name: one}) for name, one in SERVERS.items()], ids=list(SERVERS)
+)
 async def test_forked_then_handed_out_at_once(
     data: Path, services: Services, tmp_path: Path, name: str
 ) -> None:

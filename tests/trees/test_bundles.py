@@ -37,7 +37,7 @@ from tests.conformance.tree_rig import (
     volume_variable,
 )
 from tests.conformance.tree_views import Seen, do_much, fingerprint, look, make_project, owners
-from tests.sampling import EXHAUSTIVE, examples
+from tests.sampling import EXHAUSTIVE, beyond, examples
 from tests.trees.again import run_again
 from tests.trees.test_properties import EACH_KIND, PROFILE, Step, do_all, steps
 from tests.volumes import volume
@@ -46,8 +46,18 @@ BIG = 1 << 30
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 ORDINARY_TIMEOUT_S = 200.0
 """All of this file, on a loaded machine."""
-ORDINARY = () if EXHAUSTIVE else ("-k", "overlay or test_much or test_modes or test_random_work")
+ORDINARY = () if EXHAUSTIVE else ("-k", "(overlay and not deep) or test_much")
 """Overlays have another way for an ordinary user; the other drivers differ in whose files are."""
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    """In a sample, on these drivers alone."""
+    rest = beyond(*(name for name in DRIVERS if name not in names))
+    return pytest.mark.parametrize("driver_place", (*names, *rest), indirect=True)
+
+
+without_reflinks = on("overlay", "btrfs", "copy")
+"""Trees of reflinks are copies."""
 
 
 @pytest.fixture
@@ -99,6 +109,7 @@ def test_nothing(any_rig: Rig, base: Base, target: Path) -> None:
     assert any_rig.changes(fresh) == []
 
 
+@without_reflinks
 def test_moves_and_types(any_rig: Rig, base: Base, target: Path) -> None:
     """Files that moved out of folders that are gone, and to where something else was."""
 
@@ -172,6 +183,7 @@ def test_no_file_runs_as_its_owner(any_rig: Rig, base: Base, target: Path) -> No
     assert modes == {"src/run.sh": 0o751, "new": 0o755, "moved.py": 0o711}
 
 
+@without_reflinks
 def test_times_and_attributes(any_rig: Rig, base: Base, target: Path) -> None:
     def act() -> None:
         Path("new").mkdir()
@@ -209,6 +221,7 @@ def test_times_and_attributes(any_rig: Rig, base: Base, target: Path) -> None:
     assert wanted[5][0] == 11
 
 
+@without_reflinks
 def test_the_repository(any_rig: Rig, base: Base, target: Path) -> None:
     untouched = [fingerprint(layer) for layer in base.layers]
     tree = any_rig.tree(base)
@@ -225,6 +238,7 @@ def test_the_repository(any_rig: Rig, base: Base, target: Path) -> None:
     assert [fingerprint(layer) for layer in base.layers] == untouched
 
 
+@without_reflinks
 def test_a_packed_repository(any_rig: Rig, base: Base, target: Path) -> None:
     """All objects of the base are gone, and those that come have other modes."""
     tree = any_rig.tree(base)
@@ -241,6 +255,7 @@ def test_a_packed_repository(any_rig: Rig, base: Base, target: Path) -> None:
     any_rig.git(fresh, "fsck", "--strict")
 
 
+@without_reflinks
 def test_objects_that_the_tree_shares_with_its_base(any_rig: Rig, base: Base, target: Path) -> None:
     """Their modes are the base's business: a new file takes their place."""
     untouched = [fingerprint(layer) for layer in base.layers]
@@ -259,6 +274,7 @@ def test_objects_that_the_tree_shares_with_its_base(any_rig: Rig, base: Base, ta
     assert [fingerprint(layer) for layer in base.layers] == untouched
 
 
+@without_reflinks
 def test_odd_entries(any_rig: Rig, base: Base, target: Path) -> None:
     def act() -> None:
         os.unlink("README")
@@ -293,6 +309,7 @@ def test_odd_entries(any_rig: Rig, base: Base, target: Path) -> None:
     assert blocks < 1000 and text == b"in the middle"
 
 
+@without_reflinks
 def test_hard_links(any_rig: Rig, base: Base, target: Path) -> None:
     def act() -> None:
         Path("one").write_bytes(os.urandom(300_000))
@@ -311,6 +328,7 @@ def test_hard_links(any_rig: Rig, base: Base, target: Path) -> None:
     assert len(inodes) == 1
 
 
+@on("overlay", "copy")
 def test_deep_folders(any_rig: Rig, base: Base, target: Path) -> None:
     def act() -> None:
         os.mkdir("deep")
@@ -375,7 +393,7 @@ def module_base(module_rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Ba
     return module_rig.base_of(folder)
 
 
-@settings(PROFILE, max_examples=examples(10, exhaustive=40))
+@settings(PROFILE, max_examples=examples(4, exhaustive=40))
 @given(work=st.lists(steps, min_size=1, max_size=20))
 @example(work=EACH_KIND)
 def test_random_work(module_rig: Rig, module_base: Base, work: list[Step]) -> None:

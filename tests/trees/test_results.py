@@ -20,6 +20,7 @@ from carrel.domain.trees import EntryType, Tree
 from carrel.trees.results import Results, language_of
 from tests.accounts import Account
 from tests.conformance.tree_rig import Rig
+from tests.sampling import EXHAUSTIVE
 from tests.trees.again import run_again
 
 RACE_S = 30.0
@@ -332,4 +333,5 @@ def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     """With the files beside this one that are about what is made here: once for all."""
     others = ("test_differences.py", "test_direct.py", "test_host_folders.py")
     paths = [str(Path(__file__).with_name(name)) for name in others]
-    run_again(__file__, ordinary_user, data, *paths)
+    words = () if EXHAUSTIVE else ("-k", "not memory")
+    run_again(__file__, ordinary_user, data, *words, *paths)

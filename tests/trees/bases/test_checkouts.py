@@ -16,6 +16,7 @@ from carrel.domain.trees import Base
 from carrel.trees.bases import indexes
 from carrel.trees.bases.store import SANDBOX_OWNER, BaseStore
 from carrel.trees.git.index import entries
+from tests.sampling import beyond
 from tests.trees.bases.helpers import left_in_staging, mounted, picture, request, shown, write
 from tests.trees.git.repositories import commit, git, make_repository
 
@@ -88,8 +89,9 @@ def settle(repository: Path) -> None:
     git(repository, "update-index", "--refresh")
 
 
-@pytest.mark.parametrize("by_difference", [False, True])
-@pytest.mark.parametrize("version", ["2", "4"])
+@pytest.mark.parametrize(
+    ("version", "by_difference"), [("2", False), ("4", True), *beyond(("2", True), ("4", False))]
+)
 def test_git_believes_the_copy_what_it_believed_the_project(
     store: BaseStore,
     repository: Path,
