@@ -143,6 +143,7 @@ def test_trees(data: Path) -> None:
         assert "tree: own time beyond the mount" in names(report, "targets")
 
 
+@whole_only
 def test_sandbox(data: Path) -> None:
     report = report_of(data, *SANDBOX)
     check_shape(report)

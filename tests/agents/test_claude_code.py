@@ -33,6 +33,7 @@ from carrel.domain.errors import (
 from tests.agents.programs import pinned, run, seat_at
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
 from tests.agents.terminals import terminal
+from tests.sampling import beyond
 
 KEY = "sk-ant-planted-0123456789abcdefghijklmnop"
 
@@ -123,7 +124,7 @@ def test_an_api_that_fails(claude: ClaudeCode, setup: AgentSetup, standin: Stand
     assert any("Try 1 of 1" in str(told.payload.get("text")) for told in done.of(Type.LOG))
 
 
-@pytest.mark.parametrize("stop_by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop_by", [signal.SIGINT, *beyond(signal.SIGTERM)])
 def test_an_interrupted_turn_can_be_resumed(
     claude: ClaudeCode, setup: AgentSetup, standin: Standin, stop_by: int
 ) -> None:

@@ -15,7 +15,7 @@ from tests.requests.rig import made, paths
 from tests.sampling import examples
 from tests.service.rig import leftovers
 
-MANY = examples(20_000, exhaustive=100_000)
+MANY = examples(11_000, exhaustive=100_000)
 """Names, not contents: each is a file to whoever looks."""
 LINKS = (
     "run python3 -c \"import os; [open(f'f{i}','w').close() for i in range(4)]; "
