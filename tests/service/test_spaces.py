@@ -104,6 +104,26 @@ async def test_what_was_said_of_the_network_holds_after_undelete(services: Servi
     assert back.network is Network.NONE and back.network_asked
 
 
+async def test_git_commits_in_every_space(
+    services: Services, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the daemon's user, by what that one has told git; a tenant's as nobody. What the agent
+    tells git afterwards stays."""
+    mine = project.parent / "gitconfig"
+    mine.write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(mine))
+    commit = "git init -q .; git commit -q --allow-empty -m x; git log --format='%an <%ae>'"
+    space = await make(services, project)
+    assert (await run(services, space, commit))[1] == "Ada <ada@example.org>\n"
+    await run(services, space, "git config --global user.name Eve")
+    await services.spaces.stop(LOCAL, space.space_id)
+    await services.spaces.start(LOCAL, space.space_id)
+    assert (await run(services, space, "git config user.name"))[1] == "Eve\n"
+    guest = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+    theirs = await services.spaces.create(guest, request())
+    assert (await run(services, theirs, commit))[1] == "Carrel <carrel@localhost>\n"
+
+
 async def test_git_notes_are_no_changes(services: Services, project: Path) -> None:
     script = f"cd {project} && git init -q && git add -A && git commit -qm one"
     made = await asyncio.create_subprocess_shell(script)

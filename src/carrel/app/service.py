@@ -75,6 +75,7 @@ from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
+from carrel.trees.git.personal import PersonalGit
 from carrel.trees.removal import remove_tree
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -192,6 +193,7 @@ def _assemble(
     creator = Creator(
         *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
         disk=records.reserve,
+        home_files=PersonalGit(os.environ),
         bases_going=shared.bases_going,
         disk_for=settings.disk_for,
         clone_hosts=settings.clone_hosts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -50,6 +50,14 @@ class Disk(Protocol):
 
     def take_back(self) -> None:
         """What the reserve has given up, as far as there is room again."""
+        ...
+
+
+class HomeFiles(Protocol):
+    """What the homes of new spaces begin with."""
+
+    def files(self, *, owner: bool) -> Mapping[str, bytes]:
+        """By path; of the daemon's user, or of nobody. Blocking, quick."""
         ...
 
 

@@ -59,6 +59,8 @@ class SandboxSpec:
     """Where the tree is shown too, by a runtime that shows it at /workspace."""
     family: str = ""
     """Sandboxes of one family have the same limits, and have them together; empty: none else."""
+    home_files: Mapping[str, bytes] = field(default_factory=dict, compare=False)
+    """What a home begins with, by path; for a sandbox that has none yet."""
     account: str = ""
     """Those of one account have one share of the commands that can run; empty: none else."""
 

@@ -120,7 +120,7 @@ class Engine:
         """Folders and groups; no process."""
         if not is_id(spec.sandbox_id):
             raise SandboxUnavailable(f"{spec.sandbox_id!r} is no id of a sandbox.")
-        SandboxFolders(spec.folder).make(spec.owner)
+        SandboxFolders(spec.folder).make(spec.owner, spec.home_files)
         support = self._enforcement.put_in_force(spec)
         return Sandbox(self._runtime, spec, support)
 

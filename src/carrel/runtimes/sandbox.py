@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from carrel.domain.errors import SandboxUnavailable
@@ -48,12 +50,22 @@ class SandboxFolders:
     def run(self, run_id: str) -> Path:
         return self.runs / run_id
 
-    def make(self, owner: Owner) -> None:
-        """Idempotent. Home and /tmp are the sandbox's user's, the runs are ours."""
+    def make(self, owner: Owner, home_files: Mapping[str, bytes] | None = None) -> None:
+        """Idempotent. Home and /tmp are the sandbox's user's, the runs are ours. Only a new home
+        is given its files: nobody has been in it yet."""
         self.runs.mkdir(mode=0o700, exist_ok=True)
         self.hub.mkdir(mode=0o755, exist_ok=True)
-        for folder, mode in ((self.home, 0o700), (self.tmp, 0o1777)):
-            _make_own(folder, mode, owner)
+        _make_own(self.tmp, 0o1777, owner)
+        if self.home.exists():
+            return
+        filled = self.space / "home.new"
+        shutil.rmtree(filled, ignore_errors=True)
+        _make_own(filled, 0o700, owner)
+        for name, content in (home_files or {}).items():
+            for above in reversed((filled / name).relative_to(filled).parents[:-1]):
+                _make_own(filled / above, 0o755, owner)
+            _write_own(filled / name, content, owner)
+        filled.rename(self.home)
 
     def make_shared_memory(self, owner: Owner) -> None:
         """Idempotent."""
@@ -82,6 +94,12 @@ def _make_own(folder: Path, mode: int, owner: Owner) -> None:
     os.chmod(folder, mode)
     if os.geteuid() == 0:
         os.chown(folder, owner.uid, owner.gid)
+
+
+def _write_own(path: Path, content: bytes, owner: Owner) -> None:
+    path.write_bytes(content)
+    if os.geteuid() == 0:
+        os.chown(path, owner.uid, owner.gid)
 
 
 def close_folders(above: Path) -> None:

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from carrel.api.types.common import shared
 from carrel.domain.access import LOCAL
-from carrel.domain.collaborators import Bases, Disk, Machine, Users
+from carrel.domain.collaborators import Bases, Disk, HomeFiles, Machine, Users
 from carrel.domain.errors import InsufficientDisk, SpaceInvalid
 from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
@@ -217,6 +217,7 @@ class Creator:
     journal: Journal
     undo: Undo
     disk: Disk
+    home_files: HomeFiles
     bases_going: set[str]
     """Those that clean-up removes just now."""
     disk_for: Callable[[int], int]
@@ -276,12 +277,13 @@ class Creator:
             }
             space = self.journal.amend(space_id, **resolved)
             await operation.begin(TREE, space)
-            owner = await asyncio.to_thread(self._claim, space)
+            owner, home_files = await asyncio.to_thread(self._claim, space)
             wanted = self._wanted(space, base, owner)
             early = fill is None and space.limits.disk_bytes is None
             if early and isinstance(runtime, EagerRuntime):
                 # Else the tree would be held to the quota while it is made.
-                runtime.begin(self.open_spaces.spec(dataclasses.replace(space, owner=owner)))
+                spec = self.open_spaces.spec(dataclasses.replace(space, owner=owner))
+                runtime.begin(dataclasses.replace(spec, home_files=home_files))
                 await asyncio.sleep(0)
             tree = await asyncio.to_thread(driver.create, wanted)
             self.open_spaces.made(space_id)
@@ -291,7 +293,7 @@ class Creator:
                 await operation.begin(FILL, space)
                 await asyncio.to_thread(fill, driver, tree)
             await operation.begin(SANDBOX, space)
-            return await self._start(space, runtime, driver, tree, operation)
+            return await self._start(space, runtime, driver, tree, operation, home_files)
         except BaseException as error:
             told = plain(error)
             await self.undo(space_id, operation, told)
@@ -356,12 +358,13 @@ class Creator:
             space.space_id, base, self.open_spaces.folder(space.space_id), owner, place
         )
 
-    def _claim(self, space: Space) -> Owner:
+    def _claim(self, space: Space) -> tuple[Owner, Mapping[str, bytes]]:
+        """Its user, and what its home begins with."""
         self.open_spaces.folder(space.space_id).mkdir(mode=0o700)
         owner = self.users.take(space.space_id)
         if space.agent:
             self.open_spaces.make_agent_folders(space.space_id, owner)
-        return owner
+        return owner, self.home_files.files(owner=not space.guest)
 
     async def _start(
         self,
@@ -370,9 +373,11 @@ class Creator:
         driver: TreeDriver,
         tree: Tree,
         operation: JournaledOperation,
+        home_files: Mapping[str, bytes],
     ) -> Space:
+        spec = dataclasses.replace(self.open_spaces.spec(space), home_files=home_files)
         with driver.mount(tree) as mount:
-            sandbox = await runtime.start(self.open_spaces.spec(space), mount, wait=False)
+            sandbox = await runtime.start(spec, mount, wait=False)
         enforced = sandbox.limits
         space, event = self.journal.moved(space.space_id, SpaceState.READY, enforced=enforced)
         await operation.end(space, event)
