@@ -139,12 +139,13 @@ def changes(space: Space) -> list[carrel.client.models.Change]:
 
 
 def show_walls(one: Space, two: Space, checkout: Path) -> bool:
-    """What one desk sees of the other and of the checkout, when it tries."""
+    """What one desk sees of the other and of the checkout, when it tries. At the checkout's own
+    path it finds its copy."""
     held = True
+    (checkout / "later.txt").write_text("written after the copies were made\n")
     tries = {
         "the other's tree": f"cat {two.info.path or checkout.parent}/test_greet.py",
-        "the checkout": f"cat {checkout}/.env",
-        "write in the checkout": f"echo x > {checkout}/intruder",
+        "the checkout": f"cat {checkout}/later.txt",
         "root's secrets": "cat /etc/shadow",
         "a process of the host": f"cat /proc/{os.getpid()}/environ",
     }
@@ -153,6 +154,11 @@ def show_walls(one: Space, two: Space, checkout: Path) -> bool:
         held &= result.code != 0
         last = result.stderr.strip().splitlines()[-1:] or [""]
         say(f"    {'refused' if result.code else 'POSSIBLE':8} {what}: {last[0][:90]}")
+    run(one, f"echo x > {checkout}/intruder; rm {checkout}/intruder {checkout}/greet.py")
+    written = (checkout / "intruder").exists() or not (checkout / "greet.py").exists()
+    held &= not written
+    say(f"    {'POSSIBLE' if written else 'refused':8} writing in the checkout")
+    run(one, "git checkout -q greet.py")
     if not one.info.confined:
         return held
     proof = one.verify()

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import errno
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -102,6 +104,29 @@ async def test_what_was_said_of_the_network_holds_after_undelete(services: Servi
     await services.spaces.remove(LOCAL, "closed", force=True)
     back = await services.spaces.undelete(LOCAL, "closed")
     assert back.network is Network.NONE and back.network_asked
+
+
+async def test_the_tree_is_at_the_projects_own_path_too(
+    services: Services, project: Path, data: Path
+) -> None:
+    """So that a virtual environment works, whose scripts name their interpreter by that path. It is
+    the tree, and nothing else of the way there is seen."""
+    base = sys._base_executable  # type: ignore[attr-defined]
+    await asyncio.to_thread(
+        subprocess.run, [base, "-m", "venv", "--without-pip", str(project / ".venv")], check=True
+    )
+    tool = project / ".venv" / "bin" / "tool"
+    tool.write_text(f"#!{project}/.venv/bin/python\nimport sys; print(sys.prefix)\n")
+    tool.chmod(0o755)
+    (project.parent / "beside").write_text("not to be seen")
+    space = await make(services, project)
+    assert (await run(services, space, ".venv/bin/tool"))[1] == f"{project}/.venv\n"
+    await run(services, space, f"echo new > {project}/new")
+    assert (await run(services, space, "cat new"))[1] == "new\n"
+    assert not (project / "new").exists()
+    (project / "later").write_text("of the checkout alone")
+    assert (await run(services, space, f"ls {project.parent}"))[1] == f"{project.name}\n"
+    assert "No such file" in (await run(services, space, f"cat {project}/later"))[1]
 
 
 async def test_git_commits_in_every_space(
@@ -460,17 +485,27 @@ async def test_who_waits_for_a_slow_build_takes_no_thread(
         free.wait(RUN_S)
         raise GitFailed("It never came.")
 
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BUILDS_OF_ONE + 4))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * BUILDS_OF_ONE + 4))
     other = await make(services)
     monkeypatch.setattr(BaseStore, "build", build)
     slow = SpaceRequest(Project(ProjectKind.FOLDER, str(tmp_path)))
     asked = [asyncio.create_task(services.spaces.create(LOCAL, slow)) for _ in range(40)]
+    blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
     try:
         async with asyncio.timeout(RUN_S):
             while len(begun) < BUILDS_OF_ONE:
                 await asyncio.sleep(0.01)
             assert (await run(services, other, "echo works"))[1] == "works\n"
-        assert len(begun) == BUILDS_OF_ONE
+            assert len(begun) == BUILDS_OF_ONE
+            # Nor does one account wait for what another has begun of the same project.
+            same = dataclasses.replace(
+                slow, project=Project(ProjectKind.GIT, "https://x.example/p")
+            )
+            for caller in (blue, LOCAL):
+                before = len(begun)
+                asked += [asyncio.create_task(services.spaces.create(caller, same)) for _ in "1234"]
+                while len(begun) < before + BUILDS_OF_ONE:
+                    await asyncio.sleep(0.01)
     finally:
         free.set()
     ended = await asyncio.gather(*asked, return_exceptions=True)

@@ -56,7 +56,8 @@ class SandboxSpec:
     binds: tuple[Bind, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     also_at: str = ""
-    """Where the tree is shown too, by a runtime that shows it at /workspace."""
+    """Where the tree is shown too, by a runtime that shows it at /workspace, unless its sandboxes
+    have something else there."""
     family: str = ""
     """Sandboxes of one family have the same limits, and have them together; empty: none else."""
     home_files: Mapping[str, bytes] = field(default_factory=dict, compare=False)

@@ -112,7 +112,8 @@ class BubblewrapRuntime(EngineRuntime):
         stamp = _stamp(self._program)
         try:
             if begun and tree.detached is not None:
-                warming = self._engine.place(sandbox, tree.detached())
+                mounts = [tree.detached() for _ in _tree_places(spec)]
+                warming = self._engine.place(sandbox, mounts)
             else:
                 warming = self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
             if wait or not self._prover.is_proven(sandbox, stamp):
@@ -159,7 +160,7 @@ class BubblewrapRuntime(EngineRuntime):
         return SandboxSetup(
             argv=arguments(program, spec, paths, binds, survive=namespace is None),
             namespace=namespace,
-            late=[WORKSPACE] if tree is None else [],
+            late=_tree_places(spec) if tree is None else [],
             staged=staged,
         )
 
@@ -316,15 +317,37 @@ def arguments(
     argv += ["--bind", paths["tmp"], "/tmp", "--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
     argv += ["--ro-bind", paths["hub"], HUB]
     argv += ["--bind", paths["home"], HOME]
-    argv += ["--dir", WORKSPACE] if tree is None else ["--bind", tree, WORKSPACE]
+    first, *others = _tree_places(spec)
+    argv += ["--dir", first] if tree is None else ["--bind", tree, first]
     for number, bind in enumerate(binds):
         how = "--bind" if bind.writable else "--ro-bind"
         argv += [how, paths[f"bind{number}"], bind.target]
-    if tree is not None and spec.also_at:
-        argv += ["--bind", tree, spec.also_at]
+    for place in others:
+        argv += ["--dir", place] if tree is None else ["--bind", tree, place]
     argv += ["--ro-bind", holder, f"/run/{name}", "--remount-ro", "/"]
     argv += ["--seccomp", str(SECCOMP_FD), "--info-fd", str(INFO_FD), "--chdir", "/"]
     return [*argv, "--", f"/run/{name}"]
+
+
+def _tree_places(spec: SandboxSpec) -> list[str]:
+    """Where the sandbox shows its tree."""
+    return [WORKSPACE, *([spec.also_at] if _is_free(spec.also_at, spec.binds) else [])]
+
+
+def _is_free(path: str, binds: tuple[Bind, ...]) -> bool:
+    """Whether a sandbox has nothing of its own there, nor below it, and can have something."""
+    if not path.startswith("/") or os.path.normpath(path) != path:
+        return False
+    own = {WORKSPACE, HOME, "/tmp", "/var/tmp", *(bind.target for bind in binds)}
+    taken = (*TOOLCHAIN, "/etc", "/dev", "/proc", "/run", WORKSPACE)
+    return not (
+        any(is_below(path, one) for one in taken) or any(is_below(one, path) for one in own)
+    )
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Also the folder itself."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 def _toolchain() -> list[str]:

@@ -265,11 +265,12 @@ class Engine:
         self._begun[sandbox.spec.sandbox_id] = task
         task.add_done_callback(_heard)
 
-    def place(self, sandbox: Sandbox, mount: int) -> asyncio.Task[None]:
-        """As `warm`, for one that was begun; `mount` is its tree, which becomes ours."""
+    def place(self, sandbox: Sandbox, mounts: list[int]) -> asyncio.Task[None]:
+        """As `warm`, for one that was begun; `mounts` are its tree, once for each place where it is
+        shown, and become ours."""
         sandbox_id = sandbox.spec.sandbox_id
-        work = self._place(sandbox_id, mount, self._begun.pop(sandbox_id))
-        task = _with_descriptors(work, [mount])
+        work = self._place(sandbox_id, mounts, self._begun.pop(sandbox_id))
+        task = _with_descriptors(work, mounts)
         return self._warms(sandbox_id, task)
 
     def warm(self, sandbox: Sandbox, confinement: Confinement) -> asyncio.Task[None]:
@@ -281,9 +282,9 @@ class Engine:
         task.add_done_callback(lambda done: self._warmed(sandbox_id, done))
         return task
 
-    async def _place(self, sandbox_id: str, mount: int, begun: asyncio.Task[None]) -> None:
+    async def _place(self, sandbox_id: str, mounts: list[int], begun: asyncio.Task[None]) -> None:
         place: messages.PlaceRequest = {"sandbox_id": sandbox_id}
-        await self._ask("place", place, [mount])
+        await self._ask("place", place, mounts)
         await begun
 
     def _warm_up(self, sandbox: Sandbox, confinement: Confinement) -> asyncio.Task[None]:

@@ -14,6 +14,7 @@ from carrel.domain.agents import AgentFolders
 from carrel.domain.collaborators import Machine
 from carrel.domain.errors import StateConflict, TreeDamaged
 from carrel.domain.limits import Limits
+from carrel.domain.projects import ProjectKind
 from carrel.domain.runtimes import Bind, Command, Run, Runtime, Sandbox, SandboxSpec
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Owner, Tree, TreeDriver, TreeMount
@@ -69,6 +70,7 @@ class OpenSpaces:
             binds=self.binds(space),
             env=space.env,
             account=space.counts_for,
+            also_at=_own_path(space),
         )
 
     def binds(self, space: Space) -> tuple[Bind, ...]:
@@ -135,6 +137,14 @@ class OpenSpaces:
 
     def forget(self, space_id: str) -> None:
         self._usable.discard(space_id)
+
+
+def _own_path(space: Space) -> str:
+    """Where its project is on the host. What names it by that path, in scripts of a virtual
+    environment say, finds the tree there."""
+    if space.place:
+        return space.place
+    return space.project.location if space.project.kind is ProjectKind.FOLDER else ""
 
 
 def limits_of(space: Space) -> Limits:
