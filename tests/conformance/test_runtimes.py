@@ -535,3 +535,18 @@ async def test_killing_the_daemon_loses_nothing(fresh: Rig) -> None:
     await rig.sh(sandbox, "echo > gate", timeout_s=WAIT_S)
     done = await finish(run)
     assert (done.out, done.exit.code) == ("before\nafter\n", 9)
+
+
+async def test_one_that_asks_to_be_traced_is_killed(rig: Rig) -> None:
+    """By us, who trace nothing. It stops then, which was taken for its end while it lived on."""
+    sandbox = await rig.start()
+    code = (
+        "import ctypes, os, signal\n"
+        "assert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0\n"
+        "print(os.getpid(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTRAP)\n"
+        "print('goes on')\n"
+    )
+    done = await rig.run(sandbox, "/usr/bin/python3", "-c", code)
+    assert (done.exit.code, done.exit.signal) == (None, 9), done
+    assert "goes on" not in done.out

@@ -560,6 +560,37 @@ sys.stdin.read()
     assert found == Use(files * MIB, files)
 
 
+def test_files_without_a_name_count_below_any_path(data: Path) -> None:
+    """The kernel tells no path of more than a page. A folder that is gone takes room as well."""
+    code = """
+import os, sys
+for _ in range(20):
+    os.mkdir("d" * 230)
+    os.chdir("d" * 230)
+file = os.open("file", os.O_WRONLY | os.O_CREAT)
+os.unlink("file")
+os.write(file, bytes(1 << 20))
+os.mkdir("gone")
+folder = os.open("gone", os.O_RDONLY)
+os.rmdir("gone")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=data,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"ready\n"
+        found = unlinked_use([process.pid], data)
+        process.stdin.close()
+    subprocess.run(["rm", "-rf", str(data / ("d" * 230))], check=True, timeout=30)
+    assert found.files == 2 and MIB <= found.bytes <= MIB + 65536
+
+
 def test_files_without_a_name_count_where_shared_memory_is_a_folder(data: Path) -> None:
     """As in a sandbox of Landlock's."""
     if os.geteuid() != 0:

@@ -291,7 +291,10 @@ def _keep(status: int, end: int) -> None:
             pid, code, usage = os.wait4(-1, 0)
         except ChildProcessError:
             os._exit(0)
-        if pid == child:
+        if os.WIFSTOPPED(code):
+            # As the launcher's loop does: it has asked to be traced by us.
+            os.kill(pid, signal.SIGKILL)
+        elif pid == child:
             message = {"ended": code, "cpu": usage.ru_utime + usage.ru_stime}
             message["rss"] = usage.ru_maxrss * 1024
             with contextlib.suppress(BrokenPipeError):

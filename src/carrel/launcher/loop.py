@@ -120,6 +120,11 @@ class Loop:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                # It has asked to be traced by us, and waits for what we never do. It lives: to take
+                # that for its end would leave it to nobody.
+                os.kill(pid, signal.SIGKILL)
+                continue
             action = self._on_exit.pop(pid, None)
             if action is not None:
                 action(status, usage)

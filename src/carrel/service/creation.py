@@ -202,8 +202,8 @@ BUILDS = 8
 """Bases at the same time, of callers other than the owner: each has a thread, for as long as a
 server takes to send a project."""
 BUILDS_OF_ONE = 4
-"""Bases of one project at the same time, of any caller: all but one of them wait for the first, and
-the threads that they would wait in are needed for everything else."""
+"""Bases of one project at the same time, of one account: all but one of them wait for the first,
+and the threads that they would wait in are needed for everything else."""
 GUEST = "guest"
 """All together that were made by an earlier version for who is not the owner."""
 
@@ -225,10 +225,10 @@ class Creator:
     clone_hosts: tuple[str, ...] = ()
     """Hosts of private networks from which callers without full rights may clone."""
     turns: CallerSlots = dataclasses.field(default_factory=lambda: CallerSlots(BUILDS))
-    builds: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = dataclasses.field(
+    builds: WeakValueDictionary[tuple[str, ...], asyncio.Semaphore] = dataclasses.field(
         default_factory=WeakValueDictionary
     )
-    """By project, while somebody builds or waits."""
+    """By account and project, while somebody builds or waits."""
 
     def draft(self, request: SpaceRequest, limits: Limits) -> Space:
         """The record as it is when nothing has been done yet."""
@@ -329,7 +329,7 @@ class Creator:
             await asyncio.sleep(AGAIN_S)
 
     def _builds_of(self, request: SpaceRequest) -> asyncio.Semaphore:
-        key = (request.project.kind, request.project.location)
+        key = (_account(request), request.project.kind, request.project.location)
         found = self.builds.get(key)
         if found is None:
             found = self.builds[key] = asyncio.Semaphore(BUILDS_OF_ONE)

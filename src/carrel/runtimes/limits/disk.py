@@ -373,15 +373,15 @@ _IN_MEMORY = ("/memfd:", "/SYSV", "/dev/zero", "/[aio]", "/anon_hugepage")
 """Files without a name that take memory, and no disk."""
 _SHARED_MEMORY = "/dev/shm/"
 """… and those there, unless it is a folder of the disk that the sandbox has in its place."""
-_GONE = " (deleted)"
 MOST_LINKS = 1_000_000
 """Some seconds of looking. No honest space has so many descriptors; one that has counts as over
 its limit, else it would keep all others from being looked at."""
 
 
 def unlinked_use(pids: Iterable[int], folder: Path, steps: Steps | None = None) -> Use:
-    """What processes hold of files that have no name any more: open, or mapped. `TOO_DEEP` when
-    they have more descriptors than can be looked at. `folder` is on the sandbox's disk."""
+    """What processes hold of files and folders that have no name any more: open, or mapped.
+    `TOO_DEEP` when they have more descriptors than can be looked at. `folder` is on the sandbox's
+    disk."""
     disk = folder.stat().st_dev
     steps = steps or Steps()
     found: dict[tuple[int, int], int] = {}
@@ -389,16 +389,22 @@ def unlinked_use(pids: Iterable[int], folder: Path, steps: Steps | None = None) 
     for path in itertools.islice(links, MOST_LINKS):
         steps.taken += 1
         with contextlib.suppress(OSError):
-            target = os.readlink(path)
-            if not target.endswith(_GONE) or target.startswith(_IN_MEMORY):
-                continue
             info = os.stat(path)
-            if target.startswith(_SHARED_MEMORY) and info.st_dev != disk:
-                continue
-            if info.st_nlink == 0 and stat.S_ISREG(info.st_mode):
+            kinds = stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
+            if info.st_nlink == 0 and kinds and not _is_in_memory(path, info, disk):
                 found[info.st_dev, info.st_ino] = info.st_blocks * 512
     too_many = next(links, None) is not None
     return Use(TOO_DEEP if too_many else sum(found.values()), len(found))
+
+
+def _is_in_memory(path: str, info: os.stat_result, disk: int) -> bool:
+    """By the name that it had. One too long to be told is that of a file on the disk."""
+    try:
+        target = os.readlink(path)
+    except OSError:
+        return False
+    elsewhere = target.startswith(_SHARED_MEMORY) and info.st_dev != disk
+    return elsewhere or target.startswith(_IN_MEMORY)
 
 
 def _links(pid: int) -> Iterator[str]:
