@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from carrel import __version__
 from carrel.api.types.hub import SYSTEM_REQUESTS
 from tests.daemon.hub_rig import PYTHON, line_to, make, speak
 from tests.daemon.rig import Daemon, bad, good
@@ -74,6 +75,13 @@ def test_an_agent_has_a_family_and_nobody_else(daemon: Daemon) -> None:
     assert (answer["payload"]["text"], answer["sender"]["space"]) == ("done", child)
     later = data(ask(daemon, own, "system_read_messages", after=answer["seq"]))
     assert later["messages"] == []
+
+
+def test_this_program_works_in_every_space(daemon: Daemon) -> None:
+    """However it was installed, and without an agent there. It speaks to the space's own hub."""
+    own = make(daemon)
+    said = run(daemon, own, "carrel --version; carrel log 'half done'; carrel hub dump")
+    assert said.startswith(f"carrel, version {__version__}") and "half done" in said
 
 
 def test_an_agent_changes_and_deletes_what_is_its_own(daemon: Daemon) -> None:
@@ -332,6 +340,10 @@ def test_a_yes_is_for_one_prompt(daemon: Daemon) -> None:
         good(client.post(f"/v1/spaces/{child}/stop", json={}))
         turns = good(client.get(f"/v1/spaces/{child}/turns"))["turns"]
     assert [turn["prompt"] for turn in turns] == ["one"]
+    # Nor is it for another one when that is gone.
+    data(ask(daemon, own, "system_delete_space", space=child))
+    again = ask(daemon, own, "system_spawn_space", frontend=AGENT, agreed=number)
+    assert again["code"] == "agreement_needed" and again["question_id"] != number, again
 
 
 def test_who_has_no_more_than_the_space_agrees_to_nothing(daemon: Daemon) -> None:

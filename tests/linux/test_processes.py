@@ -39,6 +39,25 @@ def test_a_tree_is_found_and_ended() -> None:
     assert not processes.send_signal(top.pid, 0)
 
 
+def test_children_of_any_thread_are_found() -> None:
+    """What a second thread forked was seen by nobody, neither to be stopped nor to be counted."""
+    code = """
+import os, sys, threading
+def fork():
+    if os.fork() == 0:
+        threading.Event().wait(60)
+threading.Thread(target=lambda: (fork(), print("ready", flush=True), threading.Event().wait(60)),
+                 daemon=True).start()
+sys.stdin.read()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as top:
+        assert top.stdout is not None and top.stdout.readline() == b"ready\n"
+        found = processes.descendants(top.pid)
+        processes.kill_all([top.pid, *found])
+    assert len(found) == 1
+
+
 def test_children_are_found_without_the_kernels_list() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert child.pid in processes._children_by_scan(os.getpid())
@@ -93,6 +112,33 @@ def test_nobody_waits_for_an_environment_that_was_taken_away(
                 assert not _is_marked(hiding.pid)
                 return
     pytest.skip("no process can be without its environment here")
+
+
+def test_threads_that_share_their_descriptors_are_looked_at_once() -> None:
+    code = """
+import ctypes, sys, threading
+CLONE_FILES = 0x400
+ready, end = threading.Barrier(6), threading.Event()
+def own():
+    assert ctypes.CDLL(None).unshare(CLONE_FILES) == 0
+    ready.wait()
+    end.wait()
+for target in (own, lambda: (ready.wait(), end.wait())):
+    for _ in range(1 if target is own else 4):
+        threading.Thread(target=target, daemon=True).start()
+ready.wait()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"ready\n"
+        found = processes.owners_of_descriptors(process.pid)
+        assert len(os.listdir(f"/proc/{process.pid}/task")) == 6
+        process.stdin.close()
+    assert found[0] == process.pid and 2 <= len(found) <= 3
+    assert processes.owners_of_descriptors(process.pid) == []
 
 
 def _is_marked(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 
 from carrel.domain.availability import Availability
 from carrel.domain.limits import LimitKind, Limits
+from carrel.domain.runtimes import SandboxSpec
 from carrel.domain.trees import Owner
 from carrel.linux.reserve import Free
 from carrel.runtimes.limits import disk
@@ -31,12 +34,13 @@ from carrel.runtimes.limits.disk import (
     disk_bytes,
     unlinked_use,
 )
-from carrel.runtimes.limits.enforcement import QUOTA, Rlimit, rlimits, support_for
+from carrel.runtimes.limits.enforcement import QUOTA, Enforcement, Rlimit, rlimits, support_for
 from carrel.runtimes.limits.watch import DiskWatch, Remembered
 from tests.accounts import PYTHON, Account, run_as
 
 INFINITE = resource.RLIM_INFINITY
 MIB = 1 << 20
+WAIT_S = 30.0
 
 
 def no_groups() -> Cgroups:
@@ -607,6 +611,21 @@ head -c 1048576 /dev/zero >&3 && echo ready && read -r end
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         assert unlinked_use([process.pid], data) == Use(MIB, 1)
+
+
+async def test_walks_of_one_account_keep_no_other_waiting(tmp_path: Path) -> None:
+    enforcement = Enforcement(no_groups(), ProjectQuotas())
+    spec = SandboxSpec("sp_1", tmp_path, tmp_path, Owner(1, 1), account="team=blue")
+    same = replace(spec, sandbox_id="sp_2")
+    other = replace(spec, sandbox_id="sp_3", account="team=red")
+    async with enforcement.measuring(spec):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), enforcement.measuring(same):
+                pass
+        async with asyncio.timeout(WAIT_S), enforcement.measuring(other):
+            pass
+    async with asyncio.timeout(WAIT_S), enforcement.measuring(same):
+        pass
 
 
 def test_more_descriptors_than_can_be_looked_at(

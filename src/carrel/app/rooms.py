@@ -20,10 +20,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from carrel.agents import programs
 from carrel.config import Settings
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
 from carrel.domain.limits import Limits, LimitSupport
-from carrel.domain.runtimes import LimitHit, LimitsChanged, LocalRuntime
+from carrel.domain.runtimes import Bind, LimitHit, LimitsChanged, LocalRuntime
 from carrel.domain.trees import TreeDriver
 from carrel.launcher.client import Launcher
 from carrel.linux import btrfs
@@ -37,6 +38,7 @@ from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover, choose_runtime
 from carrel.runtimes.recordings import Readers
 from carrel.runtimes.sandbox import Identities, close_folders
+from carrel.service.open_spaces import OwnProgram
 from carrel.trees.bases.disk import SubvolumeLayout
 from carrel.trees.bases.store import BaseStore
 from carrel.trees.drivers.btrfs import BtrfsDriver
@@ -95,6 +97,12 @@ class App:
         raise SandboxUnavailable(f"There is no runtime {name!r}.", hint=f"Use one of: {known}.")
 
 
+def own_program() -> OwnProgram:
+    """This program, as spaces have it."""
+    shown = tuple(Bind(Path(path), path) for path in programs.folders())
+    return OwnProgram(programs.python("carrel.cli.main"), shown)
+
+
 def ignore_event(_event: LimitHit | LimitsChanged) -> None:
     """The listener of callers that do not watch limits."""
 
@@ -116,7 +124,7 @@ async def open_app(
     identities = Identities(settings.data)
     bases, drivers = _trees(settings, launcher)
     enforcement = Enforcement(Cgroups(), ProjectQuotas())
-    prover = Prover(settings.data, identities)
+    prover = Prover(settings.data, identities, own_program().binds)
     readers = Readers(launcher)
 
     engines = [

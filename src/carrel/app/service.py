@@ -21,7 +21,7 @@ from carrel.app.hub import notifying, open_hub, open_messages
 from carrel.app.instances import Around, open_instances, open_servers
 from carrel.app.machine import LocalMachine, LocalSweeper, TreeContents
 from carrel.app.requests import RequestsAround, open_requests
-from carrel.app.rooms import App, open_app
+from carrel.app.rooms import App, open_app, own_program
 from carrel.cleanup.retention import Defaults, due
 from carrel.cleanup.trash import Trash
 from carrel.config import Settings
@@ -187,7 +187,8 @@ def _assemble(
     machine = LocalMachine(app.drivers, app.runtimes, (app.direct,))
     mcp = McpProcess(programs.python("carrel.mcp"))
     agents = open_agents(settings, mcp.expect)
-    open_spaces = OpenSpaces(settings.data / "spaces", machine, agents.agent_folders)
+    folder = settings.data / "spaces"
+    open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program())
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     remover = Remover(app.identities, open_spaces, journal, trash, remove_tree)
     creator = Creator(

@@ -60,6 +60,8 @@ class SandboxSpec:
     have something else there."""
     family: str = ""
     """Sandboxes of one family have the same limits, and have them together; empty: none else."""
+    carrel: tuple[str, ...] = ()
+    """The command that runs this program, which the sandbox has on its PATH then."""
     home_files: Mapping[str, bytes] = field(default_factory=dict, compare=False)
     """What a home begins with, by path; for a sandbox that has none yet."""
     account: str = ""

@@ -105,6 +105,7 @@ _EACH = {
     "unshare": (272, 97),
     "perf_event_open": (298, 241),
     "fallocate": (285, 47),
+    "kcmp": (312, 272),
     "fanotify_init": (300, 262),
     "prlimit64": (302, 261),
     "open_by_handle_at": (304, 265),

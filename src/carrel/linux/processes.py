@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+
+from carrel.linux import libc
 
 MOST_ENVIRONMENT_BYTES = 1 << 20
 """So much of one is looked at."""
@@ -13,6 +17,7 @@ EXECUTING_WAITS = 1000
 """Of half a millisecond, for a process that is between two programs, and has no environment of
 either: it takes less than one, but may have to wait for a core in the middle of it. Counted and not
 timed: a machine that stood still for a second has not given the process that second."""
+_KCMP_FILES = 2
 READ_TRIES = 16
 """For one that was executed between two looks at it. One that has taken its environment out of
 its memory would be tried for ever."""
@@ -95,18 +100,28 @@ def turns(pid: int) -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """The direct children of a single-threaded process."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(word) for word in file.read().split()]
-    except FileNotFoundError:
-        return _children_by_scan(pid) if os.path.exists(f"/proc/{pid}") else []
-    except OSError:
-        return []
+    """The direct children of a process, whichever of its threads has forked them."""
+    found: list[int] = []
+    for path in _threads(pid, "children"):
+        try:
+            with open(path) as file:
+                found += map(int, file.read().split())
+        except FileNotFoundError:
+            if _has_no_lists():
+                return _children_by_scan(pid)
+        except OSError:
+            # That thread has ended; what it had forked is another's.
+            continue
+    return found
+
+
+@functools.cache
+def _has_no_lists() -> bool:
+    return not os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def _children_by_scan(parent: int) -> list[int]:
-    """For kernels without /proc/PID/task/TID/children."""
+    """For kernels whose /proc has no lists of them."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -159,6 +174,30 @@ def _is_executing(pid: int) -> bool:
     first byte of all, itself."""
     fields = _status(pid)
     return fields is not None and fields[20] != b"0" and fields[48] == b"0"
+
+
+def owners_of_descriptors(pid: int) -> list[int]:
+    """Threads of a process, one for each table of descriptors that they have: mostly the first
+    alone. All of them where the kernel does not tell."""
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+    found = [pid]
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):
+            if thread != pid and not _shares_descriptors(found[-1], thread):
+                found.append(thread)
+    return found
+
+
+def _shares_descriptors(pid: int, other: int) -> bool:
+    try:
+        return libc.syscall("kcmp", pid, other, _KCMP_FILES, 0, 0) == 0
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return False
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -92,7 +92,7 @@ class BubblewrapRuntime(EngineRuntime):
 
     def begin(self, spec: SandboxSpec) -> None:
         """Where mounts can be given to a sandbox that is there already."""
-        if os.geteuid() != 0 or spec.binds:
+        if os.geteuid() != 0 or any(is_below(bind.target, WORKSPACE) for bind in spec.binds):
             return
         with contextlib.suppress(CarrelError, OSError):
             # What goes wrong here goes wrong again at the start, and is told then.

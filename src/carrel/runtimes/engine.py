@@ -120,7 +120,9 @@ class Engine:
         """Folders and groups; no process."""
         if not is_id(spec.sandbox_id):
             raise SandboxUnavailable(f"{spec.sandbox_id!r} is no id of a sandbox.")
-        SandboxFolders(spec.folder).make(spec.owner, spec.home_files)
+        folders = SandboxFolders(spec.folder)
+        folders.make(spec.owner, spec.home_files)
+        folders.put_carrel(spec.carrel)
         support = self._enforcement.put_in_force(spec)
         return Sandbox(self._runtime, spec, support)
 

@@ -26,6 +26,7 @@ from carrel.domain.errors import IsolationUnproven, SandboxUnavailable
 from carrel.domain.ids import new_id
 from carrel.domain.runtimes import (
     Attempt,
+    Bind,
     Command,
     LocalRun,
     Output,
@@ -46,7 +47,9 @@ Execute = Callable[[dict[str, Any], Command], Awaitable[LocalRun]]
 
 
 class Prover:
-    def __init__(self, data: Path, identities: Identities) -> None:
+    def __init__(self, data: Path, identities: Identities, shown: tuple[Bind, ...] = ()) -> None:
+        """`shown` is what all sandboxes show, so that one proof is for all that show no more."""
+        self._shown = shown
         self._data = data
         self._identities = identities
         self._proven: set[tuple[object, ...]] = set()
@@ -109,7 +112,7 @@ class Prover:
             tree.mkdir(mode=0o755)
             if os.geteuid() == 0:
                 os.chown(tree, owner.uid, owner.gid)
-            spec = SandboxSpec(sandbox_id, folder, tree, owner)
+            spec = SandboxSpec(sandbox_id, folder, tree, owner, binds=self._shown)
             sandbox = await runtime.start(spec, TreeMount(tree))
             try:
                 # A start that was the first of its kind has just proven it.

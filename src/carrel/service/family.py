@@ -104,15 +104,21 @@ class Family:
 
     async def _agreed(self, space: Space, child: Child) -> str:
         """An idempotency key of the agreement, if there had to be one: a person who agreed to
-        a space agreed to one at a time."""
+        a space agreed to one, and to no other when that is gone."""
         if not child.agent:
             return ""
         frontend = self._frontends.get(child.agent)
         if has_agent(space, child.agent) and await self._has_key(space, frontend):
             return ""
+        key = f"agreed:{child.agreed}"
+        made = await self._spaces.made_with(LOCAL, key) if child.agreed else None
+        if made is not None and (made.parent, made.agent) == (space.space_id, child.agent):
+            # Asked again, while what came of it is there.
+            return key
         text = _question(space, frontend)
         await self._inbox.require(space.space_id, text, child.agreed)
-        return f"agreed:{child.agreed}"
+        await self._inbox.spend(space.space_id, child.agreed)
+        return key
 
     async def _has_key(self, space: Space, frontend: Frontend) -> bool:
         """Whether all that the agent would be given is in the space now. While its own does not

@@ -40,6 +40,8 @@ MOST_SIGNALS = 100
 """Words to the user that are shown of one space; the newest."""
 MOST_ANSWERED = 10_000
 """Questions of which is known that they were answered, for a better word to who is too late."""
+_SPENT = "spent-"
+"""What the id of a message begins with that tells so of a question."""
 MAX_ANSWER = 100_000
 MAX_TEXT = 10_000
 """Characters that are shown of one: all that waits is kept in memory, and told at once. Its
@@ -128,10 +130,13 @@ class Inbox:
             same = ours and question["payload"]["question"] == text
             return same and _says_yes(answer) and not answer["sender"].get("space")
 
-        if question_id and await self._has_answer(space_id, question_id, agrees):
+        spent = bool(question_id) and await self._is_spent(space_id, question_id)
+        if question_id and not spent and await self._has_answer(space_id, question_id, agrees):
             return
         async with self._lock:
             await self._catch_up()
+            if spent and self._asking.get((space_id, text)) == question_id:
+                del self._asking[space_id, text]
             asked = self._asking.get((space_id, text), "")
             if question_id and question_id == asked and (space_id, asked) not in self._open:
                 raise Forbidden("The user did not agree.", hint="Do without.")
@@ -144,6 +149,23 @@ class Inbox:
             hint=f"When {asked} was answered with yes, try again, with it as `agreed`.",
             question_id=asked,
         )
+
+    async def spend(self, space_id: str, question_id: str) -> None:
+        """A yes is for one thing. Kept in the log behind the answer, so it is there for as long as
+        the answer is."""
+        await self._ask(space_id, {"seq": 0}, SEEN, f"{_SPENT}{question_id}")
+
+    async def _is_spent(self, space_id: str, question_id: str) -> bool:
+        await self._end.settled()
+        place = 0
+        while found := await self._log.read(
+            PlaceQuery(place, frozenset({space_id}), frozenset({SEEN}), BATCH)
+        ):
+            for one in found:
+                envelope, place = envelope_in(one.body), one.place
+                if envelope is not None and envelope["id"] == f"{_SPENT}{question_id}":
+                    return True
+        return False
 
     async def _has_answer(
         self, space_id: str, question_id: str, fits: Callable[[Envelope, Envelope], bool]

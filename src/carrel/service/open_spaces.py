@@ -31,11 +31,25 @@ class OpenSpace:
     sandbox: Sandbox
 
 
+@dataclass(frozen=True)
+class OwnProgram:
+    """This program, as every space has it."""
+
+    command: tuple[str, ...] = ()
+    binds: tuple[Bind, ...] = ()
+    """What a sandbox has to show for it."""
+
+
 class OpenSpaces:
     def __init__(
-        self, folder: Path, machine: Machine, agent_folders: AgentFolders | None = None
+        self,
+        folder: Path,
+        machine: Machine,
+        agent_folders: AgentFolders | None = None,
+        program: OwnProgram | None = None,
     ) -> None:
         """`folder` holds a folder for each space."""
+        self._program = program or OwnProgram()
         self._folder = folder
         self._machine = machine
         self._agent_folders = agent_folders
@@ -68,21 +82,24 @@ class OpenSpaces:
             limits=limits_of(space),
             family=space.family or space.space_id,
             binds=self.binds(space),
+            carrel=self._program.command,
             env=space.env,
             account=space.counts_for,
             also_at=_own_path(space),
         )
 
     def binds(self, space: Space) -> tuple[Bind, ...]:
-        """What its sandbox shows: its agent's, and its servers'."""
+        """What its sandbox shows: its agent's, its servers', and this program."""
         # A server that was taken off the machine must not keep a space from starting.
         there = [path for path in space.shows if os.path.exists(path)]
-        shows = tuple(Bind(Path(path), path) for path in there)
-        if not space.agent or self._agent_folders is None:
-            return shows
-        seen = self._agent_folders.binds(self.folder(space.space_id), space.agent)
-        targets = {bind.target for bind in seen}
-        return (*seen, *(bind for bind in shows if bind.target not in targets))
+        shows = (*self._program.binds, *(Bind(Path(path), path) for path in there))
+        seen: tuple[Bind, ...] = ()
+        if space.agent and self._agent_folders is not None:
+            seen = self._agent_folders.binds(self.folder(space.space_id), space.agent)
+        found: dict[str, Bind] = {}
+        for bind in (*seen, *shows):
+            found.setdefault(bind.target, bind)
+        return tuple(found.values())
 
     def make_agent_folders(self, space_id: str, owner: Owner) -> None:
         """Makes the folders that a sandbox with an agent shows."""

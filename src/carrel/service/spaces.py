@@ -222,6 +222,11 @@ class Spaces:
             )
         return self._journal.current(claim.space_id)
 
+    async def made_with(self, caller: Caller, key: str) -> Space | None:
+        """The space that was asked for with this idempotency key, if it is there."""
+        claim = await self._store.claim(caller.name, key)
+        return None if claim is None else self._journal.get(claim.space_id)
+
     # Changing
 
     async def update(self, caller: Caller, word: str, update: SpaceChanges) -> Space:

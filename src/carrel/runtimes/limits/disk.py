@@ -25,7 +25,7 @@ from typing import NamedTuple
 from carrel.domain.availability import Availability
 from carrel.domain.errors import LimitsUnavailable
 from carrel.domain.trees import Owner
-from carrel.linux import namespaces, quota
+from carrel.linux import namespaces, processes, quota
 
 LOOK_S = 1.0
 """How often disk use is looked at."""
@@ -373,8 +373,8 @@ _IN_MEMORY = ("/memfd:", "/SYSV", "/dev/zero", "/[aio]", "/anon_hugepage")
 """Files without a name that take memory, and no disk."""
 _SHARED_MEMORY = "/dev/shm/"
 """… and those there, unless it is a folder of the disk that the sandbox has in its place."""
-MOST_LINKS = 1_000_000
-"""Some seconds of looking. No honest space has so many descriptors; one that has counts as over
+MOST_LINKS = 200_000
+"""Two seconds of looking. No honest space has so many descriptors; one that has counts as over
 its limit, else it would keep all others from being looked at."""
 
 
@@ -411,8 +411,10 @@ def _links(pid: int) -> Iterator[str]:
     """Of /proc to what a process holds. Threads may have descriptors of their own. What is only
     mapped can be seen by root alone."""
     folders = [f"/proc/{pid}/map_files"] if os.geteuid() == 0 else []
-    with contextlib.suppress(OSError):
-        folders += [f"/proc/{pid}/task/{thread}/fd" for thread in os.listdir(f"/proc/{pid}/task")]
+    threads = processes.owners_of_descriptors(pid)
+    folders += [f"/proc/{pid}/task/{one}/fd" for one in threads]
+    # What it was executed from, which it may have unmapped, and where it is.
+    yield from (f"/proc/{pid}/{name}" for name in ("exe", "cwd", "root"))
     for folder in folders:
         with contextlib.suppress(OSError):
             yield from (f"{folder}/{name}" for name in os.listdir(folder))

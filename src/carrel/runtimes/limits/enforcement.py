@@ -6,9 +6,11 @@ import asyncio
 import math
 import os
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from carrel.domain.availability import Availability
 from carrel.domain.errors import LimitsUnavailable
@@ -32,6 +34,10 @@ HOLDING_PIDS = 5
 brings it in: they do not count against a sandbox's limit of processes."""
 
 
+WALKS = 2
+"""Through the files of sandboxes at the same time: more would slow everything down."""
+
+
 class Enforcement:
     """Control groups, quotas and rlimits of all sandboxes; what works is found out once."""
 
@@ -39,10 +45,21 @@ class Enforcement:
         self.cgroups = cgroups
         self._quotas = quotas
         self._groups: dict[str, CgroupHandle] = {}
-        self.measuring = asyncio.Lock()
-        """Held by who walks through the files of a sandbox."""
+        self._walks = asyncio.Semaphore(WALKS)
+        self._walking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.folders_of: Callable[[str], Sequence[Path]] = lambda family: ()
         """The folders of all sandboxes of a family, also of those that are not up now."""
+
+    @asynccontextmanager
+    async def measuring(self, spec: SandboxSpec) -> AsyncIterator[None]:
+        """While the files of a sandbox are walked through. Those of one account take turns: what
+        makes a walk long makes nobody else's limit late."""
+        account = spec.account or spec.family or spec.sandbox_id
+        own = self._walking.get(account)
+        if own is None:
+            own = self._walking[account] = asyncio.Lock()
+        async with own, self._walks:
+            yield
 
     def put_in_force(self, spec: SandboxSpec) -> tuple[LimitSupport, ...]:
         """Says how each limit is enforced now; idempotent. With `strict`, raises

@@ -440,9 +440,8 @@ class LimitWatch:
         )
 
     async def _measure_disk(self, still: bool) -> Use | None:
-        """Sandboxes take turns: walking through many at once would slow everything down."""
         spec = self._sandbox.spec
-        async with self._enforcement.measuring:
+        async with self._enforcement.measuring(spec):
             if still and not self._enforcement.has_quota(spec):
                 return await self._measure_still()
             pids = await self._inhabitants.relatives()

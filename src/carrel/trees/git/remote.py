@@ -173,7 +173,13 @@ def _read_by_git(
     lent, _ = lenders(files, os.path.join(common, b"objects"), admit)
     included = []
     for path in (os.path.join(common, b"config"), os.path.join(target, b"config.worktree")):
-        for item in config.parse(files.read(path) or b""):
+        items = config.parse(files.read(path) or b"")
+        if len(items) > config.MAX_ITEMS:
+            raise ProjectInvalid(
+                f"{os.fsdecode(path)[:200]!r} has more settings than can be looked at.",
+                hint="Shorten it: git would obey what it includes.",
+            )
+        for item in items:
             if item.name.startswith(("include.", "includeif.")) and item.name.endswith(".path"):
                 named = os.path.join(os.path.dirname(path), os.path.expanduser(item.value))
                 included.append(admit(named) if files.leads_out(named) else None)
