@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import math
 import os
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -503,6 +504,24 @@ def test_what_was_found_in_time_counts(tmp_path: Path) -> None:
     assert 0 < part.files < whole.files and part.bytes <= whole.bytes
     with pytest.raises(TimeoutError):
         disk_bytes([tmp_path], 0.0)
+
+
+async def test_who_waited_for_its_turn_is_not_looked_at_later_for_it() -> None:
+    stage = Stage([5, 5])
+
+    @contextlib.asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        stage.now += 15.0
+        yield
+
+    watch = DiskWatch(
+        *(stage.measure, lambda: Free(stage.free, PLENTY), stage.limit, lambda _used, _why: None),
+        turn=turn,
+        pause=stage.pause,
+        clock=lambda: stage.now,
+    )
+    await watch.run(stage.needed)
+    assert stage.pauses == [1.0] * len(stage.pauses)
 
 
 async def test_a_long_walk_is_followed_by_a_long_pause() -> None:

@@ -17,6 +17,7 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -107,7 +108,8 @@ class DiskWatch:
     has gone over its limit, or goes on to write on a disk that is full.
 
     `measure` is called with whether the sandbox has to stand still meanwhile, and answers None
-    when it did not. `before` is what was `remembered` when it was watched last. `pause` and
+    when it did not. It is called in a `turn`: sandboxes take turns, and what waits for one has not
+    taken long itself. `before` is what was `remembered` when it was watched last. `pause` and
     `clock` are for tests.
     """
 
@@ -118,12 +120,14 @@ class DiskWatch:
         limit: Use,
         on_over: Callable[[Use, str], None],
         *,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         before: Remembered | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Made before the first command starts: what the disk loses from now on counts."""
         self._measure = measure
+        self._turn = turn
         self._free = free
         self._limit = limit
         self._on_over = on_over
@@ -171,6 +175,10 @@ class DiskWatch:
             self._most = Use(sys.maxsize, sys.maxsize)
         if not self._is_due(free):
             return 0.0
+        async with self._turn():
+            return await self._look(self._free(), anew)
+
+    async def _look(self, free: Free, anew: bool) -> float:
         began = self._clock()
         used = await self._measure(False)
         assert used is not None
@@ -218,7 +226,8 @@ class DiskWatch:
         if not _is_above(self._with_lost(free), far):
             return None
         if self._clock() - self._checked_at >= max(LOOK_S, self._took * _SHARE):
-            self._found, self._found_with = await self._measure(False), free
+            async with self._turn():
+                self._found, self._found_with = await self._measure(False), self._free()
             self._checked_at = self._clock()
         return self._found if self._found and _is_above(self._found, far) else None
 
@@ -436,16 +445,15 @@ class LimitWatch:
             lambda: free_room(spec.folder),
             limit_of(spec.limits.disk_bytes, spec.folder),
             self._over_disk,
+            turn=lambda: self._enforcement.measuring(spec),
             before=before,
         )
 
     async def _measure_disk(self, still: bool) -> Use | None:
-        spec = self._sandbox.spec
-        async with self._enforcement.measuring(spec):
-            if still and not self._enforcement.has_quota(spec):
-                return await self._measure_still()
-            pids = await self._inhabitants.relatives()
-            return await self._walk(pids, time.monotonic() + WALK_S)
+        if still and not self._enforcement.has_quota(self._sandbox.spec):
+            return await self._measure_still()
+        pids = await self._inhabitants.relatives()
+        return await self._walk(pids, time.monotonic() + WALK_S)
 
     async def _measure_still(self) -> Use | None:
         stood = False
