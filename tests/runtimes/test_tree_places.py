@@ -32,7 +32,7 @@ def test_at_a_projects_own_path(path: str) -> None:
     [
         *("", "/", "/home", "/home/user", "/tmp", "/var", "/workspace", "/workspace/sub"),
         *("/usr/src/p", "/etc/p", "/dev/p", "/proc/p", "/run/user/1/p", "/lib/p", "/bin"),
-        *("relative", "/a/../etc", "/a//b", "/agent"),
+        *("relative", "/a/../etc", "/a//b", "/agent", "/var/tmp/p"),
     ],
 )
 def test_not_where_the_sandbox_has_something_else(path: str) -> None:

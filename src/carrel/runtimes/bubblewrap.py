@@ -339,7 +339,7 @@ def _is_free(path: str, binds: tuple[Bind, ...]) -> bool:
     if not path.startswith("/") or os.path.normpath(path) != path:
         return False
     own = {WORKSPACE, HOME, "/tmp", "/var/tmp", *(bind.target for bind in binds)}
-    taken = (*TOOLCHAIN, "/etc", "/dev", "/proc", "/run", WORKSPACE)
+    taken = (*TOOLCHAIN, "/etc", "/dev", "/proc", "/run", "/var/tmp", WORKSPACE)
     return not (
         any(is_below(path, one) for one in taken) or any(is_below(one, path) for one in own)
     )
