@@ -41,7 +41,7 @@ from carrel.domain.runs import RunState, Stream
 from carrel.domain.runtimes import Command, ExitReason, Network
 from carrel.domain.spaces import Retention, Space, SpaceQuery, SpaceRequest, SpaceState
 from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver
-from carrel.service import doctor
+from carrel.service import doctor, open_spaces
 from carrel.service import runs as runs_module
 from carrel.service.creation import BUILDS, BUILDS_OF_ONE, Creator
 from carrel.service.spaces import LOOKS, SpaceChanges
@@ -127,6 +127,30 @@ async def test_the_tree_is_at_the_projects_own_path_too(
     (project / "later").write_text("of the checkout alone")
     assert (await run(services, space, f"ls {project.parent}"))[1] == f"{project.name}\n"
     assert "No such file" in (await run(services, space, f"cat {project}/later"))[1]
+
+
+@pytest.mark.parametrize("where", ["/tmp", "/home/user"])
+async def test_links_in_a_space_lead_no_mount_to_the_host(
+    services: Services, tmp_path: Path, data: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes the sandbox follows them, and sees all of the host then. Here the tree is shown
+    below a folder that the space writes."""
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o777)
+    victim.chmod(0o777)
+    place = f"{where}/a/b/project"
+    monkeypatch.setattr(open_spaces, "_own_path", lambda _space: place)
+    space = await make(services)
+    for link in (f"/oldroot{victim}", f"/newroot{victim}", str(victim)):
+        await run(
+            services,
+            space,
+            f"cd {where} && mv a old && ln -s {link} a && rm -rf old.*; mv old old.$$; ls -l",
+        )
+        await services.spaces.stop(LOCAL, space.space_id, 0.1)
+        await services.spaces.start(LOCAL, space.space_id)
+        assert (await run(services, space, f"echo x > {place}/f; cat /workspace/f"))[1] == "x\n"
+        assert list(victim.iterdir()) == []
 
 
 async def test_git_commits_in_every_space(

@@ -46,6 +46,14 @@ class SandboxBase(TypedDict):
     """Compiled, in hexadecimal digits."""
 
 
+class MountPoint(TypedDict):
+    """One below a folder that the sandbox may write: bubblewrap would follow links there."""
+
+    above: str
+    path: str
+    folder: bool
+
+
 class SandboxPlan(TypedDict):
     """How a sandbox is set up."""
 
@@ -55,6 +63,8 @@ class SandboxPlan(TypedDict):
     gid: int
     namespace: NotRequired[str | None]
     """The key of the held mount in which it starts."""
+    points: NotRequired[list[MountPoint]]
+    """Made ready while nothing of the sandbox runs."""
     late: NotRequired[list[str]]
     """Targets whose mounts come later, by `place`."""
     seccomp: str

@@ -28,7 +28,7 @@ from carrel.launcher.messages import (
 )
 from carrel.launcher.pool import ChildPool, Standby
 from carrel.launcher.wire import read_record, write_record
-from carrel.linux import namespaces, processes
+from carrel.linux import mounts, namespaces, processes
 
 READY_S = 10.0
 """Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
@@ -151,6 +151,8 @@ class LiveSandboxes:
             self._sandboxes[sandbox_id] = sandbox
             sandbox.waiting.append(ready)
             try:
+                for point in plan.get("points", ()):
+                    mounts.make_mount_point(**point, uid=plan["uid"], gid=plan["gid"])
                 _Start(self, self._loop, sandbox, plan, request["linger"], staged).begin()
             except OSError as error:
                 # The machine has no process or descriptor left; nobody is to wait for this.

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -193,3 +194,51 @@ def close_all(descriptors: Sequence[int]) -> None:
 def kernel_version() -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+# Places to mount at
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+ASIDE = ".aside"
+
+
+def make_mount_point(above: str, path: str, *, folder: bool, uid: int, gid: int) -> None:
+    """Makes a folder, or an empty file, at a path below a folder that others may write, and no link
+    on the way leads elsewhere: what is in its place is put aside. Raises OSError. Nobody may write
+    there meanwhile, nor until something is mounted."""
+    parts = path.split("/")
+    here = os.open(above, _FOLDER)
+    try:
+        for part in parts if folder else parts[:-1]:
+            below = _enter(here, part, uid, gid)
+            os.close(here)
+            here = below
+        if not folder:
+            _make_file(here, parts[-1], uid, gid)
+    finally:
+        os.close(here)
+
+
+def _enter(above: int, name: str, uid: int, gid: int) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+            os.rename(name, name + ASIDE, src_dir_fd=above, dst_dir_fd=above)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=above)
+        _give(above, name, uid, gid)
+    return os.open(name, _FOLDER, dir_fd=above)
+
+
+def _make_file(above: int, name: str, uid: int, gid: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISREG(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+            return
+        os.rename(name, name + ASIDE, src_dir_fd=above, dst_dir_fd=above)
+    os.close(os.open(name, _NEW_FILE, 0o644, dir_fd=above))
+    _give(above, name, uid, gid)
+
+
+def _give(above: int, name: str, uid: int, gid: int) -> None:
+    if os.geteuid() == 0:
+        os.chown(name, uid, gid, dir_fd=above, follow_symlinks=False)

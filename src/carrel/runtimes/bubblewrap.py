@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from carrel.domain.availability import Availability
 from carrel.domain.errors import CarrelError, CommandInvalid, SandboxUnavailable
@@ -48,6 +49,9 @@ from carrel.runtimes.sandbox import (
     SandboxFolders,
     environment,
 )
+
+if TYPE_CHECKING:
+    from carrel.launcher.messages import MountPoint
 
 LEAST_MEMORY_FILES = 1 << 20
 """What semaphores and the like need, however little is allowed."""
@@ -112,7 +116,7 @@ class BubblewrapRuntime(EngineRuntime):
         stamp = _stamp(self._program)
         try:
             if begun and tree.detached is not None:
-                mounts = [tree.detached() for _ in _tree_places(spec)]
+                mounts = [tree.detached() for _ in tree_places(spec)]
                 warming = self._engine.place(sandbox, mounts)
             else:
                 warming = self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
@@ -156,12 +160,14 @@ class BubblewrapRuntime(EngineRuntime):
                 "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
             )
         paths, binds, staged = self._sources(spec, tree)
+        places = tree_places(spec)
         namespace = tree.namespace if tree is not None else None
         return SandboxSetup(
             argv=arguments(program, spec, paths, binds, survive=namespace is None),
             namespace=namespace,
-            late=_tree_places(spec) if tree is None else [],
+            late=places if tree is None else [],
             staged=staged,
+            points=_mount_points(spec, binds, places),
         )
 
     def _sources(
@@ -297,7 +303,7 @@ def arguments(
     program: str, spec: SandboxSpec, paths: dict[str, str], binds: list[Bind], *, survive: bool
 ) -> list[str]:
     """`paths` says where bubblewrap finds what the sandbox shows. Without a `tree` in it, that
-    comes later, and finds a folder to be put on."""
+    comes later, and finds folders to be put on."""
     holder, name = _holder()
     tree = paths.get("tree")
     argv = [program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
@@ -317,7 +323,7 @@ def arguments(
     argv += ["--bind", paths["tmp"], "/tmp", "--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
     argv += ["--ro-bind", paths["hub"], HUB]
     argv += ["--bind", paths["home"], HOME]
-    first, *others = _tree_places(spec)
+    first, *others = tree_places(spec)
     argv += ["--dir", first] if tree is None else ["--bind", tree, first]
     for number, bind in enumerate(binds):
         how = "--bind" if bind.writable else "--ro-bind"
@@ -329,7 +335,7 @@ def arguments(
     return [*argv, "--", f"/run/{name}"]
 
 
-def _tree_places(spec: SandboxSpec) -> list[str]:
+def tree_places(spec: SandboxSpec) -> list[str]:
     """Where the sandbox shows its tree."""
     return [WORKSPACE, *([spec.also_at] if _is_free(spec.also_at, spec.binds) else [])]
 
@@ -338,11 +344,26 @@ def _is_free(path: str, binds: tuple[Bind, ...]) -> bool:
     """Whether a sandbox has nothing of its own there, nor below it, and can have something."""
     if not path.startswith("/") or os.path.normpath(path) != path:
         return False
-    own = {WORKSPACE, HOME, "/tmp", "/var/tmp", *(bind.target for bind in binds)}
-    taken = (*TOOLCHAIN, "/etc", "/dev", "/proc", "/run", "/var/tmp", WORKSPACE)
+    targets = [bind.target for bind in binds]
+    own = (WORKSPACE, HOME, "/tmp", "/var/tmp", *targets)
+    taken = (*TOOLCHAIN, "/etc", "/dev", "/proc", "/run", "/var/tmp", WORKSPACE, *targets)
     return not (
         any(is_below(path, one) for one in taken) or any(is_below(one, path) for one in own)
     )
+
+
+def _mount_points(spec: SandboxSpec, binds: list[Bind], places: list[str]) -> list[MountPoint]:
+    """Those below what the sandbox may write, and keeps. Bubblewrap makes the folders on the way
+    and follows links, while it still sees all of the host."""
+    folders = SandboxFolders(spec.folder)
+    wanted = [(bind.target, bind.source.is_dir()) for bind in binds]
+    wanted += [(place, True) for place in places]
+    return [
+        {"above": str(kept), "path": target.removeprefix(f"{above}/"), "folder": folder}
+        for target, folder in wanted
+        for above, kept in (("/tmp", folders.tmp), (HOME, folders.home))
+        if target != above and is_below(target, above)
+    ]
 
 
 def is_below(path: str, folder: str) -> bool:

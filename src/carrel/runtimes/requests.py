@@ -47,6 +47,8 @@ class SandboxSetup:
     """The held mount in which it starts."""
     late: list[str]
     """Targets whose mounts come later."""
+    points: list[messages.MountPoint]
+    """Where it mounts below what code in it may write."""
     staged: dict[str, int]
     """Detached mounts by name, which the engine closes."""
 
@@ -150,6 +152,7 @@ class LauncherRequests:
             "gid": sandbox.spec.owner.gid,
             "namespace": setup.namespace,
             "late": setup.late,
+            "points": setup.points,
             "seccomp": base["seccomp"],
             "join": base["join"],
             "base": base,
