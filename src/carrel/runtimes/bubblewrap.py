@@ -96,7 +96,7 @@ class BubblewrapRuntime(EngineRuntime):
 
     def begin(self, spec: SandboxSpec) -> None:
         """Where mounts can be given to a sandbox that is there already."""
-        if os.geteuid() != 0 or any(is_below(bind.target, WORKSPACE) for bind in spec.binds):
+        if os.geteuid() != 0:
             return
         with contextlib.suppress(CarrelError, OSError):
             # What goes wrong here goes wrong again at the start, and is told then.
@@ -181,7 +181,8 @@ class BubblewrapRuntime(EngineRuntime):
         folders.hub.mkdir(mode=0o755, exist_ok=True)
         sources = {"home": folders.home, "tmp": folders.tmp, "hub": folders.hub}
         sources["etc"] = self._etc.current()
-        binds = [*spec.binds]
+        # What is below the tree could lead a mount elsewhere by a link; the tree has its own there.
+        binds = [bind for bind in spec.binds if not is_below(bind.target, WORKSPACE)]
         if tree is not None:
             binds += [Bind(path, str(path)) for path in tree.read_only]
             sources["tree"] = tree.path
