@@ -227,7 +227,8 @@ class DiskWatch:
             return None
         if self._clock() - self._checked_at >= max(LOOK_S, self._took * _SHARE):
             async with self._turn():
-                self._found, self._found_with = await self._measure(False), self._free()
+                free = self._free()
+                self._found, self._found_with = await self._measure(False), free
             self._checked_at = self._clock()
         return self._found if self._found and _is_above(self._found, far) else None
 
