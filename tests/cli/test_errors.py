@@ -17,6 +17,9 @@ from tests.cli.program import Program
     ("words", "said"),
     [
         (["nothing"], "nothing"),
+        (["lss"], "hint: carrel ls"),
+        (["instance", "strat"], "hint: carrel instance start"),
+        (["qqqqqq"], "hint: carrel --help"),
         (["ls", "--nothing"], "--nothing"),
         (["show"], "SPACE"),
         (["new", "--memory", "3Q"], "3Q"),
@@ -35,7 +38,10 @@ def test_mistakes_of_usage(carrel: Program, words: list[str], said: str) -> None
 def test_errors_of_the_daemon(carrel: Program) -> None:
     assert "no space 'nobody'" in carrel.bad(3, "show", "nobody")
     assert "/nonexistent" in carrel.bad(3, "new", "/nonexistent")
-    assert carrel("new", "--name", "Not A Name").code == 2
+    said = carrel.bad(2, "new", "--empty", "--name", "Not A Name")
+    assert "63 lower-case letters" in said and "regex" not in said
+    said = carrel.bad(2, "new", "--empty", "--env", "1X=2")
+    assert "letters, digits and underscores" in said and "regex" not in said
 
 
 def test_as_json(carrel: Program) -> None:

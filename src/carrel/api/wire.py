@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect
 
-from carrel.api.types.common import END, OS_TEXT
+from carrel.api.types.common import END, OS_TEXT, WORDS
 from carrel.domain.errors import MessageInvalid
 
 T = TypeVar("T")
@@ -23,6 +23,7 @@ _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<place>[^`]*)`)?
 _VALUE = re.compile(r"(?P<what>Invalid (?:enum )?value) .*", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 _SURROGATE = "It has a surrogate that stands for no character"
+_PATTERN = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
 _HINT = "The paths and their fields are described at /v1/openapi.json."
 
 
@@ -156,6 +157,8 @@ def _invalid(text: str, where: str) -> MessageInvalid:
     if (value := _VALUE.fullmatch(what)) is not None:
         # What was sent is not repeated: it may be a secret.
         what = value["what"]
+    if (pattern := _PATTERN.fullmatch(what)) is not None and pattern["pattern"] in WORDS:
+        what = WORDS[pattern["pattern"]]
     # As people write the end of a pattern.
     what = what.replace(END.replace("\\", "\\\\"), "$")
     named = _FIELD.fullmatch(what)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -171,7 +173,9 @@ def run_program(words: list[str]) -> int:
         code = make_program().main(words, prog_name=NAME, standalone_mode=False)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else NAME
-        raise invalid(_sentence(error.format_message()), hint=f"{where} --help") from None
+        meant = _meant(error)
+        hint = f"{where} {meant}" if meant else f"{where} --help"
+        raise invalid(_sentence(error.format_message()), hint=hint) from None
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.Abort:
@@ -179,6 +183,19 @@ def run_program(words: list[str]) -> int:
     except click.ClickException as error:
         raise invalid(_sentence(error.format_message())) from None
     return code if isinstance(code, int) else FAILED if code else 0
+
+
+def _meant(error: click.UsageError) -> str:
+    """The verb that is nearest to one that there is not."""
+    context = error.ctx
+    found = _NO_COMMAND.fullmatch(error.format_message())
+    if found is None or context is None or not isinstance(context.command, click.Group):
+        return ""
+    known = context.command.list_commands(context)
+    return next(iter(difflib.get_close_matches(found["verb"], known, 1)), "")
+
+
+_NO_COMMAND = re.compile(r"No such command '(?P<verb>.*)'\.")
 
 
 def _sentence(text: str) -> str:

@@ -18,6 +18,17 @@ OS_TEXT = {"carrel": "os_text"}
 END = r"$(?!\n)"
 """The end of a pattern: in Python `$` alone lets a newline through."""
 
+WORDS: dict[str, str] = {}
+"""What patterns want, for people, by the pattern as msgspec's messages name it."""
+
+
+def spelled(pattern: str, words: str, *, max_length: int | None = None) -> Meta:
+    """A pattern, and the sentence that tells a person what it wants."""
+    pattern = f"^{pattern}{END}"
+    WORDS[pattern.replace("\\", "\\\\")] = words
+    return Meta(pattern=pattern, max_length=max_length, description=words)
+
+
 Moment = datetime
 """In JSON: RFC 3339 in UTC, to the millisecond. Written with `moment`."""
 Seconds = Annotated[float, Meta(ge=0, le=HUNDRED_YEARS_S)]
@@ -26,9 +37,23 @@ Count = Annotated[int, Meta(ge=1, lt=1 << 62)]
 Word = Annotated[str, Meta(max_length=255)]
 PathText = Annotated[str, Meta(min_length=1, max_length=MAX_PATH, extra=OS_TEXT)]
 WordText = Annotated[str, Meta(max_length=MAX_WORD, extra=OS_TEXT)]
-Variable = Annotated[str, Meta(pattern=rf"^[A-Za-z_][A-Za-z0-9_]*{END}", max_length=255)]
+Variable = Annotated[
+    str,
+    spelled(
+        "[A-Za-z_][A-Za-z0-9_]*",
+        "The name of a variable has letters, digits and underscores, and begins with no digit",
+        max_length=255,
+    ),
+]
 Environment = Annotated[dict[Variable, WordText], Meta(max_length=4096)]
-LabelKey = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9]([A-Za-z0-9._/-]{{0,61}}[A-Za-z0-9])?{END}")]
+LabelKey = Annotated[
+    str,
+    spelled(
+        "[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?",
+        "A label has up to 63 letters, digits, dots, dashes, underscores and slashes, and begins"
+        " and ends with a letter or digit",
+    ),
+]
 Labels = Annotated[dict[LabelKey, Annotated[str, Meta(max_length=256)]], Meta(max_length=64)]
 
 

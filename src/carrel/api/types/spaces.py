@@ -22,6 +22,7 @@ from carrel.api.types.common import (
     Seconds,
     Span,
     Word,
+    spelled,
 )
 from carrel.domain.agents import NOTHING_SPENT, Activity
 from carrel.domain.agents import Usage as AgentUsage
@@ -33,9 +34,20 @@ from carrel.domain.spaces import Problem, Retention, SpaceState
 from carrel.domain.trees import Change, Skipped
 
 BackEnd = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,31}}{END}")]
-FrontendName = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,62}}{END}")]
-ServerName = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,62}}{END}")]
-SpaceName = Annotated[str, Meta(pattern=rf"^[a-z0-9]([a-z0-9._-]{{0,61}}[a-z0-9])?{END}")]
+_PLAIN_NAME = spelled(
+    "[a-z][a-z0-9-]{0,62}",
+    "A name has up to 63 lower-case letters, digits and dashes, and begins with a letter",
+)
+FrontendName = Annotated[str, _PLAIN_NAME]
+ServerName = Annotated[str, _PLAIN_NAME]
+SpaceName = Annotated[
+    str,
+    spelled(
+        "[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?",
+        "A space's name has up to 63 lower-case letters, digits, dots, dashes and underscores, and"
+        " begins and ends with a letter or digit",
+    ),
+]
 Description = Annotated[str, Meta(max_length=10_000)]
 MAX_CHANGES = 100_000
 
