@@ -159,6 +159,9 @@ class OpenSpaces:
 def _own_path(space: Space) -> str:
     """Where its project is on the host. What names it by that path, in scripts of a virtual
     environment say, finds the tree there."""
+    if space.guest:
+        # Who knows it by a name in `project_roots` need not know where that is.
+        return ""
     if space.place:
         return space.place
     return space.project.location if space.project.kind is ProjectKind.FOLDER else ""
