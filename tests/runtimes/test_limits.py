@@ -530,7 +530,50 @@ async def test_a_long_walk_is_followed_by_a_long_pause() -> None:
     assert quick.pauses == [pytest.approx(0.9)]
     slow = Stage([1], walk_s=3.0)
     await slow.run()
-    assert slow.pauses == [12.0]
+    assert sum(slow.pauses) == 12.0
+
+
+async def test_who_writes_in_a_long_pause_is_looked_at() -> None:
+    """A space can make looks take long, and would have four times as long to itself."""
+    stage = Stage([5, 20], walk_s=3.0)
+
+    async def pause(seconds: float) -> None:
+        await stage.pause(seconds)
+        if len(stage.pauses) == 2:
+            stage.free -= 15 * MIB
+
+    watch = DiskWatch(
+        *(stage.measure, lambda: Free(stage.free, PLENTY), stage.limit),
+        lambda used, _why: stage.hits.append(used.bytes // MIB),
+        pause=pause,
+        clock=lambda: stage.now,
+    )
+    await watch.run(stage.needed)
+    assert stage.hits == [20] and stage.pauses[:2] == [1.0, 1.0] and stage.now < 3.0 + 2.0 + 20.0
+    assert stage.walks == 2 and sum(stage.pauses) < 2.0 + 12.0 + 1.0
+
+
+def test_a_descriptor_of_the_same_file_costs_little(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And what takes too long to be looked at is too much."""
+    asked = list[str]()
+    readlink = os.readlink
+
+    def noted(path: str) -> str:
+        asked.append(path)
+        return readlink(path)
+
+    monkeypatch.setattr(os, "readlink", noted)
+    with (tmp_path / "gone").open("wb") as file:
+        (tmp_path / "gone").unlink()
+        copies = [os.dup(file.fileno()) for _ in range(50)]
+        assert unlinked_use([os.getpid()], tmp_path).files >= 1
+        assert sum(str(tmp_path) in os.fsdecode(readlink(path)) for path in asked) == 1
+        monkeypatch.setattr(disk, "LINKS_S", -1.0)
+        assert unlinked_use([os.getpid()], tmp_path).bytes == TOO_DEEP
+        for copy in copies:
+            os.close(copy)
 
 
 def test_as_many_files_as_blocks_and_not_half_of_the_disk(tmp_path: Path) -> None:

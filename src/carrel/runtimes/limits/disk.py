@@ -378,10 +378,15 @@ MOST_LINKS = 200_000
 its limit, else it would keep all others from being looked at."""
 
 
+LINKS_S = 5.0
+"""… nor takes them so long to be looked at."""
+
+
 def unlinked_use(pids: Iterable[int], folder: Path, steps: Steps | None = None) -> Use:
     """What processes hold of files and folders that have no name any more: open, or mapped.
-    `TOO_DEEP` when they have more descriptors than can be looked at. `folder` is on the sandbox's
-    disk."""
+    `TOO_DEEP` when they have more descriptors than can be looked at in time. `folder` is on the
+    sandbox's disk."""
+    until = time.monotonic() + LINKS_S
     disk = folder.stat().st_dev
     steps = steps or Steps()
     found: dict[tuple[int, int], int] = {}
@@ -390,6 +395,10 @@ def unlinked_use(pids: Iterable[int], folder: Path, steps: Steps | None = None) 
         steps.taken += 1
         with contextlib.suppress(OSError):
             info = os.stat(path)
+            if (info.st_dev, info.st_ino) in found:
+                continue
+            if time.monotonic() > until:
+                return Use(TOO_DEEP, len(found))
             kinds = stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
             if info.st_nlink == 0 and kinds and not _is_in_memory(path, info, disk):
                 found[info.st_dev, info.st_ino] = info.st_blocks * 512

@@ -160,7 +160,19 @@ class DiskWatch:
         """As long as it is `needed`, which is asked before each look."""
         while await needed():
             took = await self.look()
-            await self._pause(max(LOOK_S - took, took * _SHARE))
+            until = self._clock() + max(LOOK_S - took, took * _SHARE)
+            while (left := until - self._clock()) > 0:
+                await self._pause(min(left, LOOK_S))
+                if self._is_pressing():
+                    break
+
+    def _is_pressing(self) -> bool:
+        """Whether the disk has lost more since the last look than the sandbox has left: a pause
+        after a long look would be its chance to write as much as it likes."""
+        if self._known is None or self._told:
+            return False
+        lost, left = self._then.bytes - self._free().bytes, self._limit.bytes - self._known.bytes
+        return lost > max(left, 0) + SLACK_BYTES
 
     async def look(self) -> float:
         """Answers how long that took."""
