@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import signal
@@ -185,18 +184,16 @@ def owners_of_descriptors(pid: int) -> list[int]:
         return []
     found = [pid]
     for thread in threads:
-        with contextlib.suppress(ProcessLookupError):
-            if thread != pid and not _shares_descriptors(found[-1], thread):
-                found.append(thread)
+        if thread != pid and not _shares_descriptors(found[-1], thread):
+            found.append(thread)
     return found
 
 
 def _shares_descriptors(pid: int, other: int) -> bool:
     try:
         return libc.syscall("kcmp", pid, other, _KCMP_FILES, 0, 0) == 0
-    except ProcessLookupError:
-        raise
     except OSError:
+        # Not allowed, or one of the two has ended: then nothing is known of the other.
         return False
 
 
