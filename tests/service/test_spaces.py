@@ -468,10 +468,8 @@ async def test_the_doctor_says_what_works(services: Services) -> None:
     }
 
 
-async def test_one_label_has_half_of_the_builds(
-    services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that sends nothing for minutes keeps nobody but its own caller waiting."""
+def slow_builds(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
+    """Bases that nobody gets until the event is set; what was begun."""
     free, begun = threading.Event(), list[str]()
 
     def build(_bases: BaseStore, wanted: BaseRequest, _progress: OnProgress) -> Base:
@@ -480,6 +478,14 @@ async def test_one_label_has_half_of_the_builds(
         raise GitFailed("It never came.")
 
     monkeypatch.setattr(BaseStore, "build", build)
+    return free, begun
+
+
+async def test_one_label_has_half_of_the_builds(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends nothing for minutes keeps nobody but its own caller waiting."""
+    free, begun = slow_builds(monkeypatch)
 
     def ask(team: str, number: int = 0) -> asyncio.Task[Space]:
         caller = Caller(f"tk_{team}", Scope(ScopeKind.LABEL, f"team={team}"))
@@ -505,16 +511,9 @@ async def test_who_waits_for_a_slow_build_takes_no_thread(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are 32 for all that the owner does; as many asked for the same project at once."""
-    free, begun = threading.Event(), list[str]()
-
-    def build(_bases: BaseStore, wanted: BaseRequest, _progress: OnProgress) -> Base:
-        begun.append(wanted.project.location)
-        free.wait(RUN_S)
-        raise GitFailed("It never came.")
-
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * BUILDS_OF_ONE + 4))
     other = await make(services)
-    monkeypatch.setattr(BaseStore, "build", build)
+    free, begun = slow_builds(monkeypatch)
     slow = SpaceRequest(Project(ProjectKind.FOLDER, str(tmp_path)))
     asked = [asyncio.create_task(services.spaces.create(LOCAL, slow)) for _ in range(40)]
     blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
