@@ -549,8 +549,8 @@ async def test_who_writes_in_a_long_pause_is_looked_at() -> None:
         clock=lambda: stage.now,
     )
     await watch.run(stage.needed)
-    assert stage.hits == [20] and stage.pauses[:2] == [1.0, 1.0] and stage.now < 3.0 + 2.0 + 20.0
-    assert stage.walks == 2 and sum(stage.pauses) < 2.0 + 12.0 + 1.0
+    assert stage.hits == [20] and stage.walks == 2
+    assert sum(stage.pauses) == 3.0 + 12.0, "as long as the look took, and all of it after the next"
 
 
 def test_a_descriptor_of_the_same_file_costs_little(

@@ -160,10 +160,12 @@ class DiskWatch:
         """As long as it is `needed`, which is asked before each look."""
         while await needed():
             took = await self.look()
-            until = self._clock() + max(LOOK_S - took, took * _SHARE)
+            looked = self._clock()
+            until = looked + max(LOOK_S - took, took * _SHARE)
             while (left := until - self._clock()) > 0:
                 await self._pause(min(left, LOOK_S))
-                if self._is_pressing():
+                # Though never more than half of one processor.
+                if self._clock() >= looked + took and self._is_pressing():
                     break
 
     def _is_pressing(self) -> bool:
