@@ -75,9 +75,9 @@ class _Bound:
         self._slack = slack
         self._allowed: int | None = None
 
-    def remember(self, used: int) -> None:
-        """What was in use before."""
-        self._allowed = max(self.limit, used + self._slack)
+    def forgive(self) -> None:
+        """What is in use at the next look, which nobody wrote who could be ended for it."""
+        self._allowed = sys.maxsize
 
     def forget(self) -> None:
         self._allowed = None
@@ -149,7 +149,7 @@ class DiskWatch:
         self._full_at = 0.0
         self._then = free()
         if before.found is not None:
-            self._allow(self._with_lost(self._then))
+            self._forgive()
         self._told = False
         self._measured_at = 0.0
         self._took = 0.0
@@ -223,14 +223,13 @@ class DiskWatch:
         """Nobody is in the sandbox: what was written until now is no growth of what comes after,
         the command that makes room say, and nobody moves files away from the walk."""
         free = self._free()
-        if self._found is not None:
-            self._allow(self._with_lost(free))
+        self._forgive()
         self._known, self._when_full, self._then, self._most = None, None, free, Use(0, 0)
         self._deep = None if self._deep is None else free.bytes
 
-    def _allow(self, used: Use) -> None:
-        self._bytes.remember(used.bytes)
-        self._files.remember(used.files)
+    def _forgive(self) -> None:
+        self._bytes.forgive()
+        self._files.forgive()
 
     async def excess(self) -> Use | None:
         """What is in use, when it is far above the limit. Where it may be, it is measured: more may
