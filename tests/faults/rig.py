@@ -82,7 +82,7 @@ async def assert_works(services: Services, space: Space, script: str, said: str)
         hits = EventQuery(types=frozenset({EventType.LIMIT_HIT}))
         told = [event.data for event in await services.store.events(hits)]
         pytest.fail(f"{record} {text} {told}")
-    assert text == said
+    assert text == said, (text, record)
 
 
 async def remove_all(services: Services, data: Path) -> None:
