@@ -24,7 +24,7 @@ from tests.load.clearing import end_everything
 from tests.service.rig import RUN_S, leftovers, make, run
 from tests.volumes import volume
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.xdist_group("disk")]
 SIZE = 48 << 20
 PROGRAM = "from carrel.cli.main import main; raise SystemExit(main())"
 

@@ -43,6 +43,10 @@ def _needs(rig: Rig, kind: LimitKind) -> None:
         pytest.skip(f"this machine cannot limit {kind}: {support.how}")
 
 
+pytestmark = pytest.mark.xdist_group("disk")
+"""What one of them deletes hides what another writes at the same moment."""
+
+
 @pytest.fixture(autouse=True)
 def _looks_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test beside this one deletes at the same moment hides what is written: files are then

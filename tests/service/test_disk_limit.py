@@ -18,6 +18,8 @@ from carrel.runtimes.limits import watch
 from carrel.service.family import Child
 from tests.service.rig import RUN_S, family_of, make, run
 
+pytestmark = pytest.mark.xdist_group("disk")
+
 
 async def test_who_is_far_above_the_disk_limit_makes_room_first(
     services: Services, monkeypatch: pytest.MonkeyPatch
