@@ -7,8 +7,8 @@
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-# The folders that hold Python today; benchmarks and examples may be left out of an archive.
-CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py examples/*.py))))
+# The folders that hold Python today; benchmarks, adapters and examples may be left out of an archive.
+CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py contrib/*/*.py examples/*.py))))
 # One more than there are cores, for tests wait now and then. Each worker mounts file systems and
 # starts sandboxes: more than eight only wait for the disk.
 WORKERS ?= $(shell expr $$(nproc) + 1)
@@ -43,6 +43,7 @@ check: setup
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/unasync.py --check
+	$(BIN)/python tools/pages.py --check
 
 bench: setup
 	$(BIN)/python bench/trees.py
@@ -61,5 +62,5 @@ soak: setup
 	CARREL_EXHAUSTIVE=1 $(BIN)/python -m tests.reaping $(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup --timeout=900 $(SAMPLED)
 
 clean:
-	rm -rf .venv tools/*/node_modules tools/servers/serena build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src tests bench examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf .venv tools/*/node_modules tools/servers/serena tools/contrib/suites build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench examples contrib -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from bench.containers import container_rivals
 from bench.measuring import Board, Spread, quantile, say, settle
 from bench.own_spaces import Daemon, open_daemon
 from bench.places import add_common_options, positive, run_main, workplace
-from bench.projects import Shape, make_project
+from bench.projects import Shape, make_plain_folder, make_project
 from bench.reporting import Report, Row, machine
 from bench.sandbox_rivals import RivalFailed
 from bench.space_outputs import Outputs
@@ -33,12 +34,15 @@ REMOVED = "carrel: remove"
 IN_TURN = "carrel, in turn with the others"
 DOCKER = "docker run"
 LS_CLI, PYTHON = "carrel ls, the program", "python -c pass"
+COPY_IN, COPY_OUT = "carrel cp, small files into a space", "carrel cp, small files out of it"
+TAR = "tar | tar"
 RESTART = "restart after SIGKILL: until all spaces are listed"
 PAUSE_S = 0.02
 """Before each subject: what the last one leaves to be done in the background is not the
 next one's."""
 BURSTS = 3
 RESTARTS = 3
+COPIES = 3
 PAGE = 10
 """As many spaces as there are when there are few: the same answer from a longer list."""
 QUICK = 5
@@ -77,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--output", type=positive, default=200_000_000, help="bytes of one command, all read"
     )
+    parser.add_argument("--small", type=positive, default=30_000, help="files to copy in and out")
     parser.add_argument("--no-containers", action="store_true", help="leave out podman and docker")
     add_common_options(parser, rounds=10)
     return parser.parse_args()
@@ -99,6 +104,7 @@ class Comparison:
         Outputs(self._options, self._place, self._daemon, self._report).measure()
         self._at_once()
         self._program()
+        self._small_files()
         self._few_and_many()
         self._tell()
 
@@ -200,6 +206,34 @@ class Comparison:
         env = {**os.environ, "CARREL_DATA": str(self._daemon.data), "CARREL_NO_START": "1"}
         env.pop("CARREL_URL", None)
         subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, timeout=STEP_S)
+
+    # Many small files, into a space and out of it
+
+    def _small_files(self) -> None:
+        """Against two processes of tar with a pipe between them."""
+        program = Path(sys.executable).with_name("carrel")
+        if not program.exists():
+            self._report.skip(COPY_IN, f"{program} is not installed")
+            return
+        source, target = self._place / "small", self._place / "copied"
+        make_plain_folder(source, self._options.small)
+        for number in range(min(COPIES, self._options.rounds)):
+            say(f"{self._options.small:,} small files, round {number + 1}")
+            space = self._daemon.client.create()
+            pipe = f"mkdir {target} && tar -C {source} -cf - . | tar -C {target} -xf -"
+            for name, argv in (
+                (TAR, ("sh", "-c", pipe)),
+                (COPY_IN, (str(program), "cp", str(source), f"{space.id}:small")),
+                (COPY_OUT, (str(program), "cp", f"{space.id}:small", str(target))),
+            ):
+                shutil.rmtree(target, ignore_errors=True)
+                settle()
+                with self._board.timed(name, number):
+                    self._execute(argv)
+            shutil.rmtree(target)
+            space.remove(force=True)
+        for name in (COPY_IN, COPY_OUT):
+            self._report.at_most(f"{name} / {TAR}", 2, "x", self._board.ratio(name, TAR))
 
     # Few and many
 

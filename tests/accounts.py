@@ -18,7 +18,8 @@ from tests.sampling import EXHAUSTIVE, VARIABLE
 SOURCE = Path(__file__).resolve().parent.parent
 PYTHON = "python"
 """As the first word of a command for `run_as`: an interpreter that the user can start."""
-PLUGINS = tuple(f"-pno:{name}" for name in ("cacheprovider", "xdist", "schemathesis"))
+_PLUGINS = ("cacheprovider", "xdist", "schemathesis", "hypothesispytest", "anyio")
+PLUGINS = tuple(f"-pno:{name}" for name in _PLUGINS)
 """For tests that run others: without plugins that leave something, or take long to load."""
 PYTEST = (PYTHON, "-m", "pytest", "-q", *PLUGINS)
 """As the first words of a command for `run_as`."""
@@ -31,8 +32,11 @@ RUN_TIMEOUT_S = 100.0
 _PROBE = """
 import sys
 assert sys.version_info >= (3, 11), "Python %s is too old" % sys.version.split()[0]
-import carrel, click, msgspec, pathspec, psutil, pytest, zstandard
+import importlib.util, msgspec, psutil, zstandard
+for name in ("carrel", "click", "pathspec", "pytest"):
+    assert importlib.util.find_spec(name), "there is no " + name
 """
+"""What is made for one Python is loaded; the rest only takes long to load."""
 
 
 class Account(NamedTuple):

@@ -33,6 +33,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not EXHAUSTIVE:
         items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    for item in items:
+        _name_group(item)
+
+
+def _name_group(item: pytest.Item) -> None:
+    """The scheduler of xdist reads the group at the end of a test's id, where the worker has
+    written it. From pytest 9.2 on the id is elsewhere than xdist 3.8 writes it, and every test
+    would go to any worker."""
+    mark = item.get_closest_marker("xdist_group")
+    if mark is None or not getattr(item.config.option, "loadgroup", False):
+        return
+    if not item.nodeid.endswith(group := f"@{mark.args[0]}"):
+        item._id = item.id.parse(item.nodeid + group)
 
 
 def pytest_collection_finish() -> None:
@@ -55,9 +68,15 @@ def _template() -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session")
+def _home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="carrel-home-") as name:
+        yield Path(name)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _own_environment(_template: Path) -> Iterator[None]:
-    """Keeps a person's git configuration and Carrel settings, and the variables of a git
+def _own_environment(_template: Path, _home: Path) -> Iterator[None]:
+    """Keeps a person's git configuration, Carrel settings and home, and the variables of a git
     hook that may have started the tests, out of them."""
     identity = {"NAME": "Tester", "EMAIL": "tester@example.org"}
     with pytest.MonkeyPatch.context() as patch:
@@ -66,6 +85,7 @@ def _own_environment(_template: Path) -> Iterator[None]:
         for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
             patch.setenv(name, "/dev/null")
         patch.setenv("GIT_TEMPLATE_DIR", str(_template))
+        patch.setenv("HOME", str(_home))
         for role in ("AUTHOR", "COMMITTER"):
             for key, value in identity.items():
                 patch.setenv(f"GIT_{role}_{key}", value)

@@ -1,4 +1,6 @@
-"""Launchers that are forked (`tests.nursery`): hundreds would else begin an interpreter each.
+"""Launchers that are forked (`tests.nursery`): hundreds would else begin an interpreter each. And
+no MCP process before its first session: each daemon would else load the SDK at its first turn, for
+more than a second.
 
 Tests of how launchers start have none of it.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from carrel import __version__
+from carrel.interfaces.mcp import McpProcess
 from carrel.launcher.client import START_S, Launcher
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,12 +77,18 @@ def forked_launchers() -> Iterator[None]:
     """Those that this process starts meanwhile are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Launcher, "_start", functools.partialmethod(_start, nursery()))
+        patch.setattr(McpProcess, "expect", _expect_nothing)
         yield
 
 
 def fork_launchers(address: str) -> None:
     """For the rest of this process's life: it was started by one that has a nursery."""
     Launcher._start = functools.partialmethod(_start, address)  # type: ignore[assignment]
+    McpProcess.expect = _expect_nothing  # type: ignore[method-assign]
+
+
+def _expect_nothing(self: McpProcess) -> None:
+    """Its first session starts it."""
 
 
 def _start(launcher: Launcher, address: str) -> None:

@@ -32,7 +32,16 @@ RUN_S = 100.0
 TREES = ("trees.py", "--files=60", "--bytes=500", "--trees=6", "--sizes=10,40", "--repeats=2")
 SANDBOX = ("sandbox.py", "--at-once=2", "--busy=0.1", "--no-containers")
 SPACES = (
-    *("spaces.py", "--files=40", "--bytes=300", "--count=3", "--burst=4", "--few=2", "--live=5"),
+    *(
+        "spaces.py",
+        "--files=40",
+        "--bytes=300",
+        "--count=3",
+        "--burst=4",
+        "--few=2",
+        "--live=5",
+        "--small=20",
+    ),
     *("--repeats=2", "--output=3000000", "--no-containers"),
 )
 HUB = (

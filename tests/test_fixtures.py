@@ -59,3 +59,10 @@ def test_removal_unmounts_and_never_deletes_through_a_mount(data: Path) -> None:
     remove_folder(data / "victim")
     assert mounts_below(data) == []
     assert (kept / "file").read_text() == "x"
+
+
+@pytest.mark.xdist_group("alone")
+def test_a_worker_names_the_group_of_a_test(request: pytest.FixtureRequest) -> None:
+    """Else tests that share what is dear, or must not meet, go to any worker."""
+    shared_out = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@alone") == shared_out

@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 SERVER, TOKEN = os.environ["CARREL_SERVER"], os.environ["CARREL_TOKEN"]
 INSTRUCTIONS = """\
@@ -41,6 +41,8 @@ async def generate(asked: dict[str, Any]) -> dict[str, Any]:
                     answer = {"type": "answer", "request_id": request_id, "id": frame["id"]}
                     await socket.send(json.dumps({**answer, "text": "yes"}))
                 elif frame["type"] == "result":
+                    # Closes the connection before the event loop ends.
+                    await socket.close()
                     return frame
                 elif frame["type"] == "error" and frame.get("to", "generate") != "answer":
                     raise RuntimeError(f"{frame['code']}: {frame['message']}")
@@ -49,12 +51,15 @@ async def generate(asked: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError("`connect` reconnects without end")
 
 
-async def main() -> None:
+async def main() -> int:
     result = await generate({"instructions": INSTRUCTIONS, "frontend": "scripted"})
     for file in result["files"]:
         print(file["change"], file["path"], file["lines"], file["language"])
         print(file["text"])
-    sys.exit(0 if result["complete"] else 1)
+    return 0 if result["complete"] else 1
 
 
-asyncio.run(main())
+try:
+    sys.exit(asyncio.run(main()))
+except (RuntimeError, InvalidStatus) as error:
+    sys.exit(str(error))

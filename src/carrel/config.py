@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
+import itertools
+import json
 import os
 import pwd
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from carrel.domain.agents import PREFIX, PREFIX_PATTERN
 from carrel.domain.errors import INVALID, CarrelError
 
 _NOT_NEGATIVE = (
@@ -27,6 +32,7 @@ _AT_LEAST_ONE = (
 )
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _DISK = re.compile(r"none|(?P<share>[1-9][0-9]?)%|(?P<size>[1-9][0-9]{0,11})(?P<unit>[KMGT]?)")
+_PREFIX = re.compile(PREFIX_PATTERN)
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 LEAST_DISK = 64 << 20
 """On a disk that is almost full, a share would be too little for any command."""
@@ -118,6 +124,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return dict(msgspec.to_builtins(self, enc_hook=str))
 
 
+class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the owner's spaces see of this machine beside the system: `[sandbox]`."""
+
+    home_tools: bool = True
+    """Whether they see the toolchains in the home of the daemon's user: pyenv, nvm, cargo, …"""
+    show: tuple[Path, ...] = ()
+    """Other absolute paths that they see, read-only."""
+    package_settings: bool = True
+    """Whether they get the settings of pip, uv, npm and cargo, the proxies and the certificates of
+    the daemon's user, without credentials."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: Path
     """The folder for bases, trees, homes and records. An absolute path, best on a local disk:
@@ -172,6 +190,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     none."""
     desktop: bool = True
     """Whether they are also shown on the desktop of the daemon's user, if there is one."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """What the owner's spaces see of this machine beside the system."""
     agents: dict[str, AgentSettings] = {}
     """Agents beside the built-in ones, by name."""
     servers: dict[str, ServerSettings] = {}
@@ -199,7 +219,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many seconds a request goes on, and its result is kept, while no client is connected for
     it."""
     requests_remembered: int = 1000
-    """How many ended requests are remembered of which only the outcome is left."""
+    """How many ended requests of each caller are remembered of which only the outcome is left."""
     request_webhook_hosts: tuple[str, ...] = ()
     """Hosts to which callers without full rights may have results sent."""
     project_roots: tuple[Path, ...] = ()
@@ -216,6 +236,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Host names under which TCP clients may call the daemon, beside those of the loopback."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the daemon."""
+    attach_prefix: str = PREFIX
+    """The key that begins the commands of an agent's terminal when you attach to it, as tmux names
+    it: such as C-a, if you sit in a tmux already. Ctrl-b works beside it."""
 
     def disk_for(self, free: int) -> int:
         """How much a space without a disk limit may write if `free` bytes are free; 0: no limit."""
@@ -253,6 +276,11 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
         raise SettingsInvalid(
             "The webhook is not a web address.", hint="Begin it with https:// or http://."
         )
+    if not all(path.is_absolute() for path in settings.sandbox.show):
+        raise SettingsInvalid(
+            "The paths in `show` of the sandbox must be absolute.", hint="Begin each path with /."
+        )
+    check_prefix(settings.attach_prefix)
     for name, agent in settings.agents.items():
         _check_agent(name, agent)
     for name, server in settings.servers.items():
@@ -263,6 +291,15 @@ def parse_settings(values: Mapping[str, object]) -> Settings:
                 f"{name} cannot be less than 1.", hint="Use 1 or more, or leave it out."
             )
     return settings
+
+
+def check_prefix(key: str) -> None:
+    """Raises `SettingsInvalid` for what is not a key with Ctrl or Alt, as tmux names it."""
+    if not _PREFIX.fullmatch(key):
+        raise SettingsInvalid(
+            f"{key[:80]!r} cannot be the prefix of a terminal.",
+            hint="Use a letter with Ctrl or Alt, such as C-a or M-x, or C-Space.",
+        )
 
 
 def _check_agent(name: str, agent: AgentSettings) -> None:
@@ -298,13 +335,23 @@ def _check_server(name: str, server: ServerSettings) -> None:
 
 def load_settings(env: Mapping[str, str] | None = None) -> Settings:
     """The settings of this process: from its environment, a file, else the usual places."""
-    env = os.environ if env is None else env
-    values = _from_file(env)
+    return found_settings(os.environ if env is None else env)[0]
+
+
+Source = Literal["default", "file", "environment"]
+
+
+def found_settings(env: Mapping[str, str]) -> tuple[Settings, dict[str, Source]]:
+    """The settings, and where each that is no default comes from."""
+    values = file_values(env)
+    sources: dict[str, Source] = dict.fromkeys(values, "file")
     if env.get("CARREL_DATA"):
         values["data"] = env["CARREL_DATA"]
+        sources["data"] = "environment"
     if not values.get("data"):
         values["data"] = default_data(env)
-    return parse_settings(values)
+        sources.pop("data", None)
+    return parse_settings(values), sources
 
 
 def config_file(env: Mapping[str, str]) -> Path | None:
@@ -320,7 +367,8 @@ def config_file(env: Mapping[str, str]) -> Path | None:
     return None if home is None else home / ".config" / "carrel" / "config.toml"
 
 
-def _from_file(env: Mapping[str, str]) -> dict[str, object]:
+def file_values(env: Mapping[str, str]) -> dict[str, object]:
+    """What the settings file says; nothing where it is not there. `SettingsInvalid`."""
     path = config_file(env)
     if path is None:
         return {}
@@ -370,3 +418,81 @@ def _decode(kind: type, value: object) -> object:
     if kind is not Path or not isinstance(value, str | Path) or "\0" in str(value):
         raise ValueError(f"{value!r} is not a path")
     return Path(value)
+
+
+# What each setting is, from the class above
+
+
+class SettingField(NamedTuple):
+    name: str
+    type: str
+    """As TOML and people have it."""
+    default: str
+    """As it is written in the file; empty for one that has none."""
+    sentence: str
+
+
+def fields_of(kind: type[msgspec.Struct] = Settings) -> list[SettingField]:
+    """In the order of the class. The sentences are the texts below the fields."""
+    source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    found = next(one for one in source.body if getattr(one, "name", "") == kind.__name__)
+    body = getattr(found, "body", [])
+    sentences = {
+        field.target.id: " ".join(str(below.value.value).split())
+        for field, below in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+    }
+    return [
+        SettingField(one.name, type_text(one.type), _default_text(one), sentences[one.name])
+        for one in msgspec.structs.fields(kind)
+    ]
+
+
+def type_text(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{one}"' for one in get_args(kind))
+    plain = [one for one in get_args(kind) if one is not UnsetType]
+    if get_origin(kind) is tuple:
+        return f"list of {type_text(plain[0])}s"
+    if get_origin(kind) is dict:
+        return "table"
+    if plain:
+        return type_text(plain[0])
+    names = {str: "text", Path: "path", bool: "true or false", int: "whole number"}
+    return {**names, float: "number", ToolSettings: "table"}.get(kind, "text")
+
+
+def _default_text(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    return "" if value in (msgspec.NODEFAULT, UNSET) else toml_text(value)
+
+
+def toml_text(value: object) -> str:
+    """A value of a setting as the file has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_text, value))}]"
+    if isinstance(value, dict):
+        return "{}" if not value else "{...}"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    # A text of JSON is one of TOML, but for one character.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def setting_named(key: str) -> SettingField:
+    """Raises `SettingsInvalid`."""
+    known = {one.name: one for one in fields_of()}
+    if key not in known:
+        close = difflib.get_close_matches(key, known, 1)
+        hint = f"Did you mean {close[0]}?" if close else "`carrel config` lists them all."
+        raise SettingsInvalid(f"There is no setting {key[:80]!r}.", hint=hint)
+    return known[key]

@@ -42,6 +42,7 @@ from tests.agents.staging import (
     setup_in,
 )
 from tests.agents.standins import Standin, serving
+from tests.sampling import beyond, whole_only
 
 MCP = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 ODD = Path(__file__).with_name("acp_agent.py")
@@ -65,7 +66,11 @@ def setup(tmp_path: Path) -> AgentSetup:
     return replace(setup_in(tmp_path), credentials=keys)
 
 
-@pytest.fixture(params=REAL, ids=lambda cls: cls.name)
+def name_of(frontend: type[DrivenFrontend]) -> str:
+    return frontend.name
+
+
+@pytest.fixture(params=REAL, ids=name_of)
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> DrivenFrontend:
     cls: type[DrivenFrontend] = request.param
     return cls(pinned(tmp_path, cls.name))
@@ -131,6 +136,7 @@ async def test_a_turn_and_the_next_one(
 async def test_it_is_interrupted_and_gone_on_with(
     real: DrivenFrontend, setup: AgentSetup, api: Standin, tmp_path: Path
 ) -> None:
+    """By a turn that may write nothing."""
     held, heard = Held(tmp_path), Heard()
     request = asking(real, api, f"RUN {held.command}")
     turn = asyncio.ensure_future(play(real, setup, request, heard))
@@ -139,8 +145,10 @@ async def test_it_is_interrupted_and_gone_on_with(
     result, _ = await turn
     assert code_of(result) == "interrupted"
     assert held.is_free()
-    result, _ = await play(real, setup, going_on(asking(real, api, "again"), heard.key))
-    assert result.success
+    again = going_on(asking(real, api, "WRITE a.txt words"), heard.key)
+    result, _ = await play(real, setup, replace(again, permission=Permission.DENY))
+    assert result.success, result.error
+    assert not Path(setup.workspace, "a.txt").exists()
 
 
 async def test_what_is_said_meanwhile_is_answered(
@@ -153,6 +161,8 @@ async def test_what_is_said_meanwhile_is_answered(
     assert result.final_output == "reply 2: more"
 
 
+# In a sample it asks in the suite of all frontends.
+@whole_only
 async def test_it_asks(claude: DrivenFrontend, setup: AgentSetup, api: Standin) -> None:
     def decide(told: Told) -> Control | None:
         if told.type is not Type.PERMISSION or "decision" in told.payload:
@@ -168,13 +178,8 @@ async def test_it_asks(claude: DrivenFrontend, setup: AgentSetup, api: Standin) 
     assert len(heard.of(Type.PERMISSION)) == 4
 
 
-async def test_it_is_denied(real: DrivenFrontend, setup: AgentSetup, api: Standin) -> None:
-    request = replace(asking(real, api, "WRITE a.txt words"), permission=Permission.DENY)
-    result, _ = await play(real, setup, request)
-    assert result.success, result.error
-    assert not Path(setup.workspace, "a.txt").exists()
-
-
+# Claude's starts a program of its own, which starts the command.
+@pytest.mark.parametrize("real", [ClaudeAgentAcp, *beyond(CodexAcp)], indirect=True, ids=name_of)
 async def test_nothing_is_left_of_a_turn_that_is_stopped(
     real: DrivenFrontend, setup: AgentSetup, api: Standin, tmp_path: Path
 ) -> None:

@@ -18,6 +18,9 @@ from tests.cli.program import Program
 from tests.daemon.requesting import talking
 from tests.daemon.rig import Daemon, good
 
+# They share a daemon.
+pytestmark = pytest.mark.xdist_group("own acp agents")
+
 AGENT = Path(__file__).with_name("acp_agent.py")
 SETTINGS = """
 [agents.mine]

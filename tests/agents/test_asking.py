@@ -37,6 +37,7 @@ from tests.agents.staging import (
     started,
 )
 from tests.agents.standins import Standin, serving
+from tests.sampling import beyond
 
 MCP = (sys.executable, str(Path(__file__).parent / "mcp_server.py"))
 NAMES = ("claude-code", "codex-cli", "pi-sdk")
@@ -146,6 +147,8 @@ async def test_what_the_project_allows_itself_is_not_allowed(
         assert len(program.heard.of(Type.PERMISSION)) == 2
 
 
+# Pi's turns are those of one program, and what it does then is in the suite.
+@pytest.mark.parametrize("frontend", (*NAMES[:2], *beyond(NAMES[2])), indirect=True)
 async def test_a_model_that_is_not_there(
     frontend: Frontend, setup: AgentSetup, api: Standin
 ) -> None:

@@ -33,7 +33,7 @@ from carrel.domain.errors import (
 from tests.agents.programs import pinned, run, seat_at
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
 from tests.agents.terminals import terminal
-from tests.sampling import beyond
+from tests.sampling import beyond, whole_only
 
 KEY = "sk-ant-planted-0123456789abcdefghijklmnop"
 
@@ -111,6 +111,8 @@ def test_an_unknown_conversation(claude: ClaudeCode, setup: AgentSetup, standin:
     assert not done.key
 
 
+# In a sample it is tried in the suite of all frontends.
+@whole_only
 def test_an_unknown_model(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
     done = run(claude, replace(asking(standin, "hello"), model=UNKNOWN_MODEL), setup)
     assert done.code == "model_not_supported"
@@ -121,7 +123,8 @@ def test_an_api_that_fails(claude: ClaudeCode, setup: AgentSetup, standin: Stand
     assert done.code == "agent_crashed"
     assert done.result.error is not None
     assert done.result.error.details["status"] == 529
-    assert any("Try 1 of 1" in str(told.payload.get("text")) for told in done.of(Type.LOG))
+    retries = [told.payload for told in done.of(Type.LOG) if told.payload.get("kind") == "retry"]
+    assert "Try 1 of 1" in str(retries[0]["text"]) and isinstance(retries[0]["status"], int)
 
 
 @pytest.mark.parametrize("stop_by", [signal.SIGINT, *beyond(signal.SIGTERM)])
@@ -134,6 +137,8 @@ def test_an_interrupted_turn_can_be_resumed(
     assert run(claude, request, setup).result.final_output == "reply 2: on"
 
 
+# In a sample it is tried in the suite of all frontends.
+@whole_only
 def test_a_killed_turn_can_be_resumed(
     claude: ClaudeCode, setup: AgentSetup, standin: Standin
 ) -> None:

@@ -32,6 +32,7 @@ from carrel.domain.errors import ContinuationNotFound, FrontendNotInstalled, Pro
 from tests.agents.programs import pinned, run, seat_at
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
 from tests.agents.terminals import terminal
+from tests.sampling import whole_only
 
 KEY = "sk-planted-0123456789abcdefghijklmnop"
 MODEL = "plain"
@@ -106,6 +107,17 @@ def test_a_resumed_conversation_is_the_old_one(
     assert usage.payload["input_tokens"] == 200
 
 
+def test_a_conversation_stays_with_its_endpoint(
+    codex: CodexCli, setup: AgentSetup, standin: Standin
+) -> None:
+    first = run(codex, asking(standin, "one"), setup)
+    for permission in (Permission.SANDBOXED, Permission.ASK):
+        request = replace(asking(standin, "two"), env={}, continuation=first.continuation)
+        done = run(codex, replace(request, permission=permission), setup)
+        assert done.code == "continuation_not_found" and done.result.error
+        assert "another endpoint" in done.result.error.message
+
+
 def test_an_unknown_conversation(codex: CodexCli, setup: AgentSetup, standin: Standin) -> None:
     continuation = Continuation("openai", str(uuid4()))
     done = run(codex, replace(asking(standin, "hello"), continuation=continuation), setup)
@@ -113,6 +125,8 @@ def test_an_unknown_conversation(codex: CodexCli, setup: AgentSetup, standin: St
     assert not done.key
 
 
+# In a sample it is tried in the suite of all frontends.
+@whole_only
 def test_an_unknown_model(codex: CodexCli, setup: AgentSetup, standin: Standin) -> None:
     done = run(codex, replace(asking(standin, "hello"), model=UNKNOWN_MODEL), setup)
     assert done.code == "model_not_supported"

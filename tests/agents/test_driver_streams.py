@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from carrel.agents.driven import DrivenTranslator
 from carrel.agents.frontends import lines
 from carrel.agents.frontends.acp_driver import AcpTranslator
+from carrel.agents.frontends.claude_driver import ClaudeTranslator
+from carrel.agents.frontends.codex_driver import CodexTranslator
 from carrel.agents.frontends.pi_driver import PiTranslator
 from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.agents import Told, TurnResult
-from tests.agents.recordings import STREAMS, made_up
+from tests.agents.recordings import STREAMS, made_up, replay
 from tests.agents.staging import code_of
 
 SHOWN = (Type.MESSAGE, Type.TOOL_CALL, Type.TOOL_RESULT, Type.USAGE)
@@ -24,6 +26,25 @@ SHOWN = (Type.MESSAGE, Type.TOOL_CALL, Type.TOOL_RESULT, Type.USAGE)
 
 def shown(told: list[Told]) -> list[Type]:
     return [one.type for one in told if one.type in SHOWN]
+
+
+def retries(told: Iterable[Told]) -> list[tuple[str, object]]:
+    """What was told of them, and the status of the API."""
+    found = [one.payload for one in told if one.payload.get("kind") == "retry"]
+    return [(str(one["text"]), one.get("status")) for one in found]
+
+
+def test_all_frontends_tell_that_they_try_again() -> None:
+    claude = replay(ClaudeTranslator(), "claude-code", "api_error").told
+    assert retries(claude) == [("Try 1 of 1 again: overloaded (529)", 529)]
+    (codex,) = retries(replay(CodexTranslator(), "codex-cli", "api_error").told)
+    assert codex[0].startswith("Reconnecting... 1/1") and codex[1] is None
+    failed = b'{"type": "error", "message": "Reconnecting... 2/5 (unexpected status 503 Service)"}'
+    assert retries(CodexTranslator().line(failed))[0][1] == 503
+    assert retries(pi("api_error")[0])[0][1] == 500
+    acp_told = AcpTranslator()
+    found = [one for update in updates("codex-acp", "api_error") for one in acp_told.update(update)]
+    assert retries(found)[0][0].startswith("Reconnecting... 1/1: We")
 
 
 # Pi

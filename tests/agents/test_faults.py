@@ -15,9 +15,14 @@ import pytest
 
 from tests.agents.plugins import install
 from tests.daemon.rig import Daemon, good
+from tests.sampling import examples
+
+# They share a daemon that is started as a person does it.
+pytestmark = pytest.mark.xdist_group("agents that fail")
 
 TURN_S = 60.0
-FLOOD = 100_000_000
+FLOOD = examples(30_000_000, exhaustive=100_000_000)
+"""More than is kept."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +99,7 @@ def test_it_fails(space: Space) -> None:
 
 
 def test_it_floods(space: Space) -> None:
-    """A hundred megabytes: what cannot be kept is counted, and its end is heard."""
+    """What cannot be kept is counted, and its end is heard."""
     script = f"yes {'x' * 1000} | head -c {FLOOD}; echo; echo the end"
     turn = space.turn(script)
     assert turn["result"]["success"] and turn["result"]["final_output"] == "the end"

@@ -37,6 +37,7 @@ from tests.agents.staging import (
     started,
 )
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
+from tests.sampling import whole_only
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +124,8 @@ async def test_an_unknown_conversation_is_not_found(
     assert not api.requests
 
 
+# In a sample it is tried in the suite of all frontends.
+@whole_only
 async def test_an_unknown_model(frontend: PiSdk, setup: AgentSetup, api: Standin) -> None:
     result, _ = await play(frontend, setup, replace(asking(api, "hello"), model=UNKNOWN_MODEL))
     assert code_of(result) == "model_not_supported"

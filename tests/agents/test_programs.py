@@ -43,6 +43,26 @@ def test_its_own_folder_comes_before_path(tmp_path: Path) -> None:
     assert found.binds() == (str(tmp_path / "own" / "front" / "node_modules"),)
 
 
+def test_where_the_login_shell_finds_it_comes_last(tmp_path: Path) -> None:
+    """With the Node that a version manager has beside it, not the one that comes first."""
+    node = tmp_path / "nvm" / "v22"
+    script = program(node / "lib" / "node_modules" / "tool" / "cli.js", "#!/usr/bin/env node\n")
+    beside = program(node / "bin" / "node")
+    (node / "bin" / "tool").symlink_to(script)
+    program(tmp_path / "bin" / "node")
+    places = [""]
+    locator = Locator(tmp_path / "own", str(tmp_path / "bin"), lambda: places[0])
+    assert locator.find("front", "tool") is None
+    places[0] = f"{tmp_path}/bin:{node}/bin"
+    for one in (locator, locator.unasked()):
+        found = one.find("front", "tool")
+        assert found is not None and found.argv == (str(beside), str(script))
+        assert found.binds() == (str(beside), str(node / "lib" / "node_modules"))
+    nearer = program(tmp_path / "bin" / "tool")
+    found = locator.find("front", "tool")
+    assert found is not None and found.argv == (str(nearer),)
+
+
 def test_a_script_is_given_to_its_node(tmp_path: Path) -> None:
     own = tmp_path / "own"
     script = installed(own, "front", "tool", "#!/usr/bin/env node\n")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.rig import ANSWER_S, Daemon, good
+from tests.daemon.rig import ANSWER_S, LOOK_S, Daemon, good
 
 PLANTED = "sk-planted-with-the-turn"
 ODD = "planted-by-an-odd-name"
@@ -26,14 +26,18 @@ ENV = {"ANTHROPIC_API_KEY": PLANTED, "LETTERS": ODD}
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Started by someone whose programs leave cores wherever they may."""
-    tmp_path.chmod(0o711)
-    found = Daemon(tmp_path / "data", forked=False)
-    with cores():
+# They share a daemon that is started as a person does it.
+pytestmark = pytest.mark.xdist_group("secrets of agents")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Started by someone whose programs leave cores wherever they may, each time."""
+    folder = tmp_path_factory.mktemp("secrets")
+    folder.chmod(0o711)
+    found = Daemon(folder / "data", forked=False)
+    with cores(), contextlib.closing(found):
         found.start()
-    with contextlib.closing(found):
         yield found
 
 
@@ -103,6 +107,7 @@ def test_what_a_turn_is_given_is_not_kept(daemon: Daemon) -> None:
     until = time.monotonic() + ANSWER_S
     while not desk.exists("begun"):
         assert time.monotonic() < until
+        time.sleep(LOOK_S)
     assert_nowhere(daemon)
     daemon.kill()
     assert_nowhere(daemon)

@@ -66,6 +66,14 @@ async def told(services: Services, space: Space, prompt: str, **more: Any) -> li
     return [one for one in found if one.data.get("run_id") == turn.run_id]
 
 
+async def started(services: Services, space: Space) -> list[Instance]:
+    """Its servers, when all of them were, as the first turn waits for them. A turn itself would
+    load the SDK's client, for a second."""
+    async with asyncio.timeout(WAIT_S):
+        await services.space_servers.given(space.space_id)
+    return living(services, space)
+
+
 def said(events: list[Event], type: str, member: str) -> list[Any]:
     of = [one.data["payload"] for one in events if one.type == f"agent.{type}"]
     return [one[member] for one in of if isinstance(one, dict) and member in one]
@@ -114,8 +122,7 @@ async def test_names_are_looked_at_first(services: Services, project: Path) -> N
 
 async def test_as_long_as_the_space(services: Services, project: Path) -> None:
     space = await seated(services, project, "small", "small")
-    await told(services, space, "say hello")
-    (first,) = living(services, space)
+    (first,) = await started(services, space)
     stopped = await services.spaces.stop(LOCAL, space.space_id)
     assert not living(services, space)
     assert [one.state for one in services.spaces.residents(stopped)] == [None]
@@ -131,8 +138,8 @@ async def test_as_long_as_the_space(services: Services, project: Path) -> None:
 
 async def test_a_refused_removal_changes_nothing(services: Services, project: Path) -> None:
     space = await seated(services, project)
-    await told(services, space, "write new.txt x")
-    (before,) = living(services, space)
+    (before,) = await started(services, space)
+    await run(services, space, "echo x > new.txt")
     with pytest.raises(Exception, match="not copied out"):
         await services.spaces.remove(LOCAL, space.space_id)
     assert living(services, space) == [before]
@@ -167,10 +174,9 @@ async def test_one_that_never_answers(services: Services, project: Path) -> None
     assert not living(services, space)
 
 
-async def test_a_crash_between_two_turns(services: Services, project: Path) -> None:
+async def test_a_crash_before_a_turn(services: Services, project: Path) -> None:
     space = await seated(services, project)
-    await told(services, space, "say hello")
-    (before,) = living(services, space)
+    (before,) = await started(services, space)
     await run(services, space, "pkill -9 -f small.py")
     await until(services, before.instance_id, InstanceState.RESTARTING)
     events = await told(services, space, READ)
@@ -182,9 +188,7 @@ async def test_a_crash_between_two_turns(services: Services, project: Path) -> N
 async def test_an_agent_that_comes_later(services: Services, project: Path) -> None:
     """The sandbox is set up anew for it."""
     space = await seated(services, project, agent="")
-    async with asyncio.timeout(WAIT_S):
-        await services.space_servers.given(space.space_id)
-    (before,) = living(services, space)
+    (before,) = await started(services, space)
     request = TurnRequest("scripted", READ)
     turn = await services.turns.start(LOCAL, space.space_id, request)
     turn = await services.turns.wait(LOCAL, turn.run_id, WAIT_S)
@@ -234,8 +238,7 @@ async def test_a_daemon_after_another(data: Path, project: Path) -> None:
         async with serving(data) as services:
             services.instances.servers.add(server("http"))
             space = await seated(services, project)
-            await told(services, space, "say hello")
-            (before,) = living(services, space)
+            (before,) = await started(services, space)
         async with serving(data) as services:
             events = await told(services, space, READ)
             assert said(events, "tool_result", "output") == ["the first"]

@@ -83,6 +83,12 @@ def test_what_was_sent_is_not_repeated() -> None:
         assert "hunter2" not in f"{error.message} {error.details}"
 
 
+@pytest.mark.parametrize("text", ['{"argv":["a","%s"]}', '{"argv":["a"],"env":{"A":"%s"}}'])
+def test_a_word_that_no_command_takes(text: str) -> None:
+    """The caller is told what to do instead."""
+    assert "standard input" in refused("RunBody", text % ("x" * 131_073)).message
+
+
 def test_a_frame_that_is_too_deep() -> None:
     deep = "[" * 100_000
     refused(ControlFrame, f'{{"rows":{deep},"type":"resize"}}')

@@ -226,6 +226,17 @@ def test_budget(trash: Trash) -> None:
     assert trash.expire([exact], NOW) == []
 
 
+def test_nobody_pays_for_what_others_removed(trash: Trash) -> None:
+    owners, child = entry(9, BUDGET), entry(9, BUDGET)
+    child = dataclasses.replace(child, space=dataclasses.replace(child.space, family="sp_a"))
+    blues = [entry(age, BUDGET) for age in range(3)]
+    blues = [
+        dataclasses.replace(one, space=dataclasses.replace(one.space, account="team=blue"))
+        for one in blues
+    ]
+    assert trash.expire([owners, child, *blues], NOW) == [blues[2], blues[1]]
+
+
 def test_both(trash: Trash) -> None:
     old = entry(AGE_S + 1, BUDGET)
     fitting = entry(1, BUDGET)

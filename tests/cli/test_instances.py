@@ -20,6 +20,7 @@ from mcp import Client, StdioServerParameters
 
 from tests.cli.program import PROGRAM, TIMEOUT_S, Program
 from tests.cli.test_starting import modules_of
+from tests.daemon.rig import LOOK_S
 from tests.instances.installed import MODULES, require
 from tests.instances.small import LAST_WORDS, command, put_small
 from tests.interfaces.http.test_instances import HANDSHAKE
@@ -210,6 +211,7 @@ def _until(holds: Any) -> None:
     until = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < until
+        time.sleep(LOOK_S)
 
 
 # On standard input and output

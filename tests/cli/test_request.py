@@ -16,7 +16,7 @@ import pytest
 from carrel import Client
 from carrel.cli.commands import find_command
 from tests.cli.program import TIMEOUT_S, Program, in_terminal
-from tests.daemon.rig import Daemon
+from tests.daemon.rig import LOOK_S, Daemon
 
 GONE_S = 10.0
 """For a workspace to go after its result was told."""
@@ -32,6 +32,7 @@ def _nothing_stays(carrel: Program) -> Iterator[None]:
         if time.monotonic() > until:
             carrel.good("rm", "--force", *left)
             pytest.fail(f"left: {left}")
+        time.sleep(LOOK_S)
 
 
 def made(carrel: Program, *words: str) -> dict[str, Any]:
@@ -92,6 +93,20 @@ def test_what_it_is_told(carrel: Program, project: Path, tmp_path: Path) -> None
     found = made(carrel, said, *words, "minimal", "--agent", "scripted", "--timeout", "1m")
     (file,) = found["files"]
     assert file["path"] == "out.txt" and file["text"].startswith("read me\n")
+
+
+def test_what_its_workspace_has(carrel: Program) -> None:
+    """As a space has it: variables, the network, servers, what the agent may do."""
+    words = ["--env", "COLOR=blue", "--network", "none", "--permission", "ask", "--keep", "1h"]
+    found = made(carrel, "say $COLOR", *words, "--check", "echo $COLOR; exit 1")
+    try:
+        assert found["check"]["output"] == "blue\n"
+        assert carrel.json("show", found["space_id"])["network"] == "none"
+        (turn,) = carrel.json("turns", found["space_id"])["turns"]
+        assert turn["permission"] == "ask"
+    finally:
+        carrel.good("request", "rm", found["request_id"])
+    assert "no-such" in carrel.bad(None, "request", MAKE, "--mcp", "no-such")
 
 
 def test_files_that_are_there_already(carrel: Program, tmp_path: Path) -> None:

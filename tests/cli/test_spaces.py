@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.program import Program, in_terminal
+from tests.environments.homes import tool
 
 
 def test_new_prints_the_name(carrel: Program, project: Path) -> None:
@@ -76,7 +79,8 @@ def test_an_unconfined_space_is_told_loudly(carrel: Program, project: Path) -> N
     name = done.out.strip()
     try:
         [line] = [line for line in carrel.good("ls").splitlines() if line.startswith(name)]
-        assert " process ! " in line
+        assert " unconfined ! " in line
+        assert " process ! " in carrel.good("ls", "--long")
         assert "process !  nothing confines it" in carrel.good("show", name)
     finally:
         carrel.good("rm", name)
@@ -100,7 +104,7 @@ def test_a_table_fits_the_terminal(carrel: Program, space: str) -> None:
     with in_terminal(carrel, "ls", cols=60) as terminal:
         text = terminal.rest().decode()
         assert terminal.end() == 0
-    lines = text.replace("\x1b[1;31m", "").replace("\x1b[0m", "").splitlines()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert len(lines) > 1 and all(len(line) <= 60 for line in lines)
     assert any("…" in line for line in lines)
 
@@ -115,6 +119,10 @@ def test_stop_start_update(carrel: Program, space: str) -> None:
     assert carrel.good("stop", space, "--grace", "0.1").strip() == space
     assert "is stopped" in carrel.bad(125, "exec", space, "true")
     assert carrel.json("start", space)["state"] == "ready"
+    carrel.good("exec", space, "--detach", "--", "sleep", "1000")
+    assert carrel.good("restart", space, "--grace", "0.1").strip() == space
+    shown = carrel.json("show", space)
+    assert (shown["state"], shown["live_runs"]) == ("ready", 0)
     found = carrel.json("update", space, "--label", "a=b", "--label", "c=d", "--ttl", "1h")
     assert found["labels"] == {"a": "b", "c": "d"}
     found = carrel.json("update", space, "--no-label", "a", "--idle", "5m")
@@ -130,7 +138,7 @@ def test_changes_are_not_lost(carrel: Program, space: str) -> None:
     said = carrel.bad(4, "rm", space)
     assert "2 changes" in said and "--force" in said
     done = carrel("rm", "--force", space)
-    assert done.code == 0 and "carrel undelete sp_" in done.err
+    assert done.code == 0 and f"carrel undelete {space}" in done.err
     assert space in carrel.good("undelete")
     kept = carrel.json("undelete")["trash"]
     assert [one["changes"] for one in kept if one["space"]["name"] == space] == [2]
@@ -187,7 +195,8 @@ def test_cleaning_up(carrel: Program, space: str) -> None:
 def test_events(carrel: Program, space: str) -> None:
     carrel.good("exec", space, "true")
     text = carrel.good("events", "--space", space)
-    assert "space.state from=creating to=ready" in text and "run.started" in text
+    assert f"  {space}  is ready\n" in text and " started: true\n" in text
+    assert "{" not in text and "[" not in text
     lines = carrel.good("events", "--space", space, "--type", "run.ended", "--json").splitlines()
     [event] = [json.loads(line) for line in lines]
     assert event["data"]["code"] == 0
@@ -202,6 +211,73 @@ def test_events_as_they_happen(carrel: Program, space: str) -> None:
         terminal.until(b"run.ended")
         terminal.type(b"\x03")
         assert terminal.end() == 130
+
+
+def test_what_a_space_sees_of_the_machine(carrel: Program, project: Path, tmp_path: Path) -> None:
+    """In `show`, in `doctor`, and from inside."""
+    deno = tool(Path.home() / ".deno" / "bin" / "deno", "of-the-home")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "file").write_text("seen")
+    try:
+        words = ["new", str(project), "--name", "seeing", "--show", "extra", "--show", "project"]
+        assert "contains the project" in carrel.bad(None, *words)
+        carrel.good(*words[:-2])
+        shown = carrel.json("show", "seeing")
+        assert shown["tools"] == [{"name": "deno", "paths": [str(deno.parent)]}]
+        assert shown["shown"] == [f"{tmp_path}/extra"]
+        assert f"deno ({deno.parent}), {tmp_path}/extra" in carrel.good("show", "seeing")
+        assert str(deno.parent) in carrel("doctor").out
+        script = f"deno; cat {tmp_path}/extra/file"
+        assert carrel.good("exec", "seeing", "--", "sh", "-c", script) == "of-the-home\nseen"
+        (project / "deno.json").write_text("{}")
+        assert str(deno) in carrel.good("inspect", str(project))
+        plain = carrel.json("new", str(project), "--no-home-tools")
+        assert (plain["tools"], plain["shown"]) == ([], [])
+        error = carrel.bad(None, "new", "--show", str(Path.home()))
+        assert "is a whole home" in error
+    finally:
+        shutil.rmtree(deno.parent.parent)
+        carrel("rm", "--force", "seeing")
+
+
+def test_settings_of_package_managers_and_a_set_up(carrel: Program, project: Path) -> None:
+    npmrc = Path.home() / ".npmrc"
+    npmrc.write_text("registry=https://npm.example.com/\n//npm.example.com/:_authToken=s3cr3t\n")
+    container = project / ".devcontainer.json"
+    container.write_text('{"image": "x", "postCreateCommand": "cat ~/.npmrc > made"}')
+    try:
+        words = ("new", str(project), "--setup", "--name")
+        carrel.good(*words, "ready")
+        assert "npm.example.com" in carrel.good("exec", "ready", "--", "cat", "made")
+        shown = carrel.json("show", "ready")
+        assert shown["setup"] == ["cat ~/.npmrc > made"] and "~/.npmrc" in shown["packages"]
+        assert shown["withheld"] == ["npm //npm.example.com/:_authToken"]
+        text = carrel.good("show", "ready")
+        assert "cat ~/.npmrc > made" in text and shown["withheld"][0] in text
+        assert shown["withheld"][0] in carrel("doctor").out
+        asked = carrel.json("new", str(project), "--with-credentials", "--name", "trusted")
+        assert asked["withheld"] == [] and "s3cr3t" not in str(asked)
+        assert "s3cr3t" in carrel.good("exec", "trusted", "--", "sh", "-c", "cat ~/.npmrc")
+        container.write_text(
+            '{"image": "x", "postCreateCommand": "printf \\"\\\\033[31mno\\"; exit 3"}'
+        )
+        done = carrel(*words, "never")
+        assert done.code == 1 and "ended with 3. It said last:\n" in done.err
+        assert "[31mno\nhint: " in done.err
+    finally:
+        npmrc.unlink()
+        carrel("rm", "--force", "ready", "trusted")
+
+
+def test_a_script_whose_interpreter_is_missing(carrel: Program, space: str) -> None:
+    (carrel.cwd / "oldtool").write_text("#!/opt/old/bin/python3 -u\n")
+    (carrel.cwd / "oldtool").chmod(0o755)
+    carrel.good("cp", str(carrel.cwd / "oldtool"), f"{space}:oldtool")
+    done = carrel("exec", space, "--", "./oldtool")
+    assert done.code == 127 and "is a script for '/opt/old/bin/python3'" in done.err
+    done = carrel("exec", "-e", "PATH=/nowhere:/workspace:/usr/bin", space, "--", "oldtool")
+    assert done.code == 127 and "is a script for '/opt/old/bin/python3'" in done.err
+    assert "There is no command" in carrel("exec", space, "--", "missing").err
 
 
 def test_inspect_needs_no_daemon(carrel: Program, project: Path) -> None:

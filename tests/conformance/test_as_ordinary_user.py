@@ -46,6 +46,10 @@ def test_runtimes(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, *WALLED, "tests/conformance/test_runtimes.py")
 
 
+def test_places_to_mount_at(ordinary_user: Account, data: Path) -> None:
+    _suite(ordinary_user, data, "tests/service/test_spaces.py", "-k", "mount_from_its_place")
+
+
 def test_zygotes(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, "tests/launcher/test_zygotes.py", "-k", ZYGOTES)
 
@@ -53,3 +57,7 @@ def test_zygotes(ordinary_user: Account, data: Path) -> None:
 def test_streams_descriptors_and_kills(ordinary_user: Account, data: Path) -> None:
     words = ("test_run_streams.py", "test_given_descriptors.py", "test_kills.py")
     _suite(ordinary_user, data, *WALLED, *(f"tests/conformance/{word}" for word in words))
+
+
+def test_an_agent_of_ones_own(ordinary_user: Account, data: Path) -> None:
+    _suite(ordinary_user, data, "tests/agents/test_imports.py", "-k", "is_mine")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from psutil import process_iter
+from psutil import Process, process_iter
 
 from tests.agents.standins import Standin, serving
 from tests.cli.program import Program, Terminal, in_terminal
@@ -204,7 +204,12 @@ def test_attach_and_detach(room: Room) -> None:
 
 @pytest.mark.parametrize("room", [CLAUDE, CODEX, *beyond(SCRIPTED)], ids=str, indirect=True)
 def test_a_crash_and_the_same_conversation(room: Room) -> None:
-    turn = room.start("hello one")
+    """By a key of the turn's own, and then by the one that is stored: both are used, and written
+    nowhere."""
+    key_name = room.case.key
+    own, stored = (f"sk-{key_name}-{which}" for which in ("of-the-terminal", "planted"))
+    given = {f"{key_name.upper()}_API_KEY": own} if key_name else {}
+    turn = room.start("hello one", env={**room.case.env(room.standin.url), **given})
     room.waits()
     room.kept()
     before = room.pane()
@@ -222,15 +227,18 @@ def test_a_crash_and_the_same_conversation(room: Room) -> None:
     good(room.client.post(f"/v1/turns/{turn}/stop"))
     key = room.end(turn)["continuation"]
     assert str(key) in keys
-    if room.case.key:
-        assert_hidden(room, turn, f"sk-{room.case.key}-planted", listed)
+    if key_name:
+        assert_hidden(room, turn, own, listed)
     # A turn without a terminal goes on with it too, and so does another terminal.
     turn3 = room.turn("hello three", continuation=key)
     assert "3: hello three" in turn3["result"]["final_output"], turn3
     again = room.start("hello four", continuation=turn3["continuation"])
     room.until(lambda: "4: hello four" in room.screen())
+    listed = process_list()
     good(room.client.post(f"/v1/turns/{again}/stop"))
     assert room.end(again)["continuation"] == key
+    if key_name:
+        assert_hidden(room, again, stored, listed)
 
 
 # It is the supervisor that goes on, whatever is in its terminal.
@@ -267,18 +275,8 @@ def test_an_unknown_conversation(room: Room) -> None:
     assert room.standin.texts() == []
 
 
-@pytest.mark.parametrize("room", [CLAUDE, CODEX], ids=str, indirect=True)
-def test_a_key_of_the_turns_own_is_used_and_written_nowhere(room: Room) -> None:
-    planted = f"sk-{room.case.key}-of-the-terminal"
-    env = {**room.case.env(room.standin.url), f"{room.case.key.upper()}_API_KEY": planted}
-    turn = room.start("hello", env=env)
-    room.waits()
-    room.kept()
-    room.kill_agent()
-    until_started(room, turn, 2)
-    listed = process_list()
-    good(room.client.post(f"/v1/turns/{turn}/stop"))
-    assert_hidden(room, turn, planted, listed)
+def children(daemon: Daemon) -> list[Process]:
+    return Process(daemon.pid).children()
 
 
 def process_list() -> str:
@@ -352,6 +350,31 @@ def test_one_agent_in_a_space(scripted: Room) -> None:
     assert scripted.end(turn)["state"] == "error"
 
 
+def test_another_prefix(scripted: Room, tmp_path: Path) -> None:
+    """By an option or a setting, beside the usual one; the screen names it."""
+    scripted.start("hello")
+    scripted.waits()
+    for _ in range(2):
+        with scripted.attach("--prefix", "C-a") as terminal:
+            until(terminal, "Ctrl-a d detaches")
+            terminal.type(b"\x01d")
+            assert terminal.end() == 0
+    with scripted.attach() as terminal:
+        until(terminal, "turn 1: hello")
+        terminal.type(b"\x02d")
+        assert terminal.end() == 0
+    program = scripted.program()
+    (tmp_path / "config.toml").write_text('attach_prefix = "M-x"\n')
+    program.env["CARREL_CONFIG"] = str(tmp_path / "config.toml")
+    with in_terminal(program, "attach", scripted.space, rows=40, cols=120) as terminal:
+        until(terminal, "Alt-x d detaches")
+        terminal.type(b"\x1bxd")
+        assert terminal.end() == 0
+    for key in ("C-", "a", "C-;", "F1", "C-a ; run-shell x"):
+        done = program("attach", "--prefix", key, scripted.space)
+        assert done.code == 125 and "cannot be the prefix" in done.err, done
+
+
 def test_interrupting_what_it_does(scripted: Room) -> None:
     turn = scripted.start("sleep 1000")
     scripted.until(lambda: scripted.activity == "working")
@@ -401,6 +424,8 @@ def test_the_terminal_goes_with_its_space(scripted: Room) -> None:
 def test_the_connection_is_lost(impatient: Room) -> None:
     """A program that is killed cannot say that it goes: its place is given up by itself."""
     impatient.start("hello")
+    # The agent may ask for tools soon. Daemons that are forked load them when it does.
+    assert any("carrel.mcp" in " ".join(one.cmdline()) for one in children(impatient.daemon))
     impatient.waits()
     with impatient.attach() as terminal:
         until(terminal, "turn 1: hello")

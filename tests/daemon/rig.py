@@ -24,6 +24,8 @@ from tests.load.clearing import end_everything
 
 ANSWER_S = 60.0
 """For one answer, on a busy machine."""
+LOOK_S = 0.05
+"""Between two looks: who looks all the time takes the processor from what is looked for."""
 ANY_PORT = "127.0.0.1:0"
 NO_TLS = False
 """For clients that speak plainly: to read the authorities of the world takes one 30 ms."""

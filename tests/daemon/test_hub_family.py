@@ -13,7 +13,25 @@ import pytest
 from carrel import __version__
 from carrel.api.types.hub import SYSTEM_REQUESTS
 from tests.daemon.hub_rig import PYTHON, line_to, make, speak
-from tests.daemon.rig import Daemon, bad, good
+from tests.daemon.rig import Daemon, bad, fresh_daemon, good
+
+# They share a daemon.
+pytestmark = pytest.mark.xdist_group("families")
+
+
+@pytest.fixture(scope="module")
+def _daemon() -> Iterator[Daemon]:
+    with fresh_daemon() as found:
+        yield found
+
+
+@pytest.fixture
+def daemon(_daemon: Daemon) -> Iterator[Daemon]:
+    """One for all; no test leaves a space to the next."""
+    yield _daemon
+    with _daemon.local() as client:
+        for one in good(client.get("/v1/spaces"))["spaces"]:
+            good(client.delete(f"/v1/spaces/{one['id']}", params={"force": True}))
 
 
 def ask(daemon: Daemon, inside: str, type: str, /, **payload: Any) -> dict[str, Any]:
@@ -280,7 +298,9 @@ def test_what_a_space_has_not_is_a_persons_to_give(daemon: Daemon) -> None:
     speak(daemon, own, {**signal, "payload": {"message": "Never mind."}})
     first = questions(daemon)[0]
     assert (first["id"], first["space"], first["kind"]) == (number, own, "question")
-    assert AGENT in first["text"] and own in first["text"] and "anthropic" in first["text"]
+    said = f"the agent {AGENT}. That agent is given the key anthropic and the network none."
+    assert said in first["text"] and first["own"]
+    assert not [one for one in questions(daemon) if one["id"] == "q2" and one["own"]]
     with daemon.local() as client:
         good(client.post("/v1/inbox/q2/answer", json={"answer": "yes"}))
     for agreed in ("q2", number, ""):
@@ -330,15 +350,17 @@ def test_a_key_of_the_turns_own_is_not_the_stored_one(daemon: Daemon, brings: bo
 @pytest.mark.usefixtures("equipped")
 def test_a_yes_is_for_one_prompt(daemon: Daemon) -> None:
     """Whoever asks again with another one would have the key told what to do, time after time."""
-    own = make(daemon)
-    number = ask(daemon, own, "system_spawn_space", frontend=AGENT)["question_id"]
+    own = make(daemon, network="open")
     with daemon.local() as client:
+        good(client.put("/v1/credentials/anthropic", json={"value": "stored"}))
+        number = ask(daemon, own, "system_spawn_space", frontend=AGENT)["question_id"]
         good(client.post(f"/v1/inbox/{number}/answer", json={"answer": "yes"}))
         for prompt in ("one", "two"):
             asked = {"frontend": AGENT, "agreed": number, "initial_prompt": prompt}
             child = data(ask(daemon, own, "system_spawn_space", **asked))["space"]["id"]
         good(client.post(f"/v1/spaces/{child}/stop", json={}))
         turns = good(client.get(f"/v1/spaces/{child}/turns"))["turns"]
+        good(client.delete("/v1/credentials/anthropic"))
     assert [turn["prompt"] for turn in turns] == ["one"]
     # Nor is it for another one when that is gone.
     data(ask(daemon, own, "system_delete_space", space=child))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.environments import language_table, versions
+from carrel.environments import home_tools, language_table, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "environments.md").read_text()
@@ -29,6 +29,16 @@ def test_every_language_is_listed() -> None:
         markers = dict.fromkeys(f"`{name}`" for row in rows for name in row.markers)
         managers = dict.fromkeys(one.name for row in rows for one in row.managers)
         assert f"| {title} | {', '.join(markers)} | {', '.join(managers)} |" in TEXT
+
+
+def test_every_toolchain_of_a_home_is_listed() -> None:
+    text = (ROOT / "docs" / "sandboxes.md").read_text()
+    listed = text[text.index("## Toolchains in your home") :].splitlines()
+    for row in home_tools.TABLE:
+        rows = [line for line in listed if line.startswith("| `")]
+        (line,) = [line for line in rows if f"`{row.name}`" in line.split("|")[1]]
+        words = [*row.folders, row.variable, *row.env]
+        assert [word for word in words if word and f"`{word}`" not in line] == [], row.name
 
 
 def test_every_source_of_versions_is_listed() -> None:

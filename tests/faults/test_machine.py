@@ -15,6 +15,7 @@ from carrel.domain.access import LOCAL
 from carrel.domain.errors import CarrelError, DaemonUnavailable, InsufficientDisk
 from carrel.domain.files import Files
 from carrel.domain.spaces import Removal, Space, SpaceState
+from carrel.domain.trees import ReviewQuery
 from carrel.lifecycle.table import SETTLED
 from tests.accounts import PYTHON, Account, run_as
 from tests.faults.disks import disk, make_room, remount, take_room, unmount
@@ -226,8 +227,8 @@ async def _by_file(services: Services, space: Space) -> None:
 
 
 async def _by_changes(services: Services, space: Space) -> None:
-    changes = await services.spaces.changes(LOCAL, space.space_id)
-    assert [change.path for change in changes] == ["work.txt"]
+    found = await services.spaces.review(LOCAL, space.space_id, ReviewQuery(most=10))
+    assert [change.path for change in found.listed] == ["work.txt"]
 
 
 @needs_root

@@ -28,7 +28,9 @@ from carrel.domain.instances import (
 from carrel.domain.server_adapter import HandshakeAttempt
 from carrel.instances.adapter import LocalServerAdapter
 from carrel.instances.handshake import HandshakeRequest, asked
-from carrel.service.instances.warm import NAME
+from carrel.launcher.client import Launcher
+from carrel.service.instances import warm
+from carrel.service.instances.warm import NAME, Bridging
 from tests.etc import share_etc
 from tests.instances import misbehaving
 from tests.instances.installed import search_path
@@ -47,10 +49,18 @@ def server(mode: str, *words: str, **more: Any) -> Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(data: Path, **settings: Any) -> AsyncIterator[Services]:
+async def serving(
+    data: Path, *, warm_bridge: bool = False, **settings: Any
+) -> AsyncIterator[Services]:
+    """With a warm bridge only for the tests of it: a service that starts one or two servers
+    would load it, for more than a second, and never fork it."""
     share_etc(data)
     with pytest.MonkeyPatch.context() as patch, forked_launchers():
         patch.setenv("PATH", search_path())
+        # On a busy machine a test takes longer than that: `settled` begins it where it is meant.
+        patch.setattr(warm, "QUIET_S", 3600.0)
+        if not warm_bridge:
+            patch.setattr(Bridging, "started", lambda *_: None)
         async with open_service(parse_settings({"data": data, **settings})) as services:
             yield services
 
@@ -94,6 +104,23 @@ def processes(instance_id: str) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             found.append(psutil.Process(pid))
     return found
+
+
+def loaded_process(data: Path, name: str) -> psutil.Process | None:
+    """What others are forked from, as the launcher of this data folder tells."""
+    launcher = Launcher(data)
+    try:
+        listed = launcher.call("zygotes", {}, [])[0]["zygotes"]
+    finally:
+        launcher.close()
+    pids = [one["pid"] for one in listed if one["name"] == name]
+    return psutil.Process(pids[0]) if pids else None
+
+
+def private_memory(pid: int) -> int:
+    """Of its own, in bytes."""
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
 
 
 def leftovers(data: Path, *instance_ids: str) -> list[str]:

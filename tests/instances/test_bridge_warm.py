@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,9 @@ from carrel.domain.instances import (
     Warmth,
 )
 from carrel.instances import inside
-from carrel.launcher.client import Launcher
 from carrel.linux.processes import start_time
 from carrel.service.instances import warm
-from tests.daemon.rig import Daemon, good
+from tests.daemon.rig import LOOK_S, Daemon, good
 from tests.instances.inside.serving import connected, served
 from tests.instances.rig import (
     PYTHON,
@@ -40,6 +40,8 @@ from tests.instances.rig import (
     WAIT_S,
     call,
     leftovers,
+    loaded_process,
+    private_memory,
     processes,
     server,
     serving,
@@ -47,6 +49,9 @@ from tests.instances.rig import (
 )
 from tests.instances.rig import until as until_state
 
+# They share a service, and the bridge that it keeps loaded.
+pytestmark = pytest.mark.xdist_group("warm bridges")
+shared = pytest.mark.asyncio(loop_scope="module")
 STDIO = server("stdio", transport=Transport.STDIO)
 FILE = "curious.py"
 CURIOUS = """\
@@ -84,34 +89,33 @@ for line in sys.stdin:
 """
 
 
-async def loaded(services: Services, project: Path, **more: Any) -> Handed:
-    """One that was started cold, and since then the bridge is loaded."""
-    handed = await start(services, STDIO, project, **more)
+async def loaded(services: Services, project: Path) -> Handed:
+    """Since this one was started, the bridge is loaded, if it was not before."""
+    handed = await start(services, STDIO, project)
     async with asyncio.timeout(WAIT_S):
         await services.instances.settled()
     return handed
 
 
+@pytest.fixture
+def services(bridging: Services) -> Services:
+    return bridging
+
+
+@pytest.fixture
+async def own_services(data: Path) -> AsyncIterator[Services]:
+    """In which none is loaded yet."""
+    async with serving(data, warm_bridge=True) as services:
+        yield services
+
+
 def bridge(data: Path) -> psutil.Process | None:
-    """The loaded one of this data folder, as its launcher tells."""
-    launcher = Launcher(data)
-    try:
-        listed = launcher.call("zygotes", {}, [])[0]["zygotes"]
-    finally:
-        launcher.close()
-    pids = [one["pid"] for one in listed if one["name"] == warm.NAME]
-    return psutil.Process(pids[0]) if pids else None
+    return loaded_process(data, warm.NAME)
 
 
 def is_forked(instance: Instance) -> bool:
     """It was not executed: its command line is that of the loaded one."""
     return b"launcher/zygote.py" in Path(f"/proc/{instance.pid}/cmdline").read_bytes()
-
-
-def private(pid: int) -> int:
-    """Memory of its own."""
-    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
 
 
 async def gone(pid: int, started: int | None) -> None:
@@ -129,8 +133,13 @@ async def look(handed: Handed, paths: list[str], pids: list[int]) -> dict[str, A
 
 
 async def test_the_first_loads_it_for_the_others(
-    data: Path, services: Services, tmp_path: Path
+    data: Path, own_services: Services, tmp_path: Path
 ) -> None:
+    services = own_services
+    await start(services, server("ok"), tmp_path)
+    async with asyncio.timeout(WAIT_S):
+        await services.instances.settled()
+    assert bridge(data) is None, "nobody pays for it who has no server on streams"
     first = await loaded(services, tmp_path)
     assert not is_forked(first.instance)
     found = bridge(data)
@@ -143,26 +152,29 @@ async def test_the_first_loads_it_for_the_others(
         # What started cold is the server.
         assert handed.instance.warmth is Warmth.COLD
         await call(handed, "echo", text="hello")
-    assert private(second.instance.pid) < private(first.instance.pid) / 2
-    ids = [one.instance.instance_id for one in (first, second, third)]
-    for instance_id in ids:
-        assert await services.instances.release(LOCAL, instance_id) is Released.TERMINATED
-    assert leftovers(data, *ids) == []
+    assert private_memory(second.instance.pid) < private_memory(first.instance.pid) / 2
+    _has_no_more_rights(second.instance, first.instance)
+    for one in await services.instances.list(LOCAL):
+        released = await services.instances.release(LOCAL, one.instance_id)
+        assert released is Released.TERMINATED
+    assert leftovers(data, *(one.instance.instance_id for one in (first, second, third))) == []
     assert found.is_running()
 
 
-async def test_nobody_pays_for_it_who_has_no_server_on_streams(
-    data: Path, services: Services, tmp_path: Path
-) -> None:
-    await start(services, server("ok"), tmp_path)
-    async with asyncio.timeout(WAIT_S):
-        await services.instances.settled()
-    assert bridge(data) is None
+def _has_no_more_rights(forked: Instance, executed: Instance) -> None:
+    wanted = ("NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Groups")
+    seen = []
+    for instance in (executed, forked):
+        rows = Path(f"/proc/{instance.pid}/status").read_text().splitlines()
+        status = dict(row.split(":", 1) for row in rows)
+        seen.append({name: status[name].strip() for name in wanted})
+    assert seen[0] == seen[1]
+    assert seen[1]["NoNewPrivs"] == "1" and seen[1]["Seccomp"] == "2"
+    assert int(seen[1]["CapEff"], 16) == int(seen[1]["CapBnd"], 16) == 0
 
 
-async def test_a_fork_sees_nothing_of_another(
-    data: Path, services: Services, tmp_path: Path
-) -> None:
+@shared
+async def test_a_fork_sees_nothing_of_another(services: Services, tmp_path: Path) -> None:
     await loaded(services, tmp_path)
     curious = Server("curious", (PYTHON, "-I", f"{{project}}/{FILE}"), transport=Transport.STDIO)
     both = []
@@ -174,10 +186,13 @@ async def test_a_fork_sees_nothing_of_another(
         both.append(await start(services, curious, project, env={"PLANTED": name}))
     one, two = both
     assert is_forked(one.instance) and is_forked(two.instance)
-    warm = bridge(data)
+    warm = bridge(services.settings.data)
     assert warm is not None
     paths = [str(tmp_path / name / "secret") for name in ("one", "two")]
-    paths += [str(data), str(data / "instances" / two.instance.instance_id / "home")]
+    paths += [
+        str(services.settings.data),
+        str(services.settings.data / "instances" / two.instance.instance_id / "home"),
+    ]
     found = await look(one, paths, [two.instance.pid, warm.pid])
     assert found["there"] == [paths[0]]
     # Those of its own sandbox only: two that hold it, the bridge, and itself.
@@ -193,26 +208,12 @@ async def test_a_fork_sees_nothing_of_another(
         assert len(seen) == 3, kind
 
 
-async def test_a_fork_has_no_more_rights_than_another(services: Services, tmp_path: Path) -> None:
-    first = await loaded(services, tmp_path)
-    forked = await start(services, STDIO, tmp_path)
-    wanted = ("NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Groups")
-    seen = []
-    for handed in (first, forked):
-        rows = Path(f"/proc/{handed.instance.pid}/status").read_text().splitlines()
-        status = dict(row.split(":", 1) for row in rows)
-        seen.append({name: status[name].strip() for name in wanted})
-    assert seen[0] == seen[1]
-    assert seen[1]["NoNewPrivs"] == "1" and seen[1]["Seccomp"] == "2"
-    assert int(seen[1]["CapEff"], 16) == int(seen[1]["CapBnd"], 16) == 0
-    await call(forked, "echo", text="hello")
-
-
+@shared
 async def test_one_that_was_killed_is_done_without_and_loaded_anew(
-    data: Path, services: Services, tmp_path: Path
+    services: Services, tmp_path: Path
 ) -> None:
     await loaded(services, tmp_path)
-    found = bridge(data)
+    found = bridge(services.settings.data)
     assert found is not None
     before = await start(services, STDIO, tmp_path)
     os.kill(found.pid, signal.SIGKILL)
@@ -228,9 +229,10 @@ async def test_one_that_was_killed_is_done_without_and_loaded_anew(
 
 
 async def test_it_goes_when_nobody_needs_it(
-    data: Path, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, own_services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the daemon still believes."""
+    services = own_services
     monkeypatch.setattr(warm, "IDLE_S", 0.3)
     monkeypatch.setattr(warm, "MARGIN_S", -WAIT_S)
     first = await loaded(services, tmp_path)
@@ -243,14 +245,13 @@ async def test_it_goes_when_nobody_needs_it(
         await call(one, "echo", text="hello")
 
 
-async def test_a_fork_that_crashes_is_started_again(
-    data: Path, services: Services, tmp_path: Path
-) -> None:
+@shared
+async def test_a_fork_that_crashes_is_started_again(services: Services, tmp_path: Path) -> None:
     """Be the loaded one there or not."""
     await loaded(services, tmp_path)
     handed = await start(services, STDIO, tmp_path, restart=Restart.ON_FAILURE)
     instance_id, pid = handed.instance.instance_id, handed.instance.pid
-    found = bridge(data)
+    found = bridge(services.settings.data)
     assert found is not None
     for times in (1, 2):
         os.kill(pid, signal.SIGKILL)
@@ -267,7 +268,7 @@ async def test_a_fork_that_crashes_is_started_again(
 
 
 async def test_a_fork_outlives_the_daemon_and_the_loaded_one(data: Path, tmp_path: Path) -> None:
-    async with serving(data) as services:
+    async with serving(data, warm_bridge=True) as services:
         await loaded(services, tmp_path)
         kept = await start(services, STDIO, tmp_path, survive=True)
         assert is_forked(kept.instance)
@@ -292,7 +293,7 @@ def test_a_daemon_that_is_killed_leaves_them_to_the_next(data: Path, tmp_path: P
     daemon = Daemon(data / "data")
     try:
         client = daemon.start().local()
-        both = [_forked(client, tmp_path) for _ in range(2)]
+        both = [_forked(client, daemon.data, tmp_path) for _ in range(2)]
         daemon.kill()
         client = daemon.start().local()
         for one in both:
@@ -301,13 +302,15 @@ def test_a_daemon_that_is_killed_leaves_them_to_the_next(data: Path, tmp_path: P
             assert (found["state"], found["pid"]) == ("ready", one["pid"])
             assert good(client.delete(path))["status"] == "terminated"
         # What was loaded still serves.
-        good(client.delete(f"/v1/instances/{_forked(client, tmp_path)['instance_id']}"))
+        good(
+            client.delete(f"/v1/instances/{_forked(client, daemon.data, tmp_path)['instance_id']}")
+        )
     finally:
         daemon.close()
 
 
-def _forked(client: httpx.Client, project: Path) -> dict[str, Any]:
-    """When it is loaded is the daemon's own business: it is asked until one is forked."""
+def _forked(client: httpx.Client, data: Path, project: Path) -> dict[str, Any]:
+    """The first of all is not: it has the bridge loaded."""
     command = [PYTHON, "-I", "-S", SCRIPT, "stdio"]
     kind = {"command": command, "binds": [SCRIPT], "transport": "stdio"}
     until = time.monotonic() + WAIT_S
@@ -317,6 +320,8 @@ def _forked(client: httpx.Client, project: Path) -> dict[str, Any]:
         if b"bridge_warm.py" in Path(f"/proc/{found['pid']}/cmdline").read_bytes():
             return found
         good(client.delete(f"/v1/instances/{found['instance_id']}"))
+        while bridge(data) is None and time.monotonic() < until:
+            time.sleep(LOOK_S)
     raise AssertionError("none is forked")
 
 

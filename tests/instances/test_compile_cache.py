@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mcp_types import TextContent
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.instances import Found, Handed, Server, Transport
+from carrel.domain.instances import Found, Handed, Instance, Server, Transport
 from carrel.instances.compile_cache import CACHE, MOST, OWN, PROGRAM, NodeCompileCaches
 from carrel.instances.programs import ServerLocator
 from tests.instances.inside.serving import connected
@@ -63,7 +64,21 @@ lines.createInterface({ input: process.stdin }).on('line', (line) => {
     console.log(JSON.stringify({ jsonrpc: '2.0', id: asked.id, result }));
 });
 """
+# They share a service, and the bridge that it keeps loaded.
+pytestmark = pytest.mark.xdist_group("compile caches")
+shared = pytest.mark.asyncio(loop_scope="module")
 GREETING = "exports.greeting = () => 'hello';\n"
+
+
+@pytest.fixture
+def services(bridging: Services) -> Iterator[Services]:
+    yield bridging
+    shutil.rmtree(bridging.settings.data / "compiled", ignore_errors=True)
+
+
+@pytest.fixture
+def data(services: Services) -> Path:
+    return services.settings.data
 
 
 @pytest.fixture
@@ -103,6 +118,13 @@ async def settled(services: Services) -> None:
         await services.instances.settled()
 
 
+async def fillers(services: Services, program: Path) -> list[Instance]:
+    """Those that ran it for nobody, and have ended."""
+    ended = [one for one in await services.instances.list(LOCAL, ended=True) if one.ended_at]
+    named = [one for one in ended if one.server.name.endswith("-compiling")]
+    return [one for one in named if str(program) in one.server.command]
+
+
 def kept(data: Path) -> list[Path]:
     return sorted((data / "compiled").glob("*")) if (data / "compiled").exists() else []
 
@@ -118,6 +140,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
+@shared
 async def test_it_is_filled_by_one_that_serves_nobody(
     data: Path, services: Services, program: Path, project: Path
 ) -> None:
@@ -129,8 +152,7 @@ async def test_it_is_filled_by_one_that_serves_nobody(
     (folder,) = kept(data)
     entries = [path for path in folder.rglob("*") if path.is_file() and path.name != PROGRAM]
     assert len(entries) >= 2
-    ended = [one for one in await services.instances.list(LOCAL, ended=True) if one.ended_at]
-    (filler,) = [one for one in ended if one.server.name == "noded-compiling"]
+    (filler,) = await fillers(services, program)
     assert filler.problem is not None and filler.problem.code == "compiled"
     assert filler.project_path != str(project) and filler.clients == 0
     assert not Path(filler.project_path).exists()
@@ -146,6 +168,7 @@ async def test_it_is_filled_by_one_that_serves_nobody(
     assert [path.name for path in project.iterdir()] == ["precious"]
 
 
+@shared
 async def test_an_instance_cannot_write_it(
     data: Path, services: Services, program: Path, project: Path
 ) -> None:
@@ -163,6 +186,7 @@ async def test_an_instance_cannot_write_it(
     assert all(uid == os.geteuid() and not mode & 0o022 for mode, uid, _ in before.values())
 
 
+@shared
 async def test_on_streams(data: Path, services: Services, program: Path, project: Path) -> None:
     handed = await start(services, noded(program), project, streams=True)
     await settled(services)
@@ -179,6 +203,7 @@ async def test_on_streams(data: Path, services: Services, program: Path, project
     assert json.loads(answer["result"]["content"][0]["text"])["folder"] == str(folder)
 
 
+@shared
 async def test_a_program_that_changed_is_another(
     data: Path, services: Services, program: Path, project: Path
 ) -> None:
@@ -194,6 +219,7 @@ async def test_a_program_that_changed_is_another(
     assert new != old
 
 
+@shared
 async def test_what_an_instance_shows_stays(
     data: Path, services: Services, program: Path, project: Path
 ) -> None:
@@ -208,6 +234,7 @@ async def test_what_an_instance_shows_stays(
     assert old in kept(data) and len(kept(data)) == 2
 
 
+@shared
 async def test_one_that_cannot_be_filled_is_started_as_before(
     data: Path, services: Services, program: Path, project: Path
 ) -> None:
@@ -220,14 +247,14 @@ async def test_one_that_cannot_be_filled_is_started_as_before(
     assert (await look(handed))["folder"] == ""
     # It is not tried again and again.
     await settled(services)
-    ended = await services.instances.list(LOCAL, ended=True)
-    fillers = [one for one in ended if one.server.name == "noded-compiling"]
-    assert [str(one.state) for one in fillers] == ["failed"]
+    (filler,) = await fillers(services, program)
+    assert str(filler.state) == "failed"
     for one in (first, handed):
         await services.instances.release(LOCAL, one.instance.instance_id)
-    assert leftovers(data, fillers[0].instance_id) == []
+    assert leftovers(data, filler.instance_id) == []
 
 
+@shared
 async def test_one_that_leaves_nothing_is_tried_once(
     data: Path, services: Services, project: Path
 ) -> None:
@@ -242,12 +269,12 @@ async def test_one_that_leaves_nothing_is_tried_once(
         await settled(services)
         await services.instances.release(LOCAL, handed.instance.instance_id)
     assert kept(data) == []
-    ended = await services.instances.list(LOCAL, ended=True)
-    (filler,) = [one for one in ended if one.server.name == "old-compiling"]
+    (filler,) = await fillers(services, node)
     assert filler.problem is not None and filler.problem.code == "compiled"
     assert leftovers(data, filler.instance_id) == []
 
 
+@shared
 @pytest.mark.parametrize("said", [{CACHE: "{state}/own"}, {"NODE_OPTIONS": "--no-warnings"}])
 async def test_who_says_otherwise_is_left_alone(
     data: Path, services: Services, program: Path, project: Path, said: dict[str, str]
@@ -258,6 +285,7 @@ async def test_who_says_otherwise_is_left_alone(
     await look(handed)
 
 
+@shared
 async def test_the_real_servers(data: Path, services: Services, project: Path) -> None:
     require("everything")
     for _ in range(2):

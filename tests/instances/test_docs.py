@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,12 @@ import pytest
 
 from carrel.daemon import control
 from tests.etc import share_etc
+from tests.folders import remove_folder
 from tests.instances.installed import SERVERS, require, search_path
 from tests.service.rig import leftovers
 
+# They share a daemon.
+pytestmark = pytest.mark.xdist_group("examples for editors")
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "editors.md"
 BLOCK = re.compile(r"<!-- run with everything -->\n```(\w+)\n(.*?)\n```", re.DOTALL)
@@ -30,17 +34,22 @@ def test_there_are_examples() -> None:
     assert [language for language, _ in BLOCKS] == ["sh", "python", "ts"]
 
 
-@pytest.fixture
-def place(data: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """One daemon for all examples, started by the first."""
     require("everything")
+    data = Path(tempfile.mkdtemp(prefix="carrel-"))
+    data.chmod(0o711)
     share_etc(data)
-    project = tmp_path / "project"
-    project.mkdir()
+    project = tmp_path_factory.mktemp("project")
     env = {**os.environ, "CARREL_DATA": str(data), "PWD": str(project)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{search_path()}"
-    yield env
-    control.stop(data)
-    assert leftovers(data) == []
+    try:
+        yield env
+        control.stop(data)
+        assert leftovers(data) == []
+    finally:
+        remove_folder(data)
 
 
 def node() -> str:

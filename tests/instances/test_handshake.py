@@ -19,6 +19,9 @@ from carrel.domain.instances import ToolCall
 from carrel.domain.server_adapter import NotReady
 from carrel.instances.handshake import HANDSHAKE, STATELESS, greet, greet_sse
 
+# They share two servers.
+pytestmark = pytest.mark.xdist_group("handshakes")
+
 WAIT_S = 60.0
 SERVER = """\
 import sys

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,8 +181,9 @@ async def test_a_key_of_the_owner_is_not_for_guests(data: Path, tmp_path: Path) 
         assert "key of the daemon's user" in without.notes[0]
         found = await services.space_servers.given(given.space_id)
         assert [one.name for one in found.servers] == ["keyed"]
-        path = InstanceRequest(server="keyed", project_path=str(tmp_path), env={"LANG": "C"})
-        with pytest.raises(Forbidden):
+        # On the folder itself it could write hooks and build files of its owner.
+        path = InstanceRequest(server="plain", project_path=str(tmp_path))
+        with pytest.raises(Forbidden, match="folder itself"):
             await services.instances.start(guest, path)
         ask = InstanceRequest(server="plain", space_id=own.space_id, env={"LANG": "C"})
         async with asyncio.timeout(WAIT_S):
@@ -194,8 +196,9 @@ async def test_more_spaces_of_a_token_are_no_larger_share(data: Path, tmp_path: 
     """Their servers count as that token's own, and those of the owner's spaces do not."""
     put_small(tmp_path)
     guest = Caller("tk_guest", Scope(ScopeKind.LABEL, "team=blue"))
-    settings = {"servers": {"small": {"command": list(SMALL.command)}}, "instances_per_caller": 1}
-    async with serving(data, project_roots=[str(tmp_path)], **settings) as services:
+    kinds = {"small": {"command": list(SMALL.command)}}
+    more: dict[str, Any] = {"project_roots": [str(tmp_path)], "instances_per_caller": 1}
+    async with serving(data, servers=kinds, **more) as services:
         wanted = request(tmp_path, mcp=("small",))
         theirs = [await services.spaces.create(guest, wanted) for _ in range(2)]
         given = [await services.space_servers.given(one.space_id) for one in theirs]
@@ -203,7 +206,7 @@ async def test_more_spaces_of_a_token_are_no_larger_share(data: Path, tmp_path: 
         assert len((await services.space_servers.given(own.space_id)).servers) == 1
         assert sorted(len(one.servers) for one in given) == [0, 1], given
         with pytest.raises(TooManyInstances):
-            ask = InstanceRequest(server="small", project_path=str(tmp_path))
+            ask = InstanceRequest(server="small", space_id=theirs[0].space_id)
             await services.instances.start(guest, ask)
         for space in (*theirs, own):
             await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)

@@ -34,8 +34,8 @@ from tests.instances.projects import Project, add_memory, make_project
 from tests.instances.rig import WAIT_S, leftovers, processes, start
 
 STATELESS = "2026-07-28"
-WORKING_S = 2.0
-"""Of CPU: so much it uses only for a call that never ends."""
+WORKING_S = 0.5
+"""Of CPU, after its last answer: so much it uses only for a call that never ends."""
 
 
 def to(handed: Handed, **options: Any) -> AbstractAsyncContextManager[Client]:
@@ -119,7 +119,10 @@ def _files_are_apart(data: Path, three: list[Handed]) -> None:
 
 async def _release_in_a_call(services: Services, handed: Handed, project: Project) -> None:
     """The language server goes too, though Serena cannot be asked to end."""
-    calling = asyncio.create_task(_search_for_years(handed, project))
+    answered = asyncio.Event()
+    calling = asyncio.create_task(_search_for_years(handed, project, answered))
+    async with asyncio.timeout(WAIT_S):
+        await answered.wait()
     await _busy(handed.instance.pid, calling)
     async with asyncio.timeout(WAIT_S):
         await _release(services, handed)
@@ -134,10 +137,11 @@ async def _release(services: Services, handed: Handed) -> None:
     assert processes(instance_id) == []
 
 
-async def _search_for_years(handed: Handed, project: Project) -> None:
+async def _search_for_years(handed: Handed, project: Project, answered: asyncio.Event) -> None:
     """It holds the interpreter all that time."""
     async with to(handed) as client:
         await _symbols(client, project)
+        answered.set()
         pattern = {"substring_pattern": "(a+)+c", "relative_path": "long.py"}
         await client.call_tool("search_for_pattern", pattern)
 

@@ -46,6 +46,7 @@ from tests.instances.rig import (
     start,
 )
 from tests.sampling import EXHAUSTIVE
+from tests.service.rig import make
 
 
 @pytest.fixture
@@ -292,9 +293,10 @@ async def test_starts_that_never_end_keep_nobody_else_out(
     if turns == 1:
         monkeypatch.setattr(starting, "TURN_S", 0.5)
     guest = Caller("tk_guest", Scope(ScopeKind.LABEL, "team=blue"))
-    wanted = InstanceRequest(server="hangs", project_path=str(project))
-    settings = {"project_roots": [project.parent], "instances_starting": turns}
+    settings: dict[str, Any] = {"instances_starting": turns}
     async with serving(data, servers={"hangs": _settled("never-binds")}, **settings) as services:
+        space = await make(services, project, labels={"team": "blue"})
+        wanted = InstanceRequest(server="hangs", space_id=space.space_id)
         hanging = [asyncio.ensure_future(services.instances.start(guest, wanted)) for _ in range(3)]
         try:
             async with asyncio.timeout(WAIT_S):
@@ -306,3 +308,4 @@ async def test_starts_that_never_end_keep_nobody_else_out(
             for one in hanging:
                 one.cancel()
             await asyncio.wait(hanging, timeout=WAIT_S)
+            await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)

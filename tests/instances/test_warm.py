@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
-
-import psutil
-import pytest
+from typing import Any
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.instances import InstanceState, Released, Warmth
+from carrel.domain.instances import Handed, Instance, InstanceState, Released, Warmth
 from tests.instances.installed import require
-from tests.instances.rig import WAIT_S, call, leftovers, processes, serving, start, until
+from tests.instances.rig import (
+    WAIT_S,
+    call,
+    leftovers,
+    loaded_process,
+    private_memory,
+    processes,
+    serving,
+    start,
+    until,
+)
 
-Servers = dict[str, dict[str, int]]
-SERVERS: Servers = {"serena": {"warm": 1}, "filesystem": {"warm": 1}}
-TOOLS: dict[str, tuple[str, dict[str, str]]] = {
-    "serena": ("list_memories", {}),
-    "filesystem": ("list_allowed_directories", {}),
-}
-
-
-@pytest.fixture
-def kept() -> Servers:
-    return SERVERS
-
-
-@pytest.fixture
-async def services(data: Path, kept: Servers) -> AsyncIterator[Services]:
-    for name in kept:
-        require(name)
-    async with serving(data, servers=kept) as services:
-        await settled(services)
-        yield services
+SERENA: dict[str, Any] = {"servers": {"serena": {"warm": 1}}}
+FILES: dict[str, Any] = {"servers": {"filesystem": {"warm": 1}}}
 
 
 async def settled(services: Services) -> None:
@@ -44,55 +32,48 @@ async def settled(services: Services) -> None:
         await services.instances.settled()
 
 
-def private(pid: int) -> int:
-    """Memory of its own."""
-    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
-
-
-def zygotes(data: Path) -> list[int]:
-    """Of this data folder: children of its launcher."""
-    launcher = psutil.Process(int((data / "launcher" / "lock").read_text()))
-    return [one.pid for one in launcher.children() if _is_zygote(one)]
-
-
-def _is_zygote(process: psutil.Process) -> bool:
-    try:
-        return any(word.endswith("launcher/zygote.py") for word in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-@pytest.mark.parametrize(
-    ("name", "kept"), [(name, {name: one}) for name, one in SERVERS.items()], ids=list(SERVERS)
-)
-async def test_forked_then_handed_out_at_once(
-    data: Path, services: Services, tmp_path: Path, name: str
-) -> None:
-    first = await start(services, name, tmp_path)
-    # Of a server on streams only the bridge is loaded beforehand.
-    assert first.instance.warmth is (Warmth.FORKED if name == "serena" else Warmth.COLD)
-    tool, arguments = TOOLS[name]
-    await call(first, tool, **arguments)
+async def handed_out_at_once(services: Services, first: Handed, tool: str) -> Handed:
+    """The second for a project: it was started after the first."""
+    await call(first, tool)
     await settled(services)
-    assert [one.instance_id for one in await services.instances.list(LOCAL)] == [
-        first.instance.instance_id
-    ]
-    second = await start(services, name, tmp_path)
+    listed = await services.instances.list(LOCAL)
+    assert [one.instance_id for one in listed] == [first.instance.instance_id]
+    second = await start(services, first.instance.server.name, Path(first.instance.project_path))
     assert second.instance.warmth is Warmth.STARTED
     assert second.token != first.token
-    await call(second, tool, **arguments)
-    ids = [one.instance.instance_id for one in (first, second)]
-    for instance_id in ids:
+    await call(second, tool)
+    return second
+
+
+async def ends(services: Services, *handed: Handed) -> None:
+    for one in handed:
+        instance_id = one.instance.instance_id
         assert await services.instances.release(LOCAL, instance_id) is Released.TERMINATED
         assert processes(instance_id) == []
 
 
-async def test_a_fork_is_confined_and_shares_what_was_loaded(
-    data: Path, services: Services, tmp_path: Path
-) -> None:
-    forked = (await start(services, "serena", tmp_path)).instance
-    other = (await start(services, "everything", tmp_path)).instance
+async def test_forked_then_handed_out_at_once(data: Path, tmp_path: Path) -> None:
+    """In one service: to load Serena takes seconds."""
+    require("serena")
+    project, other = tmp_path / "project", tmp_path / "other"
+    for folder in (project, other):
+        folder.mkdir()
+    async with serving(data, **SERENA) as services:
+        await settled(services)
+        first = await start(services, "serena", project)
+        assert first.instance.warmth is Warmth.FORKED
+        second = await handed_out_at_once(services, first, "list_memories")
+        is_confined_and_shares_what_was_loaded(first.instance, second.instance)
+        await ends(services, first, second)
+        warm = loaded_process(data, "warm-serena")
+        assert warm is not None
+        warm.kill()
+        cold = await start(services, "serena", other)
+        assert cold.instance.warmth is Warmth.COLD
+        await call(cold, "list_memories")
+
+
+def is_confined_and_shares_what_was_loaded(forked: Instance, other: Instance) -> None:
     status = Path(f"/proc/{forked.pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
     assert "CapEff:\t0000000000000000" in status
@@ -100,23 +81,23 @@ async def test_a_fork_is_confined_and_shares_what_was_loaded(
         own = os.readlink(f"/proc/{forked.pid}/ns/{kind}")
         assert own != os.readlink(f"/proc/self/ns/{kind}")
         assert own != os.readlink(f"/proc/{other.pid}/ns/{kind}")
-    assert private(forked.pid) < 60 << 20
+    assert private_memory(forked.pid) < 60 << 20
 
 
-async def test_what_is_not_there_any_more_is_started_cold(
-    data: Path, services: Services, tmp_path: Path
-) -> None:
-    (warm,) = zygotes(data)
-    os.kill(warm, signal.SIGKILL)
-    handed = await start(services, "serena", tmp_path)
-    assert handed.instance.warmth is Warmth.COLD
-    await call(handed, "list_memories")
+async def test_one_on_streams_is_handed_out_at_once(data: Path, tmp_path: Path) -> None:
+    require("filesystem")
+    async with serving(data, warm_bridge=True, **FILES) as services:
+        first = await start(services, "filesystem", tmp_path)
+        # Only the bridge is loaded beforehand.
+        assert first.instance.warmth is Warmth.COLD
+        second = await handed_out_at_once(services, first, "list_allowed_directories")
+        await ends(services, first, second)
 
 
 async def test_a_spare_of_a_killed_daemon_is_nobodys(data: Path, tmp_path: Path) -> None:
     """The record of one that stood ready is found without a client, and ended."""
     require("filesystem")
-    async with serving(data, servers={"filesystem": {"warm": 1}}) as services:
+    async with serving(data, **FILES) as services:
         await settled(services)
         handed = await start(services, "filesystem", tmp_path, survive=True)
         await settled(services)

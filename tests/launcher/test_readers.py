@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from itertools import chain, pairwise
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from carrel.domain.ids import new_id
 from carrel.domain.runs import Piece, Stream
 from carrel.domain.runtimes import LocalRun, Output, Sandbox
 from carrel.launcher.loop import Loop, Timer
@@ -31,7 +33,7 @@ KEEP = 1 << 20
 WINDOW = KEEP + STEP_BYTES + (1 << 19)
 """What a command may be ahead, with what one turn of the launcher and a pipe hold."""
 LAST = 1_000_000
-CONTENT = b"".join(b"%d\n" % number for number in range(1, LAST + 1))
+CONTENT = ("\n".join(map(str, range(1, LAST + 1))) + "\n").encode()
 COUNT = ("seq", "1", str(LAST))
 FOR_EVER = 3600.0
 
@@ -305,6 +307,29 @@ class Told:
         assert op == "pace" and fields["lease"] == LEASE_S
         self.paces.append(fields["holds"])
         return {}, []
+
+
+async def test_nothing_is_said_of_a_command_that_leaves_nothing_running(tmp_path: Path) -> None:
+    """The launcher knows who began it, and that its streams are closed."""
+    told = Told()
+    recordings = FileRecordings(readers := Readers(told))
+    names = []
+    for record in ({"stdout_bytes": 2, "stdout_closed": True}, {"stdout_bytes": 2}):
+        names.append(run_id := new_id("ru"))
+        place = tmp_path / "runs" / run_id
+        place.mkdir(parents=True)
+        (place / "stdout").write_bytes(b"x\n")
+        (place / "exit.json").write_text(json.dumps(record))
+        readers.begun(run_id, "me")
+        ended = asyncio.Event()
+        async for piece in recordings.follow(tmp_path, run_id, Stream.STDOUT, 0, ended, "me"):
+            assert piece.data == b"x\n"
+            ended.set()
+    async with asyncio.timeout(WAIT_S):
+        while not told.paces:
+            await asyncio.sleep(0)
+    recordings.close()
+    assert told.paces == [[(names[1], "stdout", "me", None)]]
 
 
 def test_a_lease_is_renewed_as_long_as_somebody_reads() -> None:

@@ -19,6 +19,7 @@ from carrel.launcher.recorder import (
     TerminalSource,
 )
 from carrel.linux import files
+from carrel.linux.reserve import Reserve
 from tests.launcher.disks import disk, fill, root_only, small_disk
 
 BLOCK = 1 << 16
@@ -28,12 +29,12 @@ KEEP = 4 * BLOCK
 class Tap:
     """A pipe, and a stream that is recorded from it."""
 
-    def __init__(self, file: Path, keep: int = KEEP) -> None:
+    def __init__(self, file: Path, keep: int = KEEP, reserve: Reserve | None = None) -> None:
         self.file = file
         file.touch()
         source, self.write = os.pipe2(os.O_NONBLOCK)
         self.sink = os.open("/dev/null", os.O_WRONLY)
-        self.stream = KeptStream(PipeSource(source, self.sink), str(file), keep)
+        self.stream = KeptStream(PipeSource(source, self.sink), str(file), keep, reserve)
 
     def put(self, content: bytes) -> None:
         """All of it, taken at once."""
@@ -180,6 +181,24 @@ def test_a_full_disk_makes_a_hole_and_no_zeros() -> None:
             assert b"\0" not in content
             assert len(content) == end - tap.stream.dropped
             assert content.endswith(b"y" * 1000)
+        finally:
+            tap.close()
+
+
+@root_only
+def test_a_little_output_has_room_on_a_full_disk() -> None:
+    """What the command was given when it began, others have taken meanwhile."""
+    with small_disk(8 << 20) as folder:
+        reserve = Reserve(folder / "reserve")
+        reserve.take_back()
+        tap = Tap(folder / "out", reserve=reserve)
+        try:
+            fill(folder)
+            tap.put(b"said\n")
+            assert (tap.file.read_bytes(), tap.stream.dropped) == (b"said\n", 0)
+            fill(folder)
+            tap.put(b"x" * BLOCK)
+            assert tap.stream.dropped > 0 and reserve.held() > 0
         finally:
             tap.close()
 

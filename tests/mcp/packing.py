@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "/usr/bin/python3"
 """What a sandbox has."""
-WANTED = ("anyio", "mcp", "msgspec", "psutil", "starlette", "uvicorn")
+WANTED = ("anyio", "httptools", "mcp", "msgspec", "psutil", "starlette", "uvicorn")
 ASK_S = 30.0
 
 

@@ -10,6 +10,8 @@ from carrel.client.aio_spaces import AsyncSpace
 from tests.daemon.rig import Daemon
 from tests.mcp.rig import Step, answer, drive, heard, person
 
+# They share the project with the packages, which takes seconds to make.
+pytestmark = pytest.mark.xdist_group("tools inside")
 TOOLS = {
     "log_progress",
     "signal_user",

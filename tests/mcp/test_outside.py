@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,8 @@ def environment(daemon: Daemon, **more: str) -> dict[str, str]:
 def serving(daemon: Daemon, *words: str, **env: str) -> Iterator[str]:
     """`carrel mcp --http` for everybody, unless words or a variable say otherwise; its URL."""
     command = [str(PROGRAM), "mcp", "--no-token", "--http", *(words or ("127.0.0.1:0",))]
+    # As it is begun with few descriptors.
+    command = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh", *command]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment(daemon, **env)
     ) as server:
@@ -67,6 +70,21 @@ def serving(daemon: Daemon, *words: str, **env: str) -> Iterator[str]:
 
 def hello(url: str, **headers: str) -> httpx.Response:
     return httpx.post(url, json=HELLO, headers={**HEADERS, **headers}, timeout=STEP_S)
+
+
+def test_silent_strangers_keep_nobody_out(daemon: Daemon) -> None:
+    """Neither by the places of connections, nor by those of descriptors."""
+    with serving(daemon, CARREL_MCP_TOKEN="secret") as url, contextlib.ExitStack() as strangers:
+        where = httpx.URL(url)
+        for _ in range(STRANGERS):
+            one = socket.create_connection((where.host, where.port or 0), STEP_S)
+            strangers.enter_context(one).sendall(b"POST /mcp HTTP/1.1\r\nHost:")
+        assert hello(url, Authorization="Bearer secret").status_code == 200
+        assert hello(url).status_code == 401
+
+
+STRANGERS = 400
+"""More than there are places for who has shown no token."""
 
 
 async def test_managing_spaces(

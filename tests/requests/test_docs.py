@@ -19,6 +19,8 @@ import pytest
 from tests.daemon.requesting import daemon_with
 from tests.daemon.rig import Daemon
 
+# They share a daemon, and what a page saw of it.
+pytestmark = pytest.mark.xdist_group("examples of requests")
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "requests.md"
 BLOCK = re.compile(r"<!-- (examples/requests/[\w.]+) -->\n```\w+\n(.*?\n)```", re.DOTALL)
@@ -55,6 +57,7 @@ def run(words: Sequence[str], folder: Path, daemon: Daemon, **more: str) -> str:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
     return done.stdout
 
 

@@ -10,7 +10,13 @@ import pytest
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.requests import FrameKind, Generate
+from carrel.domain.requests import (
+    FrameKind,
+    Generate,
+    Keeping,
+    Policy,
+    RequestQuery,
+)
 from carrel.service.requests.book import LiveRequest
 from tests.requests.rig import ANSWER_S, heard, made
 
@@ -40,3 +46,25 @@ async def test_one_that_was_cancelled(services: Services) -> None:
     await heard(services, request.key)
     await services.requests.settled()
     assert request.key not in known()
+
+
+async def test_lists_hold_nothing_that_is_large(services: Services) -> None:
+    """Of one that is kept neither the files' content nor the texts that it was given."""
+    asked = Generate(
+        "write a.txt " + "long " * 1000,
+        context_files={"notes": "x" * 50_000},
+        keeping=Keeping(Policy.RETAIN),
+        content=True,
+    )
+    request, frames = await made(services, asked)
+    files = frames[-1].data["files"]
+    assert isinstance(files, list) and len(files[0]["text"]) > 4000
+    listed = await services.requests.list(LOCAL, RequestQuery())
+    found = next(one for one in listed if one.key == request.key)
+    for one in (request, found):
+        assert len(one.asked.instructions) == 500 and not one.asked.context_files
+        assert one.result is not None and (one.result.files, one.result.total) == ((), 1)
+    told = await services.operations.requests.info(LOCAL, request)
+    assert told.instructions == asked.instructions
+    assert told.result is not None and list(told.result.files) == files
+    await services.requests.remove(LOCAL, request.key)

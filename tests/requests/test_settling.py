@@ -84,7 +84,7 @@ def sending(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     sent: list[str] = []
     go = asyncio.Event()
 
-    async def send(_self: OutcomeSender, webhook: Webhook, _body: bytes) -> None:
+    async def send(_self: OutcomeSender, _caller: str, webhook: Webhook, _body: object) -> None:
         sent.append(webhook.url)
         await go.wait()
 
@@ -316,7 +316,7 @@ async def test_nothing_is_told_of_a_workspace_before_it_is_accepted(services: Se
     request, _ = await made(services, Generate("write a.txt 1"))
     making = dataclasses.replace(request, state=RequestState.MAKING, space_id=new_id("sp"))
     live = LiveRequest(making, making="storing: 0")
-    async with contextlib.aclosing(services.requests._hearing.follow(live, 0)) as frames:
+    async with contextlib.aclosing(services.requests._hearing.follow(live, 0, "")) as frames:
         first = asyncio.ensure_future(anext(frames))
         assert (await asyncio.wait({first}, timeout=0.2))[0] == set()
         first.cancel()

@@ -26,7 +26,7 @@ from carrel.domain.limits import LimitKind, Limits
 from carrel.linux import cgroupfs
 from carrel.linux.cgroupfs import Hierarchy
 from carrel.runtimes.limits.cgroups import LIMITERS, CgroupHandle, Cgroups, Site, Survey, survey
-from tests.accounts import PYTHON, SOURCE, Account, run_as
+from tests.accounts import PYTHON, Account, interpreter_for, run_as
 from tests.linux import other_kernel
 
 pytestmark = [
@@ -542,19 +542,21 @@ def delegated(ordinary_user: Account) -> Iterator[list[Path]]:
 
 
 def run_delegated(user: Account, folders: list[Path], code: str) -> dict[str, Any]:
-    """The code runs as the user, in the user's groups: a parent that is there hands them
-    on to it."""
-    script = f"""
-import sys
-sys.path[:0] = [{str(SOURCE)!r}, {str(SOURCE / "src")!r}]
-from tests.accounts import Account, PYTHON, run_as
-from carrel.linux import cgroupfs
-cgroupfs.join({[str(folder / cgroupfs.PROCS) for folder in folders]!r})
-result = run_as(Account{tuple(user)!r}, [PYTHON, "-c", {code!r}])
-print(result.stdout); print(result.stderr, file=sys.stderr)
-"""
+    """The code runs as the user, in the user's groups: root joins them, and becomes the user."""
+    interpreter = interpreter_for(user)
+    become = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups"]
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+        ["sh", "-c", JOIN, "sh", *become, interpreter.executable, "-c", code],
+        env={
+            "PROCS": " ".join(str(folder / cgroupfs.PROCS) for folder in folders),
+            "PATH": os.environ.get("PATH", os.defpath),
+            "PYTHONPATH": interpreter.pythonpath,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert result.stdout.strip(), result.stderr
     found: dict[str, Any] = json.loads(result.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import errno
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ import pytest
 
 from carrel.domain.availability import Availability
 from carrel.domain.limits import LimitKind, Limits
-from carrel.domain.runtimes import SandboxSpec
+from carrel.domain.runtimes import Sandbox, SandboxSpec
 from carrel.domain.trees import Owner
 from carrel.linux.reserve import Free
 from carrel.runtimes.limits import disk
@@ -36,7 +38,7 @@ from carrel.runtimes.limits.disk import (
     unlinked_use,
 )
 from carrel.runtimes.limits.enforcement import QUOTA, Enforcement, Rlimit, rlimits, support_for
-from carrel.runtimes.limits.watch import DiskWatch, Remembered
+from carrel.runtimes.limits.watch import DiskWatch, Inhabitants, LimitWatch, Remembered
 from tests.accounts import PYTHON, Account, run_as
 
 INFINITE = resource.RLIM_INFINITY
@@ -690,6 +692,57 @@ async def test_walks_of_one_account_keep_no_other_waiting(tmp_path: Path) -> Non
         pass
 
 
+async def test_a_walk_that_nobody_waits_for_ends_and_has_its_turn_until_then(data: Path) -> None:
+    """Else commands that are started and stopped have one walk more each time."""
+    walking, let_go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def family(_name: str) -> list[Path]:
+        loop.call_soon_threadsafe(walking.set)
+        let_go.wait(WAIT_S)
+        # A walk through these takes longer than it may.
+        return [data / "other"] * 1_000_000
+
+    async def nobody() -> list[int]:
+        return []
+
+    async def yes() -> bool:
+        return True
+
+    async def end(_reason: str) -> None:
+        pass
+
+    (data / "other").mkdir()
+    enforcement = Enforcement(no_groups(), ProjectQuotas())
+    enforcement.folders_of = family
+    spec = SandboxSpec(
+        *("sp_1", data, data, Owner(1, 1)), family="sp_1", limits=Limits(disk_bytes=MIB)
+    )
+    inhabitants = Inhabitants(nobody, nobody, end, yes, yes)
+    watch = LimitWatch(Sandbox("any", spec), enforcement, lambda _hit: None, inhabitants)
+    threads = _thread._count()
+    watch.started("ru_1")
+    async with asyncio.timeout(WAIT_S):
+        await walking.wait()
+    watch.close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), enforcement.measuring(spec):
+            pass
+    let_go.set()
+    async with asyncio.timeout(watch_module.WALK_S / 2), enforcement.measuring(spec):
+        while _thread._count() > threads:
+            await asyncio.sleep(0)
+
+
+def test_a_look_that_is_given_up_ends_at_its_next_step(tmp_path: Path) -> None:
+    fill(tmp_path)
+    steps = disk.Steps()
+    steps.given_up = True
+    assert disk.disk_use([tmp_path], steps=steps).files < disk.disk_use([tmp_path]).files
+    unlinked_use([os.getpid()], tmp_path, steps)
+    assert steps.taken < 10
+
+
 def test_more_descriptors_than_can_be_looked_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -708,8 +761,7 @@ def test_every_name_of_a_file_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["0", "0o400", "0o100"])
 def test_what_its_owner_may_not_read_counts(ordinary_user: Account, data: Path, mode: str) -> None:
-    """Without a change of any mode, and each folder once. More than can be counted in time is
-    too much."""
+    """Without a change of any mode, and each folder once."""
     os.chown(data, ordinary_user.uid, ordinary_user.gid)
     code = f"""
 import os
@@ -725,12 +777,48 @@ os.chmod("a/b", {mode})
 after = disk_use([Path("a")])
 assert os.stat("a/b").st_mode & 0o777 == {mode}
 print(after.bytes >= before.bytes >= 1 << 20, after.files, before.files)
-disk._READER_S = 0.0
-print(disk_use([Path("a")]).bytes == disk.TOO_DEEP)
 os.chmod("a/b", 0o700)
 """
     done = run_as(ordinary_user, [PYTHON, "-c", code])
-    assert done.stdout.split() == ["True", "3", "3", "True"], done
+    assert done.stdout.split() == ["True", "3", "3"], done
+
+
+def test_who_reads_for_its_owner_is_killed_in_time(ordinary_user: Account, data: Path) -> None:
+    """When it is given up, or its time is over: what it cannot count in a long time is too much,
+    and in a short one what was found without it counts. Here it stops itself as it starts."""
+    os.chown(data, ordinary_user.uid, ordinary_user.gid)
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    (data / "sitecustomize.py").write_text(stop)
+    code = f"""
+import math, os, threading, time
+from pathlib import Path
+from carrel.runtimes.limits import disk
+os.chdir({str(data)!r})
+os.environ["PYTHONPATH"] = os.getcwd()
+os.makedirs("a/b")
+os.chmod("a/b", 0)
+
+def ask(least_s, until, given_up=False):
+    disk._READER_S, steps, found = least_s, disk.Steps(), []
+    look = lambda: found.append(disk.disk_use([Path("a")], until=until, steps=steps))
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    while given_up and not steps.asks:
+        time.sleep(0)
+    steps.given_up = given_up
+    thread.join(10.0)
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        print(found[0].bytes == disk.TOO_DEEP)
+
+ask(0.0, math.inf, True)
+ask(0.0, time.monotonic() + 0.5)
+ask(9.0, time.monotonic() + 0.5)
+os.chmod("a/b", 0o700)
+"""
+    done = run_as(ordinary_user, [PYTHON, "-c", code])
+    assert done.stdout.split() == ["True", "True", "False"], done
 
 
 # What is said

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from carrel.app.service import Services
+from carrel.app.service import Services, open_service
+from carrel.config import parse_settings
 from carrel.domain.access import LOCAL
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runs import RunRecord, Stream
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.service.family import Family
+from tests.launchers import forked_launchers
+from tests.load.clearing import end_everything
 from tests.machine import groups, inhabitants
 
 RUN_S = 60.0
 """The commands of the tests take milliseconds; a loaded machine may need more."""
+
+
+@contextlib.asynccontextmanager
+async def opened(data: Path, **settings: object) -> AsyncIterator[Services]:
+    """A service with these settings; nothing of it stays."""
+    try:
+        with forked_launchers():
+            async with open_service(parse_settings({"data": data, **settings})) as services:
+                yield services
+    finally:
+        await asyncio.to_thread(end_everything, data)
 
 
 def request(project: Path | None = None, **options: object) -> SpaceRequest:

@@ -11,12 +11,13 @@ import pytest
 
 from carrel.app.service import Services
 from carrel.config import Settings
-from carrel.domain.access import LOCAL
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.projects import BaseRequest
 from carrel.linux.reserve import Reserve
 from carrel.runtimes.limits import disk
-from tests.service.rig import make, run
+from tests.instances.rig import serving
+from tests.service.rig import make, request, run
 
 
 async def bases(services: Services) -> set[str]:
@@ -147,3 +148,21 @@ async def test_what_is_too_deep_to_measure_is_said(
     (part,) = [one for one in report.parts if one.name == "deep"]
     assert part.bytes is None and part.note == "home too deep to measure"
     assert "tree" in part.of and "home" not in part.of
+
+
+async def test_the_trash_is_within_its_budget_after_each_removal(data: Path) -> None:
+    """Who removes one space after the other takes no more of the disk, and the owner's stays."""
+    blue = Caller("tk_blue", Scope(ScopeKind.LABEL, "team=blue"))
+    async with serving(data, trash_bytes=150_000) as services:
+        own = await make(services)
+        await run(services, own, "echo kept > kept")
+        await services.spaces.remove(LOCAL, own.space_id, force=True)
+        for _ in range(3):
+            theirs = await services.spaces.create(blue, request())
+            await run(services, theirs, "head -c 100000 /dev/urandom > big")
+            await services.spaces.remove(blue, theirs.space_id, force=True)
+        left = await services.spaces.trashed(LOCAL)
+        assert [one.space.space_id for one in left] == [own.space_id, theirs.space_id]
+        assert sorted(path.name for path in (data / "trash").iterdir()) == sorted(
+            one.space.space_id for one in left
+        )

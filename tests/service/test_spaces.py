@@ -40,7 +40,7 @@ from carrel.domain.projects import BaseRequest, OnProgress, Project, ProjectKind
 from carrel.domain.runs import RunState, Stream
 from carrel.domain.runtimes import Command, ExitReason, Network
 from carrel.domain.spaces import Retention, Space, SpaceQuery, SpaceRequest, SpaceState
-from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver
+from carrel.domain.trees import Base, Change, Owner, ReviewQuery, Tree, TreeDriver
 from carrel.service import doctor, open_spaces
 from carrel.service import runs as runs_module
 from carrel.service.creation import BUILDS, BUILDS_OF_ONE, Creator
@@ -82,15 +82,16 @@ async def test_changes_keep_it_from_being_removed(
         await services.spaces.remove(LOCAL, "one")
     assert refusal.value.details["changes"] == 3
     assert (await services.spaces.get(LOCAL, "one")).state is SpaceState.READY
-    before = await services.spaces.changes(LOCAL, "one")
-    assert await services.spaces.first_changes(LOCAL, "one", 1) == (before[:1], 3)
+    before = await services.spaces.review(LOCAL, "one", ReviewQuery(most=10))
+    first = await services.spaces.review(LOCAL, "one", ReviewQuery(most=1))
+    assert (first.listed, first.total, first.left_files) == (before.listed[:1], 3, 3)
     removal = await services.spaces.remove(LOCAL, "one", force=True)
     assert removal.changes == 3 and removal.kept is not None
     assert leftovers(data, space.space_id) == []
     back = await services.spaces.undelete(LOCAL, "one")
     assert back.space_id != space.space_id
     assert (back.name, back.restored_from, dict(back.env)) == ("one", space.space_id, {"A": "b"})
-    assert await services.spaces.changes(LOCAL, "one") == before
+    assert await services.spaces.review(LOCAL, "one", ReviewQuery(most=10)) == before
     assert (await run(services, back, "cat new.txt; ls notes"))[1] == "new\n"
     assert await services.spaces.trashed(LOCAL) == []
     with pytest.raises(SpaceNotFound):
@@ -139,7 +140,7 @@ async def test_links_in_a_space_lead_no_mount_to_the_host(
     victim.mkdir(mode=0o777)
     victim.chmod(0o777)
     place = f"{where}/a/b/project"
-    monkeypatch.setattr(open_spaces, "_own_path", lambda _space: place)
+    monkeypatch.setattr(open_spaces, "own_path", lambda _space: place)
     space = await make(services)
     for link in (f"/oldroot{victim}", f"/newroot{victim}", str(victim)):
         await run(
@@ -151,6 +152,27 @@ async def test_links_in_a_space_lead_no_mount_to_the_host(
         await services.spaces.start(LOCAL, space.space_id)
         assert (await run(services, space, f"echo x > {place}/f; cat /workspace/f"))[1] == "x\n"
         assert list(victim.iterdir()) == []
+
+
+async def test_code_in_a_space_keeps_no_mount_from_its_place(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by what it has put there, of which nothing is lost, nor by modes."""
+    place = f"/tmp/a/{'n' * 255}/project"
+    monkeypatch.setattr(open_spaces, "own_path", lambda _space: place)
+    space = await make(services)
+    for hostile in (
+        "mv a old && ln -s /nowhere a && mkdir -p a.aside/x",
+        "rm -r a.aside && echo kept > a.aside && mv a old2 && echo put > a",
+        "chmod 0 a/n* a .",
+        f"mv a/n* a/old && touch a/{'n' * 255} && chmod 500 a",
+    ):
+        assert (await run(services, space, f"cd /tmp && {hostile}"))[1] == ""
+        await services.spaces.stop(LOCAL, space.space_id, 0.1)
+        await services.spaces.start(LOCAL, space.space_id)
+        assert (await run(services, space, f"echo x > {place}/f; cat /workspace/f"))[1] == "x\n"
+    kept = "cd /tmp && cat a.aside a.aside-* 2>/dev/null; readlink a.aside-*"
+    assert (await run(services, space, kept))[1] == "kept\nput\n/nowhere\n"
 
 
 async def test_git_commits_in_every_space(
@@ -182,7 +204,9 @@ async def test_git_notes_are_no_changes(services: Services, project: Path) -> No
     assert await services.spaces.unexported(space) == 0
     record, said = await run(services, space, "git switch -qc work")
     assert record.exit is not None and record.exit.code == 0, said
-    assert await services.spaces.unexported(space) > 0
+    assert await services.spaces.unexported(space) == 0, "nothing is on that branch yet"
+    await run(services, space, "git commit -q --allow-empty -m two")
+    assert await services.spaces.unexported(space) == 1
 
 
 async def test_what_cannot_be_made_leaves_nothing(
@@ -362,7 +386,7 @@ async def test_scopes(services: Services) -> None:
             services.spaces.stop(blue, word),
             services.spaces.start(blue, word),
             services.spaces.remove(blue, word, force=True),
-            services.spaces.changes(blue, word),
+            services.spaces.review(blue, word),
             services.spaces.verify(blue, word),
             services.spaces.update(blue, word, SpaceChanges(name="stolen")),
             services.files.use(blue, word, lambda files: files.list()),
@@ -547,15 +571,15 @@ async def test_one_caller_has_half_of_the_looks_through_trees(
     blue, red = [await services.spaces.create(one, request()) for one in callers]
     desk = await services.spaces.opened(LOCAL, blue.space_id)
 
-    def changes(_driver: TreeDriver, tree: Tree) -> Iterator[Change]:
+    def compare(_driver: TreeDriver, tree: Tree, **_: object) -> Iterator[Change]:
         begun.append(tree.tree_id)
         free.wait(RUN_S)
         return iter(())
 
-    monkeypatch.setattr(type(desk.driver), "changes", changes)
+    monkeypatch.setattr(type(desk.driver), "compare", compare)
 
     def look(caller: Caller, space: Space) -> asyncio.Task[object]:
-        work = services.spaces.first_changes(caller, space.space_id, 1)
+        work = services.spaces.review(caller, space.space_id)
         return asyncio.create_task(cast(Coroutine[None, None, object], work))
 
     asked = [look(callers[0], blue) for _ in range(LOOKS)]
@@ -570,3 +594,34 @@ async def test_one_caller_has_half_of_the_looks_through_trees(
     finally:
         free.set()
     await asyncio.gather(*asked)
+
+
+HIDES = "echo '*' > .gitignore; echo work > work.txt"
+GOES_BACK = """
+[ -d .git ] || git init -q
+git checkout -q -b w; echo work > work.txt; git add -A; git commit -qm work
+git checkout -q --detach; rm -rf work.txt
+"""
+IN_A_SUBMODULE = """
+set -e; git init -q; git commit -q --allow-empty -m one
+git init -q /tmp/lib; git -C /tmp/lib commit -q --allow-empty -m two
+git -c protocol.file.allow=always submodule --quiet add /tmp/lib deep/lib
+git -C deep/lib checkout -q -b side; git -C deep/lib commit -q --allow-empty -m work
+rm -rf deep .gitmodules .git/HEAD .git/refs .git/objects
+"""
+NO_RULE = "printf '[z-a]\\n[[:x\\n' > .gitignore; echo work > work.txt"
+
+
+@pytest.mark.parametrize("work", [HIDES, GOES_BACK, IN_A_SUBMODULE, NO_RULE])
+async def test_work_that_is_hard_to_see_does_not_let_a_space_go(
+    services: Services, project: Path, work: str
+) -> None:
+    """Ignored with the rules themselves, committed elsewhere, in a submodule, beside rules that
+    are none."""
+    space = await make(services, project)
+    record, said = await run(services, space, work)
+    assert record.exit is not None and record.exit.code == 0, said
+    with pytest.raises(UnexportedChanges):
+        await services.spaces.remove(LOCAL, space.space_id)
+    removal = await services.spaces.remove(LOCAL, space.space_id, force=True)
+    assert removal.kept is not None

@@ -11,7 +11,7 @@ import pytest
 from carrel.app.machine import LocalSweeper
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.agents import TurnRequest
+from carrel.domain.agents import AgentEvent, AgentEventType, TurnRequest
 from tests.service.rig import RUN_S, make
 
 
@@ -26,6 +26,21 @@ async def test_the_agent_has_its_prompt(services: Services) -> None:
     async with asyncio.timeout(RUN_S):
         ended = await services.turns.wait(LOCAL, turn.run_id)
     assert ended.result is not None and ended.result.success
+
+
+async def test_what_it_does_is_known_while_it_works(services: Services) -> None:
+    space = await make(services, agent="scripted")
+    turn = await services.turns.start(LOCAL, space.space_id, TurnRequest("", "sleep 600"))
+    assert services.turns.doing(space) == ""
+    # No agent that needs no model tries again, and none does for a minute.
+    told = {"text": "Try 1 of 10 again", "kind": "retry", "status": 529}
+    event = AgentEvent(AgentEventType.LOG, time.time() - 125, 1, "s", turn.run_id, told)
+    services.turns._live[turn.run_id].followed.waiting.hear(event)
+    assert services.turns.doing(space) == "retrying (529) for 2 min"
+    await services.turns.interrupt(LOCAL, turn.run_id)
+    async with asyncio.timeout(RUN_S):
+        await services.turns.wait(LOCAL, turn.run_id)
+    assert services.turns.doing(space) == ""
 
 
 async def test_a_trial_that_goes_while_strays_are_looked_for(

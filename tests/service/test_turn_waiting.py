@@ -34,6 +34,29 @@ def test_what_was_told_before_is_heard_first() -> None:
     assert not waiting.may_answer("a") and waiting.news() == ""
 
 
+def retry(seq: int, at: float, status: object = 503) -> AgentEvent:
+    told = {"text": "Try again", "kind": "retry", "status": status}
+    return AgentEvent(AgentEventType.LOG, at, seq, "s", "r", told)
+
+
+def test_nothing_but_retries_for_a_minute() -> None:
+    waiting = Waiting(told=0)
+    waiting.hear(retry(1, at=10.0, status=529))
+    note = AgentEvent(AgentEventType.LOG, 20.0, 2, "s", "r", {"text": "Rate limit: allowed"})
+    waiting.hear(note)
+    assert waiting.doing(69.9) == "" and waiting.activity is Activity.WORKING
+    waiting.hear(retry(3, at=60.0))
+    assert waiting.doing(70.0) == "retrying (503) for 1 min"
+    assert waiting.doing(310.0) == "retrying (503) for 5 min"
+    waiting.hear(retry(4, at=70.0, status=1 << 60))
+    assert waiting.doing(70.0) == "retrying for 1 min"
+    said = AgentEvent(AgentEventType.MESSAGE_DELTA, 71.0, 5, "s", "r", {"text": "h"})
+    waiting.hear(said)
+    assert waiting.doing(1000.0) == ""
+    waiting.hear(retry(6, at=990.0))
+    assert waiting.doing(1000.0) == ""
+
+
 def test_what_waits_has_a_bound() -> None:
     """Whatever can write in the agent's name: all of it is kept in memory, and told."""
     waiting = Waiting(told=0)

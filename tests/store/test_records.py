@@ -8,11 +8,22 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carrel.domain.errors import MessageInvalid, StoreDamaged
 from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.requests import (
+    Generate,
+    Keeping,
+    Policy,
+    Request,
+    RequestDetails,
+    RequestQuery,
+    RequestState,
+    Result,
+)
 from carrel.domain.runs import RunState
 from carrel.domain.spaces import SpaceQuery, SpaceState
 from carrel.domain.store import Forget, Record, Store
@@ -228,3 +239,61 @@ def test_nobody_else_can_read_the_files(path: Path, store: SqliteStore) -> None:
     assert store is not None
     modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
     assert modes == {"carrel.db": 0o600, "carrel.db-wal": 0o600, "carrel.db-shm": 0o600}
+
+
+def ended(key: str, caller: str, delivered: bool = True) -> tuple[Request, RequestDetails]:
+    at = 1.0 if delivered else None
+    asked, done = Generate("short"), RequestState.DONE
+    request = Request(key, key, caller, asked, "", done, 1.0, 1.0, delivered_at=at)
+    return request, RequestDetails(key, caller, "long " * 1000, Result(True))
+
+
+async def test_details_of_requests_are_kept_up_to_a_budget(store: SqliteStore) -> None:
+    """For each caller by itself, the newest first; what nobody has had yet stays."""
+    keys = ["rq_a", "rq_b", "rq_c", "rq_other", "rq_waits"]
+    for key in keys:
+        request, details = ended(key, "blue" if key != "rq_other" else "red", key != "rq_waits")
+        await store.write(request, details)
+        await store.write(request)
+
+    async def kept() -> list[str]:
+        return [key for key in keys if await store.request_details(key) is not None]
+
+    await store.write(Forget(details_of="blue", details_bytes=12_000))
+    assert await kept() == keys[1:]
+    await store.write(Forget(details_of="blue", details_bytes=0))
+    assert await kept() == ["rq_other", "rq_waits"]
+    await store.write(Forget(requests=("rq_other",)))
+    assert await kept() == ["rq_waits"]
+    waiting: dict[str, Any] = {"details_of": "blue", "details_delivered": False}
+    await store.write(Forget(details_bytes=12_000, **waiting))
+    assert await kept() == ["rq_waits"]
+    found = await store.request_details("rq_waits")
+    assert found == ended("rq_waits", "blue")[1]
+    await store.write(Forget(details_bytes=100, **waiting))
+    assert await kept() == []
+
+
+async def test_the_last_version_of_a_series(store: SqliteStore) -> None:
+    for key, caller, series, version in [
+        ("rq_1", "blue", "s", 3),
+        ("rq_2", "blue", "s", 11),
+        ("rq_3", "red", "s", 20),
+        ("rq_4", "blue", "t", 30),
+    ]:
+        asked = Generate("x", keeping=Keeping(Policy.VERSIONED, series=series))
+        request = replace(ended(key, caller)[0], asked=asked, version=version)
+        await store.write(request)
+    assert await store.last_version("blue", "s") == 11
+    assert await store.last_version("green", "s") == 0
+
+
+async def test_each_caller_has_its_own_last_requests(store: SqliteStore) -> None:
+    """So nobody's go for what others ask."""
+    for number in range(4):
+        for caller in ("blue", "red")[: 1 + (number == 0)]:
+            request = ended(f"rq_{caller}{number}", caller)[0]
+            await store.write(replace(request, created_at=float(number)))
+    await store.write(Forget(bare_requests_but=2))
+    left = {one.key for one in await store.requests(RequestQuery())}
+    assert left == {"rq_red0", "rq_blue2", "rq_blue3"}

@@ -39,7 +39,6 @@ class Credentials:
             _check(name, value)
         elif name not in self.names():
             raise _missing(name)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if endpoints is not None:
             self._write(name + ENDPOINTS, "".join(f"{one}\n" for one in endpoints))
         if value is not None:
@@ -51,13 +50,7 @@ class Credentials:
         return []
 
     def _write(self, name: str, value: str) -> None:
-        draft = self._folder / f".{secrets.token_hex(8)}"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(value)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(draft, self._folder / name)
+        write_private(self._folder / name, value.encode())
 
     def remove(self, name: str) -> None:
         """Raises `CredentialNotFound`."""
@@ -76,6 +69,18 @@ class Credentials:
             with contextlib.suppress(FileNotFoundError):
                 found[name] = (self._folder / name).read_text()
         return found
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Writes a file that only the daemon's user can read, whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.parent / f".{secrets.token_hex(8)}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(draft, path)
 
 
 def _check(name: str, value: str) -> None:

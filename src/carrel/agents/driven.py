@@ -66,6 +66,7 @@ def driven_by(
     named = replace(
         setup,
         credentials={},
+        imported=None,
         mcp_env=dict.fromkeys(setup.mcp_env, ""),
         server_env=dict.fromkeys(setup.server_env, ""),
     )

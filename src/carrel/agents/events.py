@@ -8,6 +8,7 @@ nothing after it.
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -234,6 +235,20 @@ def judge(heard: TurnSoFar, code: int | None, stderr: str) -> TurnResult:
     if not heard.said and not heard.acted:
         return failed(EmptyResponse("The agent ended its turn without a message, and did nothing."))
     return TurnResult(True, heard.said)
+
+
+NO_LOGIN = re.compile(r"\brun /login\b")
+"""Claude Code's advice to a person in its own terminal."""
+
+
+def key_refused(who: str, credential: str, source: str) -> AgentCrashed:
+    """Instead of an agent's own advice, which is of no use in a space. `source` is the frontend
+    whose login can be imported."""
+    return AgentCrashed(
+        f"The service did not accept the key of {who}, or there was none.",
+        hint=f"Store a valid one: carrel auth set {credential}. "
+        f"Or copy your own login anew: carrel agents import {source}",
+    )
 
 
 def _crash(code: int | None, stderr: str) -> AgentCrashed:

@@ -82,35 +82,75 @@ class SpaceAgentFolders:
         )
 
     def put(self, place: SetupRequest, prepared: Prepared) -> None:
-        state, _ = _make(place.folder, place.owner)
-        root = os.open(state, _FOLDER)
         try:
-            for path, kept in prepared.keeps.items():
-                self._clear(root, path, frozenset(map(os.fsencode, kept)))
-            for path, data in prepared.files.items():
-                _put(root, path, data, place.owner)
+            state, _ = _make(place.folder, place.owner)
+            root = os.open(state, _FOLDER)
+            try:
+                for path, kept in prepared.keeps.items():
+                    self._clear(root, path, frozenset(map(os.fsencode, kept)))
+                for path, data in {**prepared.files, **prepared.secrets}.items():
+                    _put(root, path, data, place.owner)
+            finally:
+                os.close(root)
         except OSError as error:
+            # What runs in the space may have closed it.
             raise ResolveFailed(
                 f"The agent's own folder cannot be written: {error}.",
-                hint=f"Check that the daemon's user may write to {state}.",
+                hint="In the space: chmod -R u+rwX /agent/state",
             ) from error
-        finally:
-            os.close(root)
+
+    def has(self, folder: Path, path: str) -> bool:
+        try:
+            with _above(folder, path) as (here, name):
+                return stat.S_ISREG(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
+
+    def remove(self, folder: Path, paths: Sequence[str]) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError), _above(folder, path) as (here, name):
+                self._remove(here, os.fsencode(name))
 
     def _clear(self, root: int, path: str, kept: frozenset[bytes]) -> None:
-        here = os.dup(root)
         try:
-            for part in path.split("/"):
-                below = os.open(part, _FOLDER, dir_fd=here)
-                os.close(here)
-                here = below
+            here = _entered(root, path)
+        except FileNotFoundError:
+            return
+        try:
             for name in map(os.fsencode, os.listdir(here)):
                 if name not in kept:
                     self._remove(here, name)
-        except FileNotFoundError:
-            return
         finally:
             os.close(here)
+
+
+@contextlib.contextmanager
+def _above(folder: Path, path: str) -> Iterator[tuple[int, str]]:
+    """The open folder of a file of the state, and the file's name. Raises `OSError`."""
+    above, _, name = path.rpartition("/")
+    root = os.open(_folders(folder)[0], _FOLDER)
+    try:
+        here = _entered(root, above)
+    finally:
+        os.close(root)
+    try:
+        yield here, name
+    finally:
+        os.close(here)
+
+
+def _entered(root: int, path: str) -> int:
+    """A folder below an open one. Links are not followed."""
+    here = os.dup(root)
+    try:
+        for part in path.split("/"):
+            below = os.open(part, _FOLDER, dir_fd=here)
+            os.close(here)
+            here = below
+    except BaseException:
+        os.close(here)
+        raise
+    return here
 
 
 def _shown(context: Path, inside: bool) -> str:
@@ -145,7 +185,8 @@ def _put(root: int, path: str, data: bytes, owner: Owner) -> None:
             below = _enter(here, part, owner)
             os.close(here)
             here = below
-        _write(here, name, data, 0o600, owner)
+        # A skill's script is run by its name.
+        _write(here, name, data, 0o700 if data.startswith(b"#!") else 0o600, owner)
     finally:
         os.close(here)
 

@@ -207,7 +207,7 @@ def _prepare(
 
 
 def _write(prepared: Prepared, setup: AgentSetup) -> None:
-    for name, content in prepared.files.items():
+    for name, content in {**prepared.files, **prepared.secrets}.items():
         file = Path(setup.state, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)

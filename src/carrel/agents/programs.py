@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,22 +49,31 @@ class AgentProgram:
 
 
 class Locator:
-    """Looks in Carrel's own folder first, where `install` puts things, then on PATH."""
+    """Looks in Carrel's own folder first, where `install` puts things, then on PATH, then where
+    the login shell of the daemon's user would find it: the daemon may have been started elsewhere.
+    `beyond` says where that is; quick."""
 
-    def __init__(self, own: Path, search: str | None = None) -> None:
+    def __init__(
+        self, own: Path, search: str | None = None, beyond: Callable[[], str] = str
+    ) -> None:
         self._own = own
         self._search = search
+        self._beyond = beyond
         self._versions: dict[tuple[str, int], str] = {}
 
     def find(self, frontend: str, name: str) -> AgentProgram | None:
         """None also when it is a script whose interpreter is missing."""
-        path = self._look(frontend, name)
-        if path is None:
+        found = self._look(frontend, name)
+        if found is None:
             return None
+        path = Path(os.path.realpath(found))
         if not _is_node_script(path):
             return AgentProgram(name, path, (str(path),))
-        node = self._look(frontend, NODE)
-        return None if node is None else AgentProgram(name, path, (str(node), str(path)))
+        # A version manager puts a program beside the node that it was installed with.
+        node = shutil.which(NODE, path=os.path.dirname(found)) or self._look(frontend, NODE)
+        if node is None:
+            return None
+        return AgentProgram(name, path, (os.path.realpath(node), str(path)))
 
     def require(self, frontend: str, name: str) -> AgentProgram:
         """Raises `FrontendNotInstalled`."""
@@ -94,12 +103,12 @@ class Locator:
 
     def unasked(self) -> Locator:
         """A locator of the same places that starts no program: for it all have a version."""
-        return _Unasked(self._own, self._search)
+        return _Unasked(self._own, self._search, self._beyond)
 
-    def _look(self, frontend: str, name: str) -> Path | None:
+    def _look(self, frontend: str, name: str) -> str | None:
         own = str(self._own / frontend / MODULES / ".bin")
         found = shutil.which(name, path=own) or shutil.which(name, path=self._search)
-        return None if found is None else Path(os.path.realpath(found))
+        return found or shutil.which(name, path=self._beyond())
 
 
 class _Unasked(Locator):

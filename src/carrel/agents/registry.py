@@ -69,8 +69,8 @@ class Registry:
     def in_terminal(self, name: str) -> Frontend:
         return InTerminal(self.get(name), self._unit_s)
 
-    def attaching(self, state: str, *, read_only: bool) -> Attaching:
-        return attaching(state, read_only=read_only)
+    def attaching(self, state: str, *, read_only: bool, prefix: str) -> Attaching:
+        return attaching(state, read_only=read_only, prefix=prefix)
 
     def names(self) -> Sequence[str]:
         return tuple(dict.fromkeys((*BUILT_IN, *self._own, *sorted(_brought()))))

@@ -152,7 +152,7 @@ OPERATIONS = (
         keyed=True,
         streams="`progress`, then `space` or `problem`",
         errors=(
-            *("space_invalid", "name_taken", "idempotency_key_reused"),
+            *("space_invalid", "name_taken", "idempotency_key_reused", "setup_failed"),
             *("server_not_found", "server_not_installed", *PROJECT, *BACK_ENDS),
         ),
     ),
@@ -187,6 +187,17 @@ OPERATIONS = (
         *("spaces.start", "POST", "/v1/spaces/{space}/start", "hidden"),
         answer="SpaceInfo",
         again=True,
+        long=True,
+        errors=(
+            *(*SPACE, *CHANGING, "launcher_unavailable"),
+            *("limits_unavailable", "isolation_unproven"),
+        ),
+    ),
+    Operation(
+        *("spaces.restart", "POST", "/v1/spaces/{space}/restart", "hidden"),
+        body="StopBody",
+        optional=True,
+        answer="SpaceInfo",
         long=True,
         errors=(
             *(*SPACE, *CHANGING, "launcher_unavailable"),
@@ -288,7 +299,7 @@ OPERATIONS = (
     # Files
     Operation(
         *("files.read", "GET", "/v1/spaces/{space}/files", "hidden"),
-        query="PathQuery",
+        query="ReadQuery",
         answer="The file",
         media=BYTES,
         parts=True,
@@ -363,6 +374,7 @@ OPERATIONS = (
             *("continuation_not_found", "model_not_supported", "permission_denied"),
             *("variable_refused", "not_trusted", "resolve_failed", "path_not_found"),
             *("path_invalid", "path_escapes", "path_denied", "path_wrong_kind"),
+            *("key_missing", "login_expired", "network_needed"),
         ),
     ),
     Operation(
@@ -465,6 +477,20 @@ OPERATIONS = (
         errors=("unsupported_frontend", "frontend_not_installed"),
     ),
     Operation(
+        *("agents.take", "PUT", "/v1/agents/{name}/import", "admin"),
+        body="ImportBody",
+        answer="FoundFrontend",
+        again=True,
+        long=True,
+        errors=("unsupported_frontend", "too_large", "credential_not_found"),
+    ),
+    Operation(
+        *("agents.forget", "DELETE", "/v1/agents/{name}/import", "admin"),
+        answer="FoundFrontend",
+        long=True,
+        errors=("unsupported_frontend", "credential_not_found"),
+    ),
+    Operation(
         *("credentials.list", "GET", "/v1/credentials", "admin"),
         answer="CredentialList",
         again=True,
@@ -561,7 +587,7 @@ OPERATIONS = (
         errors=(
             *("request_invalid", "request_id_reused", "capacity", "space_invalid"),
             *("unsupported_frontend", "variable_refused", "project_read_only", "project_in_use"),
-            *(*PROJECT, *SPACE),
+            *("login_expired", "network_needed", *PROJECT, *SPACE),
         ),
     ),
     Operation(

@@ -23,7 +23,10 @@ _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<place>[^`]*)`)?
 _VALUE = re.compile(r"(?P<what>Invalid (?:enum )?value) .*", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 _SURROGATE = "It has a surrogate that stands for no character"
-_PATTERN = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
+_WANTED = re.compile(
+    r"Expected (?:`str` matching regex '(?P<pattern>.*)'|(?P<bound>`str` of length <= \d+))",
+    re.DOTALL,
+)
 _HINT = "The paths and their fields are described at /v1/openapi.json."
 
 
@@ -157,8 +160,8 @@ def _invalid(text: str, where: str) -> MessageInvalid:
     if (value := _VALUE.fullmatch(what)) is not None:
         # What was sent is not repeated: it may be a secret.
         what = value["what"]
-    if (pattern := _PATTERN.fullmatch(what)) is not None and pattern["pattern"] in WORDS:
-        what = WORDS[pattern["pattern"]]
+    if (wanted := _WANTED.fullmatch(what)) is not None:
+        what = WORDS.get(wanted["pattern"] or wanted["bound"], what)
     # As people write the end of a pattern.
     what = what.replace(END.replace("\\", "\\\\"), "$")
     named = _FIELD.fullmatch(what)

@@ -12,6 +12,7 @@ import msgspec
 from carrel.agents.credentials import AgreedDigests, Credentials
 from carrel.agents.folders import SpaceAgentFolders
 from carrel.agents.frontends.acp import OwnAcp, OwnAgent, frontend_of
+from carrel.agents.imports import Imports
 from carrel.agents.programs import Locator
 from carrel.agents.registry import BUILT_IN, Registry
 from carrel.config import Settings, SettingsInvalid
@@ -38,15 +39,19 @@ class Agents:
     credentials: Credentials
     locator: Locator
     agreements: AgreedDigests
+    imports: Imports
     own: Path
     """Where `install` puts programs."""
 
 
-def open_agents(settings: Settings, expect_mcp: Callable[[], None]) -> Agents:
-    """`expect_mcp` is called when an agent is about to start the MCP server of its space."""
+def open_agents(
+    settings: Settings, expect_mcp: Callable[[], None], search: Callable[[], str] = str
+) -> Agents:
+    """`expect_mcp` is called when an agent is about to start the MCP server of its space. `search`
+    says where programs of agents may be beside the daemon's own PATH."""
     data = settings.data
     own = data / "agents"
-    locator = Locator(own)
+    locator = Locator(own, beyond=search)
     registry = Registry(locator, settings.restart_s, _own(settings))
     credentials = Credentials(data / "auth")
     return Agents(
@@ -55,6 +60,7 @@ def open_agents(settings: Settings, expect_mcp: Callable[[], None]) -> Agents:
         credentials,
         locator,
         AgreedDigests(data / "trust"),
+        Imports(data / "imports"),
         own,
     )
 

@@ -99,7 +99,6 @@ def open_instances(settings: Settings, app: App, around: Around, known: ServerPa
         per_caller=settings.instances_per_caller,
         memory_bytes=settings.instance_memory_bytes,
         starting=settings.instances_starting,
-        project_roots=settings.project_roots,
     )
     servers, adapter = known.servers, known.adapter
     warming = Warming(data / "warm", servers, adapter, around.machine, app.identities)

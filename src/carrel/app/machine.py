@@ -13,14 +13,22 @@ from typing import BinaryIO
 
 from carrel.app.rooms import App
 from carrel.domain.cleanup import Stray
+from carrel.domain.environments import HomeTools
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
 from carrel.domain.files import Files
 from carrel.domain.ids import is_id
 from carrel.domain.runtimes import LocalRuntime, Runtime
 from carrel.domain.spaces import AUTO
 from carrel.domain.trees import Tree, TreeDriver
+from carrel.environments.discovery import inspect_files
+from carrel.environments.files import FolderFiles
+from carrel.environments.login_shell import stamp_of
+from carrel.environments.programs import HostPrograms
+from carrel.linux.descriptors import Descriptor
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.proof import choose_runtime
+from carrel.runtimes.sandbox import PATH, TOOLCHAIN
+from carrel.service.setup import ProjectSetup
 from carrel.trees import orphans
 from carrel.trees.archives import archive
 from carrel.trees.drivers.common import choose_driver
@@ -115,6 +123,19 @@ class TreeContents:
 
     def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None:
         unpack(driver, tree, stream, path)
+
+
+# What makes a project usable, read from a space's tree.
+
+
+def project_setup(driver: TreeDriver, tree: Tree, tools: HomeTools) -> ProjectSetup:
+    """Reads files; runs nothing."""
+    search = ":".join((*tools.path_first, PATH, *tools.path_last))
+    shown = (*TOOLCHAIN, *(path for tool in tools.tools for path in tool.shown))
+    with Descriptor(driver.open_root(tree)) as root:
+        report = inspect_files(FolderFiles(root), HostPrograms(search, shown))
+    paths = [os.path.realpath(one.found) for one in report.toolchain.programs if one.found]
+    return ProjectSetup(report.setup, {path: stamp_of(path) for path in paths})
 
 
 # What a crash has left on this machine, found by looking in every place where spaces are.

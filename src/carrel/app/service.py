@@ -15,11 +15,12 @@ from pathlib import Path
 from carrel.agents import programs
 from carrel.agents.events import Emitter
 from carrel.agents.folders import Context
+from carrel.agents.imports import has_login
 from carrel.agents.programs import install
 from carrel.app.agents import HubTurnLog, open_agents
 from carrel.app.hub import notifying, open_hub, open_messages
 from carrel.app.instances import Around, open_instances, open_servers
-from carrel.app.machine import LocalMachine, LocalSweeper, TreeContents
+from carrel.app.machine import LocalMachine, LocalSweeper, TreeContents, project_setup
 from carrel.app.requests import RequestsAround, open_requests
 from carrel.app.rooms import App, open_app, own_program
 from carrel.cleanup.retention import Defaults, due
@@ -28,23 +29,27 @@ from carrel.config import Settings
 from carrel.domain.errors import CarrelError
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
+from carrel.environments.home_tools import HomeToolchains, home_toolchains
+from carrel.environments.login_shell import is_same
+from carrel.environments.package_settings import PackageManagers
 from carrel.hub.hub import HubServer
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
 from carrel.runtimes.limits.disk import disk_bytes
+from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
-from carrel.runtimes.sandbox import SandboxFolders
+from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces
 from carrel.service.cleanup import Collector, Watch
 from carrel.service.creation import Creator
-from carrel.service.credentials import Keyring
+from carrel.service.credentials import AgentKeys, Keyring
 from carrel.service.disk_use import DiskUse
 from carrel.service.doctor import Doctor
 from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import Attachments, SpaceContext, SpaceFiles
-from carrel.service.inbox import Inbox
+from carrel.service.inbox import Inbox, WaitingItems
 from carrel.service.instances import Instances
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpaces
@@ -66,7 +71,9 @@ from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashO
 from carrel.service.reconciler import Reconciler
 from carrel.service.removal import Remover
 from carrel.service.requests import Requests
+from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
+from carrel.service.setup import Setups, SetupTools
 from carrel.service.shared import CallerPolicy, Shared
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
@@ -77,6 +84,7 @@ from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
 from carrel.trees.git.personal import PersonalGit
 from carrel.trees.removal import remove_tree
+from carrel.trees.review import TreeReviews
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -103,6 +111,7 @@ class Services:
     mcp: McpProcess
     inbox: Inbox
     open_spaces: OpenSpaces
+    toolchains: HomeToolchains
     collector: Collector
     reconciler: Reconciler
     instances: Instances
@@ -147,6 +156,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.turns.take_up()
         await services.requests.take_up()
         services.hangups.begin()
+        # Asks the login shell, if it must be asked, before somebody waits for the answer.
+        asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
         task = asyncio.create_task(watch.run())
         try:
             yield services
@@ -154,6 +165,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await services.collector.close()
             await services.requests.close()
             await services.space_servers.close()
             await services.instances.close()
@@ -186,15 +198,26 @@ def _assemble(
     shared = Shared()
     machine = LocalMachine(app.drivers, app.runtimes, (app.direct,))
     mcp = McpProcess(programs.python("carrel.mcp"))
-    agents = open_agents(settings, mcp.expect)
+    toolchains = home_toolchains(settings.data, os.environ, shows=settings.sandbox.home_tools)
+    packages = PackageManagers(
+        toolchains.home if settings.sandbox.package_settings else None,
+        *(os.environ, toolchains.said, toolchains.check),
+        seen=lambda: (*TOOLCHAIN, *etc_paths()),
+    )
+    agents = open_agents(settings, mcp.expect, toolchains.search)
     folder = settings.data / "spaces"
     open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program())
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
-    remover = Remover(app.identities, open_spaces, journal, trash, remove_tree)
+    personal = PersonalGit(os.environ)
+    reviews = SpaceReviews(open_spaces, TreeReviews(app.bases, personal.ignored))
+    remover = Remover(app.identities, open_spaces, journal, reviews, trash, remove_tree)
     creator = Creator(
         *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
         disk=records.reserve,
-        home_files=PersonalGit(os.environ),
+        home_files=personal,
+        toolchains=toolchains,
+        packages=packages,
+        show=tuple(map(str, settings.sandbox.show)),
         bases_going=shared.bases_going,
         disk_for=settings.disk_for,
         clone_hosts=settings.clone_hosts,
@@ -222,6 +245,10 @@ def _assemble(
             servers=servers,
         )
     )
+    spaces.setups = Setups(
+        *(settings.data / "setups", app.bases, spaces, open_spaces, creator, runs, shared.locks),
+        SetupTools(project_setup, is_same),
+    )
     trust = Trust(spaces, open_spaces, TreeContents(), frontends, agents.agreements)
     turns = Turns(
         TurnParts(
@@ -234,7 +261,9 @@ def _assemble(
             shared=shared,
             frontends=frontends,
             agent_folders=agents.agent_folders,
-            credentials=agents.credentials,
+            keys=AgentKeys(
+                agents.credentials, agents.imports, time.time, partial(has_login, env=os.environ)
+            ),
             trust=trust,
             servers=servers,
             log=HubTurnLog(hub),
@@ -276,7 +305,13 @@ def _assemble(
             recordings=recordings,
         ),
     )
-    keyring = Keyring(agents.credentials, frontends, partial(install, own=agents.own))
+    keyring = Keyring(
+        agents.credentials,
+        frontends,
+        partial(install, own=agents.own),
+        agents.imports,
+        time.time,
+    )
     views = SpaceViews(spaces, runs, turns, settings.data)
     tokens = Tokens(store, journal)
     disk_use = DiskUse(settings.data, journal, store, app.bases, records.reserve, disk_bytes)
@@ -286,7 +321,14 @@ def _assemble(
         tokens=tokens,
         bases=BaseOperations(app.bases),
         cleanup=CleanUpOperations(
-            collector, disk_use, Doctor(settings.data, machine, app.limits, app.launcher.about)
+            collector,
+            disk_use,
+            Doctor(
+                *(settings.data, machine, app.limits, app.launcher.about),
+                keyring=keyring,
+                toolchains=toolchains,
+                packages=packages,
+            ),
         ),
         daemon=DaemonOperations(store, feed, settings.data, settings.idle_s, settings.keep_s),
         turns=TurnOperations(turns),
@@ -294,7 +336,7 @@ def _assemble(
         context=ContextOperations(context),
         agents=AgentOperations(keyring),
         credentials=CredentialOperations(keyring),
-        inbox=InboxOperations(inbox, spaces),
+        inbox=InboxOperations(inbox, WaitingItems(inbox, turns, journal), spaces),
         runs=RunOperations(spaces, runs, store, str(settings.data)),
         files=FileOperations(files),
         instances=InstanceOperations(servers.instances, str(settings.data)),
@@ -320,6 +362,7 @@ def _assemble(
         mcp=mcp,
         inbox=inbox,
         open_spaces=open_spaces,
+        toolchains=toolchains,
         collector=collector,
         reconciler=reconciler,
         instances=servers.instances,

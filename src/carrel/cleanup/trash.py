@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -35,8 +36,8 @@ class Trash:
         bundler: Bundler,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`folder` is made when something is first kept. No single space gets more than the
-        whole budget; what is older than `max_age_s` goes."""
+        """`folder` is made when something is first kept. The budget is of the owner, of each
+        label and of the children of each space; what is older than `max_age_s` goes."""
         self._folder = folder
         self._budget_bytes = budget_bytes
         self._max_age_s = max_age_s
@@ -84,16 +85,19 @@ class Trash:
         self._remove(self._place(trashed.space.space_id))
 
     def expire(self, entries: Sequence[Trashed], now: float) -> list[Trashed]:
-        """Which are to be purged, the oldest first: what is too old, and then the oldest
-        until the rest is within the budget."""
+        """Which are to be purged, the oldest first: what is too old, and then of each who
+        removed them the oldest until the rest is within the budget. So nobody's is purged for
+        what somebody else removed."""
         by_age = sorted(entries, key=lambda one: (one.trashed_at, one.space.space_id))
-        rest = sum(one.bytes_kept for one in by_age)
+        rest = Counter[str]()
+        for one in by_age:
+            rest[_whose(one)] += one.bytes_kept
         due = []
         for one in by_age:
-            if now - one.trashed_at <= self._max_age_s and rest <= self._budget_bytes:
-                break
-            due.append(one)
-            rest -= one.bytes_kept
+            over = rest[_whose(one)] > self._budget_bytes
+            if over or now - one.trashed_at > self._max_age_s:
+                due.append(one)
+                rest[_whose(one)] -= one.bytes_kept
         return due
 
     def stray(self, entries: Sequence[Trashed]) -> list[Path]:
@@ -122,6 +126,11 @@ class Trash:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def _whose(trashed: Trashed) -> str:
+    """A token's label, or the space whose agent asked for it; empty: the owner's own."""
+    return trashed.space.account or trashed.space.family
 
 
 @contextlib.contextmanager

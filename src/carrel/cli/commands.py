@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Spaces": {
         "new": ("new",),
-        "spaces": ("ls", "show", "stop", "start", "update", "rm", "undelete", "verify"),
+        "spaces": (
+            *("ls", "show", "stop", "start", "restart", "update"),
+            *("rm", "undelete", "verify"),
+        ),
         "exec": ("exec", "shell"),
         "runs": ("runs", "logs", "run show", "run attach", "run wait", "run signal"),
         "hub": ("events",),
@@ -23,7 +26,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "agents": ("agents", "auth set", "auth ls", "inbox", "answer"),
         "": ("auth rm",),
         "turns": (
-            *("send", "turns", "interrupt", "permit", "trust"),
+            *("send", "turns", "turn show", "interrupt", "permit", "trust"),
             *("context add", "context ls", "context rm"),
         ),
         "attach": ("attach",),
@@ -58,6 +61,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             *("token create", "token ls", "token revoke", "completion"),
         ),
         "machine": ("doctor", "inspect", "df", "gc"),
+        "config": (*("config show", "config get", "config set", "config explain", "config path"),),
     },
 }
 """By section of the help and by module; those without one are `ROWS`."""
@@ -78,16 +82,20 @@ COMMANDS = {
 }
 """The module of each."""
 GROUPS = {
+    "config": "Show, explain and change the settings of Carrel on this machine.",
     "auth": "Manage the keys that agents are given.",
     "context": "Give the agent of a space files to read.",
     "hub": "Send, ask for and follow messages between people, agents and editors.",
     "instance": "Run dedicated MCP servers: one process for each client.",
     "request": "Have an agent make something in a workspace of its own.",
     "run": "Show one command, attach to it, wait for it, signal it.",
+    "turn": "Show one turn of an agent.",
     "token": "Manage tokens for the API on TCP.",
 }
 DEFAULTS = {"request": "new"}
 """The verb of a group when none is named: `carrel request "…"`."""
+ALONE = {"config": "show"}
+"""The verb of a group whose name stands alone, or with options only."""
 HELP = ("-h", "--help")
 
 
@@ -118,6 +126,8 @@ def load(name: str) -> Verb:
 def with_verb(group: str, words: list[str]) -> list[str]:
     """What follows the name of a group, with its default verb when none is named. A single
     plain word is a verb, known or not: nothing is begun by a slip of the finger."""
+    if group in ALONE and all(word.startswith("-") and word not in HELP for word in words):
+        return [ALONE[group], *words]
     if group not in DEFAULTS or not words or words[0] in HELP or _names_verb(group, words):
         return words
     return [DEFAULTS[group], *words]

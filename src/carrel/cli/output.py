@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, TextIO
 
+    Paint = Callable[[str], str]
+    """The colour of a cell, by what is in it; empty: none."""
+
 GAP = "  "
 ELLIPSIS = "…"
 NARROWEST = 6
@@ -72,9 +75,17 @@ def coloured() -> bool:
     return terminal_width() is not None and not os.environ.get("NO_COLOR")
 
 
+LOUD, WARM, CALM, FAINT = "1;31", "33", "32", "2"
+"""Colours: what nobody should overlook, what waits, what goes well, what matters less."""
+
+
+def painted(text: str, colour: str) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour and text and coloured() else text
+
+
 def loud(text: str) -> str:
     """Marks what nobody should overlook."""
-    return f"\x1b[1;31m{text}\x1b[0m" if coloured() else text
+    return painted(text, LOUD)
 
 
 def clean(text: str) -> str:
@@ -142,6 +153,35 @@ def cut(text: str, width: int) -> str:
     return kept + ELLIPSIS if width > 0 else ""
 
 
+def cut_path(text: str, width: int) -> str:
+    """At most `width` columns of a path, from its end: `…/repo/app`."""
+    if width_of(text) <= width:
+        return text
+    kept = text[max(0, len(text) - width + 1) :]
+    while kept and width_of(kept) > width - 1:
+        kept = kept[1:]
+    slash = kept.find("/")
+    return ELLIPSIS + (kept[slash:] if 0 <= slash < len(kept) - 1 else kept) if width > 0 else ""
+
+
+def wrapped(text: str, indent: str) -> str:
+    """Text of others in lines that fit a terminal, each behind `indent`."""
+    room = max(20, (terminal_width() or 80) - len(indent))
+    lines = []
+    for line in text.splitlines() or [""]:
+        lines.append("")
+        for word in clean(line).split(" "):
+            while width_of(word) > room:
+                part = cut(word, room + 1).removesuffix(ELLIPSIS) or word[:1]
+                lines.append(part)
+                word = word[len(part) :]
+            if lines[-1] and width_of(lines[-1]) + 1 + width_of(word) > room:
+                lines.append(word)
+            else:
+                lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return "\n".join(f"{indent}{line}".rstrip() for line in lines if line)
+
+
 # Columns
 
 
@@ -151,15 +191,25 @@ def table(
     *,
     shrink: Sequence[int] = (),
     marked: str = "",
+    paths: Sequence[int] = (),
+    paint: Mapping[int, Paint] | None = None,
 ) -> str:
     """Aligned columns. In a terminal they fit: the columns of `shrink` give way, in that
-    order, and what still does not fit is cut off. Cells that end in `marked` are loud."""
+    order, and what still does not fit is cut off, at the beginning where they are `paths`. Cells
+    that end in `marked` are loud, others have the colour that `paint` gives them."""
     cells = [list(heads), *([clean(cell) for cell in row] for row in rows)]
     widths = [max(width_of(row[at]) for row in cells) for at in range(len(heads))]
     limit = terminal_width()
     if limit is not None:
         _fit(widths, limit, shrink)
-    lines = [_line(row, widths, limit, marked) for row in cells]
+
+    def colour(at: int, cell: str) -> str:
+        if marked and cell.endswith(marked):
+            return LOUD
+        return paint[at](cell) if paint and at in paint else ""
+
+    lines = [_line(cells[0], widths, limit, lambda _at, _cell: "", ())]
+    lines += [_line(row, widths, limit, colour, paths) for row in cells[1:]]
     return "\n".join(lines)
 
 
@@ -173,15 +223,21 @@ def _fit(widths: list[int], limit: int, shrink: Sequence[int]) -> None:
         over -= less
 
 
-def _line(row: list[str], widths: list[int], limit: int | None, marked: str) -> str:
+def _line(
+    row: list[str],
+    widths: list[int],
+    limit: int | None,
+    colour: Callable[[int, str], str],
+    paths: Sequence[int],
+) -> str:
     parts, left = [], limit
     for at, cell in enumerate(row):
-        text = cut(cell, widths[at]) if limit is not None else cell
+        text = cell
         if left is not None:
-            text = cut(text, left)
+            text = (cut_path if at in paths else cut)(cell, min(widths[at], left))
             left = max(0, left - widths[at] - len(GAP))
         padding = " " * max(0, widths[at] - width_of(text)) if at + 1 < len(row) else ""
-        parts.append((loud(text) if marked and cell.endswith(marked) else text) + padding)
+        parts.append(painted(text, colour(at, cell)) + padding)
     return GAP.join(parts).rstrip()
 
 
@@ -200,11 +256,16 @@ class AnswerTable:
         shrink: Sequence[str] = (),
         marked: str = "",
         empty: str = "",
+        paths: Sequence[str] = (),
+        paint: Mapping[str, Paint] | None = None,
     ) -> None:
         self._field = field
         self._columns = columns
-        self._shrink = [list(columns).index(head) for head in shrink]
+        number = {head: at for at, head in enumerate(columns)}
+        self._shrink = [number[head] for head in shrink]
         self._marked = marked
+        self._paths = [number[head] for head in paths]
+        self._paint = {number[head]: one for head, one in (paint or {}).items()}
         self.empty = empty
 
     def __call__(self, content: Mapping[str, Any]) -> str:
@@ -212,7 +273,14 @@ class AnswerTable:
         if not items and self.empty:
             return ""
         rows = [[_cell(item, column) for column in self._columns.values()] for item in items]
-        return table([*self._columns], rows, shrink=self._shrink, marked=self._marked)
+        return table(
+            [*self._columns],
+            rows,
+            shrink=self._shrink,
+            marked=self._marked,
+            paths=self._paths,
+            paint=self._paint,
+        )
 
 
 def _cell(item: dict[str, Any], column: str | Callable[[dict[str, Any]], str]) -> str:

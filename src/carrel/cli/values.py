@@ -85,6 +85,16 @@ def size_text(count: float | None) -> str:
     return f"{count:.1f}T" if count < 9.95 else f"{count:.0f}T"
 
 
+def count_text(count: float) -> str:
+    """For people: 950, 5.2k, 12k, 1.3M; nothing is "-"."""
+    count = min(count, 10**15)  # Who says more is not believed, and breaks no sums.
+    for unit, factor in (("M", 1_000_000), ("k", 1000)):
+        if count >= factor * 0.9995:
+            figure = count / factor
+            return f"{figure:.1f}{unit}" if figure < 9.95 else f"{figure:.0f}{unit}"
+    return f"{count:.0f}" if count else "-"
+
+
 def time_text(span_s: float | None) -> str:
     """How long, in the largest unit that says something."""
     if span_s is None:

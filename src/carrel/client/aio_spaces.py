@@ -164,6 +164,10 @@ class AsyncSpace:
         """After a stop, or a failure."""
         return await self._now("spaces.start")
 
+    async def restart(self, *, grace_s: float = 2.0) -> models.SpaceInfo:
+        """Ends everything in it and starts it again."""
+        return await self._now("spaces.restart", {"grace_s": grace_s})
+
     async def update(
         self,
         *,

@@ -20,71 +20,131 @@ from typing import IO
 import zstandard
 
 from carrel.domain.errors import ArchiveInvalid, PathExists, PathWrongKind
+from carrel.domain.tar import (
+    BLOCK,
+    CHUNK,
+    END,
+    Member,
+    Readable,
+    TarReader,
+    pack_header,
+    plain_name,
+)
 
-CHUNK = 1 << 18
 LEVEL = 3
 """Of zstd: as fast as the disk, and most of what can be saved."""
-BLOCK = tarfile.BLOCKSIZE
 _SECOND = 1_000_000_000
 
 OnSkip = Callable[[str, str], None]
 """Gets the path of what is left out, and why."""
 
 
-def pack(source: str, name: str, on_skip: OnSkip) -> Iterator[bytes]:
-    """A file, folder or symlink under `name`; for an empty one what is in the folder. What
-    is neither, and symlinks that lead out of it, are left out."""
+def pack(source: str, name: str, on_skip: OnSkip, *, plain: bool = False) -> Iterator[bytes]:
+    """A folder under `name`; for an empty one what is in the folder. What is neither a file, a
+    folder nor a symlink, and symlinks that lead out of it, are left out. With `plain` it is not
+    compressed: on one machine that would only take time."""
+    pieces = _gathered(_Packer(source, name, on_skip).entries())
+    if plain:
+        yield from pieces
+        return
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
     chunker = compressor.chunker(chunk_size=CHUNK)
-    for piece in _entries(source, name, on_skip):
+    for piece in pieces:
         yield from chunker.compress(piece)
-    yield from chunker.compress(bytes(2 * BLOCK))
     yield from chunker.finish()  # type: ignore[no-untyped-call]
 
 
-def _entries(source: str, name: str, on_skip: OnSkip) -> Iterator[bytes]:
-    waiting = [(source, name)]
-    while waiting:
-        path, inner = waiting.pop()
-        status = os.lstat(path)
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Headers are small, and handing on costs. The end of the archive follows."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            yield b"".join(waiting)
+            waiting.clear()
+            size = 0
+    yield b"".join((*waiting, END))
+
+
+class _Packer:
+    """Every entry is reached from the open folder that has it, so that a folder or file which
+    becomes a symlink meanwhile leads nowhere."""
+
+    def __init__(self, source: str, name: str, on_skip: OnSkip) -> None:
+        self._source = source
+        self._name = name
+        self._on_skip = on_skip
+        self._stack: list[tuple[int, str, Iterator[tuple[str, bool]]]] = []
+
+    def entries(self) -> Iterator[bytes]:
+        try:
+            top = os.open(self._source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            yield self._enter(top, self._name)
+            while self._stack:
+                folder, prefix, names = self._stack[-1]
+                for entry, is_file in names:
+                    path = prefix + entry
+                    if is_file:
+                        yield from _file(folder, entry, path)
+                        continue
+                    yield self._other(folder, entry, path)
+                    if self._stack[-1][0] != folder:
+                        break
+                else:
+                    self._stack.pop()
+                    os.close(folder)
+        finally:
+            for folder, _, _ in self._stack:
+                os.close(folder)
+
+    def _enter(self, folder: int, path: str) -> bytes:
+        with os.scandir(folder) as entries:
+            names = sorted((one.name, one.is_file(follow_symlinks=False)) for one in entries)
+        self._stack.append((folder, f"{path}/" if path else "", iter(names)))
+        return _header(path, os.fstat(folder), tarfile.DIRTYPE) if path else b""
+
+    def _other(self, folder: int, entry: str, path: str) -> bytes:
+        """The header of what is no regular file; nothing for what is left out."""
+        status = os.lstat(entry, dir_fd=folder)
         if stat.S_ISDIR(status.st_mode):
-            if inner:
-                yield _header(inner, status, tarfile.DIRTYPE)
-            below = sorted(os.listdir(path), reverse=True)
-            prefix = f"{inner}/" if inner else ""
-            waiting += [(os.path.join(path, entry), prefix + entry) for entry in below]
-        elif stat.S_ISREG(status.st_mode):
-            yield from _file(path, inner)
-        elif not stat.S_ISLNK(status.st_mode):
-            on_skip(path, "neither a file nor a folder")
-        elif leads_out(inner, target := os.readlink(path)):
-            on_skip(path, f"a symlink to {target}, which leads out")
-        else:
-            yield _header(inner, status, tarfile.SYMTYPE, target=target)
+            return self._enter(os.open(entry, _FOLDER, dir_fd=folder), path)
+        if not stat.S_ISLNK(status.st_mode):
+            self._skip(path, "neither a file nor a folder")
+            return b""
+        target = os.readlink(entry, dir_fd=folder)
+        if leads_out(path, target):
+            self._skip(path, f"a symlink to {target}, which leads out")
+            return b""
+        return _header(path, status, tarfile.SYMTYPE, target=target)
+
+    def _skip(self, path: str, why: str) -> None:
+        """Tells of an entry by its path on this machine."""
+        self._on_skip(os.path.join(self._source, path[len(self._name) :].lstrip("/")), why)
 
 
-def _file(source: str, name: str) -> Iterator[bytes]:
+def _file(folder: int, entry: str, name: str) -> Iterator[bytes]:
     """As long as it was when it was opened, whatever happens to it meanwhile."""
-    with open(source, "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        left = status.st_size
+    file = os.open(entry, _OLD_FILE, dir_fd=folder)
+    try:
+        status = os.fstat(file)
+        left = status.st_size if stat.S_ISREG(status.st_mode) else 0
         yield _header(name, status, tarfile.REGTYPE, size=left)
+        padding = -left % BLOCK
         while left:
-            piece = file.read(min(CHUNK, left)) or bytes(min(CHUNK, left))
+            piece = os.read(file, min(CHUNK, left)) or bytes(min(CHUNK, left))
             left -= len(piece)
-            yield piece
-        if over := status.st_size % BLOCK:
-            yield bytes(BLOCK - over)
+            yield piece if left else piece + _ZEROS[:padding]
+    finally:
+        os.close(file)
 
 
 def _header(
     name: str, status: os.stat_result, kind: bytes, *, size: int = 0, target: str = ""
 ) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.type, info.size, info.linkname = kind, size, target
-    info.mode = stat.S_IMODE(status.st_mode) & 0o777
-    info.mtime = status.st_mtime_ns // _SECOND
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    seconds = status.st_mtime_ns // _SECOND * _SECOND
+    return pack_header(name, kind, status.st_mode & 0o777, seconds, size=size, target=target)
 
 
 def leads_out(name: str, target: str) -> bool:
@@ -101,8 +161,10 @@ def leads_out(name: str, target: str) -> bool:
 # Unpacking
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = bytes(CHUNK)
+_GZIP = b"\x1f\x8b"
 
 
 def unpack(pieces: Iterable[bytes], target: str, rename: tuple[str, str], on_skip: OnSkip) -> int:
@@ -110,11 +172,9 @@ def unpack(pieces: Iterable[bytes], target: str, rename: tuple[str, str], on_ski
     Gives the number of files. Raises `ArchiveInvalid`, `PathWrongKind`, `OSError`."""
     with _Place(target) as place:
         try:
-            with tarfile.open(fileobj=_plain(pieces), mode="r|", bufsize=CHUNK) as archive:
-                unpacker = _Unpacker(place, archive, rename, on_skip)
-                for member in archive:
-                    unpacker.take(member)
-        except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
+            unpacker = _Unpacker(place, TarReader(_plain(pieces)), rename, on_skip)
+            unpacker.run()
+        except zstandard.ZstdError as error:
             raise ArchiveInvalid(
                 f"The archive from the space is damaged: {error}.", hint="Try again."
             ) from error
@@ -129,26 +189,28 @@ def unpack_whole(archive: IO[bytes], target: str, on_skip: OnSkip, *, replace: b
         try:
             if not replace:
                 _check_free(archive, place)
-            archive.seek(0)
-            with tarfile.open(fileobj=archive, mode="r:*") as members:
-                unpacker = _Unpacker(place, members, ("", ""), on_skip)
-                for member in members:
-                    unpacker.take(member)
-        except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+            unpacker = _Unpacker(place, TarReader(_from_start(archive)), ("", ""), on_skip)
+            unpacker.run()
+        except (zlib.error, gzip.BadGzipFile, EOFError) as error:
             raise ArchiveInvalid(f"The archive is damaged: {error}.", hint="Try again.") from error
         place.finish()
         return unpacker.names
 
 
-def _check_free(archive: IO[bytes], place: _Place) -> None:
+def _from_start(archive: IO[bytes]) -> Readable:
     archive.seek(0)
-    with tarfile.open(fileobj=archive, mode="r:*") as members:
-        for member in members:
-            if not member.isdir() and place.has(parts_of(member.name)):
-                raise PathExists(
-                    f"{member.name!r} is there already.",
-                    hint="Name another folder, or have it replaced.",
-                )
+    beginning = archive.read(len(_GZIP))
+    archive.seek(0)
+    return gzip.GzipFile(fileobj=archive, mode="rb") if beginning == _GZIP else archive
+
+
+def _check_free(archive: IO[bytes], place: _Place) -> None:
+    for member in TarReader(_from_start(archive)):
+        name = os.fsdecode(member.name)
+        if member.kind != tarfile.DIRTYPE and place.has(parts_of(name)):
+            raise PathExists(
+                f"{name!r} is there already.", hint="Name another folder, or have it replaced."
+            )
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -164,51 +226,50 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 class _Unpacker:
     def __init__(
-        self,
-        place: _Place,
-        archive: tarfile.TarFile,
-        rename: tuple[str, str],
-        on_skip: OnSkip,
+        self, place: _Place, reader: TarReader, rename: tuple[str, str], on_skip: OnSkip
     ) -> None:
         self.files = 0
         self.names: list[str] = []
         self._place = place
-        self._archive = archive
+        self._reader = reader
         self._rename = rename
         self._on_skip = on_skip
 
-    def take(self, member: tarfile.TarInfo) -> None:
-        path = self._path(member.name)
-        if member.isdir():
+    def run(self) -> None:
+        for member in self._reader:
+            self._take(member)
+
+    def _take(self, member: Member) -> None:
+        name = os.fsdecode(member.name)
+        path = tuple(name.split("/")) if plain_name(member.name) else parts_of(name)
+        path = self._renamed(path)
+        if member.kind == tarfile.DIRTYPE:
             self._place.make_folder(path, member)
             return
         if not path:
             raise ArchiveInvalid(
-                f"The archive has an entry without a file name: {member.name!r}.", hint="Try again."
+                f"The archive has an entry without a file name: {name!r}.", hint="Try again."
             )
-        if member.isreg() or member.issparse():
-            content = self._archive.extractfile(member)
-            assert content is not None
-            with content:
-                self._place.write(path, member, content)
+        if member.is_file:
+            self._place.write(path, member, self._reader)
             self.files += 1
-            self.names.append("/".join(path))
-        elif member.issym():
+        elif member.kind == tarfile.SYMTYPE:
             # What is around a folder that was copied under its name is not part of it.
             inside = path[1:] if self._rename[0] else path
-            if leads_out("/".join(inside), member.linkname):
-                self._on_skip(member.name, f"a symlink to {member.linkname}, which leads out")
-            else:
-                self._place.symlink(path, member.linkname)
-                self.names.append("/".join(path))
-        elif member.islnk():
-            self._place.link(path, self._path(member.linkname))
-            self.names.append("/".join(path))
+            target = os.fsdecode(member.target)
+            if leads_out("/".join(inside), target):
+                self._on_skip(name, f"a symlink to {target}, which leads out")
+                return
+            self._place.symlink(path, target)
+        elif member.kind == tarfile.LNKTYPE:
+            first = self._renamed(parts_of(os.fsdecode(member.target)))
+            self._place.link(path, first)
         else:
-            self._on_skip(member.name, "neither a file nor a folder")
+            self._on_skip(name, "neither a file nor a folder")
+            return
+        self.names.append("/".join(path))
 
-    def _path(self, name: str) -> tuple[str, ...]:
-        parts = parts_of(name)
+    def _renamed(self, parts: tuple[str, ...]) -> tuple[str, ...]:
         if self._rename[0] and parts[:1] == (self._rename[0],):
             return (self._rename[1], *parts[1:])
         return parts
@@ -219,7 +280,7 @@ class _Place:
 
     def __init__(self, target: str) -> None:
         self._root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._made: dict[tuple[str, ...], tarfile.TarInfo] = {}
+        self._made: dict[tuple[str, ...], Member] = {}
         self._open: tuple[tuple[str, ...], int] = ((), -1)
 
     def __enter__(self) -> _Place:
@@ -269,20 +330,28 @@ class _Place:
             os.close(here)
         return True
 
-    def make_folder(self, path: tuple[str, ...], member: tarfile.TarInfo) -> None:
+    def make_folder(self, path: tuple[str, ...], member: Member) -> None:
         if path:
             self.folder(path)
             self._made[path] = member
 
-    def write(self, path: tuple[str, ...], member: tarfile.TarInfo, content: IO[bytes]) -> None:
+    def write(self, path: tuple[str, ...], member: Member, reader: TarReader) -> None:
         folder, name = self.folder(path[:-1]), path[-1]
-        _clear(folder, name)
-        descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
         try:
-            _fill(descriptor, content)
-            os.ftruncate(descriptor, member.size)
+            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+        except FileExistsError:
+            _clear(folder, name)
+            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+        try:
+            small = reader.small(member)
+            if small is None:
+                _fill(descriptor, reader.content(member))
+                os.ftruncate(descriptor, member.size)
+            else:
+                if small and os.write(descriptor, small) < len(small):
+                    _write_at(descriptor, small, 0)
             os.fchmod(descriptor, member.mode & 0o777)
-            os.utime(descriptor, (member.mtime, member.mtime))
+            os.utime(descriptor, ns=(member.mtime_ns, member.mtime_ns))
         finally:
             os.close(descriptor)
 
@@ -309,7 +378,7 @@ class _Place:
         for path, member in sorted(self._made.items(), reverse=True):
             folder = self.folder(path)
             os.fchmod(folder, member.mode & 0o777)
-            os.utime(folder, (member.mtime, member.mtime))
+            os.utime(folder, ns=(member.mtime_ns, member.mtime_ns))
 
 
 def _enter(here: int, part: str) -> int:
@@ -334,14 +403,17 @@ def _clear(folder: int, name: str) -> None:
         raise
 
 
-def _fill(descriptor: int, content: IO[bytes]) -> None:
-    while piece := content.read(CHUNK):
-        if piece == _ZEROS[: len(piece)]:
-            os.lseek(descriptor, len(piece), os.SEEK_CUR)
-            continue
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(descriptor, view) :]
+def _fill(descriptor: int, content: Iterable[tuple[int, bytes]]) -> None:
+    for position, piece in content:
+        if piece != _ZEROS[: len(piece)]:
+            _write_at(descriptor, piece, position)
+
+
+def _write_at(descriptor: int, data: bytes, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, position)
+        view, position = view[count:], position + count
 
 
 class _Pieces:
@@ -361,6 +433,6 @@ class _Pieces:
         return taken
 
 
-def _plain(pieces: Iterable[bytes]) -> IO[bytes]:
+def _plain(pieces: Iterable[bytes]) -> Readable:
     reader = zstandard.ZstdDecompressor().stream_reader(_Pieces(iter(pieces)), read_size=CHUNK)  # type: ignore[arg-type]
     return reader

@@ -161,6 +161,10 @@ class Space:
         """After a stop, or a failure."""
         return self._now("spaces.start")
 
+    def restart(self, *, grace_s: float = 2.0) -> models.SpaceInfo:
+        """Ends everything in it and starts it again."""
+        return self._now("spaces.restart", {"grace_s": grace_s})
+
     def update(
         self,
         *,

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from carrel.api.types.requests import ResultFile, ResultInfo
-from carrel.client.archives import CHUNK, pack, unpack, unpack_whole
+from carrel.client.archives import pack, unpack, unpack_whole
 from carrel.client.http import LONG_S, HttpAnswer, operation
 from carrel.client.link import Link, StreamedAnswer
 from carrel.domain.errors import PathNotFound, PathWrongKind
+from carrel.domain.tar import CHUNK
 from carrel.domain.trees import EntryType
 
 Watch = Callable[[int], None]
@@ -96,8 +97,8 @@ def _download_file(
 
 
 def open_file(link: Link, space: str, path: str) -> StreamedAnswer:
-    """A file's bytes as they come; the answer is not looked at yet."""
-    return link.open(operation("files.read", space, query=[("path", path)]))
+    """A file's bytes as they come, to be copied out; the answer is not looked at yet."""
+    return link.open(operation("files.read", space, query=[("path", path), ("take", True)]))
 
 
 @contextlib.contextmanager
@@ -146,7 +147,8 @@ def upload(
         if kind not in ("folder", ""):
             raise PathWrongKind(f"{path!r} is no folder in the space.", hint="Copy elsewhere.")
         above, own = posixpath.split(target)
-        _put(link, space, above or ".", _watched(pack(source, own, moved.skip), moved, watch))
+        pieces = _packed(link, source, own, moved)
+        _put(link, space, above or ".", _watched(pieces, moved, watch))
         return moved
     with open(source, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -162,8 +164,13 @@ def _upload_contents(
     if not kind:
         content = {"path": path, "parents": False}
         link.json(operation("files.mkdir", space, content=content))
-    _put(link, space, path, _watched(pack(source, "", moved.skip), moved, watch))
+    _put(link, space, path, _watched(_packed(link, source, "", moved), moved, watch))
     return moved
+
+
+def _packed(link: Link, source: str, name: str, moved: CopyResult) -> Iterator[bytes]:
+    """A plain archive on the socket of this machine; it is compressed for any other way."""
+    return pack(source, name, moved.skip, plain=bool(link.place.socket))
 
 
 def write_file(

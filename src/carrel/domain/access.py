@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+import asyncio
+from collections.abc import Coroutine
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class ScopeKind(StrEnum):
@@ -49,6 +54,13 @@ LOCAL = Caller("local", ADMIN)
 
 working_for: ContextVar[str] = ContextVar("working_for", default=LOCAL.name)
 """The account for which a task works, and what comes of it: whose share it takes."""
+
+
+def begin_for(account: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task in the share of this account, whoever's call it is begun in."""
+    context = copy_context()
+    context.run(working_for.set, account)
+    return asyncio.create_task(work, context=context)
 
 
 @dataclass(frozen=True)

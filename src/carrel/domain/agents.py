@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     # A driver in a sandbox would spend as long on these as on all else.
     from pathlib import Path
 
+    from carrel.domain.imports import Imported
     from carrel.domain.runtimes import Bind
     from carrel.domain.trees import Owner
 
@@ -102,9 +103,17 @@ class AgentEventType(StrEnum):
     PERMISSION = "permission"
     """`id`, `name`, `input`, and `decision` once there is one."""
     LOG = "log"
-    """What has no other place: `text`, or `raw` as the frontend said it."""
+    """What has no other place: `text`, with the `kind` of it where that is one of `LogKind`, or
+    `raw` as the frontend said it."""
     COMPLETE = "complete"
     """The last one: `result`."""
+
+
+class LogKind(StrEnum):
+    THINKING = "thinking"
+    RETRY = "retry"
+    """The model's API failed, and is asked again; with `status` where it is known."""
+    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,8 @@ class TurnRequest:
     """Interactive: in a terminal that people attach to; the prompt may be empty then."""
     trust: bool = False
     """The owner agrees to what the project brings for the agent, as it is when this begins."""
+    queue: bool = False
+    """It waits where another turn runs, and goes on with the conversation of that."""
 
 
 class Activity(StrEnum):
@@ -221,6 +232,8 @@ class Asked:
 
 
 class TurnState(StrEnum):
+    QUEUED = "queued"
+    """It begins when those before it have ended."""
     RUNNING = "running"
     COMPLETE = "complete"
     ERROR = "error"
@@ -259,7 +272,17 @@ class Turn:
     notes: tuple[str, ...] = ()
     """Told right after its beginning: what it goes without."""
     keys: tuple[str, ...] = ()
-    """Names of the stored keys that it was given."""
+    """Names of the stored keys that it was given, and of an import."""
+    secrets: tuple[str, ...] = ()
+    """Files of the agent's state that hold a login, and go when the turn has ended."""
+    answer_s: float | None = None
+    attachments: tuple[Attachment, ...] = ()
+    owner: bool = False
+    """Of a turn that waits: whether the owner asked for it."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in (TurnState.QUEUED, TurnState.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -281,6 +304,10 @@ class FoundFrontend:
     install: str = ""
     """The command that installs it."""
     problem: str = ""
+    imported: str = ""
+    """When the owner's own set-up of it was imported; empty when it was not."""
+    needs_network: bool = False
+    """It must reach a model's API."""
 
 
 # How a frontend is run in a space
@@ -322,6 +349,8 @@ class AgentSetup:
     goes without. `.git` stands for what lies in the checkout that it leads to."""
     agreed: tuple[str, ...] = ()
     """Those that somebody has."""
+    imported: Imported | None = None
+    """The owner's own set-up of the agent; with its login only where that is to be used."""
 
 
 @dataclass(frozen=True)
@@ -329,11 +358,13 @@ class Prepared:
     """One turn, ready to be started in `AgentSetup.workspace`. `files` are put into
     `AgentSetup.state` first, by relative path. `first` is written to standard input, which then
     stays open if `duplex` says so; else it is closed. Keys are in `env` and nowhere else: all else
-    may be written down."""
+    may be written down. An agent that takes its login from a file only has it in `secrets`."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, bytes] = field(default_factory=dict)
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
+    """More files, which are removed when the turn has ended."""
     keeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By folder of the state: what stays there from earlier turns. All else is removed before
     `files` are put: whatever ran in the space may have left settings for the one with the key."""
@@ -412,6 +443,16 @@ class Interactive(Protocol):
 
     def prepare_terminal(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
         """As `prepare`. The program says what it does by hooks (`carrel.agents.terminals`)."""
+        ...
+
+
+@runtime_checkable
+class KeepsLogin(Protocol):
+    """Of frontends whose agent can be logged in by a person in its space, beside `Frontend`."""
+
+    @property
+    def login_file(self) -> str:
+        """Of its state: there when it is logged in."""
         ...
 
 
@@ -535,13 +576,19 @@ class Frontends(Protocol):
         """The same, in a terminal of its own. Raises `UnsupportedFrontend`."""
         ...
 
-    def attaching(self, state: str, *, read_only: bool) -> Attaching:
-        """How one attaches to the terminal of the agent whose state that is."""
+    def attaching(self, state: str, *, read_only: bool, prefix: str) -> Attaching:
+        """How one attaches to the terminal of the agent whose state that is; see `PREFIX`."""
         ...
 
     def found(self) -> Sequence[FoundFrontend]:
         """All of them as they are on this machine; blocking."""
         ...
+
+
+PREFIX = "C-b"
+"""The key that begins the commands of an agent's terminal. Another may be added to it, for who sits
+in a tmux already."""
+PREFIX_PATTERN = r"[CM]-([a-z]|Space)"
 
 
 @dataclass(frozen=True)
@@ -609,6 +656,15 @@ class AgentFolders(Protocol):
     def put(self, place: SetupRequest, prepared: Prepared) -> None:
         """Leaves in the agent's state what it keeps, and puts its files there, whatever the agent
         has made of it. `ResolveFailed`."""
+        ...
+
+    def has(self, folder: Path, path: str) -> bool:
+        """Whether there is a file in the state of the agent in that space's folder."""
+        ...
+
+    def remove(self, folder: Path, paths: Sequence[str]) -> None:
+        """Removes files of the state of the agent in that space's folder. No error when they are
+        gone."""
         ...
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from carrel.domain.environments import HomeTools, PackageSettings
 from carrel.domain.files import Files
 from carrel.domain.projects import BaseRequest, OnProgress, ignore_progress
 from carrel.domain.runtimes import Runtime
 from carrel.domain.spaces import Space, Trashed
-from carrel.domain.trees import Base, Owner, Tree, TreeDriver
+from carrel.domain.trees import Base, Owner, Review, ReviewQuery, Tree, TreeDriver
 
 
 class Bases(Protocol):
@@ -22,6 +24,10 @@ class Bases(Protocol):
 
     def get(self, base_id: str) -> Base:
         """Raises `BaseNotFound`."""
+        ...
+
+    def use(self, base_id: str) -> Base:
+        """As `get`; it counts as used now."""
         ...
 
     def list(self) -> builtins.list[Base]: ...
@@ -61,6 +67,28 @@ class HomeFiles(Protocol):
         ...
 
 
+class Toolchains(Protocol):
+    """The toolchains in the home of the daemon's user, and what else of the host its spaces may
+    be shown. Blocking."""
+
+    def find(self) -> HomeTools:
+        """Quick, unless a start file of the login shell has changed. Raises nothing."""
+        ...
+
+    def check(self, path: str) -> Mapping[str, str]:
+        """A path that somebody wants shown: the paths inside, and the real path on the host.
+        Raises `SpaceInvalid` for one that is missing, or that no space is shown."""
+        ...
+
+
+class Packages(Protocol):
+    """The settings for package managers of the daemon's user. Blocking, quick."""
+
+    def settings(self, *, credentials: bool = False) -> PackageSettings:
+        """As a new space gets them, with passwords and tokens only on request."""
+        ...
+
+
 class Users(Protocol):
     """Host users for spaces. Blocking, quick."""
 
@@ -85,6 +113,24 @@ class Contents(Protocol):
         ...
 
     def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None: ...
+
+
+class Reviews(Protocol):
+    """What trees changed, and what of that somebody has taken out. Blocking. Raises what trees
+    raise."""
+
+    def review(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Review: ...
+
+    def taking(
+        self, driver: TreeDriver, tree: Tree, path: str, query: ReviewQuery
+    ) -> Callable[[], None]:
+        """What is changed at and below a path now; whoever has sent all of that calls what this
+        gives."""
+        ...
+
+    def took(self, tree: Tree, path: str, status: os.stat_result) -> None:
+        """A file was read to its end, and was this one all the time."""
+        ...
 
 
 class WorkFolders(Protocol):

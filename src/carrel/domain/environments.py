@@ -226,3 +226,47 @@ class EnvironmentReport:
     ports: tuple[Port, ...] = ()
     variables: tuple[Variable, ...] = ()
     notes: tuple[Note, ...] = ()
+
+
+# Toolchains in the home of the daemon's user
+
+
+@dataclass(frozen=True)
+class HomeTool:
+    """A toolchain in a home, as spaces see it."""
+
+    name: str
+    shown: Mapping[str, str]
+    """What sandboxes show of it, read-only: the path inside, and the real path on the host."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HomeTools:
+    """All of them, with the entries that they have on PATH."""
+
+    tools: tuple[HomeTool, ...] = ()
+    path_first: tuple[str, ...] = ()
+    """Before the system's own programs, as the login shell has them."""
+    path_last: tuple[str, ...] = ()
+
+
+NO_TOOLS = HomeTools()
+
+
+@dataclass(frozen=True)
+class PackageSettings:
+    """What a space has of its owner's settings for package managers."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """By path in the home that the space begins with."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """Certificates: the path inside, and the real path on the host."""
+    withheld: tuple[str, ...] = ()
+    """Credentials that it was not given, and what could not be read, in words."""
+    credentials: bool = False
+    """It was asked for with credentials, so some may be among it."""
+
+
+NO_SETTINGS = PackageSettings()

@@ -39,6 +39,7 @@
     │   ├── CommandInvalid           command_invalid
     │   ├── CommandNotFound          command_not_found
     │   ├── CommandNotExecutable     command_not_executable
+    │   ├── SetupFailed              setup_failed: a set-up command of the project
     │   └── RunNotFound              run_not_found
     ├── SpaceError                   a space cannot be found, made or moved
     │   ├── SpaceNotFound            space_not_found
@@ -75,7 +76,10 @@
     │   ├── TurnNotFound             turn_not_found
     │   ├── VariableRefused          variable_refused: not together with a key that is kept here
     │   ├── NotTrusted               not_trusted: nobody has agreed to what the project brings
-    │   └── CredentialNotFound       credential_not_found
+    │   ├── CredentialNotFound       credential_not_found
+    │   ├── KeyMissing               key_missing: the agent has nothing to log in with
+    │   ├── LoginExpired             login_expired: an imported login is not accepted any more
+    │   └── NetworkNeeded            network_needed: the space has none, and the agent needs it
     ├── InstanceError                a dedicated MCP server cannot be had
     │   ├── InstanceNotFound         instance_not_found
     │   ├── ServerNotFound           server_not_found: no kind of server has that name
@@ -361,6 +365,13 @@ class CommandNotExecutable(CommandError):
     kind = NOT_EXECUTABLE
 
 
+class SetupFailed(CommandError):
+    """A set-up command of a project."""
+
+    code = "setup_failed"
+    kind = UNUSABLE
+
+
 class RunNotFound(CommandError):
     code = "run_not_found"
     kind = NOT_FOUND
@@ -554,6 +565,21 @@ class CredentialNotFound(AgentError):
     kind = NOT_FOUND
 
 
+class KeyMissing(AgentError):
+    code = "key_missing"
+    kind = UNUSABLE
+
+
+class LoginExpired(AgentError):
+    code = "login_expired"
+    kind = UNUSABLE
+
+
+class NetworkNeeded(AgentError):
+    code = "network_needed"
+    kind = UNUSABLE
+
+
 class InstanceError(CarrelError):
     code = "instance_error"
     kind = INTERNAL
@@ -680,3 +706,16 @@ def declared() -> dict[str, type[CarrelError]]:
         found.update((one.code, one) for one in level if one.__module__ == __name__)
         level = [below for one in level for below in one.__subclasses__()]
     return found
+
+
+# In the messages of several rooms
+
+
+def counted(files: int, commits: int) -> str:
+    """As a person says it: "2 changes and 1 commit"."""
+    words = [
+        f"{number:,} {word}{'' if number == 1 else 's'}"
+        for number, word in ((files, "change"), (commits, "commit"))
+        if number or (word == "change" and not commits)
+    ]
+    return " and ".join(words)

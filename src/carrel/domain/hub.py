@@ -248,6 +248,12 @@ class Item:
     choices: tuple[str, ...] = ()
     priority: str = ""
     """Of a word to the user: low, medium, high, urgent."""
+    own: bool = False
+    """Carrel itself says it: as a word to the user, that an agent waits."""
+    turn: str = ""
+    """The turn that waits for a permission, if that is what it is."""
+    permission: str = ""
+    """… and the agent's own id of it."""
 
 
 def is_kept(type: str) -> bool:

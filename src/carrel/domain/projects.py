@@ -69,8 +69,8 @@ class BaseRequest:
     max_bytes: int | None = None
     max_files: int | None = None
     allow_changing: bool = False
-    """Keep files that change while they are read as they were at one moment, and
-    report them, instead of refusing the project."""
+    """Keep files of `.git` too that keep changing while they are read, as they were at
+    one moment, instead of refusing the project."""
     git_timeout_s: float = 600.0
     git_reach: GitReach = GitReach.NONE
     clone_policy: ClonePolicy | None = None

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from carrel.domain.agents import NOTHING_SPENT, Usage
+from carrel.domain.agents import NOTHING_SPENT, Permission, Usage
 from carrel.domain.limits import NO_LIMITS, Limits
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
@@ -123,6 +123,10 @@ class Generate:
     check: Check | None = None
     network: Network | None = None
     """None: what the agent needs."""
+    mcp: tuple[str, ...] = ()
+    """The MCP servers that the agent is to have, by name."""
+    permission: Permission | None = None
+    """What the agent may do without asking; None: as for a turn that does not say."""
     runtime: str = AUTO
     env: Mapping[str, str] = field(default_factory=dict)
     """For the workspace; keys go by `carrel auth`."""
@@ -251,8 +255,23 @@ class Request:
     def is_bare(self) -> bool:
         """Nothing but this record is left of it, and nobody waits for that."""
         gone = self.workspace in (Workspace.NONE, Workspace.GONE)
-        told = self.delivered_at is not None or self.state is RequestState.CANCELLED
-        return self.ended and gone and told and not self.version
+        return self.ended and gone and self.is_settled and not self.version
+
+    @property
+    def is_settled(self) -> bool:
+        """Nobody waits for its outcome any more."""
+        return self.delivered_at is not None or self.state is RequestState.CANCELLED
+
+
+@dataclass(frozen=True)
+class RequestDetails:
+    """What the record of a request that has ended leaves out, since it may be large: it is read
+    only by who asks for this one request."""
+
+    key: str
+    caller: str
+    instructions: str
+    result: Result | None
 
 
 @dataclass(frozen=True)

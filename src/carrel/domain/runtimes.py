@@ -27,6 +27,8 @@ class Bind:
     source: Path
     target: str
     writable: bool = False
+    if_real: bool = False
+    """Left out where the source is gone, or where a link has come into its path."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class SandboxSpec:
     limits: Limits = NO_LIMITS
     binds: tuple[Bind, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    path_first: tuple[str, ...] = ()
+    """Where commands look for programs before the system's folders, and after them."""
+    path_last: tuple[str, ...] = ()
     also_at: str = ""
     """Where the tree is shown too, by a runtime that shows it at /workspace, unless its sandboxes
     have something else there."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from carrel.domain.agents import NOTHING_SPENT
 from carrel.domain.agents import Usage as AgentUsage
+from carrel.domain.environments import NO_SETTINGS, NO_TOOLS, HomeTools, PackageSettings
 from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
@@ -88,6 +89,14 @@ class SpaceRequest:
     """Nothing is kept of it when it goes: no changes in the trash, no record."""
     follow_git: bool = False
     """Take what git needs from repositories outside that the project names."""
+    home_tools: bool = True
+    """Show the toolchains in the owner's home."""
+    show: tuple[str, ...] = ()
+    """Other paths of the host that it is to be shown, read-only."""
+    with_credentials: bool = False
+    """Give it the passwords and tokens in the owner's settings for package managers too."""
+    run_setup: bool = False
+    """Let it begin with what the project's set-up commands have made."""
     guest: bool = False
     """Who asked has less than the owner's rights: the project is read with nothing of the
     owner's. Never a caller's own word."""
@@ -151,6 +160,15 @@ class Space:
     """The frontend whose programs its sandbox shows."""
     shows: tuple[str, ...] = ()
     """What its sandbox shows for servers that run in it: paths of the host, read-only."""
+    tools: HomeTools = NO_TOOLS
+    """The toolchains in the owner's home that its sandbox shows."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """What else of the host its owner wanted shown: the path inside, and the real path."""
+    packages: PackageSettings = NO_SETTINGS
+    """What it has of its owner's settings for package managers, credentials included if it was
+    asked for with them."""
+    setup: tuple[str, ...] = ()
+    """The set-up commands that have run on what its tree began with."""
     network_asked: bool = False
     agent_exited: bool = False
     """The agent was in a terminal, which has ended."""

@@ -10,7 +10,7 @@ from carrel.domain.access import TokenRecord
 from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
-from carrel.domain.requests import Request, RequestQuery
+from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 
@@ -58,7 +58,12 @@ class Forget:
     values: bool = False
     """Also what the store's own files still have of records as they were before: some had keys."""
     bare_requests_but: int | None = None
-    """Of requests of which nothing else is left, all but the newest so many."""
+    """Of each caller's requests of which nothing else is left, all but the newest so many."""
+    details_of: str = ""
+    """A caller: of its requests whose outcome was delivered, or of those whose outcome was not, the
+    oldest details beyond `details_bytes`."""
+    details_bytes: int = 0
+    details_delivered: bool = True
 
 
 Record = (
@@ -67,6 +72,7 @@ Record = (
     | Turn
     | Instance
     | Request
+    | RequestDetails
     | NewEvent
     | Step
     | Claim
@@ -138,6 +144,12 @@ class Store(Protocol):
     async def request_of(self, caller: str, request_id: str) -> Request | None: ...
 
     async def requests(self, query: RequestQuery) -> Sequence[Request]: ...
+
+    async def request_details(self, key: str) -> RequestDetails | None: ...
+
+    async def last_version(self, caller: str, series: str) -> int:
+        """Of the requests of a series the highest version; 0 when there is none."""
+        ...
 
     async def events(self, query: EventQuery) -> Sequence[Event]: ...
 

@@ -57,7 +57,7 @@ class Base:
     has_git: bool = False
     skipped: tuple[Skipped, ...] = ()
     unstable: tuple[str, ...] = ()
-    """Files that changed while they were read (only with `allow_changing`)."""
+    """Files that kept changing while they were read: each is as it was at one moment."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,54 @@ class Change:
     old_mode: int | None = None
     new_mode: int | None = None
     size: int = 0
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One that was made in a tree. `repository` is the folder of its checkout, empty for the
+    project's own."""
+
+    id: str
+    subject: str
+    repository: str = ""
+
+
+@dataclass(frozen=True)
+class ReviewQuery:
+    """Which changes are listed, and how many at most: those of the project's files, and with
+    these also what git ignores and git's own files."""
+
+    most: int = 0
+    ignored: bool = False
+    git: bool = False
+    personal: bool = True
+    """The owner's own rules of what git ignores count too."""
+    rough: bool = False
+    """Only whether there is something worth keeping: neither rules nor commits are read."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """What a tree has that its base has not, as everybody is told it. Folders are not counted: what
+    is in them is."""
+
+    files: int = 0
+    """Of the project: neither ignored by git nor git's own."""
+    ignored: int = 0
+    git: int = 0
+    commits: tuple[Commit, ...] = ()
+    """Newest first; all that were read."""
+    listed: tuple[Change, ...] = ()
+    """The first that were asked for, sorted by path."""
+    total: int = 0
+    """How many of these there are."""
+    left_files: int = 0
+    """Of `files`, those that nobody has taken out as they are now."""
+    left_commits: int = 0
+    left: tuple[str, ...] = ()
+    """The first of what nobody has taken out, in words."""
+    worth_keeping: bool = False
+    """There is more than git's own bookkeeping."""
 
 
 @dataclass(frozen=True)

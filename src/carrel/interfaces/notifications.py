@@ -6,6 +6,7 @@ that its caller gave.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import html
@@ -13,18 +14,21 @@ import json
 import logging
 import os
 import shutil
+import socket
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import HTTPException, InvalidURL
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from carrel.domain.hub import QUESTION, SIGNAL, HubLog, LogEnd, Placed, PlaceQuery
 from carrel.domain.requests import Webhook
 from carrel.service.requests.book import NotSent
+from carrel.service.shared import CallerSlots
 
 TYPES = frozenset({QUESTION, SIGNAL})
 BATCH = 100
@@ -190,6 +194,8 @@ def find_desktop(env: Mapping[str, str]) -> Desktop | None:
 
 LATER = (408, 425, 429)
 """Refusals that say: not now."""
+WHOLE_S = 30.0
+"""For all of one post: a host that answers byte by byte is never silent for long."""
 
 
 class NoticeWebhook:
@@ -197,15 +203,13 @@ class NoticeWebhook:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        # Where it points is the administrator's choice, and is not sent on by the other side.
-        self._opener = urllib.request.build_opener(NoRedirect)
 
     async def tell(self, notice: Notice) -> None:
         await asyncio.to_thread(self._post, json.dumps(notice).encode())
 
     def _post(self, body: bytes) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "carrel"}
-        refusal = post(self._opener, self._address, body, headers)
+        refusal = post(self._address, body, headers)
         if refusal is not None:
             raise NotTold(f"the webhook {refusal.message}", for_good=refusal.for_good)
 
@@ -219,14 +223,18 @@ class Refusal:
     for_good: bool = False
 
 
-def post(
-    opener: urllib.request.OpenerDirector, url: str, body: bytes, headers: dict[str, str]
-) -> Refusal | None:
-    """Blocking."""
+def post(url: str, body: bytes, headers: dict[str, str]) -> Refusal | None:
+    """Blocking, for `WHOLE_S` at most, and some seconds to find the host. Where it points was
+    checked or chosen: nobody on the way may point elsewhere."""
     request = urllib.request.Request(url, body, headers, method="POST")
+    connections = _Connections()
+    opener = urllib.request.build_opener(NoRedirect, connections.plain(), connections.secure())
     try:
-        with opener.open(request, timeout=WAIT_S) as answer:
+        with connections, opener.open(request, timeout=WAIT_S) as answer:
             answer.read(1)
+        if connections.late:
+            # What came before it was shut down may look like an answer.
+            return Refusal(f"did not answer within {WHOLE_S:g} seconds")
     except urllib.error.HTTPError as error:
         with error:
             for_good = error.code < 500 and error.code not in LATER
@@ -234,6 +242,62 @@ def post(
     except (OSError, ValueError, HTTPException) as error:
         return Refusal(f"cannot be reached: {error}", isinstance(error, InvalidURL))
     return None
+
+
+class _Connections:
+    """Those of one post; they are shut down when its time is over."""
+
+    def __init__(self) -> None:
+        self.late = False
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(WHOLE_S, self._shut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        for one in self._sockets:
+            one.close()
+
+    def plain(self) -> urllib.request.BaseHandler:
+        noted = self._noted(HTTPConnection)
+
+        class Plain(urllib.request.HTTPHandler):
+            def http_open(self, request: urllib.request.Request) -> HTTPResponse:
+                return self.do_open(noted, request)
+
+        return Plain()
+
+    def secure(self) -> urllib.request.BaseHandler:
+        noted = self._noted(HTTPSConnection)
+
+        class Secure(urllib.request.HTTPSHandler):
+            def https_open(self, request: urllib.request.Request) -> HTTPResponse:
+                return self.do_open(noted, request)
+
+        return Secure()
+
+    def _noted(self, kind: Callable[..., HTTPConnection]) -> Callable[..., HTTPConnection]:
+        def connect(*where: Any, **how: Any) -> socket.socket:
+            made = socket.create_connection(*where, **how)
+            # Another name of it: the first one is given away when TLS begins.
+            self._sockets.append(made.dup())
+            return made
+
+        def make(*where: Any, **how: Any) -> HTTPConnection:
+            connection: Any = kind(*where, **how)
+            connection._create_connection = connect
+            return cast(HTTPConnection, connection)
+
+        return make
+
+    def _shut(self) -> None:
+        self.late = True
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -244,6 +308,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 # The outcomes of requests
 
 AT_ONCE = 8
+"""Of all callers but the owner, who has as many; one caller has half at most."""
 SIGNATURE = "Carrel-Signature"
 """`sha256=` and the HMAC of the body with the caller's secret, in hexadecimal."""
 
@@ -252,20 +317,22 @@ class OutcomeSender:
     """Implements `Sender`. At least once: whoever answers too late gets it again."""
 
     def __init__(self) -> None:
-        # Where it points was checked; nobody on the way may point elsewhere.
-        self._opener = urllib.request.build_opener(NoRedirect)
+        self._turns = CallerSlots(AT_ONCE)
         # Not those of the daemon, which all else would wait for behind a host that is silent.
-        self._threads = ThreadPoolExecutor(AT_ONCE, "carrel-outcomes")
+        self._threads = ThreadPoolExecutor(2 * AT_ONCE, "carrel-outcomes")
 
-    async def send(self, webhook: Webhook, body: bytes) -> None:
+    async def send(
+        self, caller: str, webhook: Webhook, body: Callable[[], Awaitable[bytes]]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, self._post, webhook, body)
+        async with self._turns.of(caller):
+            await loop.run_in_executor(self._threads, self._post, webhook, await body())
 
     def _post(self, webhook: Webhook, body: bytes) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "carrel"}
         if webhook.secret:
             signed = hmac.new(webhook.secret.encode(), body, hashlib.sha256).hexdigest()
             headers[SIGNATURE] = f"sha256={signed}"
-        refusal = post(self._opener, webhook.url, body, headers)
+        refusal = post(webhook.url, body, headers)
         if refusal is not None:
             raise NotSent(f"it {refusal.message}", for_good=refusal.for_good)

@@ -39,6 +39,8 @@ SECCOMP_FD = 10
 INFO_FD = 11
 ALIVE_FD = 12
 FORK = b"f"
+FIRST_LINE = 256
+"""So much of a script the kernel looks at for its interpreter."""
 EXECUTING = b"x"
 """The last word of a child before it executes; a terminal goes along."""
 
@@ -152,6 +154,12 @@ def become_standby(
         os._exit(0)
     plan: Any = orders[0]
     streams = orders[1]
+    if not plan:
+        # The streams came ahead.
+        orders = wire.receive(sender)
+        if orders is None:
+            os._exit(0)
+        plan = orders[0]
     with guard(status, "streams"):
         confine.set_streams(streams)
         terminal = _terminal(plan)
@@ -211,8 +219,15 @@ def _execute(
         confine.set_limits(plan["rlimits"])
         if plan["probe"] is not None:
             _probe(plan["probe"], status)
-        execute(plan["argv"], plan["env"])
+        try:
+            execute(plan["argv"], plan["env"])
+        except MissingInterpreter as missing:
+            report(status, {"step": "interpreter", "text": str(missing)})
     os._exit(127)
+
+
+class MissingInterpreter(Exception):
+    """A script is there, and what its first line names is not."""
 
 
 def execute(argv: list[str], env: dict[str, str]) -> NoReturn:
@@ -228,7 +243,30 @@ def execute(argv: list[str], env: dict[str, str]) -> NoReturn:
             problems.append(error)
     # What was found and cannot be executed, rather than where it is missing.
     missing = (FileNotFoundError, NotADirectoryError)
-    raise next((one for one in problems if not isinstance(one, missing)), problems[-1])
+    found = next((one for one in problems if not isinstance(one, missing)), None)
+    if found is None:
+        for folder in folders:
+            needed = _interpreter(os.path.join(folder, program))
+            if needed:
+                raise MissingInterpreter(needed)
+    raise found or problems[-1]
+
+
+def _interpreter(path: str) -> str:
+    """What the first line of a script names; empty where there is no script. Anything may be in
+    the file, and be put there meanwhile."""
+    try:
+        script = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        first = os.read(script, FIRST_LINE)
+    except OSError:
+        return ""
+    finally:
+        os.close(script)
+    words = first.split(b"\n")[0][2:].split()
+    return os.fsdecode(words[0]) if first.startswith(b"#!") and words else ""
 
 
 def _call(

@@ -331,6 +331,9 @@ class ExitFile(TypedDict):
     stdout_bytes: NotRequired[int]
     """How much the stream was …"""
     stdout_dropped: NotRequired[int]
-    """… and how much of it there was no room for."""
+    """… how much of it there was no room for …"""
+    stdout_closed: NotRequired[bool]
+    """… and that nothing was left that could write more."""
     stderr_bytes: NotRequired[int]
     stderr_dropped: NotRequired[int]
+    stderr_closed: NotRequired[bool]

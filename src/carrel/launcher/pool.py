@@ -209,13 +209,20 @@ class Standby:
     def order(
         self, plan: CommandPlan, streams: list[int], launched: OnLaunched, on_exit: OnExit
     ) -> None:
-        """It becomes the command. `launched` gets what went wrong, or None."""
+        """It becomes the command. `launched` gets what went wrong, or None.
+
+        Nobody else's code runs in it before it has the plan. So the streams go ahead, and ours
+        are closed while nobody can keep us waiting there. A fork of a warm process has such code:
+        it gets all at once, and `streams` are left to the caller."""
         self._launched, self._on_exit = launched, on_exit
         if self._closed:
             self._settle()
             return
         self._loop.after(EXECUTE_S, self._too_late)
         try:
+            if not plan["warm"]:
+                wire.send(self._channel, {}, streams)
+                wire.close_all(streams)
             wire.send(self._channel, plan, streams)
         except OSError as error:
             # It was killed from inside, and nobody has told us yet: another takes its place.

@@ -40,6 +40,7 @@ from carrel.launcher.loop import Answer, Loop, Timer, Workers
 from carrel.launcher.messages import ReaderHolds
 from carrel.launcher.wire import read_record, write_record
 from carrel.linux import files
+from carrel.linux.reserve import Reserve
 
 T = TypeVar("T")
 
@@ -273,6 +274,8 @@ class Recording:
 
     def _count(self, name: str, stream: KeptStream) -> None:
         self._totals[f"{name}_bytes"] = stream.total
+        if stream.source.closed():
+            self._totals[f"{name}_closed"] = True
         stream.mark_end()
         if stream.dropped:
             self._totals[f"{name}_dropped"] = stream.dropped
@@ -334,11 +337,12 @@ def _raise_closed() -> NoReturn:
 
 
 class Recorder:
-    """All recordings. `folder` is for the notes."""
+    """All recordings. `folder` is for the notes; `reserve` is given up for a little output."""
 
-    def __init__(self, loop: Loop, folder: str) -> None:
+    def __init__(self, loop: Loop, folder: str, reserve: Reserve | None = None) -> None:
         self._loop = loop
         self.workers = Workers(loop)
+        self._reserve = reserve
         self._folder = folder
         self._sink = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
         self._behind: dict[str, Recording] = {}
@@ -363,7 +367,7 @@ class Recorder:
         """As `record`. All that share the descriptor find it non-blocking."""
         recorded = Recording(self._loop, self.workers, spec, self._ended)
         (name,) = spec.names
-        recorded.begin(name, _from_terminal(spec, name, terminal))
+        recorded.begin(name, self._from_terminal(spec, name, terminal))
         return recorded
 
     def take_up(
@@ -379,7 +383,7 @@ class Recorder:
         for name, pipe in zip_longest(spec.names, pipes):
             try:
                 if terminal is not None:
-                    recorded.resume(name, _from_terminal(spec, name, terminal), holds)
+                    recorded.resume(name, self._from_terminal(spec, name, terminal), holds)
                 elif pipe is not None:
                     recorded.resume(name, self._from_pipe(spec, name, pipe), holds)
                 else:
@@ -393,7 +397,12 @@ class Recorder:
         return self._behind.get(run_id)
 
     def _from_pipe(self, spec: RecordingSpec, name: str, pipe: int) -> KeptStream:
-        return KeptStream(PipeSource(pipe, self._sink), spec.file(name), spec.keep)
+        source = PipeSource(pipe, self._sink)
+        return KeptStream(source, spec.file(name), spec.keep, self._reserve)
+
+    def _from_terminal(self, spec: RecordingSpec, name: str, terminal: int) -> KeptStream:
+        os.set_blocking(terminal, False)
+        return KeptStream(TerminalSource(terminal), spec.file(name), spec.keep, self._reserve)
 
     def leave(self, recorded: Recording) -> None:
         """Its command has ended."""
@@ -434,11 +443,6 @@ class Recorder:
 
     def _note(self, run_id: str) -> str:
         return os.path.join(self._folder, f"{run_id}.json")
-
-
-def _from_terminal(spec: RecordingSpec, name: str, terminal: int) -> KeptStream:
-    os.set_blocking(terminal, False)
-    return KeptStream(TerminalSource(terminal), spec.file(name), spec.keep)
 
 
 # One recorded stream
@@ -489,6 +493,7 @@ class PipeSource:
         self.descriptor = descriptor
         self._sink = sink
         self._grown = False
+        self._closed = False
 
     def move(self, file: int, offset: int, most: int) -> int:
         moved = os.splice(
@@ -509,9 +514,11 @@ class PipeSource:
         return int(struct.unpack("i", answer)[0])
 
     def closed(self) -> bool:
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        return [event for _, event in poll.poll(0)] == [select.POLLHUP]
+        if not self._closed:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLIN)
+            self._closed = [event for _, event in poll.poll(0)] == [select.POLLHUP]
+        return self._closed
 
 
 class TerminalSource:
@@ -555,12 +562,19 @@ class NoRoom(Exception):
     """Nothing can be written now, and nothing was taken."""
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
 class KeptStream:
     """`total` bytes came, `dropped` of them could not be written. The file is there already
     and is opened when there is something to write."""
 
-    def __init__(self, source: StreamSource, path: str, keep: int) -> None:
+    def __init__(
+        self, source: StreamSource, path: str, keep: int, reserve: Reserve | None = None
+    ) -> None:
         self.source = source
+        self._reserve = reserve
+        """Asked once: whoever fills the disk gets no more of it by this."""
         self.total = 0
         self.dropped = 0
         self.held: int | None = None
@@ -602,7 +616,9 @@ class KeptStream:
             moved = self.source.move(self._open(), self.total, most)
         except BlockingIOError:
             raise
-        except OSError:
+        except OSError as error:
+            if error.errno in _NO_ROOM and self._given_room():
+                return self.take(most)
             if self._may_wait():
                 raise NoRoom from None
             return self._drop(most)
@@ -610,6 +626,11 @@ class KeptStream:
         self._no_room_since = None
         self.total += moved
         return moved
+
+    def _given_room(self) -> bool:
+        """Others took what was free when the command began, but a little is kept for it."""
+        reserve, self._reserve = self._reserve, None
+        return reserve is not None and reserve.give_up()
 
     def _may_wait(self) -> bool:
         """For room. What the reader has by now is given up for it."""

@@ -460,7 +460,8 @@ class LaunchedRuns:
 
     def _close(self, run: LaunchedRun, ends: list[int]) -> None:
         """Of what the command may have by now. A terminal waits for who writes to it, too."""
-        self._recorder.workers.close(run.account, partial(wire.close_all, ends))
+        if ends:
+            self._recorder.workers.close(run.account, partial(wire.close_all, ends))
 
     def expire_after(self, run: LaunchedRun, seconds: float) -> None:
         run.timers.append(self._loop.after(seconds, lambda: self._expire(run)))

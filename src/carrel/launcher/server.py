@@ -57,9 +57,9 @@ class LauncherServer:
         self._version = version
         pool = ChildPool(self._loop)
         self._sandboxes = LiveSandboxes(self._loop, pool, os.path.join(folder, "holders"))
-        self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"))
-        self._zygotes = Zygotes(self._loop, pool, os.path.join(folder, "zygotes"))
         reserve = Reserve(Path(folder).parent / "reserve")
+        self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"), reserve)
+        self._zygotes = Zygotes(self._loop, pool, os.path.join(folder, "zygotes"))
         self._runs = LaunchedRuns(
             self._loop, self._sandboxes, self._recorder, self._zygotes, home, reserve
         )

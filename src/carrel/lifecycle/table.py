@@ -39,11 +39,11 @@ def can_move(now: S, then: S) -> bool:
     return then in MOVES[now]
 
 
-def check_move(space_id: str, now: S, then: S) -> None:
+def check_move(name: str, now: S, then: S) -> None:
     """Raises `StateConflict`."""
     if not can_move(now, then):
         raise StateConflict(
-            f"{space_id} is {now}; it cannot become {then}.",
+            f"{name} is {now}; it cannot become {then}.",
             hint=_hint(now),
             state=str(now),
         )

@@ -198,22 +198,25 @@ def kernel_version() -> tuple[int, int]:
 
 # Places to mount at
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = _PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-ASIDE = ".aside"
+_LONGEST_NAME = 255
 
 
 def make_mount_point(above: str, path: str, *, folder: bool, uid: int, gid: int) -> None:
     """Makes a folder, or an empty file, at a path below a folder that others may write, and no link
-    on the way leads elsewhere: what is in its place is put aside. Raises OSError. Nobody may write
+    on the way leads elsewhere: what is in its place is put aside, under a name that is free. The
+    owner gets back its permissions for the folders on the way. Raises OSError. Nobody may write
     there meanwhile, nor until something is mounted."""
     parts = path.split("/")
     here = os.open(above, _FOLDER)
     try:
+        _allow(here)
         for part in parts if folder else parts[:-1]:
             below = _enter(here, part, uid, gid)
             os.close(here)
             here = below
+            _allow(here)
         if not folder:
             _make_file(here, parts[-1], uid, gid)
     finally:
@@ -223,7 +226,7 @@ def make_mount_point(above: str, path: str, *, folder: bool, uid: int, gid: int)
 def _enter(above: int, name: str, uid: int, gid: int) -> int:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
-            os.rename(name, name + ASIDE, src_dir_fd=above, dst_dir_fd=above)
+            _put_aside(above, name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o755, dir_fd=above)
         _give(above, name, uid, gid)
@@ -234,9 +237,23 @@ def _make_file(above: int, name: str, uid: int, gid: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISREG(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
             return
-        os.rename(name, name + ASIDE, src_dir_fd=above, dst_dir_fd=above)
+        _put_aside(above, name)
     os.close(os.open(name, _NEW_FILE, 0o644, dir_fd=above))
     _give(above, name, uid, gid)
+
+
+def _put_aside(above: int, name: str) -> None:
+    """The new name cannot be foreseen, so whoever wrote here has nothing there that a rename would
+    replace or be refused for."""
+    ending = f".aside-{os.urandom(8).hex()}"
+    short = os.fsdecode(os.fsencode(name)[: _LONGEST_NAME - len(ending)])
+    os.rename(name, short + ending, src_dir_fd=above, dst_dir_fd=above)
+
+
+def _allow(folder: int) -> None:
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(descriptor_path(folder), mode | stat.S_IRWXU)
 
 
 def _give(above: int, name: str, uid: int, gid: int) -> None:

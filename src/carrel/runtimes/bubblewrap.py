@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -35,6 +35,8 @@ from carrel.domain.runtimes import (
 )
 from carrel.domain.trees import TreeMount
 from carrel.linux import landlock, mounts
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.openat2 import open_real
 from carrel.runtimes import policy
 from carrel.runtimes.engine import Engine, EngineRuntime
 from carrel.runtimes.policy import etc_paths
@@ -182,14 +184,16 @@ class BubblewrapRuntime(EngineRuntime):
         sources = {"home": folders.home, "tmp": folders.tmp, "hub": folders.hub}
         sources["etc"] = self._etc.current()
         # What is below the tree could lead a mount elsewhere by a link; the tree has its own there.
-        binds = [bind for bind in spec.binds if not is_below(bind.target, WORKSPACE)]
+        binds = [bind for bind in _there(spec.binds) if not is_below(bind.target, WORKSPACE)]
         if tree is not None:
             binds += [Bind(path, str(path)) for path in tree.read_only]
             sources["tree"] = tree.path
-        sources |= {f"bind{number}": bind.source for number, bind in enumerate(binds)}
+        named = {f"bind{number}": bind for number, bind in enumerate(binds)}
+        sources |= {name: bind.source for name, bind in named.items()}
         if os.geteuid() != 0:
             return {name: str(path) for name, path in sources.items()}, binds, {}
-        staged = _stage(sources, tree.detached if tree is not None else None)
+        real = {name for name, bind in named.items() if bind.if_real}
+        staged = _stage(sources, tree.detached if tree is not None else None, real)
         return {name: f"{STAGE}/{name}" for name in sources}, binds, staged
 
     async def warm_up(self, zygote: Zygote) -> None:
@@ -221,15 +225,48 @@ def _memory_files(limits: Limits) -> int:
     return max(LEAST_MEMORY_FILES, min([half, *(one for one in asked if one is not None)]))
 
 
-def _stage(sources: dict[str, Path], tree: Callable[[], int] | None) -> dict[str, int]:
+def _stage(
+    sources: dict[str, Path], tree: Callable[[], int] | None, real: Collection[str]
+) -> dict[str, int]:
     staged: dict[str, int] = {}
     with ExitStack() as undo:
         for name, source in sources.items():
-            given = tree is not None and name == "tree"
-            staged[name] = tree() if given and tree else mounts.clone_mount(str(source))
+            if tree is not None and name == "tree":
+                staged[name] = tree()
+            elif name in real:
+                with Descriptor(open_real(source, os.O_PATH)) as place:
+                    staged[name] = mounts.clone_mount(place)
+            else:
+                staged[name] = mounts.clone_mount(str(source))
             undo.callback(os.close, staged[name])
         undo.pop_all()
     return staged
+
+
+def _there(binds: tuple[Bind, ...]) -> list[Bind]:
+    """Without those of a home that are gone, or lead elsewhere by now. A mount costs time: what is
+    shown with a folder around it is not shown once more."""
+    found = [bind for bind in binds if not bind.if_real or _is_real(bind.source)]
+    plain = [bind.target for bind in found if _is_plain(bind)]
+    return [
+        bind
+        for bind in found
+        if not _is_plain(bind)
+        or not any(bind.target != one and is_below(bind.target, one) for one in plain)
+    ]
+
+
+def _is_plain(bind: Bind) -> bool:
+    """Shown as it is, where it is."""
+    return not bind.writable and str(bind.source) == bind.target
+
+
+def _is_real(path: Path) -> bool:
+    try:
+        os.close(open_real(path, os.O_PATH))
+    except OSError:
+        return False
+    return True
 
 
 def _stamp(program: str) -> tuple[int, ...]:

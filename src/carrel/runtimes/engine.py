@@ -196,6 +196,8 @@ class Engine:
                 if received:
                     streams.stdin, streams.terminal = received[0], True
                 self._warm.add(sandbox.spec.sandbox_id)
+                if command.reader:
+                    self._readers.begun(run_id, command.reader)
                 watch.started(run_id)
                 live.begin(reply["pid"])
                 return live

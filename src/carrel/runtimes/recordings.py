@@ -16,11 +16,12 @@ import contextlib
 import errno
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carrel.domain.errors import LauncherUnavailable, RunNotFound
 from carrel.domain.ids import is_id
@@ -57,7 +58,7 @@ class FileRecordings:
         place = _folder_of(folder, run_id)
         with _opened(place, stream) as file:
             recorded = 0 if file is None else os.fstat(file).st_size
-        return max(recorded, _written(place, stream))
+        return max(recorded, _written(_exit_record(place), stream))
 
     def read(self, folder: Path, run_id: str, stream: Stream, offset: int, limit: int) -> Piece:
         with _opened(_folder_of(folder, run_id), stream) as file:
@@ -94,7 +95,11 @@ class FileRecordings:
                                 self._readers.move(held, offset)
                         if not over:
                             await _wait(wake, None if changed is not None else POLL_S)
-        written = await asyncio.to_thread(_written, place, stream)
+                record = _exit_record(place)
+                if held is not None and self._readers is not None and f"{stream}_closed" in record:
+                    # Nothing comes any more that would have to be kept, or not.
+                    self._readers.leave(held)
+        written = _written(record, stream)
         if written > offset:
             yield Piece(stream, written, b"")
 
@@ -201,10 +206,17 @@ def _read(file: int, stream: Stream, offset: int, limit: int, flags: int) -> Pie
             offset = begin + (size - begin) // 2
 
 
-def _written(place: Path, stream: Stream) -> int:
-    """How much its exit file says it wrote; 0 when that does not say, or is not there yet."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
+def _exit_record(place: Path) -> dict[str, Any]:
+    """The exit file of a run; empty when it is not there yet, or is none of ours."""
+    with contextlib.suppress(OSError, ValueError):
         record = json.loads((place / "exit.json").read_bytes())
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
+def _written(record: dict[str, Any], stream: Stream) -> int:
+    """How much its exit file says it wrote; 0 when that does not say."""
+    with contextlib.suppress(ValueError, TypeError):
         return int(record.get(f"{stream}_bytes", 0))
     return 0
 
@@ -239,15 +251,25 @@ class Readers:
         self._launcher = launcher
         self._holds: dict[Key, ReaderHold] = {}
         self._news: dict[Key, int | None] = {}
+        self._begun: dict[Key, float] = {}
+        """Of runs that the launcher holds from their first byte: until when it surely does."""
         self._stirred = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    def begun(self, run_id: str, reader: str) -> None:
+        """A run has started that the launcher was told to hold for that reader."""
+        now = time.monotonic()
+        self._begun = {key: until for key, until in self._begun.items() if until > now}
+        for stream in Stream:
+            self._begun[run_id, stream, reader] = now + self.lease_s / RENEWALS
 
     async def hold(self, key: Key, position: int) -> ReaderHold:
         """Returns when nothing from `position` on is given up. A hold of that name that is
         there already is replaced, and its `ReaderHold` means nothing any more."""
         hold = self._holds[key] = ReaderHold(key, position, position)
         self._news.pop(key, None)
-        await self._tell({key: position})
+        if position or time.monotonic() > self._begun.pop(key, 0.0):
+            await self._tell({key: position})
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_telling())
         return hold
@@ -271,6 +293,7 @@ class Readers:
     def forget(self, run_id: str, stream: Stream, reader: str) -> None:
         """As `release`, also of a reader that has left."""
         key = (run_id, stream, reader)
+        self._begun.pop(key, None)
         self._holds.pop(key, None)
         self._say(key, None)
 

@@ -228,6 +228,11 @@ def as_error(problem: messages.LauncherProblem, command: Command | None = None) 
     step, number, text = problem["step"], problem.get("errno", 0), problem.get("text", "")
     if step == "exec" and command is not None:
         return _cannot_execute(number, text, command)
+    if step == "interpreter" and command is not None:
+        return CommandNotFound(
+            f"{command.argv[0]!r} is a script for {text!r}, which is not in the sandbox.",
+            hint="Show the sandbox the folder that it is in (--show), or change the first line.",
+        )
     if step == "cwd" and command is not None:
         return CommandInvalid(
             f"The working folder {command.cwd!r} cannot be entered: {os.strerror(number)}.",

@@ -35,7 +35,7 @@ from carrel.domain.errors import (
 from carrel.domain.ids import is_id, new_id
 from carrel.domain.runtimes import Command, Exit, ExitReason, Output, Sandbox
 from carrel.domain.trees import Owner
-from carrel.runtimes.threads import briefly, in_own_thread
+from carrel.runtimes.threads import briefly, in_own_thread, unwaited
 
 AGAIN_S = (0.05, 0.2, 1.0, 3.0, 10.0)
 """The pauses of who asks for the end of a run and gets no answer."""
@@ -293,7 +293,7 @@ def _close(pipes: list[int]) -> None:
             os.close(pipe)
 
     if pipes:
-        briefly(close)
+        unwaited(close)
 
 
 def open_streams(command: Command, folder: Path, owner: Owner) -> RunStreams:

@@ -114,6 +114,7 @@ def _make_own(folder: Path, mode: int, owner: Owner) -> None:
 
 
 def _write_own(path: Path, content: bytes, owner: Owner) -> None:
+    path.touch(0o600)
     path.write_bytes(content)
     if os.geteuid() == 0:
         os.chown(path, owner.uid, owner.gid)
@@ -152,9 +153,10 @@ def environment(
 ) -> dict[str, str]:
     """All that a command finds, built up from nothing; what it brings itself wins. `hub` is the
     folder with the hub's socket."""
+    programs = (f"{hub}/{PROGRAMS}",) if spec.carrel else ()
     terminal = {"TERM": "xterm-256color"} if command.output is Output.PTY else {}
     return {
-        "PATH": f"{hub}/{PROGRAMS}:{PATH}" if spec.carrel else PATH,
+        "PATH": ":".join((*programs, *spec.path_first, PATH, *spec.path_last)),
         "HOME": home,
         "USER": "user",
         "LOGNAME": "user",

@@ -1,18 +1,25 @@
 """Threads for what may wait in the kernel for as long as a hostile process likes: whoever waits
-there cannot be killed, and a pool of threads would be used up."""
+there cannot be killed, and a pool of threads would be used up. So whoever finds none idle gets a
+new one."""
 
 from __future__ import annotations
 
 import _thread
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 BRIEFLY_S = 0.005
 """What a thread does in microseconds, unless a command is hostile."""
+MOST_IDLE = 4
+"""Threads that wait for the next work: most of it takes microseconds, and a new thread more."""
+
+_idle: deque[SimpleQueue[Callable[[], None]]] = deque()
 
 
 async def in_own_thread(work: Callable[[], T]) -> T:
@@ -33,12 +40,12 @@ async def in_own_thread(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(tell, *told)
 
-    _thread.start_new_thread(do, ())
+    unwaited(do)
     return await done
 
 
 def briefly(work: Callable[[], None]) -> None:
-    """Does it in a thread, which is mostly done at once; it is waited for only so long."""
+    """Has a thread do it, which is mostly done at once; it is waited for only so long."""
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -46,5 +53,23 @@ def briefly(work: Callable[[], None]) -> None:
         work()
         done.release()
 
-    _thread.start_new_thread(do, ())
+    unwaited(do)
     done.acquire(timeout=BRIEFLY_S)
+
+
+def unwaited(work: Callable[[], None]) -> None:
+    """Has a thread do it, which is not waited for. `work` does not raise."""
+    try:
+        queue = _idle.pop()
+    except IndexError:
+        queue = SimpleQueue()
+        _thread.start_new_thread(_serve, (queue,))
+    queue.put(work)
+
+
+def _serve(queue: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        queue.get()()
+        if len(_idle) >= MOST_IDLE:
+            return
+        _idle.append(queue)

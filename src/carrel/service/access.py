@@ -164,12 +164,22 @@ def _narrowed(request: SpaceRequest, roots: tuple[Path, ...]) -> SpaceRequest:
             "Only an administrator may have repositories outside of the project read.",
             hint="Leave `follow_git` out.",
         )
+    if request.show:
+        raise Forbidden(
+            "Only an administrator may have folders of this machine shown.",
+            hint="Leave `show` out.",
+        )
+    if request.with_credentials:
+        raise Forbidden(
+            "Only an administrator may give the owner's credentials to a space.",
+            hint="Leave `with_credentials` out.",
+        )
     project = request.project
     check_reach(project, roots)
     if project.kind is not ProjectKind.EMPTY and not _is_remote(project):
         # What was looked at is what is read: a link that comes later leads nowhere.
         project = dataclasses.replace(project, location=os.path.realpath(project.location))
-    return dataclasses.replace(request, project=project, guest=True)
+    return dataclasses.replace(request, project=project, guest=True, home_tools=False)
 
 
 def check_relabel(caller: Caller, space: Space) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carrel.domain.agents import Frontend, Frontends
-from carrel.domain.errors import StateConflict
+from carrel.domain.errors import NetworkNeeded, StateConflict
 from carrel.domain.runtimes import Network
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.lifecycle.table import LIVE
+from carrel.service.credentials import names_address
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.runs import Runs
@@ -37,6 +40,9 @@ class AgentSpaces:
     async def opened(self, space_id: str) -> OpenSpace:
         return await self._open_spaces.of(self._journal.current(space_id))
 
+    def folder(self, space_id: str) -> Path:
+        return self._open_spaces.folder(space_id)
+
     async def equip(self, space_id: str, frontend: Frontend) -> OpenSpace:
         """The space with all that this frontend needs. One that was made for another has its
         sandbox set up anew, for which nothing may run in it: `StateConflict`."""
@@ -58,13 +64,13 @@ class AgentSpaces:
     def _check(self, space: Space) -> None:
         if space.state not in LIVE:
             raise StateConflict(
-                f"{space.space_id} is {space.state}; agents work in a space that is ready.",
-                hint=f"Start it: carrel start {space.space_id}",
+                f"{space.name} is {space.state}; agents work in a space that is ready.",
+                hint=f"Start it: carrel start {space.name}",
                 state=str(space.state),
             )
         if self._runs.live_of(space.space_id):
             raise StateConflict(
-                f"{space.space_id} was made without this agent, and commands run in it.",
+                f"{space.name} was made without this agent, and commands run in it.",
                 hint="Let them end first, or make a space with --agent.",
             )
 
@@ -72,6 +78,17 @@ class AgentSpaces:
 def network_for(frontend: Frontend, network: Network, asked: bool) -> Network:
     """Open where the agent must reach a model's API, unless somebody said otherwise."""
     return Network.OPEN if frontend.needs_network and not asked else network
+
+
+def check_network(frontend: Frontend, network: Network, env: Mapping[str, str]) -> None:
+    """An agent that cannot reach its model would try for minutes. One with an address of its own
+    may have its model in the space. Raises `NetworkNeeded`."""
+    needed = frontend.needs_network and frontend.credentials
+    if needed and network is Network.NONE and not names_address(env):
+        raise NetworkNeeded(
+            f"{frontend.name} must reach its model, and this space has no network.",
+            hint="Make the space with --network open.",
+        )
 
 
 def resolve(frontends: Frontends, request: SpaceRequest) -> SpaceRequest:

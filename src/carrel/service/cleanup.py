@@ -6,10 +6,11 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from carrel.domain.access import LOCAL, Caller
+from carrel.domain.access import LOCAL, Caller, begin_for
 from carrel.domain.cleanup import Action, Report
 from carrel.domain.collaborators import Bases, Disk, TrashCan
 from carrel.domain.errors import BaseInUse, CarrelError, UnexportedChanges
@@ -24,8 +25,14 @@ from carrel.service.reconciler import Reconciler
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
-Due = Callable[[Space, float], tuple[str, str] | None]
-"""The verb (`stop` or `remove`) and why, or nothing; from the retention's rules."""
+Why = tuple[str, str]
+"""The verb (`stop` or `remove`) and why."""
+Due = Callable[[Space, float], Why | None]
+"""From the retention's rules."""
+RARELY, LONGEST_S = 50, 3600.0
+"""A space that could not go is tried again after so many times what that took, an hour at most:
+all of its files are compared each time."""
+_log = logging.getLogger("carrel")
 
 
 class Collector:
@@ -48,6 +55,10 @@ class Collector:
         self._reconciler = reconciler
         self._due = due
         self._going = shared.bases_going
+        self._retiring: dict[str, asyncio.Task[None]] = {}
+        """By account: one task at a time for each."""
+        self._refused: dict[str, float] = {}
+        """Spaces that could not go, for unexported changes as a rule, and when to try again."""
         self.base_budget_bytes = 0
         """0: no bound for unused bases."""
         self.base_age_s = 0.0
@@ -66,20 +77,60 @@ class Collector:
         return Report(dry_run, tuple(actions))
 
     async def retire(self, *, dry_run: bool = False) -> list[Action]:
-        """Spaces whose time is over. Also done now and then by itself."""
+        """Spaces whose time is over."""
         now = self._journal.clock()
-        actions = []
+        due = [(one, why) for one in self._journal.all() if (why := self._due(one, now))]
+        return [await self._retire(space, why, dry_run) for space, why in due]
+
+    def begin_retiring(self) -> None:
+        """The same, now and then and by itself. Spaces of one account go one after the other, in
+        its share: comparing a million files keeps nobody else's from going."""
+        now, clock = self._journal.clock(), time.monotonic()
+        due: defaultdict[str, list[tuple[Space, Why]]] = defaultdict(list)
+        self._refused = {key: at for key, at in self._refused.items() if at > clock}
         for space in self._journal.all():
-            due = self._due(space, now)
-            if due is not None:
-                actions.append(await self._retire(space, due, dry_run))
-        return actions
+            why = self._due(space, now)
+            if why is not None and space.space_id not in self._refused:
+                due[space.counts_for].append((space, why))
+        for whose, spaces in due.items():
+            if whose not in self._retiring:
+                account = spaces[0][0].account or LOCAL.name
+                task = self._retiring[whose] = begin_for(account, self._retire_each(spaces))
+                task.add_done_callback(partial(self._retired, whose))
+
+    async def _retire_each(self, spaces: list[tuple[Space, Why]]) -> None:
+        for space, why in spaces:
+            await self._try_to_retire(space, why)
+
+    def _retired(self, whose: str, _task: asyncio.Task[None]) -> None:
+        del self._retiring[whose]
+
+    async def _try_to_retire(self, space: Space, why: Why) -> None:
+        began, action = time.monotonic(), None
+        try:
+            action = await self._retire(space, why, dry_run=False)
+        except Exception:
+            _log.exception("the space %s could not go by itself", space.space_id)
+        if action is None or not action.done:
+            now = time.monotonic()
+            pause_s = min(LONGEST_S, max(EVERY_S, RARELY * (now - began)))
+            self._refused[space.space_id] = now + pause_s
+
+    async def settled(self) -> None:
+        """What goes by itself now is gone, or could not go."""
+        while self._retiring:
+            await asyncio.wait(list(self._retiring.values()))
+
+    async def close(self) -> None:
+        for task in self._retiring.values():
+            task.cancel()
+        await self.settled()
 
     async def tidy(self) -> list[Action]:
         """What is too old, or too much: trash and bases. Done by itself every hour."""
         return await self._expire_trash(dry_run=False) + await self._drop_bases(dry_run=False)
 
-    async def _retire(self, space: Space, due: tuple[str, str], dry_run: bool) -> Action:
+    async def _retire(self, space: Space, due: Why, dry_run: bool) -> Action:
         verb, why = due
         if verb == "stop":
             return await _tried(
@@ -197,7 +248,6 @@ EVERY_S = 30.0
 """The health of all spaces is looked at so often."""
 TIDY_S = 3600.0
 """Trash and unused bases are looked through so often: that reads them all."""
-_log = logging.getLogger("carrel")
 
 
 class Watch:
@@ -264,7 +314,7 @@ class Watch:
                     await self._reconciler.watch()
                 await self._reconciler.settle()
                 await self._reconciler.check()
-                await self._collector.retire()
+                self._collector.begin_retiring()
                 await self._tidy()
             except Exception:
                 _log.exception("the regular look at all spaces failed")

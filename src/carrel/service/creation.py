@@ -5,7 +5,9 @@ and a sandbox; each step is written down before and after.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -14,7 +16,16 @@ from weakref import WeakValueDictionary
 
 from carrel.api.types.common import shared
 from carrel.domain.access import LOCAL
-from carrel.domain.collaborators import Bases, Disk, HomeFiles, Machine, Users
+from carrel.domain.collaborators import (
+    Bases,
+    Disk,
+    HomeFiles,
+    Machine,
+    Packages,
+    Toolchains,
+    Users,
+)
+from carrel.domain.environments import NO_SETTINGS, NO_TOOLS
 from carrel.domain.errors import InsufficientDisk, SpaceInvalid
 from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
@@ -30,9 +41,9 @@ from carrel.domain.projects import (
 from carrel.domain.runtimes import EagerRuntime, Runtime
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
 from carrel.domain.store import Record
-from carrel.domain.trees import DIRECT, Base, Owner, Tree, TreeDriver, TreeRequest
+from carrel.domain.trees import DIRECT, Base, Owner, Skipped, Tree, TreeDriver, TreeRequest
 from carrel.service.journal import Journal, JournaledOperation, plain
-from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.open_spaces import OpenSpace, OpenSpaces, is_below, own_path, without_project
 from carrel.service.shared import CallerSlots
 
 GIB = 1 << 30
@@ -190,6 +201,7 @@ BASE, TREE, FILL, SANDBOX = "base", "tree", "fill", "sandbox"
 STEPS = (BASE, TREE, FILL, SANDBOX)
 _SHOWN = 20
 """So many things that a space does not have are named in its record."""
+_MOVED = "something kept writing to it; the space has it as it was at one moment"
 
 Fill = Callable[[TreeDriver, Tree], None]
 """Puts something into a new tree before anybody sees it; blocking."""
@@ -218,10 +230,14 @@ class Creator:
     undo: Undo
     disk: Disk
     home_files: HomeFiles
+    toolchains: Toolchains
+    packages: Packages
     bases_going: set[str]
     """Those that clean-up removes just now."""
     disk_for: Callable[[int], int]
     """Of so much free room, how much a space may use that was given no limit; 0: all."""
+    show: tuple[str, ...] = ()
+    """What the settings have shown to all spaces of the owner."""
     clone_hosts: tuple[str, ...] = ()
     """Hosts of private networks from which callers without full rights may clone."""
     turns: CallerSlots = dataclasses.field(default_factory=lambda: CallerSlots(BUILDS))
@@ -257,7 +273,7 @@ class Creator:
     ) -> Space:
         """`records` are written together with the new space's own. Raises what the step
         that failed raised, when all of the space is gone again."""
-        await asyncio.to_thread(self._check_room)
+        space = await asyncio.to_thread(self._first_look, space, request)
         space_id = space.space_id
         operation = self.journal.operation(space_id, OPERATION)
         born = self.journal.event(EventType.SPACE_STATE, space_id, to=str(space.state))
@@ -266,12 +282,12 @@ class Creator:
         try:
             runtime = await self.machine.runtime(space.runtime)
             driver = await self.machine.driver(space.driver, runtime)
-            base = await self._found_base(request, on_progress)
+            base = await self.found_base(request, on_progress)
             resolved = {
                 "runtime": runtime.name,
                 "driver": driver.name,
                 "base_id": base.base_id,
-                "left_out": base.skipped[:_SHOWN],
+                "left_out": _noted(base)[:_SHOWN],
                 "project": _project(request, base),
                 "default_disk_bytes": self._default_disk(space, base),
             }
@@ -301,6 +317,51 @@ class Creator:
                 raise
             raise told from error
 
+    def _first_look(self, space: Space, request: SpaceRequest) -> Space:
+        """At what is not to be found wanting later."""
+        self._check_room()
+        return space if space.restored_from else self.equipped(space, request)
+
+    def equipped(self, space: Space, request: SpaceRequest) -> Space:
+        """With what of the owner's home it is shown. A space that another asked for has what that
+        one has."""
+        if request.parent:
+            parent = self.journal.get(request.parent)
+            tools, shown = (parent.tools, parent.shown) if parent else (NO_TOOLS, {})
+            packages = parent.packages if parent else NO_SETTINGS
+        elif request.guest:
+            return space
+        else:
+            tools = self.toolchains.find() if request.home_tools else NO_TOOLS
+            shown = self._shown(request, own_path(space))
+            packages = self.packages.settings(credentials=request.with_credentials)
+        return dataclasses.replace(
+            space,
+            tools=without_project(tools, own_path(space)),
+            shown=shown,
+            packages=packages,
+        )
+
+    def _shown(self, request: SpaceRequest, project: str) -> dict[str, str]:
+        """Raises `SpaceInvalid` for what this request asks for. What the settings name and cannot
+        be shown keeps no space from being made."""
+        shown: dict[str, str] = {}
+        for path in self.show:
+            with contextlib.suppress(SpaceInvalid):
+                shown |= self._may_show(path, project)
+        for path in request.show:
+            shown |= self._may_show(path, project)
+        return shown
+
+    def _may_show(self, path: str, project: str) -> Mapping[str, str]:
+        found = self.toolchains.check(path)
+        if project and any(is_below(os.path.realpath(project), real) for real in found.values()):
+            raise SpaceInvalid(
+                f"{path} contains the project, of which the space has a copy there.",
+                hint="Show folders beside the project.",
+            )
+        return found
+
     def _check_room(self) -> None:
         """Nothing is begun on a full disk: what is kept free there is for those who make room."""
         if self.disk.is_full():
@@ -318,7 +379,7 @@ class Creator:
         share = self.disk_for(self.disk.free()[0])
         return share and share + base.size_bytes + base.entries * BLOCK
 
-    async def _found_base(self, request: SpaceRequest, on_progress: OnProgress) -> Base:
+    async def found_base(self, request: SpaceRequest, on_progress: OnProgress) -> Base:
         """One that stays: from the moment this returns, the record says that it is used."""
         while True:
             async with self._builds_of(request), self._turn(_account(request)):
@@ -341,7 +402,7 @@ class Creator:
 
     def _base(self, request: SpaceRequest, on_progress: OnProgress) -> Base:
         if request.base_id:
-            return self.bases.get(request.base_id)
+            return self.bases.use(request.base_id)
         wanted = BaseRequest(
             project=request.project,
             exclude=request.exclude,
@@ -364,7 +425,8 @@ class Creator:
         owner = self.users.take(space.space_id)
         if space.agent:
             self.open_spaces.make_agent_folders(space.space_id, owner)
-        return owner, self.home_files.files(owner=not space.guest)
+        settings = {name: text.encode() for name, text in space.packages.files.items()}
+        return owner, {**settings, **self.home_files.files(owner=not space.guest)}
 
     async def _start(
         self,
@@ -409,6 +471,11 @@ def reach_of(request: SpaceRequest) -> GitReach:
     if request.guest:
         return GitReach.NONE
     return GitReach.AGREE if request.follow_git else GitReach.AGREED
+
+
+def _noted(base: Base) -> tuple[Skipped, ...]:
+    """What the copy of the project is without, or has as it was at one moment."""
+    return (*(Skipped(path, _MOVED) for path in base.unstable), *base.skipped)
 
 
 def _project(request: SpaceRequest, base: Base) -> Project:

@@ -28,6 +28,7 @@ KINDS = {
     "agents": "agents",
     "instances": "instances",
     "requests": "requests",
+    "setups": "records",
     "compiled": "compiled",
     "warm": "compiled",
     "carrel.db": "records",

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from carrel import __version__
 from carrel.api.types.admin import Diagnosis, Finding, Grade
+from carrel.domain.access import LOCAL
+from carrel.domain.agents import FoundFrontend
 from carrel.domain.availability import Availability
-from carrel.domain.collaborators import Machine
+from carrel.domain.collaborators import Machine, Packages, Toolchains
 from carrel.domain.errors import CarrelError
 from carrel.domain.limits import LimitSupport
+from carrel.service.credentials import Keyring
 
 LITTLE_ROOM = 1 << 30
 """Less than this on the data folder's disk is worth a warning."""
@@ -25,9 +28,14 @@ _PROGRAMS = {
 }
 
 
+_ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
+_DEFAULT = ("00000000", "0" * 32)
+"""Where a route to everywhere goes."""
+
+
 class Doctor:
     """`limits` says how each kind of limit is enforced, `launcher` the version and the process
-    of the launcher that runs; both blocking."""
+    of the launcher that runs; both blocking. `keyring` knows agents and their keys."""
 
     def __init__(
         self,
@@ -35,19 +43,29 @@ class Doctor:
         machine: Machine,
         limits: Callable[[], Sequence[LimitSupport]],
         launcher: Callable[[], tuple[str, int]],
+        keyring: Keyring,
+        toolchains: Toolchains,
+        packages: Packages,
     ) -> None:
+        self._keyring = keyring
         self._data = data
         self._machine = machine
         self._limits = limits
         self._launcher = launcher
+        self._toolchains = toolchains
+        self._packages = packages
 
     async def examine(self) -> Diagnosis:
-        findings = [self._kernel(), *self._programs(), await asyncio.to_thread(self._room)]
+        findings = [self._kernel(), await asyncio.to_thread(self._room)]
         findings += await asyncio.to_thread(self._outdated)
         drivers, driver = await self._drivers()
         runtimes, runtime = await self._runtimes()
         limits = await asyncio.to_thread(self._enforcement)
-        found = (*findings, *drivers, *runtimes, *limits)
+        network = await asyncio.to_thread(_network)
+        agents = await self._agents()
+        tools = await asyncio.to_thread(self._tools)
+        found = (*findings, *self._programs(), *drivers, *runtimes, *limits, network)
+        found += (*tools, *agents)
         healthy = all(finding.grade is not Grade.BAD for finding in found)
         return Diagnosis(healthy=healthy, runtime=runtime, driver=driver, findings=found)
 
@@ -92,9 +110,7 @@ class Doctor:
         found, best = [], ""
         for driver in self._machine.drivers:
             answer = await asyncio.to_thread(driver.probe)
-            # One that shares blocks is enough; the others are not missed then.
-            grade = Grade.GOOD if answer.available or best else Grade.WARNING
-            found.append(_finding("tree", driver.name, answer, grade))
+            found.append(_finding("tree", driver.name, answer, needed=not best))
             if answer.available and not best:
                 best = driver.name
         if not best:
@@ -112,18 +128,25 @@ class Doctor:
                 what = "Confines nothing; used only when it is asked for by name."
                 found.append(Finding("runtime", runtime.name, Grade.GOOD, what))
                 continue
-            missing = Grade.GOOD if best else Grade.WARNING
-            grade = Grade.GOOD if answer.available else missing
-            found.append(_finding("runtime", runtime.name, answer, grade))
+            found.append(_finding("runtime", runtime.name, answer, needed=not best))
             if answer.available and not best:
                 best = runtime.name
                 gaps = runtime.capabilities.uncovered
                 found += [Finding("isolation", best, Grade.WARNING, gap) for gap in gaps]
         if not best:
-            remedies = [finding.remedy for finding in found if finding.remedy]
             what = "Nothing on this machine confines an agent."
-            found.append(Finding("runtime", "any", Grade.BAD, what, "; or ".join(remedies)))
+            found.append(Finding("runtime", "any", Grade.BAD, what))
         return found, best
+
+    async def _agents(self) -> list[Finding]:
+        """Which can work: those that are installed, and have a key where they need one."""
+        found = await self._keyring.found(LOCAL)
+        keys = await self._keyring.endpoints(LOCAL)
+        findings = [_agent(one) for one in sorted(found, key=lambda one: not one.installed)]
+        for name, endpoints in keys.items():
+            also = f", and for {', '.join(endpoints)}" if endpoints else ""
+            findings.append(Finding("key", name, Grade.GOOD, f"Kept for its provider{also}."))
+        return findings
 
     def _enforcement(self) -> list[Finding]:
         return [
@@ -136,7 +159,50 @@ class Doctor:
             for support in self._limits()
         ]
 
+    def _tools(self) -> list[Finding]:
+        """Those in the owner's home, which its spaces see, and what they do not get."""
+        found = [
+            Finding("toolchain", tool.name, Grade.GOOD, ", ".join(tool.shown))
+            for tool in self._toolchains.find().tools
+        ]
+        if withheld := self._packages.settings().withheld:
+            what = f"Spaces do not get: {'; '.join(withheld)}."
+            found.append(Finding("packages", "withheld", Grade.GOOD, what))
+        return found
 
-def _finding(area: str, name: str, answer: Availability, grade: Grade) -> Finding:
-    remedy = "" if answer.available else answer.remedy
-    return Finding(area, name, grade, answer.reason, remedy)
+
+def _finding(area: str, name: str, answer: Availability, *, needed: bool) -> Finding:
+    """One that works is enough: what is not needed any more is not missed, and not to be mended."""
+    if answer.available:
+        return Finding(area, name, Grade.GOOD, answer.reason)
+    if not needed:
+        return Finding(area, name, Grade.UNUSED, answer.reason)
+    return Finding(area, name, Grade.WARNING, answer.reason, answer.remedy)
+
+
+def _agent(found: FoundFrontend) -> Finding:
+    if not found.installed:
+        return Finding("agent", found.name, Grade.UNUSED, "Not installed.", found.install)
+    if found.problem:
+        return Finding("agent", found.name, Grade.WARNING, found.problem)
+    what = f"Version {found.version}." if found.version else "Installed."
+    if found.logged_in is not False:
+        return Finding("agent", found.name, Grade.GOOD, what)
+    remedy = f"carrel auth set {found.credentials[0]}" if found.credentials else ""
+    return Finding("agent", found.name, Grade.WARNING, f"{what} There is no key for it.", remedy)
+
+
+def _network() -> Finding:
+    """Whether what has an open network gets anywhere."""
+    for path in _ROUTES:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        if any(
+            set(_DEFAULT) & set(line.split()[:2]) and "lo" not in line.split() for line in lines
+        ):
+            what = "Spaces with an open network reach what this machine reaches."
+            return Finding("network", "route", Grade.GOOD, what)
+    what = "This machine has no way to other networks: agents reach no model elsewhere."
+    return Finding("network", "route", Grade.WARNING, what, "Connect it, or use a model on it.")

@@ -115,7 +115,7 @@ class Family:
         if made is not None and (made.parent, made.agent) == (space.space_id, child.agent):
             # Asked again, while what came of it is there.
             return key
-        text = _question(space, frontend)
+        text = _question(space, frontend, await self._permission(space.space_id))
         await self._inbox.require(space.space_id, text, child.agreed)
         await self._inbox.spend(space.space_id, child.agreed)
         return key
@@ -247,16 +247,25 @@ class Family:
 _STATE = str(EventType.SPACE_STATE)
 
 
-def _question(space: Space, frontend: Frontend) -> str:
-    """In Carrel's own words, and no word in it that code in the space could choose."""
+_MAY = {
+    Permission.ASK: "It asks you before it does anything.",
+    Permission.DENY: "It may do nothing for which it would have to ask.",
+    None: "It does what it likes in its sandbox, without asking.",
+}
+
+
+def _question(space: Space, frontend: Frontend, permission: Permission | None) -> str:
+    """What exactly would be done, in Carrel's own words, and no word in it that code in the space
+    could choose: neither its name nor its description."""
     has = f"It has {space.agent} itself" if space.agent else "It has no agent itself"
     if space.agent == frontend.name:
         has += ", which does not work now, or not with that key"
     keys = ", ".join(frontend.credentials)
-    given = f", which is given the key {keys}" if keys else ""
+    given = f"the key {keys}" if keys else "no key"
     return (
-        f"Code in the space {space.space_id} asks for another space with the agent"
-        f" {frontend.name}{given}. {has}. May it have one?"
+        f"Code in this space asks for one more space of the same project, with the agent"
+        f" {frontend.name}. That agent is given {given} and the network {space.network}."
+        f" {_MAY.get(permission, _MAY[None])} {has}. May it have one?"
     )
 
 

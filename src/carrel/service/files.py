@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import posixpath
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
 T = TypeVar("T")
+Took = Callable[[], None]
 
 
 class SpaceFiles:
@@ -67,13 +69,39 @@ class SpaceFiles:
             return result
 
     async def archive(self, caller: Caller, word: str, path: str) -> Iterator[bytes]:
-        """A tar.zst, made while it is read (in a worker thread)."""
+        """A tar.zst, made while it is read (in a worker thread). What is in it was taken out when
+        all of it was."""
         space = await self._spaces.existing(caller, word)
         opened = await self._open(space.space_id)
+        took = await self._spaces.taking(caller, opened, path)
         pieces = self._contents.archive(opened.driver, opened.tree, path)
-        return whole(pieces, lambda: self._there(space.space_id))
 
-    def _there(self, space_id: str) -> None:
+        def complete() -> None:
+            self._check_there(space.space_id)
+            took()
+
+        return whole(pieces, complete)
+
+    async def read(
+        self, caller: Caller, word: str, path: str, begin: Callable[[BinaryIO, Took], T]
+    ) -> T:
+        """`begin` gets the open file, and what is to be called when all of it was read."""
+        space = await self._spaces.existing(caller, word)
+        opened = await self._open(space.space_id)
+
+        def work(files: Files) -> T:
+            file = files.open_read(path)
+            before = os.fstat(file.fileno())
+
+            def took() -> None:
+                if os.fstat(file.fileno()).st_ctime_ns == before.st_ctime_ns:
+                    self._spaces.took(opened, path, before)
+
+            return begin(file, took)
+
+        return await self.use(caller, space.space_id, work)
+
+    def _check_there(self, space_id: str) -> None:
         space = self._journal.get(space_id)
         if space is None or space.state in LEAVING:
             raise SpaceNotFound(f"{space_id} was removed while it was read.", hint="Try another.")
@@ -90,7 +118,7 @@ class SpaceFiles:
         space = self._journal.current(space_id)
         if space.state not in SETTLED or space.state is SpaceState.REMOVED:
             raise StateConflict(
-                f"{space_id} is {space.state}.", hint="Try again soon.", state=str(space.state)
+                f"{space.name} is {space.state}.", hint="Try again soon.", state=str(space.state)
             )
         opened = await self._open_spaces.of(space)
         await self._open_spaces.ensure(opened)
@@ -150,7 +178,7 @@ class SpaceContext:
         async with self._locks.shared(space.space_id):
             if space.owner is None:
                 raise StateConflict(
-                    f"{space.space_id} is {space.state}.", hint="Try again soon.", state=space.state
+                    f"{space.name} is {space.state}.", hint="Try again soon.", state=space.state
                 )
             await asyncio.to_thread(
                 self._open_spaces.make_agent_folders, space.space_id, space.owner

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from carrel.domain.access import Caller
+from carrel.domain.agents import Activity, Asked, Control, ControlKind, Turn
 from carrel.domain.errors import (
     AgreementNeeded,
     Forbidden,
@@ -31,6 +34,7 @@ from carrel.domain.hub import (
 from carrel.domain.ids import new_id
 from carrel.service.access import may_see
 from carrel.service.journal import Journal
+from carrel.service.turns import Turns
 
 YES, NO = "yes", "no"
 PEOPLE = (str(ClientKind.APP), str(ClientKind.IDE), str(ClientKind.CLI))
@@ -101,9 +105,11 @@ class Inbox:
         if not found:
             raise self._no_question(caller, item_id, space_id)
         if len(found) > 1:
-            spaces = ", ".join(one.space_id for one in found)
+            spaces = [self._journal.get(one.space_id) for one in found]
+            names = ", ".join(one.name for one in spaces if one is not None)
             raise StateConflict(
-                f"{item_id} was asked in several spaces: {spaces}.", hint="Name the space."
+                f"{item_id} was asked in several spaces: {names}.",
+                hint="Name the space: --space SPACE",
             )
         payload = {"answer": text}
         return await self._say(caller, found[0].space_id, payload, ANSWER, item_id)
@@ -289,4 +295,87 @@ def _item(placed: Placed, envelope: dict[str, Any]) -> Item:
         question=placed.type == QUESTION,
         choices=tuple(payload.get("choices", ())),
         priority="" if placed.type == QUESTION else payload.get("priority", "medium"),
+        own=envelope["sender"]["kind"] == ClientKind.SYSTEM,
+    )
+
+
+# With the permissions that agents wait for now: these are in no log as open, and end with the turn.
+
+_ALLOW = {"yes": True, "y": True, "allow": True, "no": False, "n": False, "deny": False}
+
+
+class WaitingItems:
+    """All that waits for a person, and one way to answer it."""
+
+    def __init__(self, inbox: Inbox, turns: Turns, journal: Journal) -> None:
+        self._inbox = inbox
+        self._turns = turns
+        self._journal = journal
+
+    async def items(self, caller: Caller) -> list[Item]:
+        """Oldest first. That an agent waits is told once, and only while it does."""
+        told = await self._inbox.items(caller)
+        newest = {one.space_id: one for one in told if one.own and not one.question}
+        found = [
+            one
+            for one in told
+            if one.question or not one.own or (newest[one.space_id] is one and self._waits(one))
+        ]
+        found += self._permissions(caller)
+        return sorted(found, key=lambda one: one.at)
+
+    async def answer(self, caller: Caller, item_id: str, text: str, space_id: str = "") -> int:
+        """See `Inbox.answer`; for a permission, which is answered with yes or no, 0."""
+        asked = [
+            one
+            for one in self._permissions(caller)
+            if one.item_id == item_id and space_id in ("", one.space_id)
+        ]
+        if not asked:
+            return await self._inbox.answer(caller, item_id, text, space_id)
+        if any(one.item_id == item_id and one.question for one in await self._inbox.items(caller)):
+            # An agent chooses the ids of its questions.
+            raise StateConflict(
+                f"{item_id} is also the id of a question.", hint="Use: carrel permit SPACE"
+            )
+        allow = _ALLOW.get(text.strip().lower())
+        if allow is None:
+            raise MessageInvalid("A permission is answered with yes or no.", hint="Say yes or no.")
+        control = Control(ControlKind.PERMISSION, id=asked[0].permission, allow=allow)
+        await self._turns.control(caller, asked[0].turn, control)
+        return 0
+
+    def _waits(self, item: Item) -> bool:
+        space = self._journal.get(item.space_id)
+        if space is None or self._turns.asking(self._turns.working(item.space_id)):
+            return False
+        # One that has exited, and says why, waits to be looked at.
+        return self._turns.activity(space) in (Activity.INPUT, Activity.WAITING, Activity.EXITED)
+
+    def _permissions(self, caller: Caller) -> list[Item]:
+        found = []
+        for turn, since, asked in self._turns.asking_now():
+            space = self._journal.get(turn.space_id)
+            if space is None or not may_see(caller, space):
+                continue
+            found += [_permission(turn, since, one) for one in asked]
+        return found
+
+
+def _permission(turn: Turn, since: float, asked: Asked) -> Item:
+    # Its own id is an agent's word, and may be that of another space's too.
+    named = hashlib.sha256(f"{turn.run_id}\0{asked.id}".encode("utf-8", "surrogatepass"))
+    given = json.dumps(asked.input, ensure_ascii=False, default=str)[:MAX_TEXT]
+    return Item(
+        item_id=f"pe_{named.hexdigest()[:12]}",
+        space_id=turn.space_id,
+        seq=0,
+        at=since,
+        text=f"{turn.frontend} asks for permission: {asked.name} {given}",
+        question=True,
+        choices=(YES, NO),
+        priority="high",
+        own=True,
+        turn=turn.run_id,
+        permission=asked.id,
     )

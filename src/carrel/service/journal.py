@@ -67,7 +67,7 @@ class Journal:
     def moved(self, space_id: str, state: SpaceState, **changes: Any) -> tuple[Space, NewEvent]:
         """The space in another state, and the event of it. `StateConflict`."""
         before = self.current(space_id)
-        check_move(space_id, before.state, state)
+        check_move(before.name, before.state, state)
         now = self.clock()
         data: dict[str, object] = {"from": str(before.state), "to": str(state)}
         problem = changes.get("problem")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.agents import AgentFolders
 from carrel.domain.collaborators import Machine
+from carrel.domain.environments import HomeTools
 from carrel.domain.errors import StateConflict, TreeDamaged
 from carrel.domain.limits import Limits
 from carrel.domain.projects import ProjectKind
@@ -62,7 +63,7 @@ class OpenSpaces:
         """Raises `StateConflict` for a space that never got so far."""
         if space.owner is None or not space.base_id:
             raise StateConflict(
-                f"{space.space_id} was never completed.", hint="Remove it.", state=str(space.state)
+                f"{space.name} was never completed.", hint="Remove it.", state=str(space.state)
             )
         runtime = await self._machine.runtime(space.runtime)
         driver = await self._machine.driver(space.driver, runtime)
@@ -83,13 +84,16 @@ class OpenSpaces:
             family=space.family or space.space_id,
             binds=self.binds(space),
             carrel=self._program.command,
-            env=space.env,
+            env={**_tool_variables(space), **space.packages.env, **space.env},
+            path_first=space.tools.path_first,
+            path_last=space.tools.path_last,
             account=space.counts_for,
-            also_at=_own_path(space),
+            also_at=own_path(space),
         )
 
     def binds(self, space: Space) -> tuple[Bind, ...]:
-        """What its sandbox shows: its agent's, its servers', and this program."""
+        """What its sandbox shows: its agent's, its servers', this program, and of the owner's
+        home what it was made with."""
         # A server that was taken off the machine must not keep a space from starting.
         there = [path for path in space.shows if os.path.exists(path)]
         shows = (*self._program.binds, *(Bind(Path(path), path) for path in there))
@@ -99,6 +103,8 @@ class OpenSpaces:
         found: dict[str, Bind] = {}
         for bind in (*seen, *shows):
             found.setdefault(bind.target, bind)
+        for target, source in _of_the_home(space):
+            found.setdefault(target, Bind(Path(source), target, if_real=True))
         return tuple(found.values())
 
     def make_agent_folders(self, space_id: str, owner: Owner) -> None:
@@ -156,7 +162,7 @@ class OpenSpaces:
         self._usable.discard(space_id)
 
 
-def _own_path(space: Space) -> str:
+def own_path(space: Space) -> str:
     """Where its project is on the host. What names it by that path, in scripts of a virtual
     environment say, finds the tree there."""
     if space.guest:
@@ -165,6 +171,39 @@ def _own_path(space: Space) -> str:
     if space.place:
         return space.place
     return space.project.location if space.project.kind is ProjectKind.FOLDER else ""
+
+
+def _of_the_home(space: Space) -> Iterator[tuple[str, str]]:
+    """What of it is in the tree anyway is there as the tree has it."""
+    own = own_path(space)
+    for shown in (*(tool.shown for tool in space.tools.tools), space.shown, space.packages.shown):
+        for target, source in shown.items():
+            if not own or not is_below(target, own):
+                yield target, source
+
+
+def _tool_variables(space: Space) -> dict[str, str]:
+    return {name: value for tool in space.tools.tools for name, value in tool.env.items()}
+
+
+def without_project(tools: HomeTools, project: str) -> HomeTools:
+    """Those in whose folders a project is are not shown: it would be seen as it is on the host."""
+    if not project:
+        return tools
+    real = os.path.realpath(project)
+    gone = [tool for tool in tools.tools if any(is_below(real, one) for one in tool.shown.values())]
+    places = [place for tool in gone for place in (*tool.shown, *tool.shown.values())]
+
+    def kept(entries: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(one for one in entries if not any(is_below(one, place) for place in places))
+
+    left = tuple(tool for tool in tools.tools if tool not in gone)
+    return HomeTools(left, kept(tools.path_first), kept(tools.path_last))
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Also the folder itself."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 def limits_of(space: Space) -> Limits:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable
 
 from carrel.domain.cleanup import Action, Stray, Sweeper
@@ -36,6 +37,8 @@ _OVER = (RunState.ENDED, RunState.FAILED)
 REBOOTED = Problem("reboot", "machine_restarted", "The machine was restarted.", "Start it again.")
 
 Work = Callable[[Space], Awaitable[Action | None]]
+
+_log = logging.getLogger("carrel")
 
 
 class Reconciler:
@@ -99,7 +102,9 @@ class Reconciler:
         """One space that cannot be settled must not keep the others from it."""
         try:
             return await work(space)
-        except (CarrelError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, CarrelError | OSError):
+                _log.exception("the space %s could not be settled", space.space_id)
             return Action("settle", space.space_id, str(error), done=False)
 
     async def _settle(

@@ -6,40 +6,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from carrel.domain.collaborators import TrashCan, Users
-from carrel.domain.errors import (
-    CarrelError,
-    StateConflict,
-    TooLarge,
-    TreeDamaged,
-    TreeNotFound,
-    UnexportedChanges,
-)
+from carrel.domain.environments import NO_SETTINGS
+from carrel.domain.errors import CarrelError, TooLarge
 from carrel.domain.keys import looks_like_key
 from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
 from carrel.domain.store import Forget
-from carrel.domain.trees import Change, Owner
+from carrel.domain.trees import Owner, Review, ReviewQuery
 from carrel.service.journal import Journal, JournaledOperation, problem_of
-from carrel.service.open_spaces import OpenSpace, OpenSpaces
-
-_WORK = ("HEAD", "packed-refs", "refs", "config", "hooks", "MERGE_HEAD", "CHERRY_PICK_HEAD")
-
-
-def is_bookkeeping(path: str) -> bool:
-    parts = path.split("/")
-    if ".git" not in parts:
-        return False
-    inside = parts[parts.index(".git") + 1 :]
-    while len(inside) >= 2 and inside[0] in ("modules", "worktrees"):
-        inside = inside[2:]
-    if not inside or inside[0] not in _WORK:
-        return True
-    # Folders of references are made and removed as references come and go.
-    return inside == ["refs"]
-
+from carrel.service.open_spaces import OpenSpaces
+from carrel.service.reviews import COUNTED, ROUGH, SpaceReviews
 
 # The end of a space: stopped, its changes kept for a while, everything of it gone.
 #
@@ -51,10 +31,9 @@ STOP, KEEP, TREE, FOLDER = "stop", "keep", "tree", "folder"
 STEPS = (STOP, KEEP, TREE, FOLDER)
 UNDO_GRACE_S = 0.5
 """For what runs in a space that goes anyway; those who stop it with care ask for more."""
-SHOWN_CHANGES = 20
-"""In the answer that refuses a removal; `carrel show` has no more room either."""
 
 RemoveFolder = Callable[[Path], None]
+_log = logging.getLogger("carrel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +41,7 @@ class Remover:
     users: Users
     open_spaces: OpenSpaces
     journal: Journal
+    reviews: SpaceReviews
     trash: TrashCan
     remove_folder: RemoveFolder
     """Blocking, idempotent, follows no symlink."""
@@ -88,46 +68,26 @@ class Remover:
         await operation.end(stopped, event)
         return stopped
 
-    async def check_unexported(self, space: Space) -> None:
-        """Raises `UnexportedChanges` when something would be lost."""
-        changes = await self.changes(space)
-        if changes:
-            shown = [f"{change.kind} {change.path}" for change in changes[:SHOWN_CHANGES]]
-            raise UnexportedChanges(
-                f"{space.name} has {_count(len(changes))} that you have not copied out.",
-                hint="Copy out what you need with `carrel cp`, or remove the space with "
-                "--force; `carrel undelete` can restore it for a while.",
-                changes=len(changes),
-                first=shown,
-            )
-
-    async def changes(self, space: Space) -> list[Change]:
-        """What somebody would miss: git's own bookkeeping is not among it."""
-        try:
-            opened = await self.open_spaces.of(space)
-        except StateConflict:
-            return []
-        try:
-            await self.open_spaces.ensure(opened)
-            return await asyncio.to_thread(_missed, opened)
-        except (TreeNotFound, TreeDamaged):
-            # Somebody took it away already; there is nothing left to lose.
-            return []
-
     async def remove(self, space_id: str, operation: JournaledOperation) -> Removal:
         """A space that is stopped, failed or was never completed."""
         await operation.begin(KEEP, *self.journal.moved(space_id, SpaceState.REMOVING))
-        return await self.carry_on_remove(space_id, operation)
+        return await self.carry_on_remove(space_id, operation, query=COUNTED)
 
     async def carry_on_remove(
-        self, space_id: str, operation: JournaledOperation, *, kept: bool = False
+        self,
+        space_id: str,
+        operation: JournaledOperation,
+        *,
+        kept: bool = False,
+        query: ReviewQuery = ROUGH,
     ) -> Removal:
-        """`kept`: the changes are in the trash already, and the tree may be half gone."""
+        """`kept`: the changes are in the trash already, and the tree may be half gone. Nobody hears
+        what is told of one that is gone on with, and a daemon that starts has no time for it."""
         space = self.journal.current(space_id)
         removal = Removal(space_id, 0)
         try:
             if not kept:
-                removal = await self._keep(space)
+                removal = await self._keep(space, query)
             await operation.begin(TREE, *([removal.kept] if removal.kept is not None else []))
             await self._drop(space)
             await operation.begin(FOLDER)
@@ -166,26 +126,40 @@ class Remover:
             return
         await self._gone(space.space_id, undoing)
 
-    async def _keep(self, space: Space) -> Removal:
+    async def _keep(self, space: Space, query: ReviewQuery) -> Removal:
         """What `undelete` needs. A removal goes on when nothing can be kept, and says so."""
         if space.owner is None or not space.base_id or space.transient:
             return Removal(space.space_id, 0)
         opened = await self.open_spaces.of(space)
+        if opened.driver.capabilities.stays:
+            return Removal(space.space_id, 0)
         try:
-            await self.open_spaces.ensure(opened)
-            changes = await asyncio.to_thread(_missed, opened)
-            if not changes:
+            found = await self._reviewed(space, query)
+            if not found.worth_keeping:
                 return Removal(space.space_id, 0)
             # Keys are not kept: whoever wants it back gives them again.
             plain = [one for one in space.env.items() if not looks_like_key(*one)]
-            bare = dataclasses.replace(space, env=dict(plain))
+            packages = NO_SETTINGS if space.packages.credentials else space.packages
+            bare = dataclasses.replace(space, env=dict(plain), packages=packages)
             kept = await asyncio.to_thread(self.trash.keep, bare, opened.tree, opened.driver)
         except TooLarge as error:
-            return Removal(space.space_id, len(changes), lost=error.message)
+            return Removal(space.space_id, found.files, lost=error.message)
         except CarrelError as error:
             # A tree that cannot be read any more has nothing to keep, and must be removable.
             return Removal(space.space_id, 0, lost=f"The changes could not be read: {error}")
-        return Removal(space.space_id, len(changes), kept)
+        if kept is not None:
+            kept = dataclasses.replace(kept, changes=found.files)
+        return Removal(space.space_id, found.files, kept)
+
+    async def _reviewed(self, space: Space, query: ReviewQuery) -> Review:
+        """Whatever strangers wrote, a space can be removed; what cannot be told is kept."""
+        try:
+            return await self.reviews.of(space, query)
+        except CarrelError:
+            raise
+        except Exception:
+            _log.exception("the changes of %s cannot be told", space.space_id)
+            return Review(worth_keeping=True)
 
     async def _drop(self, space: Space) -> None:
         """The sandbox and the tree, as far as they were made."""
@@ -214,8 +188,11 @@ class Remover:
 
     async def _gone(self, space_id: str, operation: JournaledOperation) -> None:
         now = self.journal.clock()
-        had_values = bool(self.journal.current(space_id).env)
-        space, event = self.journal.moved(space_id, SpaceState.REMOVED, removed_at=now, env={})
+        before = self.journal.current(space_id)
+        had_values = bool(before.env) or before.packages.credentials
+        space, event = self.journal.moved(
+            space_id, SpaceState.REMOVED, removed_at=now, env={}, packages=NO_SETTINGS
+        )
         gone = (space_id,) if space.transient else ()
         forgotten = Forget(
             steps_of=space_id,
@@ -225,13 +202,3 @@ class Remover:
             values=had_values,
         )
         await operation.end(space, event, forgotten)
-
-
-def _missed(opened: OpenSpace) -> list[Change]:
-    if opened.driver.capabilities.stays:
-        return []
-    return [one for one in opened.driver.changes(opened.tree) if not is_bookkeeping(one.path)]
-
-
-def _count(changes: int) -> str:
-    return "1 change" if changes == 1 else f"{changes} changes"

@@ -128,8 +128,8 @@ class Runs:
         space = self._journal.current(space_id)
         if space.state not in LIVE:
             raise StateConflict(
-                f"{space_id} is {space.state}; commands run in a space that is ready.",
-                hint=f"Start it: carrel start {space_id}",
+                f"{space.name} is {space.state}; commands run in a space that is ready.",
+                hint=f"Start it: carrel start {space.name}",
                 state=str(space.state),
             )
         return space
@@ -314,6 +314,14 @@ class Runs:
         return await asyncio.to_thread(
             self._recordings.read, folder, record.run_id, stream, offset, limit
         )
+
+    async def last(self, record: RunRecord, stream: Stream, limit: int) -> bytes:
+        """The end of what it said."""
+        if record.state is RunState.FAILED:
+            return b""
+        folder = self._open_spaces.folder(record.space_id)
+        size = await asyncio.to_thread(self._recordings.size, folder, record.run_id, stream)
+        return (await self.read(record, stream, max(0, size - limit), limit)).data
 
     def follow(
         self, record: RunRecord, stream: Stream, offset: int, reader: str = ""

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import itertools
-import sys
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from carrel.domain.errors import (
     Forbidden,
     KeyReused,
     MessageInvalid,
+    NameTaken,
     SpaceAmbiguous,
     SpaceNotFound,
     StateConflict,
@@ -39,7 +39,7 @@ from carrel.domain.spaces import (
     Trashed,
 )
 from carrel.domain.store import Claim, Forget, Record, Store
-from carrel.domain.trees import Change, Tree, TreeDriver, TreeUsage
+from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
 from carrel.lifecycle.table import LIVE
 from carrel.service import agents, creation
 from carrel.service.access import (
@@ -55,10 +55,12 @@ from carrel.service.creation import Creator
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.removal import Remover
+from carrel.service.reviews import COUNTED
 from carrel.service.runs import Runs
 from carrel.service.shared import CallerPolicy, CallerSlots, Shared
 
 if TYPE_CHECKING:
+    from carrel.service.setup import Setups
     from carrel.service.space_servers import ResidentServer, SpaceServers
 
 GRACE_S = 2.0
@@ -112,6 +114,7 @@ class Spaces:
         self._open_spaces = parts.open_spaces
         self._creator = parts.creator
         self._remover = parts.remover
+        self._reviews = parts.remover.reviews
         self._runs = parts.runs
         self._trash = parts.trash
         self._locks = parts.shared.locks
@@ -120,6 +123,8 @@ class Spaces:
         self._frontends = parts.frontends
         self._servers = parts.servers
         self._looks = CallerSlots(LOOKS)
+        self.setups: Setups | None = None
+        """Given when there are spaces to run set-up commands in."""
 
     # Finding
 
@@ -145,7 +150,7 @@ class Spaces:
         space = await self.get(caller, word)
         if space.state is SpaceState.REMOVED:
             raise SpaceNotFound(
-                f"{space.space_id} was removed.", hint="`carrel undelete` may bring it back."
+                f"{space.name} was removed.", hint="`carrel undelete` may bring it back."
             )
         return space
 
@@ -160,6 +165,10 @@ class Spaces:
         request = agents.resolve(self._frontends, request)
         creation.check_request(request)
         return request
+
+    async def check_servers(self, names: tuple[str, ...]) -> None:
+        """Raises what a space with these MCP servers would be refused for."""
+        await asyncio.to_thread(self._servers.needs, names)
 
     async def create(
         self,
@@ -184,19 +193,38 @@ class Spaces:
     async def _create(
         self, request: SpaceRequest, limits: Limits, on_progress: OnProgress
     ) -> Space:
-        space = await self._draft(request, limits)
+        space, request = await self._draft(request, limits, on_progress)
+        return await self.make(space, request, on_progress)
+
+    async def make(
+        self, space: Space, request: SpaceRequest, on_progress: OnProgress, *records: Record
+    ) -> Space:
+        """Of a draft that nobody else knows."""
         async with self._locks.alone(space.space_id):
-            space = await self._creator.create(space, request, on_progress)
+            space = await self._creator.create(space, request, on_progress, *records)
         self._servers.begin(space)
         return space
 
-    async def _draft(self, request: SpaceRequest, limits: Limits) -> Space:
-        """Its sandbox shows from the start what its servers need."""
+    async def _draft(
+        self, request: SpaceRequest, limits: Limits, on_progress: OnProgress
+    ) -> tuple[Space, SpaceRequest]:
+        """Its sandbox shows from the start what its servers need, and its base is one on which
+        the set-up commands have run, if they are to."""
+        setup: tuple[str, ...] = ()
+        if request.run_setup and self.setups is not None:
+            if request.name and not self._free_name(request.name, request.realm):
+                raise NameTaken(
+                    f"Another space is named {request.name!r}.",
+                    hint="Choose another name, or remove that space first.",
+                    name=request.name,
+                )
+            request, setup = await self.setups.prepared(request, limits, on_progress)
+        draft = dataclasses.replace(self._creator.draft(request, limits), setup=setup)
         if not request.mcp:
-            return self._creator.draft(request, limits)
-        request = dataclasses.replace(request, mcp=tuple(dict.fromkeys(request.mcp)))
-        shows = await asyncio.to_thread(self._servers.needs, request.mcp)
-        return dataclasses.replace(self._creator.draft(request, limits), shows=shows)
+            return draft, request
+        mcp = tuple(dict.fromkeys(request.mcp))
+        shows = await asyncio.to_thread(self._servers.needs, mcp)
+        return dataclasses.replace(draft, mcp=mcp, shows=shows), request
 
     async def _create_once(
         self,
@@ -210,12 +238,9 @@ class Spaces:
         async with self._locks.alone(f"{caller.name}\0{key}"):
             claim = await self._store.claim(caller.name, key)
             if claim is None:
-                space = await self._draft(request, limits)
+                space, request = await self._draft(request, limits, on_progress)
                 claim = Claim(caller.name, key, digest, space.space_id, space.created_at)
-                async with self._locks.alone(space.space_id):
-                    space = await self._creator.create(space, request, on_progress, claim)
-                self._servers.begin(space)
-                return space
+                return await self.make(space, request, on_progress, claim)
         if claim.digest != digest:
             raise KeyReused(
                 "This idempotency key came with another request before.", hint="Use a new one."
@@ -304,6 +329,17 @@ class Spaces:
         space = await self.existing(caller, word)
         return await self._tasks.see_through(self._start(space.space_id))
 
+    async def restart(self, caller: Caller, word: str, grace_s: float = GRACE_S) -> Space:
+        """Whoever asked may be gone meanwhile: it is started again all the same."""
+        _check_grace(grace_s)
+        space = await self.existing(caller, word)
+        return await self._tasks.see_through(self._restart(space.space_id, grace_s))
+
+    async def _restart(self, space_id: str, grace_s: float) -> Space:
+        if self._journal.current(space_id).state in LIVE:
+            await self._stop(space_id, grace_s)
+        return await self._start(space_id)
+
     async def _start(self, space_id: str) -> Space:
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
@@ -312,7 +348,7 @@ class Spaces:
                 return space
             if space.state not in (SpaceState.STOPPED, SpaceState.FAILED):
                 raise StateConflict(
-                    f"{space_id} is {space.state}.",
+                    f"{space.name} is {space.state}.",
                     hint="Wait until that has ended, and try again.",
                     state=str(space.state),
                 )
@@ -350,7 +386,14 @@ class Spaces:
             self._servers.begin(self._journal.current(space_id))
             raise
         await self._remove_children(space, grace_s)
+        if removal.kept is not None:
+            await self.trim_trash()
         return removal
+
+    async def trim_trash(self) -> None:
+        """To what it may hold: who removes one space after the other fills no disk with it."""
+        for one in self._trash.expire(await self._store.trash(), self._journal.clock()):
+            await self.purge(one)
 
     async def _remove_children(self, space: Space, grace_s: float) -> None:
         for child in self._going_with(space):
@@ -361,12 +404,12 @@ class Spaces:
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             if not force:
-                await self._remover.check_unexported(space)
+                await self._reviews.check_taken(space)
             if space.state in LIVE:
                 await self._stop_now(space_id, grace_s)
                 if not force:
                     # What ran may have written on its way out.
-                    await self._remover.check_unexported(self._journal.current(space_id))
+                    await self._reviews.check_taken(self._journal.current(space_id))
             await self._servers.leave(space_id)
             operation = self._journal.operation(space_id, "remove")
             return await self._remover.remove(space_id, operation)
@@ -376,8 +419,9 @@ class Spaces:
         return self._servers.residents(space)
 
     async def unexported(self, space: Space) -> int:
-        """How many changes of it would be lost."""
-        return len(await self._remover.changes(space))
+        """How many changes and commits of it would be lost."""
+        found = await self._reviews.left(space)
+        return found.left_files + found.left_commits
 
     async def trashed(self, caller: Caller) -> Sequence[Trashed]:
         return [one for one in await self._store.trash() if may_see(caller, one.space)]
@@ -429,7 +473,15 @@ class Spaces:
             account=old.account,
         )
         draft = self._creator.draft(request, old.limits)
-        draft = dataclasses.replace(draft, restored_from=old.space_id, shows=old.shows)
+        draft = dataclasses.replace(
+            draft,
+            restored_from=old.space_id,
+            shows=old.shows,
+            tools=old.tools,
+            shown=old.shown,
+            packages=old.packages,
+            setup=old.setup,
+        )
         restored = self._journal.event(
             EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}
         )
@@ -479,24 +531,21 @@ class Spaces:
             return None
         return (await self._open_spaces.of(space)).runtime.capabilities
 
-    async def changes(self, caller: Caller, word: str) -> Sequence[Change]:
-        """Everything that differs from its base, git's own notes included."""
-        return (await self.first_changes(caller, word, sys.maxsize))[0]
-
-    async def first_changes(
-        self, caller: Caller, word: str, most: int
-    ) -> tuple[Sequence[Change], int]:
-        """So many of them, and how many there are: as many as somebody can make."""
-        opened = await self.opened(caller, word)
-        await self._open_spaces.ensure(opened)
-
-        def count() -> tuple[Sequence[Change], int]:
-            changes = opened.driver.changes(opened.tree)
-            first = list(itertools.islice(changes, most))
-            return first, len(first) + sum(1 for _ in changes)
-
+    async def review(self, caller: Caller, word: str, query: ReviewQuery = COUNTED) -> Review:
+        """What differs from its base: as many changes as somebody can make, of which only some are
+        listed."""
+        space = await self.existing(caller, word)
         async with self._looks.of(caller.account):
-            return await asyncio.to_thread(count)
+            return await self._reviews.of(space, query)
+
+    async def taking(self, caller: Caller, opened: OpenSpace, path: str) -> Callable[[], None]:
+        """What is changed there is taken out when what this gives is called."""
+        async with self._looks.of(caller.account):
+            return await self._reviews.taking(opened, path)
+
+    def took(self, opened: OpenSpace, path: str, status: os.stat_result) -> None:
+        """See `Reviews.took`. Blocking."""
+        self._reviews.reviews.took(opened.tree, path, status)
 
     async def usage(self, caller: Caller, space: Space, *, disk: bool = True) -> SpaceUsage:
         opened = await self._open_spaces.of(space)
@@ -514,7 +563,7 @@ class Spaces:
             space = self._journal.current(space.space_id)
             if space.state not in LIVE:
                 raise StateConflict(
-                    f"{space.space_id} is {space.state}.",
+                    f"{space.name} is {space.state}.",
                     hint="Start it: carrel start SPACE",
                     state=str(space.state),
                 )

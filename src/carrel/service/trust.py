@@ -73,7 +73,7 @@ class Trust:
         space = await self._spaces.existing(caller, word)
         if not (name := frontend or space.agent):
             raise UnsupportedFrontend(
-                f"{space.space_id} has no agent yet.", hint="Say which: --agent NAME"
+                f"{space.name} has no agent yet.", hint="Say which: --agent NAME"
             )
         opened = await self._open_spaces.of(space)
         return await self.look(opened, self._frontends.get(name))

@@ -17,6 +17,7 @@ from carrel.domain.agents import (
     Control,
     Events,
     InteractionMode,
+    LogKind,
     Told,
     Translator,
     Turn,
@@ -36,8 +37,12 @@ MAX_NUMBER = 255
 MAX_NAME = 1024
 MAX_INPUT = 64 << 10
 """Characters, as JSON: a person who decides does not read more. The log has all of it."""
+ONLY_RETRIES_S = 60.0
+"""Most agents get through within their first tries; a person need not know of those."""
 _ASKS = "ask_user"
 """The tool of the space that waits for a person, whatever stands before its name."""
+_NO_PROGRESS = (AgentEventType.STATE, AgentEventType.LOG, AgentEventType.USAGE)
+"""Events that come between retries, too."""
 _WAITS = {
     Activity.INPUT: "waits for your input",
     Activity.WAITING: "asks for permission",
@@ -55,8 +60,12 @@ class Waiting:
         self.up = asyncio.Event()
         """A terminal can be attached to."""
         self._heard = 0
+        self.since = 0.0
+        """When its activity last became another one; 0: it has been the same from the start."""
         self.asking: dict[str, Asked] = {}
         """Permissions that wait for an answer."""
+        self._retrying: tuple[float, object] | None = None
+        """Since when nothing came but retries, and the last status of the API."""
 
     @property
     def activity(self) -> Activity:
@@ -70,8 +79,27 @@ class Waiting:
         """It is open, or may be: not all that was told has been heard again yet."""
         return permission in self.asking or self._heard < self._told
 
+    def doing(self, now: float) -> str:
+        """What there is to say beside the activity: that it has only retried for a while."""
+        if self._retrying is None or now - self._retrying[0] < ONLY_RETRIES_S:
+            return ""
+        since, status = self._retrying
+        why = f" ({status})" if isinstance(status, int) and 100 <= status < 600 else ""
+        return f"retrying{why} for {int((now - since) / 60)} min"
+
     def hear(self, event: AgentEvent) -> None:
+        before = self.activity
+        self._understand(event)
+        if self.activity is not before:
+            self.since = event.ts
+
+    def _understand(self, event: AgentEvent) -> None:
         self._heard = event.seq
+        if event.payload.get("kind") == LogKind.RETRY:
+            since = self._retrying[0] if self._retrying else event.ts
+            self._retrying = (since, event.payload.get("status"))
+        elif event.type not in _NO_PROGRESS:
+            self._retrying = None
         match event.type:
             case AgentEventType.PERMISSION:
                 self._asked(event)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from carrel.domain.access import Caller
@@ -23,11 +23,11 @@ from carrel.domain.agents import (
     Brought,
     Control,
     ControlKind,
-    CredentialStore,
     Events,
     Frontend,
     Frontends,
     InteractionMode,
+    KeepsLogin,
     MakeEvents,
     Permission,
     Prepared,
@@ -54,14 +54,15 @@ from carrel.domain.errors import (
 from carrel.domain.ids import new_id
 from carrel.domain.keys import looks_like_key
 from carrel.domain.pauses import pauses
-from carrel.domain.runtimes import Command
+from carrel.domain.runtimes import Command, Network
 from carrel.domain.spaces import Space
 from carrel.domain.store import Store
-from carrel.service import credentials
+from carrel.service import turn_queue
 from carrel.service.access import check_agent, is_owner, require_admin
-from carrel.service.agents import AgentSpaces
+from carrel.service.agents import AgentSpaces, check_network
+from carrel.service.credentials import AgentKeys
 from carrel.service.files import Attachments, seen
-from carrel.service.journal import Journal
+from carrel.service.journal import Journal, problem_of
 from carrel.service.open_spaces import OpenSpace
 from carrel.service.runs import Input, Inputs, Runs
 from carrel.service.shared import Shared
@@ -70,11 +71,14 @@ from carrel.service.spaces import Spaces
 from carrel.service.trust import GIT, Trust
 from carrel.service.trust import check as check_trust
 from carrel.service.turn_follower import Followed, Following, encode_control, plus
+from carrel.service.turn_queue import TurnQueue
 
 UP_S = 20.0
 """For a terminal to come up, on a busy machine."""
 GIVEN_S = 2.0
 """For an agent to take its prompt: one that is larger than a pipe waits for it to read."""
+LOOKED_AT = 20
+"""Of a space's newest turns, for the conversation that is to be gone on with."""
 GRACE_S = 5.0
 """From asking an agent to stop to the signal, and from that to the kill."""
 INTERRUPT, KILL, TERMINATE = 2, 9, 15
@@ -93,7 +97,7 @@ class TurnParts:
     shared: Shared
     frontends: Frontends
     agent_folders: AgentFolders
-    credentials: CredentialStore
+    keys: AgentKeys
     trust: Trust
     servers: SpaceServers
     log: TurnLog
@@ -121,6 +125,9 @@ class Turns:
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
         self._inputs = Inputs(parts.runs)
+        self._queue = TurnQueue()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._live: dict[str, LiveTurn] = {}
         self._of_space: dict[str, str] = {}
 
@@ -133,7 +140,7 @@ class Turns:
         name = request.frontend or space.agent
         if not name:
             raise UnsupportedFrontend(
-                f"{space.space_id} has no agent yet.", hint="Say which: --agent NAME"
+                f"{space.name} has no agent yet.", hint="Say which: --agent NAME"
             )
         check_agent(caller, space, name)
         request = dataclasses.replace(request, frontend=name)
@@ -142,37 +149,85 @@ class Turns:
             require_admin(caller)
         if request.prompt == "" and request.mode is not InteractionMode.INTERACTIVE:
             raise MessageInvalid("The prompt is empty.", hint="Give a prompt.")
-        start = self._start(space.space_id, frontend, request, owner=is_owner(caller))
+        if request.queue:
+            self._queue.check(space.space_id, request)
+        if request.queue and (self._queue.of(space.space_id) or self.working(space.space_id)):
+            start = self._enqueue(space.space_id, frontend, request, owner=is_owner(caller))
+        else:
+            start = self._start(space.space_id, frontend, request, owner=is_owner(caller))
         return await self._parts.shared.tasks.see_through(start)
+
+    async def _enqueue(
+        self, space_id: str, frontend: Frontend, request: TurnRequest, *, owner: bool
+    ) -> Turn:
+        opened = await self._parts.agents.opened(space_id)
+        await self._parts.attachments.check(opened, request.attachments)
+        request = self._resolved(opened, request, new_id("ru"))
+        self._queue.check(space_id, request)
+        at = self._parts.journal.clock()
+        turn = turn_queue.drafted(space_id, frontend, request, at, owner=owner)
+        self._queue.add(turn)
+        try:
+            await self._parts.journal.write(turn)
+        except BaseException:
+            self._queue.take(turn.run_id)
+            raise
+        # The one before it may have ended meanwhile.
+        self._begin_next(space_id)
+        return turn
+
+    def _begin_next(self, space_id: str) -> None:
+        """Begins what waits, if nothing runs there."""
+        if self._closing or self.working(space_id) or not self._queue.of(space_id):
+            return
+        if self._parts.journal.get(space_id) is None:
+            self._queue.drop(space_id)
+            return
+        task = asyncio.create_task(self._start_queued(self._queue.of(space_id)[0].turn))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_queued(self, turn: Turn) -> None:
+        if self.working(turn.space_id) or (taken := self._queue.take(turn.run_id)) is None:
+            return
+        request = dataclasses.replace(
+            _request(turn), attachments=turn.attachments, answer_s=turn.answer_s, queue=True
+        )
+        try:
+            frontend = self._frontend(turn)
+            await self._start(turn.space_id, frontend, request, owner=turn.owner)
+        except Exception as error:
+            told = problem_of("start", error)
+            known = await self._parts.store.turn(turn.run_id)
+            if known is not None and not known.ended:
+                await self._failed(turn, TurnError(told.code, told.message))
+        finally:
+            taken.begun.set()
+            self._begin_next(turn.space_id)
 
     def _frontend(self, asked: TurnRequest | Turn) -> Frontend:
         if asked.mode is InteractionMode.INTERACTIVE:
             return self._parts.frontends.in_terminal(asked.frontend)
         return self._parts.frontends.get(asked.frontend)
 
-    def check(self, caller: Caller, frontend: str, env: Mapping[str, str]) -> None:
-        """Whether a turn of this caller's could have those variables. Raises `VariableRefused`
-        and `UnsupportedFrontend`. Blocking, quick."""
-        names = self._parts.frontends.get(frontend).credentials
-        if env and names:
-            self._keys(self._parts.credentials.given(names), names, env, owner=is_owner(caller))
-
-    def _keys(
-        self, given: Mapping[str, str], names: Sequence[str], env: Mapping[str, str], *, owner: bool
-    ) -> Mapping[str, str]:
-        """Those of the keys that the agent gets: none where a caller brings one."""
-        if not given or credentials.brings_key(env, names):
-            return {}
-        endpoints = {name: self._parts.credentials.endpoints(name) for name in given}
-        credentials.check(env, endpoints, owner=owner)
-        return given
+    def check(
+        self, caller: Caller, frontend: str, env: Mapping[str, str], network: Network
+    ) -> None:
+        """Whether a turn of this caller's could be run with those. Raises `VariableRefused`,
+        `LoginExpired`, `NetworkNeeded` and `UnsupportedFrontend`. Blocking, quick."""
+        found = self._parts.frontends.get(frontend)
+        check_network(found, network, env)
+        self._parts.keys.given(found, env, owner=is_owner(caller))
 
     async def _start(
         self, space_id: str, frontend: Frontend, request: TurnRequest, *, owner: bool
     ) -> Turn:
-        run_id = new_id("ru")
+        run_id = request.run_id or new_id("ru")
         self._claim(space_id, run_id)
         try:
+            if request.queue:
+                earlier = await self._parts.store.turns(space_id, limit=LOOKED_AT)
+                request = turn_queue.follow(request, str(frontend.provider), earlier)
             opened = await self._parts.agents.equip(space_id, frontend)
             await self._parts.attachments.check(opened, request.attachments)
             request = self._resolved(opened, request, run_id)
@@ -185,7 +240,11 @@ class Turns:
                 self._prepare, opened, frontend, request, given, brought, owner=owner
             )
             turn = self._drafted(opened.space, frontend, request, prepared)
-            await self._parts.journal.write(turn, *self._entered(space_id))
+            try:
+                await self._parts.journal.write(turn, *self._entered(space_id))
+            except BaseException:
+                await self._forget(space_id, turn.secrets)
+                raise
             await self._run(turn, prepared)
         except BaseException:
             self._of_space.pop(space_id, None)
@@ -202,9 +261,11 @@ class Turns:
         """One agent works in a space."""
         other = self._of_space.get(space_id)
         if other is not None:
+            name = self._name(space_id)
             raise StateConflict(
-                f"An agent works in {space_id} already: {other}.",
-                hint=f"Wait for it, or end it: carrel interrupt {space_id}",
+                f"An agent works in {name} already: {other}.",
+                hint="Let this wait until it is done: carrel send --queue. "
+                f"Or end it: carrel interrupt {name}",
                 run_id=other,
             )
         self._of_space[space_id] = run_id
@@ -237,24 +298,35 @@ class Turns:
     ) -> Prepared:
         place = self._place(opened, frontend)
         setup = self._parts.agent_folders.setup(place)
+        keys = self._parts.keys
         # The space's variables are in every process of it, so they count as the turn's own do.
         request = dataclasses.replace(request, env={**opened.space.env, **request.env})
-        keys = self._keys(setup.credentials, frontend.credentials, request.env, owner=owner)
-        has_key = bool(keys) or any(looks_like_key(*one) for one in request.env.items())
+        secret = keys.given(frontend, request.env, owner=owner)
+        has_key = bool(secret.names) or any(looks_like_key(*one) for one in request.env.items())
         off = check_trust(brought, frontend, opened.space.name) if has_key else ()
         elsewhere = (GIT,) if has_key and brought.elsewhere else ()
         setup = dataclasses.replace(
             setup,
             servers=given.servers,
             server_env=given.env,
-            credentials=keys,
+            credentials=secret.credentials,
+            imported=secret.imported,
             untrusted=(*(brought.paths if off else ()), *elsewhere),
             agreed=brought.paths if brought.agreed else (),
         )
         prepared = frontend.prepare(seen(request, setup), setup)
+        check_network(frontend, opened.space.network, request.env)
+        if request.mode is not InteractionMode.INTERACTIVE and not self._has_login(place):
+            # In a terminal a person can log in.
+            keys.check_some(frontend, request.env, secret, owner=owner)
         self._parts.agent_folders.put(place, prepared)
         notes = (*off, *given.notes, *prepared.notes)
-        return dataclasses.replace(prepared, notes=notes, keys=tuple(keys))
+        return dataclasses.replace(prepared, notes=notes, keys=secret.names)
+
+    def _has_login(self, place: SetupRequest) -> bool:
+        """Somebody has logged the agent in, in its space."""
+        frontend, folders = place.frontend, self._parts.agent_folders
+        return isinstance(frontend, KeepsLogin) and folders.has(place.folder, frontend.login_file)
 
     @staticmethod
     def _place(opened: OpenSpace, frontend: Frontend) -> SetupRequest:
@@ -287,6 +359,7 @@ class Turns:
             duplex=prepared.duplex,
             notes=prepared.notes,
             keys=prepared.keys,
+            secrets=tuple(prepared.secrets),
         )
 
     async def _run(self, turn: Turn, prepared: Prepared) -> None:
@@ -353,6 +426,7 @@ class Turns:
             live.ended.set()
             if live.ending is not None:
                 live.ending.cancel()
+            self._begin_next(turn.space_id)
 
     async def _tell_given_up(self, turn: Turn) -> None:
         """Nobody may be looking at a terminal that has ended by itself."""
@@ -367,6 +441,7 @@ class Turns:
         self, turn: Turn, result: TurnResult, events: Events, followed: Followed
     ) -> Turn:
         journal = self._parts.journal
+        await self._forget(turn.space_id, turn.secrets)
         earlier = await self._earlier(turn, events) if followed.is_cumulative else NOTHING_SPENT
         usage = followed.usage(earlier)
         ended = dataclasses.replace(
@@ -385,6 +460,12 @@ class Turns:
             except CarrelError:
                 await asyncio.sleep(pause_s)
         return ended
+
+    async def _forget(self, space_id: str, paths: Sequence[str]) -> None:
+        """No login stays in a space when its agent does not work."""
+        if paths:
+            folder = self._parts.agents.folder(space_id)
+            await asyncio.to_thread(self._parts.agent_folders.remove, folder, paths)
 
     def _spent(self, ended: Turn) -> Sequence[Space]:
         journal = self._parts.journal
@@ -409,8 +490,13 @@ class Turns:
     async def take_up(self) -> None:
         """Turns of an earlier daemon. Their runs have been taken up before."""
         for turn in await self._parts.store.live_turns():
+            if turn.state is TurnState.QUEUED:
+                self._queue.add(turn)
+                continue
             with contextlib.suppress(CarrelError):
                 await self._take_up(turn)
+        for space_id in self._queue.spaces():
+            self._begin_next(space_id)
 
     async def _take_up(self, turn: Turn) -> None:
         parts = self._parts
@@ -463,23 +549,38 @@ class Turns:
     async def wait(self, caller: Caller, run_id: str, timeout_s: float | None = None) -> Turn:
         """The turn when it has ended, or as it is when the time is over."""
         turn = await self.get(caller, run_id)
-        live = self._live.get(run_id)
-        if live is None:
-            return turn
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await live.ended.wait()
-        return live.turn
+                if (queued := self._queue.find(run_id)) is not None:
+                    await queued.begun.wait()
+                    turn = await self.get(caller, run_id)
+                if (live := self._live.get(run_id)) is not None:
+                    await live.ended.wait()
+                    turn = live.turn
+        return turn
 
     def working(self, space_id: str) -> str:
         """The turn that runs there; empty when none does."""
         return self._of_space.get(space_id, "")
 
     def has_keys(self, space_id: str, frontend: Frontend) -> bool:
-        """Whether the agent that works there was given all stored keys that this one would get."""
-        stored = self._parts.credentials.given(frontend.credentials)
+        """Whether the agent that works there was given all that is secret and that this one would
+        get."""
+        owner = not self._parts.journal.current(space_id).guest
+        wanted = self._parts.keys.would_get(frontend, owner=owner)
         live = self._live.get(self.working(space_id))
-        return live is not None and set(stored) <= set(live.turn.keys)
+        return live is not None and wanted <= set(live.turn.keys)
+
+    def _name(self, space_id: str) -> str:
+        space = self._parts.journal.get(space_id)
+        return space_id if space is None else space.name
+
+    def since(self, space: Space) -> float:
+        """When it began to do what it does now, be that nothing."""
+        live = self._live.get(self.working(space.space_id))
+        if live is None:
+            return space.stopped_at or space.active_at
+        return live.followed.waiting.since or live.turn.created_at
 
     def activity(self, space: Space) -> Activity:
         live = self._live.get(self.working(space.space_id))
@@ -491,26 +592,41 @@ class Turns:
             return Activity.EXITED
         return Activity.IDLE if space.agent else Activity.NONE
 
+    def doing(self, space: Space) -> str:
+        """What its agent does now, where its activity does not say enough; else empty."""
+        live = self._live.get(self.working(space.space_id))
+        return "" if live is None else live.followed.waiting.doing(self._parts.journal.clock())
+
     def asking(self, run_id: str) -> Sequence[Asked]:
         """The permissions that the turn waits for now."""
         live = self._live.get(run_id)
         return () if live is None else tuple(live.followed.waiting.asking.values())
 
-    async def attaching(self, caller: Caller, word: str, *, read_only: bool) -> AttachedTurn:
+    def asking_now(self) -> Iterator[tuple[Turn, float, Sequence[Asked]]]:
+        """The turns that wait for permissions, since when, and which."""
+        for live in list(self._live.values()):
+            waiting = live.followed.waiting
+            if waiting.asking:
+                since = waiting.since or live.turn.created_at
+                yield live.turn, since, tuple(waiting.asking.values())
+
+    async def attaching(
+        self, caller: Caller, word: str, *, read_only: bool, prefix: str = ""
+    ) -> AttachedTurn:
         """How one attaches to the terminal of the agent of a space. `StateConflict` when there
         is none."""
         space = await self._parts.spaces.existing(caller, word)
         live = self._live.get(self.working(space.space_id))
         if live is None or live.turn.mode is not InteractionMode.INTERACTIVE:
             raise StateConflict(
-                f"No agent is in a terminal in {space.space_id}.",
-                hint=f"Start it: carrel attach {space.space_id}",
+                f"No agent is in a terminal in {space.name}.",
+                hint=f"Start it: carrel attach {space.name}",
             )
         await self._is_up(live)
         opened = await self._parts.agents.opened(space.space_id)
         place = self._place(opened, self._frontend(live.turn))
         setup = await asyncio.to_thread(self._parts.agent_folders.setup, place)
-        how = self._parts.frontends.attaching(setup.state, read_only=read_only)
+        how = self._parts.frontends.attaching(setup.state, read_only=read_only, prefix=prefix)
         return AttachedTurn(live.turn, how)
 
     async def _is_up(self, live: LiveTurn) -> None:
@@ -526,7 +642,7 @@ class Turns:
             why = error.message if error else "It has not come up yet."
             raise StateConflict(
                 f"There is no terminal to attach to: {why}",
-                hint=f"See `carrel turns {live.turn.space_id}`.",
+                hint=f"See `carrel turns {self._name(live.turn.space_id)}`.",
             )
 
     # Speaking with one that runs
@@ -545,7 +661,7 @@ class Turns:
         if control.kind is ControlKind.PERMISSION and not waiting.may_answer(control.id):
             raise StateConflict(
                 f"The turn {run_id} does not wait for the permission {control.id[:80]!r}.",
-                hint=f"See what it waits for: carrel permit {live.turn.space_id}",
+                hint="See what waits for you: carrel inbox",
             )
         target = self._inputs.of(run_id)
         if target is not None and target.is_full:
@@ -557,7 +673,13 @@ class Turns:
 
     async def interrupt(self, caller: Caller, run_id: str) -> None:
         """As Ctrl-C. In a terminal that is all; a turn is ended by it: it is asked, then
-        signalled, then killed."""
+        signalled, then killed. One that waits never begins."""
+        await self.get(caller, run_id)
+        if (queued := self._queue.take(run_id)) is not None:
+            error = TurnError("interrupted", "It was taken out of the queue.")
+            await self._failed(queued.turn, error)
+            queued.begun.set()
+            return
         live = await self._running(caller, run_id)
         if live.turn.mode is InteractionMode.INTERACTIVE:
             self._say(live, Control.interrupt())
@@ -602,6 +724,8 @@ class Turns:
 
     async def close(self) -> None:
         """The daemon ends; agents go on."""
+        self._closing = True
+        await asyncio.gather(*self._starting, return_exceptions=True)
         tasks = [task for live in self._live.values() for task in (live.task, live.ending)]
         running = [task for task in tasks if task is not None]
         for task in running:

@@ -186,7 +186,19 @@ DROP INDEX spaces_names;
 CREATE UNIQUE INDEX spaces_names ON spaces (name, realm) WHERE state <> 'removed' AND name <> '';
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+_SIXTH = """
+CREATE TABLE request_details (
+    place INTEGER NOT NULL PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    caller TEXT NOT NULL,
+    delivered INTEGER NOT NULL DEFAULT 0,
+    bytes INTEGER NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX request_details_delivered ON request_details (caller, delivered, place, bytes);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from carrel.domain.agents import Turn
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
-from carrel.domain.requests import Request, RequestQuery
+from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Step
@@ -160,6 +160,20 @@ def request(connection: sqlite3.Connection, key: str) -> Request | None:
 def request_of(connection: sqlite3.Connection, caller: str, request_id: str) -> Request | None:
     sql = "SELECT document FROM requests WHERE caller = ? AND request_id = ?"
     return _one(connection, Request, sql, column(caller), column(request_id))
+
+
+def request_details(connection: sqlite3.Connection, key: str) -> RequestDetails | None:
+    sql = "SELECT document FROM request_details WHERE key = ?"
+    return _one(connection, RequestDetails, sql, column(key))
+
+
+def last_version(connection: sqlite3.Connection, caller: str, series: str) -> int:
+    sql = (
+        "SELECT coalesce(max(json_extract(document, '$.version')), 0) FROM requests"
+        " WHERE series = ? AND series <> '' AND caller = ?"
+    )
+    found: int = connection.execute(sql, (column(series), column(caller))).fetchone()[0]
+    return found
 
 
 def requests(connection: sqlite3.Connection, query: RequestQuery) -> Sequence[Request]:

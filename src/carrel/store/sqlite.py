@@ -17,7 +17,7 @@ from carrel.domain.agents import Turn
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
-from carrel.domain.requests import Request, RequestQuery
+from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Record, Room, Step
@@ -155,6 +155,12 @@ class SqliteStore:
 
     async def requests(self, query: RequestQuery) -> Sequence[Request]:
         return await self._read(partial(reads.requests, query=query))
+
+    async def request_details(self, key: str) -> RequestDetails | None:
+        return await self._read(partial(reads.request_details, key=key))
+
+    async def last_version(self, caller: str, series: str) -> int:
+        return await self._read(partial(reads.last_version, caller=caller, series=series))
 
     async def events(self, query: EventQuery) -> Sequence[Event]:
         """In order. Older ones may have been dropped: see `event_span`."""

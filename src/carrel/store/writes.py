@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 import msgspec
 
 from carrel.domain.access import TokenRecord
-from carrel.domain.agents import Turn, TurnState
+from carrel.domain.agents import Turn
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
 from carrel.domain.events import Event, NewEvent
 from carrel.domain.instances import LIVE as LIVE_INSTANCES
 from carrel.domain.instances import Instance
-from carrel.domain.requests import Request
+from carrel.domain.requests import Request, RequestDetails
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.store import Claim, Forget, Record, Step
@@ -112,10 +112,25 @@ ON CONFLICT (key) DO UPDATE SET live = excluded.live, bare = excluded.bare,
     document = excluded.document
 """
 PRUNE_REQUESTS = """
-DELETE FROM requests WHERE bare = 1 AND key NOT IN (
-    SELECT key FROM requests INDEXED BY requests_bare WHERE bare = 1
-    ORDER BY created_at DESC, key DESC LIMIT ?)
+DELETE FROM requests WHERE bare = 1 AND key IN (
+    SELECT key FROM (
+        SELECT key, row_number() OVER (PARTITION BY caller ORDER BY created_at DESC, key DESC)
+            AS number FROM requests WHERE bare = 1)
+    WHERE number > ?)
 """
+PUT_DETAILS = """
+INSERT INTO request_details (key, caller, bytes, document) VALUES (?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET bytes = excluded.bytes, document = excluded.document
+"""
+DELIVERED_DETAILS = "UPDATE request_details SET delivered = 1 WHERE key = ? AND delivered = 0"
+PRUNE_DETAILS = """
+DELETE FROM request_details WHERE place IN (
+    SELECT place FROM (
+        SELECT place, sum(bytes) OVER (ORDER BY place DESC) AS so_far FROM request_details
+        WHERE caller = ? AND delivered = ?)
+    WHERE so_far > ?)
+"""
+DROP_DETAILS = "DELETE FROM request_details WHERE key NOT IN (SELECT key FROM requests)"
 PRUNE_INSTANCES = """
 DELETE FROM instances WHERE live = 0 AND instance_id NOT IN (
     SELECT instance_id FROM instances INDEXED BY instances_all WHERE live = 0
@@ -153,7 +168,18 @@ DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
 """
 
-Kept = Space | RunRecord | Turn | Instance | Request | Step | Claim | TokenRecord | Trashed
+Kept = (
+    Space
+    | RunRecord
+    | Turn
+    | Instance
+    | Request
+    | RequestDetails
+    | Step
+    | Claim
+    | TokenRecord
+    | Trashed
+)
 Value = str | bytes | float | None
 
 
@@ -189,7 +215,10 @@ def _for_record(record: Record) -> list[RecordStatement]:
         case _:
             # Before its fields are used: this refuses what is not of the right kind.
             document = dump_checked(record)
-            return [_put(record, document)]
+            put = _put(record, document)
+            if isinstance(record, Request) and record.is_settled:
+                return [put, RecordStatement(DELIVERED_DETAILS, (column(record.key),))]
+            return [put]
 
 
 def _put(record: Kept, document: str) -> RecordStatement:
@@ -200,13 +229,17 @@ def _put(record: Kept, document: str) -> RecordStatement:
             live = record.state in LIVE_RUNS
             return RecordStatement(PUT_RUN, (column(run_id), column(space_id), at, live, document))
         case Turn(run_id=run_id, space_id=space_id, created_at=at):
-            live = record.state is TurnState.RUNNING
+            live = not record.ended
             return RecordStatement(PUT_TURN, (column(run_id), column(space_id), at, live, document))
         case Instance(instance_id=instance_id, created_at=at):
             live = record.state in LIVE_INSTANCES
             return RecordStatement(PUT_INSTANCE, (column(instance_id), at, live, document))
         case Request():
             return _put_request(record, document)
+        case RequestDetails(key=key, caller=caller):
+            return RecordStatement(
+                PUT_DETAILS, (column(key), column(caller), len(document), document)
+            )
         case Step(space_id=space_id, operation=operation, name=name, begun_at=at):
             keys = (column(space_id), column(operation), column(name))
             return RecordStatement(PUT_STEP, (*keys, at, document))
@@ -274,11 +307,16 @@ def _forget(what: Forget) -> list[RecordStatement]:
         statements += drop_spaces(what.spaces)
     if what.bare_requests_but is not None:
         statements.append(RecordStatement(PRUNE_REQUESTS, (what.bare_requests_but,)))
+        statements.append(RecordStatement(DROP_DETAILS, ()))
+    if what.details_of:
+        limits = (column(what.details_of), what.details_delivered, what.details_bytes)
+        statements.append(RecordStatement(PRUNE_DETAILS, limits))
     if what.requests:
         among = "key IN (SELECT value FROM json_each(?))"
         statements.append(
             RecordStatement(f"DELETE FROM requests WHERE {among}", (dump(what.requests),))
         )
+        statements.append(RecordStatement(DROP_DETAILS, ()))
     return statements
 
 

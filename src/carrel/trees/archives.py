@@ -21,19 +21,14 @@ from dataclasses import dataclass, field
 import zstandard
 
 from carrel.domain.errors import PathNotFound, PathWrongKind
+from carrel.domain.tar import BLOCK, CHUNK, END, pack_header
 from carrel.domain.trees import Skipped, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.contents import data_ranges, may_have_holes
-from carrel.trees.folders import Root, join
+from carrel.trees.folders import Root
 from carrel.trees.paths import check_path, path_errors, split_path
 
-BLOCK = 512
-CHUNK = 1 << 18
-"""So much is read at once."""
-END = bytes(2 * BLOCK)
-
-_SECOND = 1_000_000_000
 _ZEROS = bytes(CHUNK)
 _FILE_BITS = 0o777
 _FOLDER_BITS = 0o3777
@@ -54,25 +49,9 @@ def header(
     target: str = "",
     more: dict[str, str] | None = None,
 ) -> bytes:
-    """`more` are records of the extended header. Everything is root's: the users of this
-    machine mean nothing elsewhere."""
-    info = tarfile.TarInfo(path)
-    info.type = kind
     bits = _FOLDER_BITS if kind == tarfile.DIRTYPE else _FILE_BITS
-    info.mode = stat.S_IMODE(status.st_mode) & bits
-    info.size = size
-    info.linkname = target
-    info.mtime = status.st_mtime_ns // _SECOND
-    info.pax_headers = dict(more or {})
-    if status.st_mtime_ns % _SECOND:
-        info.pax_headers["mtime"] = _decimal(status.st_mtime_ns)
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-def _decimal(nanoseconds: int) -> str:
-    sign = "-" if nanoseconds < 0 else ""
-    seconds, rest = divmod(abs(nanoseconds), _SECOND)
-    return f"{sign}{seconds}.{rest:09}"
+    mode, mtime_ns = status.st_mode & bits, status.st_mtime_ns
+    return pack_header(path, kind, mode, mtime_ns, size=size, target=target, more=more)
 
 
 @dataclass(frozen=True)
@@ -86,9 +65,8 @@ class FileEntry:
     layout: bytes
 
     @classmethod
-    def of(cls, descriptor: int) -> FileEntry:
+    def of(cls, descriptor: int, status: os.stat_result) -> FileEntry:
         """The descriptor stays the caller's."""
-        status = os.fstat(descriptor)
         size = status.st_size
         if not may_have_holes(status):
             return cls(descriptor, status, array("Q", (0, size)), b"")
@@ -249,7 +227,7 @@ def _opened(driver: TreeDriver, tree: Tree, path: str) -> Iterator[tuple[Root, s
         yield root, os.fsdecode(name)
 
 
-def _top_names(root: Root, name: str, path: str) -> list[str]:
+def _top_names(root: Root, name: str, path: str) -> list[_Name]:
     with path_errors(path):
         if not name:
             return _names(root, "")
@@ -258,12 +236,17 @@ def _top_names(root: Root, name: str, path: str) -> list[str]:
         raise PathNotFound(f"{path!r} does not exist.")
     if not _is_packed(status.st_mode):
         raise PathWrongKind(f"{path!r} is no file, folder or symlink.")
-    return [name]
+    return [(name, False)]
 
 
-def _names(root: Root, path: str) -> list[str]:
+_Name = tuple[str, bool]
+"""In a folder, and whether the folder says that it is a regular file: then it can be opened
+without another look before."""
+
+
+def _names(root: Root, path: str) -> list[_Name]:
     with os.scandir(root.folder(path)) as entries:
-        return sorted(entry.name for entry in entries)
+        return sorted((entry.name, entry.is_file(follow_symlinks=False)) for entry in entries)
 
 
 def _is_packed(mode: int) -> bool:
@@ -280,11 +263,21 @@ class _Names:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A header, and what follows it: the names in a folder, or the bytes of a file."""
+    """A header, and what follows it: the names in a folder, or the bytes of a file. A small file
+    is behind its header already."""
 
     header: bytes = b""
-    names: list[str] = field(default_factory=list)
+    names: list[_Name] = field(default_factory=list)
     file: FileEntry | None = None
+
+
+def _small_file(descriptor: int, status: os.stat_result) -> bytes | None:
+    """All of a file that one reading gives whole; None of any other."""
+    size = status.st_size
+    if size > CHUNK or may_have_holes(status):
+        return None
+    data = _read(descriptor, size, 0) if size else b""
+    return data if len(data) == size else None
 
 
 @dataclass
@@ -304,24 +297,28 @@ class Packer:
     def pack_each(self, paths: list[str]) -> Generator[bytes, None, None]:
         """Only these, without what is in the folders among them."""
         for path in paths:
-            yield from self._entry(path, self._begin(path))
+            yield from self._entry(path, self._begin(path, False))
 
-    def pack(self, names: list[str]) -> Generator[bytes, None, None]:
+    def pack(self, names: list[_Name]) -> Generator[bytes, None, None]:
         """These of the root, each with what is in it."""
         stack = [("", iter(names))]
         while stack:
-            above, rest = stack[-1]
-            name = next(rest, None)
-            if name is None:
+            prefix, rest = stack[-1]
+            for name, is_file in rest:
+                path = prefix + name
+                if self.leave_out(path):
+                    continue
+                begun = self._begin(path, is_file)
+                if begun.names:
+                    stack.append((f"{path}/", iter(begun.names)))
+                if begun.file is None:
+                    yield begun.header
+                else:
+                    yield from self._whole(path, begun.header, begun.file)
+                if begun.names:
+                    break
+            else:
                 stack.pop()
-                continue
-            path = join(above, name)
-            if self.leave_out(path):
-                continue
-            begun = self._begin(path)
-            if begun.names:
-                stack.append((path, iter(begun.names)))
-            yield from self._entry(path, begun)
 
     def _entry(self, path: str, begun: _Begun) -> Generator[bytes, None, None]:
         if begun.file is None:
@@ -338,12 +335,12 @@ class Packer:
         if not complete:
             self.on_skip(Skipped(path, "was cut short while it was read; the rest is zeros"))
 
-    def _begin(self, path: str) -> _Begun:
-        if len(os.fsencode(path)) > _MAX_PATH:
+    def _begin(self, path: str, is_file: bool) -> _Begun:
+        if len(path) > _MAX_PATH // 4 and len(os.fsencode(path)) > _MAX_PATH:
             self.on_skip(Skipped(f"{path[:80]}...", "is nested deeper than a path can be long"))
             return _Begun()
         try:
-            return self._look(path)
+            return self._look_at_file(path) if is_file else self._look(path)
         except OSError as error:
             why = _REASONS.get(error.errno or 0)
             if why is None:
@@ -370,23 +367,25 @@ class Packer:
         return _Begun()
 
     def _look_at_file(self, path: str) -> _Begun:
-        descriptor = self.root.open_file(path)
+        descriptor, status = self.root.open_regular(path)
         try:
-            status = os.fstat(descriptor)
-            first = self._first_name(path, status)
-            if first is None:
-                file = FileEntry.of(descriptor)
+            first = self._first_name(path, status) if status.st_nlink > 1 else None
+            if first is not None:
+                begun = _Begun(header(path, status, tarfile.LNKTYPE, target=first))
+            elif (small := _small_file(descriptor, status)) is not None:
+                top = header(path, status, tarfile.REGTYPE, size=len(small))
+                begun = _Begun(top + small + _ZEROS[: -len(small) % BLOCK])
+            else:
+                file = FileEntry.of(descriptor, status)
                 return _Begun(file.header(path), file=file)
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-        return _Begun(header(path, status, tarfile.LNKTYPE, target=first))
+        return begun
 
     def _first_name(self, path: str, status: os.stat_result) -> str | None:
-        """None when it is the first itself."""
-        if status.st_nlink < 2:
-            return None
+        """Of a file with several; None when it is the first itself."""
         key = (status.st_dev, status.st_ino)
         known = self._linked.get(key)
         if known is None:

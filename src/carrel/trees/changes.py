@@ -24,6 +24,11 @@ from carrel.trees.folders import join
 from carrel.trees.layers import LayerEntry, Layers
 
 _Name = TypeVar("_Name", bound=Hashable)
+PathTest = Callable[[str], bool]
+
+
+def every_path(_path: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +39,18 @@ class Candidate:
     entry: LayerEntry
 
 
-def pair_renames(candidates: Iterator[Candidate]) -> Iterator[Change]:
+def pair_renames(candidates: Iterator[Candidate], fits: PathTest = every_path) -> Iterator[Change]:
     """The changes in their order, with an added and a deleted file of the same bytes made
-    one. They flow until the first file that may have a partner; from there on, the
-    partner could be the last one."""
+    one, where both paths fit. They flow until the first file that may have a partner; from
+    there on, the partner could be the last one."""
     for candidate in candidates:
-        if _may_pair(candidate):
+        if _may_pair(candidate) and fits(candidate.change.path):
             break
         yield candidate.change
     else:
         return
     held = [candidate, *candidates]
-    renamed = _pair([one for one in held if _may_pair(one)])
+    renamed = _pair([one for one in held if _may_pair(one) and fits(one.change.path)])
     gone = {change.old_path for change in renamed.values()}
     for one in held:
         change = one.change
@@ -160,8 +165,8 @@ class Comparison:
     """`settled_ns`: what changed for the last time before then, and has the base's size and
     mtime, is a copy that nobody touched. The kernel alone writes the ctime, so nobody can
     claim that. None where there are no copies. What `ignore` names is not compared. With
-    `links`, a file that got or lost other names is `modified` too. Without `renames` each
-    change is told as it is found; to pair them takes all of them in memory.
+    `links`, a file that got or lost other names is `modified` too. Files whose path fits `renames`
+    are paired, which takes all of them in memory; with None each change is told as it is found.
     """
 
     tree: Layers
@@ -169,13 +174,13 @@ class Comparison:
     settled_ns: int | None = None
     ignore: Ignore = ignore_nothing
     links: bool = False
-    renames: bool = True
+    renames: PathTest | None = every_path
 
     def changes(self) -> Iterator[Change]:
         """Sorted by path. The root folder itself is not compared."""
-        if not self.renames:
+        if self.renames is None:
             return (candidate.change for candidate in self._candidates())
-        return pair_renames(self._candidates())
+        return pair_renames(self._candidates(), self.renames)
 
     def _candidates(self) -> Iterator[Candidate]:
         stack = [self._compare_folders("", self.tree.top(), self.base.top())]

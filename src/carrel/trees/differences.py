@@ -20,19 +20,21 @@ from pathlib import Path
 
 from carrel.domain.errors import ArchiveInvalid
 from carrel.domain.requests import VersionFiles
+from carrel.domain.tar import Member, Readable, TarReader
 from carrel.domain.trees import Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.contents import digest, digest_of_pieces
 from carrel.trees.drivers.common import tree_errors
-from carrel.trees.extraction import Member, Readable, TarReader
+from carrel.trees.extraction import tar_reader
 from carrel.trees.folders import ENTRY_ERRORS, Root, split, walk
 from carrel.trees.git.process import feed_git, read_git, run_git
 from carrel.trees.removal import remove_tree
 
 MAX_COMPARED = 1 << 20
 """Larger files are only told to differ."""
-MAX_BYTES = 1 << 30
-"""Of one side; what comes then is only told to differ."""
+MAX_BYTES = 256 << 20
+"""Of one side, which is on the disk while the difference is read; what comes then is only told
+to differ."""
 _GZIP = b"\x1f\x8b"
 _LINK, _PROGRAM, _PLAIN = b"120000", b"100755", b"100644"
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\\x7f-\xff]')
@@ -130,7 +132,7 @@ def from_archive(importer: Importer, path: Path) -> None:
         stream: Readable = file
         if file.peek(len(_GZIP)).startswith(_GZIP):
             stream = _Unzipped(gzip.GzipFile(fileobj=file))
-        reader = TarReader(stream)
+        reader = tar_reader(stream)
         files: set[bytes] = set()
         for member in reader:
             _take_member(importer, reader, member, files)

@@ -115,17 +115,24 @@ class Root(FolderCache):
         folder = self.folder(above)
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise _gone(path)
+        return self.open_regular(path)[0]
+
+    def open_regular(self, path: str) -> tuple[int, os.stat_result]:
+        """As `open_file`, of what was a regular file a moment ago: what is opened is looked at
+        again, and nothing else is ever read."""
+        above, name = split(path)
         try:
-            descriptor = _open_file(name, folder)
+            descriptor = _open_file(name, self.folder(above))
         except OSError as error:
             # It was another thing than a file by now: a symlink, a socket.
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise _gone(path) from None
             raise
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             raise _gone(path)
-        return descriptor
+        return descriptor, status
 
     def link(self, path: str) -> bytes:
         """Where a symlink points; empty when it is none any more."""

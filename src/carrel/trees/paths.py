@@ -82,8 +82,13 @@ def path_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind, text = _KINDS.get(error.errno or 0, (TreeError, "{}: " + str(error.strerror)))
-        raise kind(text.format(repr(path))) from error
+        raise path_error(path, error) from error
+
+
+def path_error(path: str, error: OSError) -> CarrelError:
+    """The same, where the time of a context manager for each entry would count."""
+    kind, text = _KINDS.get(error.errno or 0, (TreeError, "{}: " + str(error.strerror)))
+    return kind(text.format(repr(path)))
 
 
 # Folders below a root

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from carrel.domain.requests import ChangedFile, Collected
+from carrel.domain.tar import END
 from carrel.domain.trees import Change, ChangeKind, EntryType, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
-from carrel.trees.archives import END, Packer, gather, ignore_skipped
+from carrel.trees.archives import Packer, gather, ignore_skipped
 from carrel.trees.drivers.common import Comparable, tree_errors
 from carrel.trees.folders import ENTRY_ERRORS, Root
 
@@ -110,6 +111,7 @@ def _by_first_line(beginning: bytes) -> str:
 
 MAX_COUNTED = 64 << 20
 """Lines of larger files are not counted: nobody reads them."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _LOOKED_AT = 8 << 10
 """A zero byte in the beginning makes a file no text, as git has it."""
 _CHUNK = 1 << 18
@@ -204,6 +206,9 @@ def _look_through(descriptor: int, seen: _Seen) -> None:
 def _told(entry: ResultEntry, seen: _Seen) -> ChangedFile:
     content = None if seen.kept is None else b"".join(seen.kept)
     text = _as_text(content) if content is not None and seen.text else None
+    if text is not None and 5 * len(_CONTROLS.findall(text)) > len(text):
+        # No text: JSON would write six characters for each of them.
+        text = None
     coded = None
     if content is not None and text is None:
         coded = base64.b64encode(content).decode()
@@ -271,7 +276,7 @@ def _entries(driver: TreeDriver, tree: Tree) -> Iterator[ResultEntry]:
 def _changes(driver: TreeDriver, tree: Tree) -> Iterator[Change]:
     """As they are found, where the driver can: there may be any number."""
     if isinstance(driver, Comparable):
-        return driver.compare(tree, links=False, renames=False)
+        return driver.compare(tree, links=False, renames=None)
     return driver.changes(tree)
 
 

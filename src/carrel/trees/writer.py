@@ -19,14 +19,16 @@ from dataclasses import dataclass
 from carrel.domain.errors import PathEscapes, PathExists, PathWrongKind
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
+from carrel.trees.contents import write_at
 from carrel.trees.files import give, write_atomically
 from carrel.trees.folders import FolderCache, join, open_own, split
-from carrel.trees.paths import FOLDER, open_folder, path_errors
+from carrel.trees.paths import FOLDER, open_folder, path_error, path_errors
 from carrel.trees.removal import remove_entry
 
 _ROUNDS = 16
 """How often the folders are finished again, when one had to be opened up to get at others."""
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, PathEscapes)
 """What is behind a symlink is not there either."""
 
@@ -51,6 +53,7 @@ class TreeWriter(FolderCache):
         super().__init__()
         self._root = root
         self._owner = owner
+        self._is_root = os.geteuid() == 0
         self._final: dict[str, _Final] = {}
 
     def close(self) -> None:
@@ -80,6 +83,8 @@ class TreeWriter(FolderCache):
 
     def reach(self, path: str, mode: int = 0o755) -> None:
         """Makes a folder, and those on the way to it, where they are missing."""
+        if path in self._open:
+            return
         missing = []
         done = path
         with path_errors(path):
@@ -122,6 +127,30 @@ class TreeWriter(FolderCache):
         """A new file, all at once. `PathWrongKind` when a folder is in its place."""
         with self._free(path) as (folder, name):
             write_atomically(folder, name, fill, mode=0o600, owner=self._owner)
+
+    def write_small(self, path: str, data: bytes, mode: int, mtime_ns: int) -> None:
+        """A file whose content is all there. One that is new gets its name at once, which takes
+        half the time; until it is complete, only its maker may open it."""
+        above, name = split(path)
+        try:
+            folder = self.folder(above)
+            try:
+                target = os.open(name, _NEW, 0o600, dir_fd=folder)
+            except FileExistsError:
+                self.write(path, lambda target: _complete_file(target, data, mode, mtime_ns))
+                return
+            try:
+                if self._is_root:
+                    os.fchown(target, self._owner.uid, self._owner.gid)
+                _complete_file(target, data, mode, mtime_ns)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+            finally:
+                os.close(target)
+        except OSError as error:
+            raise path_error(path, error) from error
 
     def symlink(self, path: str, target: bytes, mtime_ns: int) -> None:
         with self._beside(path) as (folder, name):
@@ -280,6 +309,13 @@ class TreeWriter(FolderCache):
         """Closes a folder that goes away, and all in it."""
         for known in [one for one in self._open if f"{one}/".startswith(f"{path}/")]:
             os.close(self._open.pop(known))
+
+
+def _complete_file(target: int, data: bytes, mode: int, mtime_ns: int) -> None:
+    if data and os.write(target, data) < len(data):
+        write_at(target, data, 0)
+    os.fchmod(target, mode)
+    os.utime(target, ns=(mtime_ns, mtime_ns))
 
 
 def _path_of(descriptor: int) -> str:

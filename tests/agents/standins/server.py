@@ -54,6 +54,8 @@ class Standin:
 
     url: str
     requests: list[Seen] = field(default_factory=list)
+    failures: list[int] = field(default_factory=list)
+    """HTTP errors that the next requests to a model get, one each, before they are answered."""
 
     def of(self, path: str) -> list[Seen]:
         return [seen for seen in self.requests if seen.path == path]
@@ -146,6 +148,9 @@ def _application(standin: Standin, closing: threading.Event) -> Starlette:
         standin.requests.append(seen)
         api = _APIS.get(seen.path)
         if request.method == "POST" and api is not None:
+            if standin.failures:
+                status = standin.failures.pop(0)
+                return JSONResponse(api.error(status), status)
             return await _answer(api, seen.body, len(standin.requests), request, closing)
         return _other(seen)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp import MCPError
+from mcp import Client, MCPError
 from mcp.types import CreateMessageRequestParams, CreateMessageResult, ElicitResult, TextContent
 
 from carrel.domain.instances import ToolCall
@@ -22,7 +23,10 @@ from carrel.instances.handshake import greet
 from carrel.instances.inside import bridge
 from tests.instances.inside.serving import TOKEN, WAIT_S, Served, connected, served
 from tests.instances.installed import MODULES, require
+from tests.instances.rig import PYTHON, SCRIPT
 
+# They share a bridge.
+pytestmark = pytest.mark.xdist_group("bridges")
 BRIDGE = [sys.executable, "-I", str(inside.BRIDGE)]
 SERVER = """\
 import asyncio, os, subprocess, sys
@@ -123,41 +127,46 @@ async def said(server: Served, words: str) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_messages_of_both_directions_pass(server: Served, mode: str) -> None:
+async def exchange(client: Client) -> None:
+    """Messages of both directions pass."""
     steps: list[str | None] = []
 
     async def note(progress: float, total: float | None, message: str | None) -> None:
         steps.append(message)
 
-    async with connected(server.url, mode=mode, **answers()) as client:
-        counted = await client.call_tool("count", {"upto": 5}, progress_callback=note)
-        assert text_of(counted) == "counted"
-        assert steps == [f"step {number}" for number in range(5)]
-        assert text_of(await client.call_tool("think", {})) == "because"
-        assert text_of(await client.call_tool("choose", {})) == "green"
+    counted = await client.call_tool("count", {"upto": 5}, progress_callback=note)
+    assert text_of(counted) == "counted"
+    assert steps == [f"step {number}" for number in range(5)]
+    assert text_of(await client.call_tool("think", {})) == "because"
+    assert text_of(await client.call_tool("choose", {})) == "green"
 
 
 async def test_a_process_for_each_session_which_ends_with_it(server: Served) -> None:
-    async with connected(server.url) as one, connected(server.inside_url, "") as two:
+    """Two clients speak in both ways: to load a server of the SDK takes a second."""
+    async with (
+        connected(server.url, mode="auto", **answers()) as one,
+        connected(server.inside_url, "", mode="legacy", **answers()) as two,
+    ):
         about = [await client.call_tool("about", {}) for client in (one, two)]
         pids = [int(answer.content[0].text) for answer in about]  # type: ignore[union-attr]
         assert pids[0] != pids[1]
         rest = [part.text for part in about[0].content[1:]]  # type: ignore[union-attr]
         assert rest == ["False", "here"]
+        await asyncio.gather(exchange(one), exchange(two))
+        await cancel(one, server)
         leaked = int(text_of(await one.call_tool("leak", {})))
         assert alive(leaked)
     for pid in (*pids, leaked):
         await gone(pid)
 
 
-async def test_what_is_cancelled_is_cancelled_there(server: Served) -> None:
-    async with connected(server.url) as client:
-        call = asyncio.create_task(client.call_tool("hang", {}))
-        await said(server, "hanging")
-        call.cancel()
-        await said(server, "cancelled")
-        assert text_of(await client.call_tool("count", {"upto": 0})) == "counted"
+async def cancel(client: Client, server: Served) -> None:
+    """What is cancelled is cancelled there."""
+    call = asyncio.create_task(client.call_tool("hang", {}))
+    await said(server, "hanging")
+    call.cancel()
+    await said(server, "cancelled")
+    assert text_of(await client.call_tool("count", {"upto": 0})) == "counted"
 
 
 async def test_a_server_that_dies_is_told(server: Served) -> None:
@@ -191,11 +200,10 @@ async def test_who_has_no_token_or_another_name_is_refused(server: Served) -> No
 
 
 async def test_the_end_of_the_bridge_ends_all(tmp_path: Path) -> None:
-    (tmp_path / "server.py").write_text(SERVER)
-    with served(tmp_path, BRIDGE, [sys.executable, str(tmp_path / "server.py")]) as server:
+    with served(tmp_path, BRIDGE, [PYTHON, "-I", "-S", SCRIPT, "stdio"]) as server:
         async with connected(server.url) as client:
-            pid = int((await client.call_tool("about", {})).content[0].text)  # type: ignore[union-attr]
-            leaked = int(text_of(await client.call_tool("leak", {})))
+            pid = json.loads(text_of(await client.call_tool("about", {})))["pid"]
+            leaked = int(text_of(await client.call_tool("spawn", {})))
             server.process.terminate()
             await asyncio.to_thread(server.process.wait, WAIT_S)
             await gone(pid)

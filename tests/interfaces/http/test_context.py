@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -74,24 +73,24 @@ def test_what_somebody_put_there_is_not_followed(
     assert (tmp_path / "secret").read_text() == "dear"
 
 
-@pytest.mark.parametrize(
-    ("attached", "status", "code"),
-    [
-        ({"path": "missing"}, 404, "path_not_found"),
-        ({"path": "../../boot"}, 403, "path_escapes"),
-        ({"path": "/etc/passwd"}, 403, "path_escapes"),
-        ({"path": "out"}, 403, "path_escapes"),
-        ({"path": "."}, 409, "path_wrong_kind"),
-        ({"path": "missing", "folder": "context"}, 404, "path_not_found"),
-        ({"path": "../state", "folder": "context"}, 404, "path_not_found"),
-        ({"path": "", "folder": "tree"}, 422, "message_invalid"),
-    ],
-)
-def test_what_cannot_go_with_a_prompt(
-    client: httpx.Client, space: str, attached: dict[str, Any], status: int, code: str
-) -> None:
+NOT_ATTACHED: list[tuple[dict[str, str], int, str]] = [
+    ({"path": "missing"}, 404, "path_not_found"),
+    ({"path": "../../boot"}, 403, "path_escapes"),
+    ({"path": "/etc/passwd"}, 403, "path_escapes"),
+    ({"path": "out"}, 403, "path_escapes"),
+    ({"path": "."}, 409, "path_wrong_kind"),
+    ({"path": "missing", "folder": "context"}, 404, "path_not_found"),
+    ({"path": "../state", "folder": "context"}, 404, "path_not_found"),
+    ({"path": "", "folder": "tree"}, 422, "message_invalid"),
+]
+
+
+def test_what_cannot_go_with_a_prompt(client: httpx.Client, space: str) -> None:
+    """None of it begins a turn: the space is free for one."""
     link = {"argv": ["ln", "-s", "/etc/passwd", "out"]}
     good(client.post(f"/v1/spaces/{space}/exec", json=link))
-    body = {"frontend": "scripted", "prompt": "say hello", "attachments": [attached]}
-    bad(client.post(f"/v1/spaces/{space}/turns", json=body), status, code)
+    body = {"frontend": "scripted", "prompt": "say hello"}
+    for attached, status, code in NOT_ATTACHED:
+        refused = client.post(f"/v1/spaces/{space}/turns", json={**body, "attachments": [attached]})
+        bad(refused, status, code)
     good(client.post(f"/v1/spaces/{space}/turns", json={**body, "attachments": []}))

@@ -18,7 +18,7 @@ import httpx
 import pytest
 import zstandard
 
-from tests.daemon.rig import ANSWER_S, Daemon, bad, good, post
+from tests.daemon.rig import ANSWER_S, LOOK_S, Daemon, bad, good, post
 
 BIG = 6 << 20
 """More than a body that is kept in memory."""
@@ -155,6 +155,7 @@ def test_a_download_that_breaks_off_leaves_nothing_open(
     while any(name.endswith("/big (deleted)") for name in _open_names(daemon.pid)):
         assert time.monotonic() < until, _open_names(daemon.pid)
         good(client.get("/v1/health"))
+        time.sleep(LOOK_S)
 
 
 def _open_names(pid: int) -> list[str]:

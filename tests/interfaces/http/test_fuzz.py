@@ -21,9 +21,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from carrel.api.types.common import MAX_PATH
 from tests.daemon.rig import ANSWER_S, Daemon, good
 from tests.interfaces.http.test_scopes import ROUTES, Route
 from tests.sampling import examples
+
+# They share a daemon and what was made in it.
+pytestmark = pytest.mark.xdist_group("fuzzed routes")
 
 EXAMPLES = examples(5, exhaustive=25)
 ANY_WORDS = examples(2, exhaustive=8)
@@ -67,6 +71,7 @@ PLAIN = {
     "POST /v1/turns/{turn}/stop",
     "GET /v1/agents",
     "POST /v1/agents/{name}/install",
+    "DELETE /v1/agents/{name}/import",
     "GET /v1/instances/{instance}",
     "POST /v1/instances/{instance}/heartbeat",
     "GET /v1/servers",
@@ -149,8 +154,10 @@ def _tamed(case: Case[Any], world: World) -> None:
     if isinstance(body, dict) and isinstance(body.get("project_path"), str):
         # Nor is a random command run on one that is there.
         body["project_path"] = f"{world.project}/none"
-    if isinstance(body, dict) and isinstance(body.get("project"), str):
-        body["project"] = body["project"] and str(world.project)
+    named = body.get("project") if isinstance(body, dict) else None
+    if isinstance(named, str) and 0 < len(named) <= MAX_PATH:
+        # One that is too long stays so.
+        body["project"] = str(world.project)
     if isinstance(body, dict) and body.get("webhook"):
         # Nor is anything told to anybody.
         _tame_webhook(body)

@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.daemon.rig import ANSWER_S, Daemon, bad, good
+from tests.daemon.rig import ANSWER_S, LOOK_S, Daemon, bad, good
 from tests.instances.small import LAST_WORDS, PYTHON, put_small, small
 
 ABSENT = "in_aaaaaaaaaaaa"
@@ -202,6 +202,7 @@ def _until(holds: Any) -> None:
     until = time.monotonic() + ANSWER_S
     while not holds():
         assert time.monotonic() < until
+        time.sleep(LOOK_S)
 
 
 # Servers

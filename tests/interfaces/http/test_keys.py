@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon.rig import ANSWER_S, Daemon, bad, fresh_daemon, good
+from tests.daemon.rig import ANSWER_S, LOOK_S, Daemon, bad, fresh_daemon, good
 
 EVIL = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}
 NAMED = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:8"}
@@ -163,5 +163,6 @@ def test_nothing_of_a_value_is_left(daemon: Daemon) -> None:
     while left := [*files_with(daemon.data, b"hunter3"), *files_with(daemon.data, b"hunter4")]:
         assert time.monotonic() < until, left
         good(client.get("/v1/spaces"))
+        time.sleep(LOOK_S)
     back = good(client.post(f"/v1/trash/{space}/restore"))
     assert back["env"] == {"MODE": "plain-and-harmless"}

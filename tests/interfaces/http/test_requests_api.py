@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import io
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carrel.interfaces.http.services import DIFFS
 from tests.agents.recording.running import wait_until
 from tests.daemon.receiving import Receiver, receiving
 from tests.daemon.requesting import GATE, new_name, open_gate
@@ -219,6 +221,21 @@ def test_versions(client: httpx.Client) -> None:
         assert archive.extractfile("a.txt").read() == b"1\n"  # type: ignore[union-attr]
     for one in found:
         assert good(client.delete(f"/v1/requests/{one['key']}"))["workspace"] == "gone"
+
+
+def test_few_differences_are_read_at_the_same_time(client: httpx.Client) -> None:
+    """Both versions are on the disk while a client takes its time."""
+    series = new_name()
+    many = "run for one in 1 2 3 4 5 6 7 8; do yes $one | head -c 1000000 > $one; done"
+    record = made(client, many, retention={"series": series})
+    path = f"/v1/series/{series}/diff?from=0&to=1"
+    with contextlib.ExitStack() as slow:
+        for _ in range(DIFFS):
+            slow.enter_context(client.stream("GET", path))
+        with pytest.raises(httpx.ReadTimeout):
+            client.get(path, timeout=0.5)
+    assert "+8\n" in client.get(path).text
+    good(client.delete(f"/v1/requests/{record['key']}"))
 
 
 def test_versions_that_are_dropped(client: httpx.Client) -> None:

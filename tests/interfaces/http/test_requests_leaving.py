@@ -17,7 +17,7 @@ from websockets.http11 import Response
 from websockets.uri import parse_uri
 
 from tests.daemon.requesting import FRAME_S, new_name, talking
-from tests.daemon.rig import Daemon, good
+from tests.daemon.rig import LOOK_S, Daemon, good
 
 
 @contextlib.contextmanager
@@ -130,4 +130,5 @@ def found(client: httpx.Client, owner: str, so: Callable[[dict[str, Any]], bool]
         listed = good(client.get("/v1/requests", params={"owner": owner}))["requests"]
         if listed and so(listed[0]):
             return True
+        time.sleep(LOOK_S)
     return False

@@ -22,6 +22,9 @@ from tests.daemon.rig import Daemon, bad, good
 from tests.daemon.sessions import FRAME_S, Session
 from tests.instances.small import FILE, SCRIPT, small
 
+# They share a daemon and what was made in it.
+pytestmark = pytest.mark.xdist_group("scopes")
+
 ABSENT = {
     "space": "sp_aaaaaaaaaaaa",
     "run": "ru_aaaaaaaaaaaa",
@@ -51,6 +54,7 @@ ROUTES = [
     Route("PATCH", "/v1/spaces/{space}", "hidden", body={"labels": {}}),
     Route("POST", "/v1/spaces/{space}/stop", "hidden", body={}),
     Route("POST", "/v1/spaces/{space}/start", "hidden"),
+    Route("POST", "/v1/spaces/{space}/restart", "hidden"),
     Route("DELETE", "/v1/spaces/{space}", "hidden", {"force": "true"}),
     Route("GET", "/v1/spaces/{space}/changes", "hidden"),
     Route("GET", "/v1/spaces/{space}/context", "hidden"),
@@ -95,6 +99,8 @@ ROUTES = [
     Route("POST", "/v1/turns/{turn}/permissions/{permission}", "hidden", body={"allow": True}),
     Route("GET", "/v1/agents", "own"),
     Route("POST", "/v1/agents/{name}/install", "admin"),
+    Route("PUT", "/v1/agents/{name}/import", "admin", body={}),
+    Route("DELETE", "/v1/agents/{name}/import", "admin"),
     Route("GET", "/v1/credentials", "admin"),
     Route("PUT", "/v1/credentials/{name}", "admin", body={"value": "key"}),
     Route("DELETE", "/v1/credentials/{name}", "admin"),

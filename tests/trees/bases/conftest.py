@@ -16,7 +16,7 @@ from tests.trees.bases.helpers import write
 @pytest.fixture
 def store(data: Path) -> BaseStore:
     """Looks at every project twice, however fast it was."""
-    return BaseStore(data, verify_after_s=0)
+    return BaseStore(data, verify_after_s=0, patience_s=0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from carrel.agents import requests
-from carrel.agents.events import failed
+from carrel.agents.events import NO_LOGIN, failed, key_refused
 from carrel.agents.frontends import lines
 from carrel.agents.frontends.acp_presets import PRESETS, Preset, environment_of, write_settings
 from carrel.agents.frontends.lines import Object
@@ -363,7 +363,7 @@ class AcpTranslator:
         if kind in ("agent_message_chunk", "agent_thought_chunk"):
             return self._part(kind, update)
         if kind in _QUIET:
-            return ()
+            return _retry(lines.mapping(update, "_meta", "codex", "error"))
         whole = self._whole()
         if kind == "tool_call":
             name = lines.text(update, "title") or lines.text(update, "kind")
@@ -400,7 +400,7 @@ class AcpTranslator:
         if not said:
             return ()
         if kind == "agent_thought_chunk":
-            return (lines.log(said),)
+            return (lines.thought(said),)
         self._said = said
         return (lines.message(said),)
 
@@ -418,11 +418,23 @@ class AcpTranslator:
         return told
 
 
+def _retry(error: Object) -> Sequence[Told]:
+    """What Codex says beside the protocol when its API fails and is asked again."""
+    if not lines.flag(error, "willRetry"):
+        return ()
+    said = [lines.text(error, name) for name in ("message", "additionalDetails")]
+    how = lines.mapping(error, "codexErrorInfo")
+    status = next((lines.number(how, name, "httpStatusCode") for name in how), 0)
+    return (lines.retry(": ".join(filter(None, said)), status),)
+
+
 def problem_of(message: str, data: object) -> AgentError:
     """Of an error that the agent answered with."""
     said = f"{message}: {lines.encode(data)}" if data else message
     if _UNKNOWN_MODEL.search(said):
         return ModelNotSupported(lines.bounded(said, lines.MAX_RAW))
+    if NO_LOGIN.search(said):
+        return key_refused("the agent", "anthropic", "claude-code")
     return AgentCrashed(lines.bounded(said, lines.MAX_RAW))
 
 

@@ -144,9 +144,8 @@ def _terminal(setup: AgentSetup) -> list[str]:
 def _options(request: TurnRequest, setup: AgentSetup) -> list[str]:
     """Texts go by files: what is in argv is in process lists."""
     options = ["--strict-mcp-config"]
-    configs = (
-        [f"{setup.state}/{claude_config.FOLDER}/mcp.json"] if setup.mcp or setup.servers else []
-    )
+    has_servers = bool(claude_config.servers(setup))
+    configs = [f"{setup.state}/{claude_config.FOLDER}/mcp.json"] if has_servers else []
     configs += [f"{setup.workspace}/{one}" for one in (".mcp.json",) if one in setup.agreed]
     if configs:
         options += ["--mcp-config", *configs]

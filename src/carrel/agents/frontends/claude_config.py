@@ -10,6 +10,7 @@ from typing import Any
 from carrel.agents.requests import OAUTH, OAUTH_PREFIX
 from carrel.agents.terminals import hook
 from carrel.domain.agents import AgentServer, AgentSetup, Permission, TurnRequest
+from carrel.domain.imports import ImportedServer
 
 FOLDER = "claude"
 """In the agent's state: its settings and conversations."""
@@ -49,6 +50,7 @@ note a part of the key with the answer."""
 def environment(request: TurnRequest, setup: AgentSetup, permission: Permission) -> dict[str, str]:
     return {
         **QUIET,
+        **(setup.imported.keys if setup.imported else {}),
         **_credential(request, setup),
         **setup.mcp_env,
         **setup.server_env,
@@ -67,8 +69,14 @@ def _credential(request: TurnRequest, setup: AgentSetup) -> dict[str, str]:
 
 
 def files(request: TurnRequest, setup: AgentSetup) -> dict[str, bytes]:
-    settings = {"cleanupPeriodDays": KEEP_DAYS, "skipDangerousModePermissionPrompt": True}
-    files = {f"{FOLDER}/settings.json": json.dumps(settings).encode()}
+    own = setup.imported
+    settings = {
+        **(own.settings if own else {}),
+        "cleanupPeriodDays": KEEP_DAYS,
+        "skipDangerousModePermissionPrompt": True,
+    }
+    files = {f"{FOLDER}/{path}": data for path, data in own.files.items()} if own else {}
+    files[f"{FOLDER}/settings.json"] = json.dumps(settings).encode()
     if request.system_prompt:
         files[f"{FOLDER}/system-prompt.md"] = request.system_prompt.encode("utf-8", "replace")
     if found := servers(setup):
@@ -78,7 +86,9 @@ def files(request: TurnRequest, setup: AgentSetup) -> dict[str, bytes]:
 
 def servers(setup: AgentSetup) -> dict[str, Any]:
     """By name. Values stay in the environment: files are kept."""
-    found: dict[str, Any] = {server.name: _over_http(server) for server in setup.servers}
+    own = setup.imported.servers if setup.imported else {}
+    found: dict[str, Any] = {name: _imported(server) for name, server in own.items()}
+    found |= {server.name: _over_http(server) for server in setup.servers}
     if setup.mcp:
         command, *args = setup.mcp
         env = {name: f"${{{name}}}" for name in setup.mcp_env}
@@ -88,6 +98,17 @@ def servers(setup: AgentSetup) -> dict[str, Any]:
 
 def _over_http(server: AgentServer) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer ${{{server.token}}}"} if server.token else {}
+    return {"type": "sse" if server.sse else "http", "url": server.url, "headers": headers}
+
+
+def _imported(server: ImportedServer) -> dict[str, Any]:
+    """A variable that nobody has set is empty: it would refuse all servers else."""
+    given = {name: f"${{{name}:-}}" for name in server.variables}
+    if not server.url:
+        env = {**server.env, **given}
+        return {"type": "stdio", "command": server.command, "args": list(server.args), "env": env}
+    secret = {name: f"${{{variable}:-}}" for name, variable in server.secret_headers.items()}
+    headers = {**server.headers, **secret}
     return {"type": "sse" if server.sse else "http", "url": server.url, "headers": headers}
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from carrel.agents import requests
-from carrel.agents.events import TurnSoFar, judge
+from carrel.agents.events import NO_LOGIN, TurnSoFar, judge, key_refused
 from carrel.agents.frontends import lines
 from carrel.agents.frontends.lines import Object
 from carrel.agents.processes import ChildProcess, JsonLines, PendingAnswers, child
@@ -208,7 +208,7 @@ class ClaudeTranslator:
             version = lines.text(event, "claude_code_version")
             return (lines.log(f"Claude Code {version} with {model}", key),)
         if subtype == "api_retry":
-            return (lines.log(retry(event), key),)
+            return (lines.retry(retry(event), lines.number(event, "error_status"), key),)
         if subtype == "permission_denied":
             id = lines.text(event, "tool_use_id")
             return self._deny(id, lines.text(event, "tool_name"), lines.text(event, "message"))
@@ -229,7 +229,7 @@ class ClaudeTranslator:
         blocks = lines.objects(message, "content")
         if lines.flag(event, "is_api_error_message") or message.get("model") == SYNTHETIC:
             self._error = lines.text(event, "error") or self._error
-            return [lines.log(lines.text(block, "text"), key) for block in blocks]
+            return [lines.problem(lines.text(block, "text"), key) for block in blocks]
         inner = _is_inner(event)
         return [told for block in blocks for told in self._block(block, key, inner)]
 
@@ -250,7 +250,7 @@ class ClaudeTranslator:
                 return (lines.tool_call(id, name, given, key),)
             case "thinking":
                 said = lines.text(block, "thinking")
-                return (lines.log(said, key),) if said else ()
+                return (lines.thought(said, key),) if said else ()
             case "redacted_thinking":
                 return ()
         return self._results(block, key)
@@ -309,6 +309,8 @@ class ClaudeTranslator:
             return ModelNotSupported(said or "Claude Code does not know this model.")
         if lines.text(event, "terminal_reason").startswith("aborted"):
             return Interrupted("The turn was interrupted.")
+        if self._error == "authentication_failed" or NO_LOGIN.search(said):
+            return key_refused("Claude Code", "anthropic", "claude-code")
         details = {
             "subtype": lines.text(event, "subtype"),
             "error": self._error,

@@ -38,9 +38,12 @@ DRIVER = "carrel.agents.frontends.codex_driver:CodexAskingDriver"
 FOLDER = "codex"
 """In the agent's state: its settings and conversations."""
 
+LOGIN = f"{FOLDER}/auth.json"
+"""In the agent's state: what it takes the login of a subscription from, and nothing else."""
+
 
 class CodexCli:
-    """Implements `Frontend`, `Interactive` and `Confiding`."""
+    """Implements `Frontend`, `Interactive`, `Confiding` and `KeepsLogin`."""
 
     name = NAME
     provider = Provider.OPENAI
@@ -49,6 +52,7 @@ class CodexCli:
     credentials = ("openai",)
     brought = codex_config.BROUGHT
     goes_without = True
+    login_file = LOGIN
 
     def __init__(self, locator: Locator) -> None:
         self._locator = locator
@@ -64,7 +68,14 @@ class CodexCli:
         if request.permission is Permission.ASK:
             plain = _prepared(request, setup, (*program.argv, "app-server"), b"")
             driven = driven_by(DRIVER, {"argv": plain.argv}, request, setup)
-            return replace(driven, env=plain.env, files=plain.files, notes=plain.notes)
+            return replace(
+                driven,
+                env=plain.env,
+                files=plain.files,
+                secrets=plain.secrets,
+                keeps=plain.keeps,
+                notes=plain.notes,
+            )
         before, options = _permission(permission)
         argv = [*before, "exec", "--json", "--skip-git-repo-check", *options]
         argv += [*_options(request), *(("resume", asked) if asked else ()), "-"]
@@ -100,13 +111,19 @@ def _prepared(
     request: TurnRequest, setup: AgentSetup, argv: tuple[str, ...], first: bytes
 ) -> Prepared:
     env = _environment(request, setup)
+    own = setup.imported.files if setup.imported else {}
+    files = {
+        **codex_config.EMPTIED,
+        **own,
+        "config.toml": codex_config.text(request, setup, env),
+    }
+    login = codex_config.auth(setup)
     return Prepared(
         argv=argv,
         env=env,
-        files={
-            f"{FOLDER}/config.toml": codex_config.text(request, setup, env),
-            **{f"{FOLDER}/{name}": data for name, data in codex_config.EMPTIED.items()},
-        },
+        files={f"{FOLDER}/{name}": data for name, data in files.items()},
+        secrets={} if login is None else {LOGIN: login},
+        keeps={f"{FOLDER}/{name}": kept for name, kept in codex_config.IMPORTED.items()},
         first=first,
         notes=codex_config.left_out(setup),
     )
@@ -134,7 +151,8 @@ def _options(request: TurnRequest) -> list[str]:
 
 def _environment(request: TurnRequest, setup: AgentSetup) -> dict[str, str]:
     """Its own provider takes the key by another name than everybody's."""
-    env = {**setup.mcp_env, **setup.server_env}
+    keys = setup.imported.keys if setup.imported else {}
+    env = {**keys, **setup.mcp_env, **setup.server_env}
     key = request.env.get(codex_config.KEY) or setup.credentials.get("openai", "")
     if key:
         env |= {codex_config.KEY: key, "CODEX_API_KEY": key}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from carrel.agents import requests
-from carrel.agents.events import TurnSoFar, failed, judge, last_line
+from carrel.agents.events import TurnSoFar, failed, judge, key_refused, last_line
 from carrel.agents.frontends import lines
 from carrel.agents.frontends.lines import Object
 from carrel.agents.processes import JsonLines, PendingAnswers, child
@@ -112,6 +112,8 @@ class _Turn:
             try:
                 opened = await self._rpc.call("thread/resume", {**how, **asked})
             except AgentError as error:
+                if _OTHER_ENDPOINT.search(error.message):
+                    raise _elsewhere(request.continuation.key) from error
                 raise ContinuationNotFound(
                     f"Codex cannot resume the conversation: {error.message}"
                 ) from error
@@ -394,11 +396,16 @@ def _plan(params: Object) -> list[Object]:
 # The translation of the lines of `codex exec --json`
 
 _UNKNOWN_THREAD = re.compile(r"no rollout found|thread/resume failed|no saved session")
+_OTHER_ENDPOINT = re.compile(r"modelProvider(?:Mismatch|NotConfigured)|This chat uses ")
+_REFUSED_KEY = re.compile(r"\b401 Unauthorized\b|access token could not be refreshed")
 _UNKNOWN_MODEL = re.compile(
     r"\bmodel\b.*(does not exist|not supported|not found)|model_not_found", re.DOTALL
 )
 _FAILED = re.compile(r"^Error\b|panicked", re.MULTILINE)
 _REFUSED = re.compile(r"requires approval")
+RECONNECTING = "Reconnecting..."
+"""How what it says of another attempt begins."""
+_STATUS = re.compile(r"(?<=status )[45][0-9]{2}\b")
 _QUIET = frozenset({"turn.started", "item.updated"})
 
 
@@ -429,16 +436,18 @@ class CodexTranslator:
             case "turn.failed":
                 said = lines.text(event, "error", "message")
                 self._heard.error = problem_of(said)
-                return (lines.log(said),)
+                return (lines.problem(said),)
             case "error":
-                return (lines.log(lines.text(event, "message")),)
+                return (_complaint(lines.text(event, "message")),)
         self._started = self._started or kind == "turn.started"
         return () if kind in _QUIET else (lines.raw(line),)
 
     def ended(self, code: int | None, stderr: str) -> TurnResult:
         heard = self._heard
         if heard.error is None and not heard.finished:
-            if _UNKNOWN_THREAD.search(stderr):
+            if _OTHER_ENDPOINT.search(stderr):
+                heard.error = _elsewhere(heard.asked)
+            elif _UNKNOWN_THREAD.search(stderr):
                 heard.error = ContinuationNotFound(
                     "Codex has no such conversation.", asked=heard.asked
                 )
@@ -456,9 +465,9 @@ class CodexTranslator:
                 self._heard.said = said or self._heard.said
                 return (lines.message(said),) if said and completed else ()
             case "reasoning":
-                return (lines.log(lines.text(item, "text")),) if completed else ()
+                return (lines.thought(lines.text(item, "text")),) if completed else ()
             case "error":
-                return (lines.log(lines.text(item, "message")),) if completed else ()
+                return (_complaint(lines.text(item, "message")),) if completed else ()
             case "todo_list":
                 return (lines.log(_todo(item)),) if completed else ()
             case "command_execution":
@@ -492,9 +501,28 @@ class CodexTranslator:
         return told
 
 
+def _complaint(said: str) -> Told:
+    """What went wrong; Codex says in the same way that it tries again."""
+    if not said.startswith(RECONNECTING):
+        return lines.problem(said)
+    status = _STATUS.search(said)
+    return lines.retry(said, int(status.group()) if status else 0)
+
+
+def _elsewhere(asked: str) -> ContinuationNotFound:
+    """Codex notes with a conversation which kind of endpoint it has."""
+    return ContinuationNotFound(
+        "This conversation of Codex began with another endpoint, and cannot change it.",
+        hint="Set OPENAI_BASE_URL as it was then (or leave it out), or begin a new conversation.",
+        asked=asked,
+    )
+
+
 def problem_of(said: str) -> AgentError:
     if _UNKNOWN_MODEL.search(said):
         return ModelNotSupported(said)
+    if _REFUSED_KEY.search(said):
+        return key_refused("Codex", "openai", "codex-cli")
     return AgentCrashed(lines.bounded(said, lines.MAX_RAW) or "Codex gave up without a reason.")
 
 

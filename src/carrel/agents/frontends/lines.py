@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from carrel.domain.agents import AgentEventType, Told
+from carrel.domain.agents import AgentEventType, LogKind, Told
 from carrel.domain.nesting import is_too_deep
 
 MAX_RAW = 4096
@@ -108,6 +108,24 @@ def raw(line: bytes, key: str = "") -> Told:
 
 def log(said: str, key: str = "") -> Told:
     return Told(AgentEventType.LOG, {"text": bounded(said, MAX_RAW)}, key)
+
+
+def thought(said: str, key: str = "") -> Told:
+    return _log(LogKind.THINKING, said, key)
+
+
+def retry(said: str, status: int = 0, key: str = "") -> Told:
+    """`status` is the API's, 0 when it is not known."""
+    return _log(LogKind.RETRY, said, key, **({"status": status} if status else {}))
+
+
+def problem(said: str, key: str = "") -> Told:
+    return _log(LogKind.ERROR, said, key)
+
+
+def _log(kind: LogKind, said: str, key: str, **more: object) -> Told:
+    text = bounded(said, MAX_RAW)
+    return Told(AgentEventType.LOG, {"text": text, "kind": kind.value, **more}, key)
 
 
 def message(said: str, key: str = "") -> Told:

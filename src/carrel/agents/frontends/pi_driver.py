@@ -301,6 +301,7 @@ async def answer(event: lines.Object, permissions: Permissions) -> dict[str, obj
 
 # The translation of Pi's events
 
+_STATUS = re.compile(r"[45][0-9]{2}\b")
 _UNKNOWN_MODEL = re.compile(r"model_not_found|model .{0,200} (does not exist|not found)", re.I)
 _QUIET = frozenset(
     {
@@ -339,7 +340,7 @@ class PiTranslator:
                 id, output = lines.text(event, "toolCallId"), _texts(event, "result")
                 return (lines.tool_result(id, output, lines.flag(event, "isError")),)
             case "auto_retry_start":
-                return (lines.log(f"Tries again: {lines.text(event, 'errorMessage')}"),)
+                return (_retry(lines.text(event, "errorMessage")),)
             case "auto_retry_end":
                 return ()
             case kind if kind in _QUIET:
@@ -400,8 +401,13 @@ def _update(part: Object) -> Sequence[Told]:
             return (lines.delta(said),) if said else ()
         case "thinking_end":
             said = lines.text(part, "content")
-            return (lines.log(said),) if said else ()
+            return (lines.thought(said),) if said else ()
     return ()
+
+
+def _retry(why: str) -> Told:
+    status = _STATUS.match(why)
+    return lines.retry(f"Tries again: {why}", int(status.group()) if status else 0)
 
 
 def _texts(value: Object, *path: str) -> str:

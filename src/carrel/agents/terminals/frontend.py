@@ -8,6 +8,7 @@ from carrel.agents.driven import DrivenTranslator, driven_by
 from carrel.agents.terminals.hook import FOLDER
 from carrel.agents.terminals.tmux import SESSION, SOCKET
 from carrel.domain.agents import (
+    PREFIX,
     PROJECT_SETTINGS,
     AgentSetup,
     Attaching,
@@ -89,14 +90,35 @@ class InTerminal:
         }
         # What it is told first is in its command.
         driven = driven_by(DRIVER, options, replace(request, prompt=""), setup)
-        return replace(driven, env=own.env, files=own.files, keeps=own.keeps, notes=own.notes)
+        return replace(
+            driven,
+            env=own.env,
+            files=own.files,
+            secrets=own.secrets,
+            keeps=own.keeps,
+            notes=own.notes,
+        )
 
     def translator(self, request: TurnRequest) -> DrivenTranslator:
         return DrivenTranslator()
 
 
-def attaching(state: str, *, read_only: bool) -> Attaching:
+def attaching(state: str, *, read_only: bool, prefix: str = "") -> Attaching:
     """In the folder of its socket, by whose name alone it is found there."""
     how = ("-r",) if read_only else ()
-    argv = ("tmux", "-N", "-u", "-S", SOCKET, "attach-session", *how, "-t", SESSION)
+    attach = ("attach-session", *how, "-t", SESSION)
+    argv = ("tmux", "-N", "-u", "-S", SOCKET, *_with_prefix(prefix), *attach)
     return Attaching(argv, f"{state}/{FOLDER}")
+
+
+def _with_prefix(key: str) -> tuple[str, ...]:
+    """Adds a second prefix to the session, and says so on its screen. The first one stays, for the
+    others who are attached."""
+    if key in ("", PREFIX):
+        return ()
+    said = key.replace("C-", "Ctrl-").replace("M-", "Alt-")
+    return (
+        *("set-option", "-t", SESSION, "prefix2", key, ";"),
+        *("bind-key", key, "send-prefix", "-2", ";"),
+        *("set-option", "-t", SESSION, "status-right", f" {said} d detaches ", ";"),
+    )

@@ -80,7 +80,7 @@ class NewBase(Body, frozen=True, kw_only=True):
     follow_git: bool = False
     """Take what git needs from repositories outside that the project names, now and later."""
     allow_changing: bool = False
-    """Keep files that change while they are read as they were at one moment."""
+    """Keep files of `.git` too that keep changing, as they were at one moment."""
 
 
 class BaseInfo(Answer, frozen=True, kw_only=True):
@@ -110,6 +110,8 @@ class Grade(StrEnum):
     """Works, but less well or less safely than it could."""
     BAD = "bad"
     """Something that is promised does not work."""
+    UNUSED = "unused"
+    """It does not work or is not there, and nothing misses it."""
 
 
 class Finding(Answer, frozen=True):

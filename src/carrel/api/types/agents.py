@@ -11,6 +11,7 @@ from carrel.api.types.common import END, Answer, Body, Environment, Moment, Quer
 from carrel.api.types.spaces import FrontendName
 from carrel.domain.agents import (
     NOTHING_SPENT,
+    PREFIX_PATTERN,
     Asked,
     Attachment,
     ContextFile,
@@ -21,6 +22,7 @@ from carrel.domain.agents import (
     TurnState,
 )
 from carrel.domain.agents import Usage as AgentUsage
+from carrel.domain.imports import ImportedServer, Login
 
 __all__ = ["FoundFrontend"]
 """A record of the domain that is told as it is; the rest is written here."""
@@ -66,6 +68,9 @@ class NewTurn(Body, frozen=True, kw_only=True):
     kits: Annotated[tuple[Word, ...], Meta(max_length=0)] = ()
     trust: bool = False
     """Agrees to what the project brings for the agent, as it is now; for administrators."""
+    queue: bool = False
+    """Where another turn runs, this one waits until that has ended. It goes on with the space's
+    last conversation, and takes no `env`."""
 
 
 class TurnOptions(TypedDict, total=False):
@@ -82,6 +87,7 @@ class TurnOptions(TypedDict, total=False):
     timeout_s: float
     answer_s: float
     trust: bool
+    queue: bool
 
 
 class TurnListQuery(Query, frozen=True, kw_only=True):
@@ -95,6 +101,8 @@ class TurnQuery(Query, frozen=True, kw_only=True):
 
 class TerminalQuery(Query, frozen=True, kw_only=True):
     read_only: bool = False
+    prefix: Annotated[str, Meta(pattern=rf"^({PREFIX_PATTERN})?{END}")] = ""
+    """A further key that begins the commands of the terminal, such as C-a."""
 
 
 class InputBody(Body, frozen=True, kw_only=True):
@@ -128,10 +136,12 @@ class TurnInfo(Answer, frozen=True, kw_only=True):
     usage: AgentUsage = NOTHING_SPENT
     notes: tuple[str, ...] = ()
     """What it goes without, in sentences."""
+    after: int = 0
+    """Its events come after this number in the log of its space."""
 
     @property
     def ended(self) -> bool:
-        return self.state is not TurnState.RUNNING
+        return self.state not in (TurnState.QUEUED, TurnState.RUNNING)
 
 
 class TurnList(Answer, frozen=True, kw_only=True):
@@ -180,6 +190,22 @@ class FrontendList(Answer, frozen=True, kw_only=True):
     frontends: tuple[FoundFrontend, ...]
 
 
+class ImportBody(Body, frozen=True, kw_only=True):
+    """The owner's own set-up of an agent, as `carrel agents import` finds it."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """By their path in the agent's folder; in base64."""
+    servers: Mapping[str, ImportedServer] = field(default_factory=dict)
+    settings: Mapping[str, str | bool] = field(default_factory=dict)
+    keys: Annotated[Mapping[str, str], Meta(max_length=256)] = field(default_factory=dict)
+    """Values of variables that the servers take."""
+    login: Login | None = None
+    login_only: bool = False
+    """All else stays as it was imported before."""
+    endpoints: Annotated[tuple[str, ...], Meta(max_length=32)] | None = None
+    """Where the login may go besides its provider's own address. Null: as before."""
+
+
 class ContextList(Answer, frozen=True, kw_only=True):
     files: tuple[ContextFile, ...]
 
@@ -214,7 +240,7 @@ class AnswerBody(Body, frozen=True, kw_only=True):
 
 class Answered(Answer, frozen=True, kw_only=True):
     seq: int
-    """Of the answer, in the log of the space."""
+    """Of the answer, in the log of the space; 0 for a permission."""
 
 
 class Seen(Answer, frozen=True, kw_only=True):
@@ -225,13 +251,19 @@ class Seen(Answer, frozen=True, kw_only=True):
 class InboxItem(Answer, frozen=True, kw_only=True):
     id: str
     space: str
+    name: str = ""
+    """Of the space."""
     seq: int
+    """In the log of the space; 0 for a permission."""
     at: Moment
-    kind: Literal["question", "signal"]
+    kind: Literal["question", "permission", "signal"]
+    """A permission is answered with `yes` or `no`."""
     text: str
     choices: tuple[str, ...] = ()
     priority: str = ""
     """Of a signal: `low`, `medium`, `high`, `urgent`."""
+    own: bool = False
+    """These are Carrel's own words, and not those of somebody in the space."""
 
 
 class InboxList(Answer, frozen=True, kw_only=True):

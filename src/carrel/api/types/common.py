@@ -18,8 +18,13 @@ OS_TEXT = {"carrel": "os_text"}
 END = r"$(?!\n)"
 """The end of a pattern: in Python `$` alone lets a newline through."""
 
-WORDS: dict[str, str] = {}
-"""What patterns want, for people, by the pattern as msgspec's messages name it."""
+WORDS: dict[str, str] = {
+    f"`str` of length <= {MAX_WORD}": (
+        f"An argument or variable has up to {MAX_WORD} bytes; pass more on standard input or in a"
+        " file"
+    )
+}
+"""What is wanted, for people, by the pattern or bound as msgspec's messages name it."""
 
 
 def spelled(pattern: str, words: str, *, max_length: int | None = None) -> Meta:

@@ -24,8 +24,8 @@ from carrel.api.types.common import (
     WordText,
 )
 from carrel.api.types.runs import Offset
-from carrel.api.types.spaces import BackEnd, FrontendName, LimitsBody, ProjectBody
-from carrel.domain.agents import NOTHING_SPENT, Usage
+from carrel.api.types.spaces import BackEnd, FrontendName, LimitsBody, ProjectBody, Servers
+from carrel.domain.agents import NOTHING_SPENT, Permission, Usage
 from carrel.domain.limits import Limits
 from carrel.domain.projects import Project
 from carrel.domain.requests import Checked, Keeping, Older, Policy, RequestState, Workspace
@@ -108,6 +108,10 @@ class NewRequest(Body, frozen=True, kw_only=True):
     env: Environment = field(default_factory=dict)
     network: Network | None = None
     """Null: what the agent needs."""
+    mcp: Servers = ()
+    """MCP servers that its agent is to have: see `GET /v1/servers`."""
+    permission: Permission | None = None
+    """What the agent may do without asking; null: everything, where walls confine it."""
     runtime: BackEnd = "auto"
     tied: bool = False
     """It ends with the connection that it came by."""
@@ -136,6 +140,8 @@ class RequestOptions(TypedDict, total=False):
     labels: Mapping[str, str]
     env: Mapping[str, str]
     network: str
+    mcp: Sequence[str]
+    permission: str
     runtime: str
     tied: bool
 

@@ -179,6 +179,11 @@ class PathQuery(Query, frozen=True, kw_only=True):
     """Relative to the tree's root."""
 
 
+class ReadQuery(PathQuery, frozen=True, kw_only=True):
+    take: bool = False
+    """It is copied out: as it is now, it keeps the space from being removed no more."""
+
+
 class FolderQuery(Query, frozen=True, kw_only=True):
     path: PathText = "."
     """Relative to the tree's root."""

@@ -31,7 +31,7 @@ from carrel.domain.limits import Limits, LimitSupport
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runtimes import Attempt, Network
 from carrel.domain.spaces import Problem, Retention, SpaceState
-from carrel.domain.trees import Change, Skipped
+from carrel.domain.trees import Change, Commit, Skipped
 
 BackEnd = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,31}}{END}")]
 _PLAIN_NAME = spelled(
@@ -40,6 +40,7 @@ _PLAIN_NAME = spelled(
 )
 FrontendName = Annotated[str, _PLAIN_NAME]
 ServerName = Annotated[str, _PLAIN_NAME]
+Servers = Annotated[tuple[ServerName, ...], Meta(max_length=16)]
 SpaceName = Annotated[
     str,
     spelled(
@@ -90,13 +91,21 @@ class NewSpace(Body, frozen=True, kw_only=True):
     max_files: Count | None = None
     follow_git: bool = False
     """Take what git needs from repositories outside that the project names, now and later."""
+    home_tools: bool = True
+    """Show it the toolchains in the home of the daemon's user: pyenv, nvm, cargo and the like."""
+    show: Annotated[tuple[PathText, ...], Meta(max_length=100)] = ()
+    """Other absolute paths of the daemon's machine that it is shown, read-only."""
+    with_credentials: bool = False
+    """Give it the passwords and tokens in its owner's settings for package managers, and .netrc."""
+    run_setup: bool = False
+    """Run the project's set-up commands once for this state of it, and begin with the result."""
     runtime: BackEnd = "auto"
     driver: BackEnd = "auto"
     network: Network | None = None
     """Null: what the agent needs, and none without one."""
     agent: FrontendName | None = None
     """The frontend that is to work in it."""
-    mcp: Annotated[tuple[ServerName, ...], Meta(max_length=16)] = ()
+    mcp: Servers = ()
     """MCP servers that its agent is to have: see `GET /v1/servers`."""
     tier: Literal["", "minimal", "default", "large"] = ""
     limits: LimitsBody = LimitsBody()
@@ -116,6 +125,10 @@ class SpaceOptions(TypedDict, total=False):
     max_bytes: int
     max_files: int
     follow_git: bool
+    home_tools: bool
+    show: Sequence[str]
+    with_credentials: bool
+    run_setup: bool
     runtime: str
     driver: str
     network: str
@@ -159,6 +172,10 @@ class RemoveQuery(Query, frozen=True, kw_only=True):
 
 class ChangesQuery(Query, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_CHANGES)] = 10_000
+    ignored: bool = False
+    """List files that git ignores too."""
+    git: bool = False
+    """List git's own files too."""
 
 
 class UsageQuery(Query, frozen=True, kw_only=True):
@@ -178,6 +195,13 @@ class Resident(Answer, frozen=True, kw_only=True):
     """None while it is not there: the space is stopped, or has only just begun."""
     instance: str = ""
     problem: Problem | None = None
+
+
+class ShownTool(Answer, frozen=True, kw_only=True):
+    """A toolchain in the home of the daemon's user that a space sees."""
+
+    name: str
+    paths: tuple[str, ...]
 
 
 class SpaceInfo(Answer, frozen=True, kw_only=True):
@@ -218,11 +242,27 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     """The turn that runs in it now; empty when none does."""
     activity: Activity = Activity.NONE
     """Of its agent; empty when it has none."""
+    doing: str = ""
+    """More than `activity` says of what its agent does now, such as `retrying (503) for 2 min`;
+    mostly empty."""
+    since: Moment | None = None
+    """When it began to do what it does now, its agent or without one the space itself."""
     mcp: tuple[Resident, ...] = ()
     """The MCP servers that it was made with."""
     live_runs: int = 0
     left_out: tuple[Skipped, ...] = ()
     """The first things of its project that it does not have, and why."""
+    tools: tuple[ShownTool, ...] = ()
+    """The toolchains in the home of the daemon's user that it sees; for its owner."""
+    shown: tuple[str, ...] = ()
+    """Other paths of the host that it was asked to show; for its owner."""
+    packages: tuple[str, ...] = ()
+    """The files and variables by which it has the package managers' settings of the daemon's user;
+    for its owner."""
+    withheld: tuple[str, ...] = ()
+    """What of those settings it was not given: credentials, and what could not be read."""
+    setup: tuple[str, ...] = ()
+    """The set-up commands that have run on what its tree began with."""
 
 
 class SpaceList(Answer, frozen=True, kw_only=True):
@@ -235,7 +275,17 @@ class SpaceList(Answer, frozen=True, kw_only=True):
 class ChangeList(Answer, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     total: int
-    """How many there are, also when not all were asked for."""
+    """How many there are of what was asked for, also when not all are listed."""
+    files: int = 0
+    """Changes of the project: neither ignored by git nor git's own. Folders are not counted."""
+    ignored: int = 0
+    git: int = 0
+    commits: tuple[Commit, ...] = ()
+    """That were made in it, newest first."""
+    left_files: int = 0
+    """Of `files`, those that nobody has copied out as they are now; without them and
+    `left_commits` a removal needs no `force`."""
+    left_commits: int = 0
 
 
 class UsageInfo(Answer, frozen=True, kw_only=True):

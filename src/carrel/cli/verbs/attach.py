@@ -10,14 +10,15 @@ from carrel.cli.spec import SOME_SPACES, Option, Verb
 from carrel.cli.verbs import turns
 from carrel.cli.verbs.exec import follow, own_errors, with_terminal
 from carrel.client.exchange import RunExchange
+from carrel.domain.agents import PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-PREFIX = "C-a"
-"""The key of our windows; tmux's usual one is for the agents' own terminals."""
+WINDOWS = ("C-a", "C-o")
+"""The key of our windows, and the one where that is the key of the agents' own terminals."""
 
 
 @Verb(
@@ -26,6 +27,7 @@ PREFIX = "C-a"
     Option("-m, --message TEXT", "Send it this message first."),
     Option("-r, --read-only", "Only watch; what is typed is not sent."),
     Option("-d, --detach", "Start it, and do not attach."),
+    Option("--prefix KEY", "Use this key instead of Ctrl-b: C-a, M-x, C-Space."),
     *turns.CONTINUE_OPTIONS,
     *turns.START_OPTIONS,
 )
@@ -33,7 +35,8 @@ def attach(call: VerbCall) -> int:
     """Attach to the agent of a space; start it when none runs.
 
     Ctrl-b d detaches, and the agent goes on; several people may be attached at once. With
-    several spaces each has a window here: Ctrl-a n shows the next, Ctrl-a d leaves all.
+    several spaces each has a window here: Ctrl-a n shows the next, Ctrl-a d leaves all (Ctrl-o
+    where Ctrl-a is the --prefix). The setting attach_prefix is a prefix for always.
     """
     spaces = call.texts("space")
     if len(spaces) > 1:
@@ -71,8 +74,20 @@ def _start(call: VerbCall, space: str) -> dict[str, Any]:
 
 def _terminal(call: VerbCall, space: str) -> dict[str, Any]:
     query = [("read_only", "true")] if call.flag("read_only") else []
+    if (prefix := _prefix(call)) != PREFIX:
+        query.append(("prefix", prefix))
     found: dict[str, Any] = call.ask("turns.terminal", space, query=query)
     return found
+
+
+def _prefix(call: VerbCall) -> str:
+    """Raises `SettingsInvalid`."""
+    from carrel.config import check_prefix, load_settings
+
+    if key := call.text("prefix"):
+        check_prefix(key)
+        return key
+    return load_settings().attach_prefix
 
 
 def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
@@ -90,7 +105,11 @@ def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
     if shutil.which("tmux") is None:
         raise FrontendNotInstalled("tmux is missing.", hint="Install it: apt install tmux")
     socket = f"carrel-attach-{os.getpid()}"
-    begin = ["set", "-g", "prefix", PREFIX, ";", "bind", PREFIX, "send-prefix", ";"]
+    prefix = _prefix(call)
+    key = next(one for one in WINDOWS if one != prefix)
+    begin = ["set", "-g", "prefix", key, ";", "bind", key, "send-prefix", ";"]
+    hint = f" {key.replace('C-', 'Ctrl-')} n: next, d: leave all "
+    begin += ["set", "-g", "status-right", hint, ";"]
     # Else two keys that come at once count as text.
     begin += ["set", "-g", "assume-paste-time", "0", ";"]
     windows: list[str] = []
@@ -115,7 +134,7 @@ def _command(call: VerbCall, space: str) -> list[str]:
             words += [f"--{name}", value]
     if call.flag("read_only"):
         words.append("--read-only")
-    for name in ("agent", "message", "model", "permission"):
+    for name in ("agent", "message", "model", "permission", "prefix"):
         if value := call.text(name):
             words += [f"--{name}", value]
     return [*words, "--", space]

@@ -90,11 +90,6 @@ def message_line(message: Mapping[str, Any]) -> str:
     return clean(f"{head} {space} {sender} {message['type']} {words}").rstrip()
 
 
-def _event_line(event: dict[str, Any]) -> str:
-    head = f"{event['seq']} {event['at']} {event['space'] or '-'}"
-    return clean(f"{head} {event['type']} {_words(event['data'])}").rstrip()
-
-
 def _words(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_short(value)}" for name, value in values.items())
 
@@ -311,9 +306,15 @@ def _publish_inside(call: VerbCall, type: str) -> None:
     Option("--after N", "Print only those after number N."),
 )
 def events(call: VerbCall) -> None:
-    """Print what happened to spaces; with -f, also what happens from now on."""
+    """Print what happened to spaces, a line each; with -f, also what happens from now on.
+
+    --json prints each event whole, with its number.
+    """
+    from carrel.cli.event_text import EventLines
+
+    lines = EventLines(call)
     for event in _follow_events(call) if call.flag("follow") else _read_events(call):
-        call.say(json.dumps(event) if call.json else _event_line(event))
+        call.say(json.dumps(event) if call.json else lines.line(event))
         if call.flag("follow"):
             flush()
 

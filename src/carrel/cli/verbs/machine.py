@@ -6,12 +6,16 @@ import time
 
 from carrel.cli.call import UNSOUND, VerbCall
 from carrel.cli.output import (
+    FAINT,
+    LOUD,
+    WARM,
     AnswerTable,
     clean,
     cut,
     flush,
     is_terminal,
     loud,
+    painted,
     put,
     table,
     terminal_width,
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-MARKS = {"good": "ok", "warning": "!", "bad": "!!"}
+MARKS = {"good": "ok", "warning": "!", "bad": "!!", "unused": "-"}
 USAGE = ("NAME", "STATE", "RUNTIME", "RUNS", "CPU%", "CPU", "MEMORY", "PEAK", "PROCS", "DISK")
 INTERVAL_S = 2.0
 NEW_SCREEN, OLD_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -106,21 +110,28 @@ def doctor(call: VerbCall) -> int:
 
 
 def _diagnosis(diagnosis: dict[str, Any]) -> str:
-    area, lines = "", []
+    areas: dict[str, list[dict[str, Any]]] = {}
     for finding in diagnosis["findings"]:
-        if finding["area"] != area:
-            area = finding["area"]
-            lines.append(f"{area}:")
-        mark = MARKS[finding["grade"]].ljust(2)
-        line = f"  {mark} {finding['name']}: {clean(finding['what'])}"
-        width = terminal_width()
-        lines.append(line if width is None or finding["grade"] != "good" else cut(line, width))
-        if finding["remedy"]:
-            lines.append(f"     mend it: {clean(finding['remedy'])}")
+        areas.setdefault(finding["area"], []).append(finding)
+    lines = []
+    for area, findings in areas.items():
+        lines.append(f"{area}:")
+        for finding in findings:
+            lines += _finding_lines(finding)
     runtime = diagnosis["runtime"] or loud("nothing")
     driver = diagnosis["driver"] or "-"
     lines.append(f"\nSpaces are confined by {runtime}, with trees by {driver}.")
     return "\n".join(lines)
+
+
+def _finding_lines(finding: dict[str, Any]) -> Iterator[str]:
+    grade, width = finding["grade"], terminal_width()
+    line = f"  {MARKS[grade].ljust(2)} {finding['name']}: {clean(finding['what'])}"
+    quiet = grade in ("good", "unused")
+    line = cut(line, width) if quiet and width is not None else line
+    yield painted(line, {"warning": WARM, "bad": LOUD, "unused": FAINT}.get(grade, ""))
+    if finding["remedy"]:
+        yield f"     {'if you want it' if quiet else 'mend it'}: {clean(finding['remedy'])}"
 
 
 # What spaces use
@@ -210,10 +221,14 @@ def inspect(call: VerbCall) -> None:
     import msgspec
 
     from carrel.environments.discovery import inspect_project
+    from carrel.environments.home_tools import tools_of_the_caller
     from carrel.environments.programs import HostPrograms
     from carrel.runtimes.sandbox import PATH, TOOLCHAIN
 
-    report = inspect_project(Path(call.text("path") or "."), HostPrograms(PATH, TOOLCHAIN))
+    tools = tools_of_the_caller()
+    search = ":".join((*tools.path_first, PATH, *tools.path_last))
+    shown = (*TOOLCHAIN, *(path for tool in tools.tools for path in tool.shown))
+    report = inspect_project(Path(call.text("path") or "."), HostPrograms(search, shown))
     content = msgspec.to_builtins(report)
     if call.json:
         call.show({**content, "missing": [one.name for one in report.toolchain.missing]})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from carrel.cli.call import VerbCall, invalid
 from carrel.cli.output import StatusLine, clean, is_terminal, loud
 from carrel.cli.spec import Argument, Option, Verb
 from carrel.cli.values import size_text
 from carrel.cli.verbs import turns
-from carrel.cli.verbs.spaces import RETENTION, confined
+from carrel.cli.verbs.spaces import ENV, MCP, NETWORK, RETENTION, confined
 from carrel.client.events import create
 from carrel.client.projects import describe
 
@@ -31,13 +33,21 @@ _NOTED = 5
         "Copy what git needs from other repositories that the project names.",
         to="follow_git",
     ),
+    Option("--no-home-tools", "Do not show it the toolchains in your home."),
+    Option("--show PATH...", "Show it this path of the machine too, read-only."),
+    Option(
+        "--setup",
+        "Run the project's set-up commands (see `carrel inspect`); once for all its spaces.",
+        to="run_setup",
+    ),
+    Option(
+        "--with-credentials",
+        "Give it your passwords and tokens for package managers, and .netrc.",
+        to="with_credentials",
+    ),
     Option("--runtime auto|bubblewrap|landlock|process", "Choose what confines it.", to="runtime"),
     Option("--driver TEXT", "Choose how its tree is made; otherwise the best.", to="driver"),
-    Option(
-        "--network none|open",
-        "Choose its network; default: open where the agent must reach a model.",
-        to="network",
-    ),
+    NETWORK,
     Option("--tier minimal|default|large", "Use this set of limits.", to="tier"),
     Option("--memory SIZE", "Limit its memory (512M, 4G).", to="limits.memory_bytes"),
     Option("--cpus N", "Limit its processors.", kind="number", to="limits.cpus"),
@@ -52,11 +62,9 @@ _NOTED = 5
         "Let clean-up remove it with unexported changes.",
         to="retention.discard",
     ),
-    Option("-e, --env K=V", "Set a variable for all its commands.", to="env"),
+    ENV,
     Option("--agent NAME", "The agent: see `carrel agents`.", to="agent"),
-    Option(
-        "--mcp SERVER...", "Give its agent an MCP server: see `carrel instance servers`.", to="mcp"
-    ),
+    MCP,
     Option("-m, --message PROMPT", "Tell its agent what to do."),
     *turns.TURN_OPTIONS,
 )
@@ -67,6 +75,8 @@ def new(call: VerbCall) -> int:
     and ignored files; with --ref it is read as a repository, at that ref. The name of the
     space is printed when it is ready.
     """
+    if call.text("message") and call.text("network") == "none":
+        _check_network(call)
     line = StatusLine()
     progress = None if call.json or not line.live else lambda step: line.show(_progress(step))
     try:
@@ -78,6 +88,19 @@ def new(call: VerbCall) -> int:
     else:
         _tell(call, space)
     return _first_turn(call, space)
+
+
+def _check_network(call: VerbCall) -> None:
+    """Nothing is made for a turn that would be refused."""
+    for one in call.ask("agents.list")["frontends"]:
+        named = any(name.endswith(("_URL", "_HOST", "_ENDPOINT")) for name in call.pairs("env"))
+        if one["name"] == call.text("agent") and one["needs_network"] and not named:
+            from carrel.domain.errors import NetworkNeeded
+
+            raise NetworkNeeded(
+                f"{one['name']} must reach its model, and --network none leaves it no network.",
+                hint="Use: --network open",
+            )
 
 
 def _tell(call: VerbCall, space: dict[str, Any]) -> None:
@@ -119,6 +142,10 @@ def _content(call: VerbCall) -> dict[str, Any]:
     """The space as the API takes it, without what is for its first turn."""
     content = {**call.content(), **_origin(call)}
     content.pop("turn", None)
+    if call.flag("no_home_tools"):
+        content["home_tools"] = False
+    if paths := call.texts("show"):
+        content["show"] = [os.path.abspath(path) for path in paths]
     return content
 
 

@@ -11,8 +11,9 @@ from carrel.cli.call import FAILED, VerbCall, invalid, text_of, without_empty
 from carrel.cli.output import StatusLine, clean, is_terminal, tell
 from carrel.cli.spec import Argument, Option, Verb
 from carrel.cli.terminal import STOP_SIGNALS
+from carrel.cli.verbs import turns
 from carrel.cli.verbs.requests import FORCE, OUT, check_folder, describe_result, save
-from carrel.cli.verbs.turns import prompt_of
+from carrel.cli.verbs.spaces import ENV, MCP, NETWORK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ SIGNALLED = 128
     Option("--older archive|drop", "Archive or drop older versions.", to="retention.older"),
     Option("--timeout TIME", "End the agent after this time.", to="timeout_s"),
     Option("--tier minimal|default|large", "Use this set of limits.", to="tier"),
+    NETWORK,
+    ENV,
+    MCP,
+    Option(turns.PERMISSION, "Choose what it may do without asking.", to="permission"),
     Option("--request-id ID", "Name it; the same name starts no second one.", to="request_id"),
     OUT,
     FORCE,
@@ -63,7 +68,7 @@ def request_new(call: VerbCall) -> int:
     from carrel.client.requests import Requests
 
     wanted = _content(call)
-    instructions = prompt_of(call.text("instructions"))
+    instructions = turns.prompt_of(call.text("instructions"))
     check_folder(call.text("out"))
     requests = Requests(call.link)
     if call.flag("detach"):

@@ -8,6 +8,7 @@ from carrel.cli.call import VerbCall
 from carrel.cli.output import AnswerTable, Shown, clean, fields, flush, is_terminal, tell
 from carrel.cli.spec import RUN, SPACE, Argument, Option, Verb
 from carrel.cli.terminal import missing, write_all
+from carrel.cli.transcript import TRANSCRIPT_OPTIONS
 from carrel.cli.values import age_of, seconds_of, size_text, time_text
 
 TYPE_CHECKING = False
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 WAIT_S = 30.0
 """So long one request waits for the end of a command; then it is asked again."""
 OVER = ("ended", "failed")
+ID_LENGTH = 15
+"""Of a run's id, `ru_` and twelve characters."""
+AGENT_RUN = "agent: "
+"""How the command of an agent's run is shown begins so."""
 
 
 # How runs are shown
@@ -145,33 +150,61 @@ def run_signal(call: VerbCall) -> None:
 
 
 @Verb(
-    SPACE,
+    Argument("space", completes="spaces"),
     Option("--run RUN", "Print the output of this run."),
     Option("-f, --follow", "Follow the output to the command's end."),
-    Option("--raw", "Print escape sequences as they are, in a terminal too."),
+    Option("--raw", "Print the output as it is: no transcript, and escape sequences too."),
+    *TRANSCRIPT_OPTIONS,
 )
 def logs(call: VerbCall) -> None:
-    """Print the output of a space's newest command.
+    """Print the output of a space's newest command, or what its agent did.
 
-    The newest 16 MiB of each stream are kept while no client is attached; standard error says
-    how much is missing. -f does not slow the command, so it may miss output that comes faster
-    than it is read. `carrel run attach` misses nothing.
+    Of an agent's turn it prints the transcript: what the agent said, which tools it called,
+    how it ended. SPACE may also be the id of a run.
+
+    The newest 16 MiB of each stream of a command are kept while no client is attached;
+    standard error says how much is missing. -f does not slow the command, so it may miss output
+    that comes faster than it is read. `carrel run attach` misses nothing.
     """
     found = _newest(call)
     if found is None:
         call.note("Nothing has run in it.")
         return
     flush()
-    if call.json:
+    turn = None if call.flag("raw") else _turn_of(call, found)
+    if turn is not None:
+        from carrel.cli.verbs.turns import show_turn
+
+        word = turn["space"] if _is_run(call.text("space")) else call.text("space")
+        show_turn(call, turn, word, follow=call.flag("follow"))
+    elif call.json:
         _show_output(call, found)
-        return
+    else:
+        _print_output(call, found)
+
+
+def _turn_of(call: VerbCall, run: dict[str, Any]) -> dict[str, Any] | None:
+    """The turn that a run is; None when it is a command."""
+    from carrel.domain.errors import TurnNotFound
+
+    if not run["display_command"].startswith(AGENT_RUN):
+        return None
+    try:
+        found: dict[str, Any] = call.ask("turns.show", run["id"])
+    except TurnNotFound:
+        # Somebody has a command of that name.
+        return None
+    return found
+
+
+def _print_output(call: VerbCall, run: dict[str, Any]) -> None:
     targets = {1: Target(1, raw=call.flag("raw")), 2: Target(2, raw=call.flag("raw"))}
     if call.flag("follow"):
-        _follow(call, found["id"], targets)
+        _follow(call, run["id"], targets)
     else:
         for stream, number in (("stdout", 1), ("stderr", 2)):
             offset = 0
-            for begin, piece in _pieces(call, found["id"], stream):
+            for begin, piece in _pieces(call, run["id"], stream):
                 targets[number].write(piece, begin - offset)
                 offset = begin + len(piece)
     for target in targets.values():
@@ -195,12 +228,17 @@ class Target:
 
 
 def _newest(call: VerbCall) -> dict[str, Any] | None:
-    space = call.ask("spaces.show", call.text("space"))
-    if word := call.text("run"):
+    named = call.text("space")
+    space = {} if _is_run(named) else call.ask("spaces.show", named)
+    if word := call.text("run") or (named if _is_run(named) else ""):
         found: dict[str, Any] = call.ask("runs.show", word)
         return found
     runs = call.ask("runs.list", space["id"], query=[("limit", 1)])["runs"]
     return runs[0] if runs else None
+
+
+def _is_run(word: str) -> bool:
+    return word.startswith("ru_") and len(word) == ID_LENGTH
 
 
 def _follow(call: VerbCall, run_id: str, targets: dict[int, Target]) -> None:

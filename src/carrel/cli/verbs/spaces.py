@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from carrel.cli.call import UNSOUND, VerbCall, each
-from carrel.cli.output import AnswerTable, clean, fields, loud, table
+from carrel.cli.output import CALM, FAINT, LOUD, WARM, AnswerTable, clean, fields, loud, table
 from carrel.cli.spec import SOME_SPACES, SPACE, Argument, Option, Verb
 from carrel.cli.values import age_of, size_text, time_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    Columns = dict[str, str | Callable[[dict[str, Any]], str]]
 
 STATES = (
     *("creating", "ready", "running", "stopping"),
@@ -17,12 +20,23 @@ STATES = (
 )
 PAGE = 1000
 MOST_CHANGES = 100_000
+SHORT_ID = 7
+"""Of a commit, as git shows it."""
 UNCONFINED = " !"
 """Behind the name of a runtime that confines nothing."""
 RETENTION = (
     Option("--ttl TIME", "Remove it this long after it was made.", to="retention.ttl_s"),
     Option("--idle TIME", "Stop it after this long unused.", to="retention.idle_s"),
     Option("--keep TIME", "Remove it this long after its stop.", to="retention.keep_s"),
+)
+NETWORK = Option(
+    "--network none|open",
+    "Choose its network; default: open where the agent must reach a model.",
+    to="network",
+)
+ENV = Option("-e, --env K=V", "Set a variable for all its commands.", to="env")
+MCP = Option(
+    "--mcp SERVER...", "Give its agent an MCP server: see `carrel instance servers`.", to="mcp"
 )
 _SIZES = {"memory_bytes": "memory", "disk_bytes": "disk", "file_bytes": "file size"}
 _COUNTS = {"cpus": "cpus", "pids": "processes", "open_files": "open files"}
@@ -55,23 +69,68 @@ def project_of(space: dict[str, Any]) -> str:
     return f"{place}@{project['ref']}" if project.get("ref") else str(place)
 
 
-SPACES = AnswerTable(
-    "spaces",
-    {
-        "NAME": "name",
-        "ID": "id",
-        "STATE": "state",
-        "RUNTIME": runtime_of,
-        "NETWORK": "network",
-        "RUNS": lambda space: str(space.get("live_runs") or "-"),
-        "AGE": lambda space: age_of(space["created_at"]),
-        "AGENT": lambda space: space.get("activity") or "-",
-        "PROJECT": project_of,
-    },
-    shrink=("PROJECT", "NAME"),
-    marked=UNCONFINED,
-    empty="There are no spaces. Make one: carrel new",
-)
+def doing(space: dict[str, Any]) -> str:
+    """What its agent does now, or the space itself where it has none or is not ready."""
+    if space["state"] in ("ready", "running") and space.get("activity"):
+        words = str(space.get("doing") or space["activity"])
+    elif space["state"] == "running":
+        count = space["live_runs"]
+        words = "runs a command" if count == 1 else f"runs {count} commands"
+    else:
+        words = str(space["state"])
+    return words if confined(space) else f"{words}, unconfined{UNCONFINED}"
+
+
+def _doing_colour(words: str) -> str:
+    if words.startswith("failed"):
+        return LOUD
+    if words.startswith(("waiting", "exited", "retrying")):
+        return WARM
+    return CALM if words.startswith(("working", "runs")) else ""
+
+
+def _waits(space: dict[str, Any]) -> str:
+    """What the inbox has of it, in words."""
+    words = [
+        f"{count} {'message' if kind == 'signal' else kind}{'' if count == 1 else 's'}"
+        for kind, count in space.get("waits", {}).items()
+    ]
+    return ", ".join(words) or "-"
+
+
+NOW: Columns = {
+    "NAME": "name",
+    "AGENT": "agent",
+    "DOES": doing,
+    "FOR": lambda space: age_of(space.get("since")),
+    "WAITS FOR YOU": _waits,
+}
+MORE: Columns = {
+    "ID": "id",
+    "STATE": "state",
+    "RUNTIME": runtime_of,
+    "NETWORK": "network",
+    "RUNS": lambda space: str(space.get("live_runs") or "-"),
+    "AGE": lambda space: age_of(space["created_at"]),
+}
+
+
+def spaces_table(*, long: bool) -> AnswerTable:
+    return AnswerTable(
+        "spaces",
+        {**NOW, **(MORE if long else {}), "PROJECT": project_of},
+        shrink=("PROJECT", "NAME", "DOES", "WAITS FOR YOU"),
+        marked=UNCONFINED,
+        paths=("PROJECT",),
+        paint={
+            "DOES": _doing_colour,
+            "WAITS FOR YOU": lambda words: "" if words == "-" else WARM,
+            "PROJECT": lambda _: FAINT,
+        },
+        empty="There are no spaces. Make one: carrel new",
+    )
+
+
 TRASH = AnswerTable(
     "trash",
     {
@@ -83,11 +142,12 @@ TRASH = AnswerTable(
         "PROJECT": lambda kept: project_of(kept["space"]),
     },
     shrink=("PROJECT", "NAME"),
+    paths=("PROJECT",),
     empty="Nothing was kept.",
 )
 
 
-def describe(space: dict[str, Any]) -> str:
+def describe(space: dict[str, Any], changed: str = "") -> str:
     problem = space.get("problem")
     runtime = space["runtime"] if confined(space) else loud("process !  nothing confines it")
     pairs = [
@@ -97,6 +157,7 @@ def describe(space: dict[str, Any]) -> str:
         ("problem", f"{problem['step']}: {problem['message']}" if problem else ""),
         ("hint", problem["hint"] if problem else ""),
         ("project", clean(project_of(space))),
+        ("changes", clean(changed)),
         ("base", space["base"]),
         ("runtime", runtime),
         ("network", space["network"]),
@@ -109,6 +170,10 @@ def describe(space: dict[str, Any]) -> str:
         ("restored", space["restored_from"]),
         ("is for", clean(space["description"])),
         ("agent", _agent(space)),
+        ("sees", clean(_sees(space))),
+        ("set up", clean("; ".join(space.get("setup", ())))),
+        ("packages", clean(", ".join(space.get("packages", ())))),
+        ("withheld", clean("; ".join(space.get("withheld", ())))),
         ("servers", clean("; ".join(map(_server, space.get("mcp", ()))))),
         ("made by", space["parent"]),
         ("created", f"{space['created_at']} ({age_of(space['created_at'])} ago)"),
@@ -155,13 +220,20 @@ def _agent(space: dict[str, Any]) -> str:
     if not space.get("agent"):
         return ""
     spent = space["spent"]
-    words = [f"{clean(space['agent'])}, {space['activity']}"]
+    does = space.get("doing") or f"{space['activity']} for {age_of(space['since'])}"
+    words = [f"{clean(space['agent'])}, {does}"]
     if spent["turns"]:
         tokens = f"{spent['input_tokens']:,} in, {spent['output_tokens']:,} out"
         words.append(f"{spent['turns']} turns, tokens {tokens}")
     if spent["cost_usd"]:
         words.append(f"${spent['cost_usd']:.2f}")
     return "; ".join(words)
+
+
+def _sees(space: dict[str, Any]) -> str:
+    """What of the host it is shown beside the system."""
+    tools = [f"{one['name']} ({', '.join(one['paths'])})" for one in space.get("tools", ())]
+    return ", ".join((*tools, *space.get("shown", ())))
 
 
 def _server(one: dict[str, Any]) -> str:
@@ -180,17 +252,53 @@ def _name(space: dict[str, Any]) -> str:
 
 # Verbs
 
-show = Verb(SPACE, help="Show everything about a space.", ask="spaces.show", text=describe)
+
+@Verb(SPACE)
+def show(call: VerbCall) -> None:
+    """Show everything about a space."""
+    space = call.ask("spaces.show", call.text("space"))
+    call.answer(space, lambda space: describe(space, _changed(call, space)))
+
+
+def _changed(call: VerbCall, space: dict[str, Any]) -> str:
+    """How much it has changed, in a line; nothing while that cannot be known."""
+    from carrel.domain.errors import CarrelError, counted
+
+    if space["state"] not in ("ready", "running", "stopped"):
+        return ""
+    try:
+        found = call.ask("spaces.changes", space["id"], query=[("limit", 1)])
+    except CarrelError:
+        return ""
+    all = (found["files"], len(found["commits"]))
+    left = (found["left_files"], found["left_commits"])
+    words = counted(*all)
+    if any(left):
+        words += ", not copied out" if left == all else f"; {counted(*left)} not copied out"
+    elif any(all):
+        words += ", copied out"
+    return f"{words}; {hidden}" if (hidden := _hidden(found)) else words
+
+
+def _hidden(found: dict[str, Any]) -> str:
+    """What is not listed, counted."""
+    words = []
+    if count := found["ignored"]:
+        words.append(f"{count:,} ignored file{'' if count == 1 else 's'}")
+    if found["git"]:
+        words.append(f"{found['git']:,} of .git")
+    return ", ".join(words)
 
 
 @Verb(
     Option("-a, --all", "List removed ones too."),
     Option(f"--state {'|'.join(STATES)}...", "List only those in this state."),
     Option("--label K=V", "List only those with this label."),
+    Option("-l, --long", "Show ids, states, runtimes and networks too."),
     Option("-q, --quiet", "Print ids only."),
 )
 def ls(call: VerbCall) -> None:
-    """List spaces, newest first."""
+    """List spaces, newest first: what each does, for how long, and what waits for you."""
     states = STATES if call.flag("all") else call.texts("state")
     query: list[tuple[str, object]] = [("limit", PAGE)]
     query += [("state", state) for state in states]
@@ -199,8 +307,20 @@ def ls(call: VerbCall) -> None:
     if call.flag("quiet") and not call.json:
         for space in spaces:
             call.say(space["id"])
-    else:
-        call.answer({"spaces": spaces, "total": len(spaces)}, SPACES)
+        return
+    if not call.json and spaces:
+        _add_waits(call, spaces)
+    answer = {"spaces": spaces, "total": len(spaces)}
+    call.answer(answer, spaces_table(long=call.flag("long")))
+
+
+def _add_waits(call: VerbCall, spaces: list[dict[str, Any]]) -> None:
+    found: dict[str, dict[str, int]] = {}
+    for item in call.ask("inbox.list")["items"]:
+        kinds = found.setdefault(item["space"], {})
+        kinds[item["kind"]] = kinds.get(item["kind"], 0) + 1
+    for space in spaces:
+        space["waits"] = found.get(space["id"], {})
 
 
 def pages(
@@ -218,19 +338,32 @@ def pages(
             return found
 
 
-@Verb(SPACE)
+@Verb(
+    SPACE,
+    Option("--ignored", "List files that git ignores too."),
+    Option("--git", "List git's own files too."),
+    Option("--all", "List both."),
+)
 def changes(call: VerbCall) -> None:
-    """List what differs from the project that a space started from."""
-    query = [("limit", MOST_CHANGES)]
+    """List what differs from the project that a space started from: commits and files."""
+    all = call.flag("all")
+    ignored, git = call.flag("ignored") or all, call.flag("git") or all
+    query = [("limit", MOST_CHANGES), ("ignored", ignored), ("git", git)]
     answer = call.ask("spaces.changes", call.text("space"), query=query)
     if call.json:
         call.show(answer)
         return
+    for commit in answer["commits"]:
+        where = f"{commit['repository']}: " if commit["repository"] else ""
+        call.say(clean(f"commit {commit['id'][:SHORT_ID]} {where}{commit['subject']}"))
     for change in answer["changes"]:
         old = f"{clean(change['old_path'])} -> " if change["old_path"] else ""
         call.say(f"{CHANGE_LETTERS.get(change['kind'], '?')} {old}{clean(change['path'])}")
     if left := answer["total"] - len(answer["changes"]):
         call.note(f"… and {left:,} more.")
+    kept_back = {"ignored": 0 if ignored else answer["ignored"], "git": 0 if git else answer["git"]}
+    if hidden := _hidden(kept_back):
+        call.note(f"and {hidden}: --all shows them")
 
 
 @Verb(
@@ -242,6 +375,19 @@ def stop(call: VerbCall) -> int:
 
     def work(space: str) -> Any:
         return call.ask("spaces.stop", space, content=call.content())
+
+    return each(call, call.texts("space"), work, names=True)
+
+
+@Verb(
+    SOME_SPACES,
+    Option("--grace TIME", "Wait this long before processes are killed.", to="grace_s"),
+)
+def restart(call: VerbCall) -> int:
+    """Restart spaces: everything in them is ended, and they are ready again."""
+
+    def work(space: str) -> Any:
+        return call.ask("spaces.restart", space, content=call.content())
 
     return each(call, call.texts("space"), work, names=True)
 
@@ -289,9 +435,11 @@ def rm(call: VerbCall) -> int:
     def work(space: str) -> Any:
         removal = call.ask("spaces.remove", space, query=query)
         if not call.json and removal["kept"]:
-            count = removal["kept"]["changes"]
-            kept = "1 change is" if count == 1 else f"{count} changes are"
-            call.note(f"{kept} kept for a while: carrel undelete {removal['space']}")
+            count, name = removal["kept"]["changes"], removal["kept"]["space"]["name"]
+            kept = "1 change is" if count == 1 else f"{count:,} changes are"
+            if not count:
+                kept = "What git ignores, and what is in .git, is"
+            call.note(f"{kept} kept for a while: carrel undelete {name}")
         elif not call.json and removal["lost"]:
             call.note(f"Nothing was kept: {removal['lost']}")
         return removal

@@ -6,26 +6,43 @@ from __future__ import annotations
 import os
 
 from carrel.cli.call import FAILED, VerbCall, invalid, text_of, without_empty
-from carrel.cli.output import AnswerTable, clean, flush, is_terminal, tell
+from carrel.cli.output import (
+    AnswerTable,
+    clean,
+    fields,
+    flush,
+    is_terminal,
+    put,
+    tell,
+    terminal_width,
+)
 from carrel.cli.spec import SPACE, Argument, Option, Verb
-from carrel.cli.values import age_of, size_text
+from carrel.cli.transcript import (
+    TRANSCRIPT_OPTIONS,
+    Transcript,
+    cost_text,
+    duration_of,
+    ending_of,
+    first_line,
+    harmless,
+)
+from carrel.cli.values import age_of, count_text, size_text
+from carrel.cli.verbs.agents import confirm, renew_login
 from carrel.cli.verbs.hub import hub_place, space_id
 from carrel.client import turns as agent_turns
 from carrel.client.http import LONG_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 AGENT = Option("--agent NAME", "The frontend: see `carrel agents`.")
+PERMISSION = "--permission ask|sandboxed|deny"
 START_OPTIONS = (
     Option("--model TEXT", "Use this model; otherwise the frontend's default.", to="turn.model"),
     Option("--session NAME", "Name the conversation.", to="turn.session"),
-    Option(
-        "--permission ask|sandboxed|deny",
-        "Choose what it may do without asking.",
-        to="turn.permission",
-    ),
+    Option(PERMISSION, "Choose what it may do without asking.", to="turn.permission"),
     Option("--trust", "Agree to the settings and hooks that the project brings.", to="turn.trust"),
     Option("--turn-env K=V", "Set a variable for this turn only.", to="turn.env"),
     Option("--attach FILE...", "Send a file of this machine with the prompt."),
@@ -42,6 +59,7 @@ TURN_OPTIONS = (
         "Deny permissions that nobody gives within this time (5m).",
         to="turn.answer_s",
     ),
+    *TRANSCRIPT_OPTIONS,
 )
 """Options of every verb that begins a turn."""
 CONTINUE_OPTIONS = (
@@ -136,12 +154,7 @@ def _ask_trust(call: VerbCall, space: str, wanted: dict[str, Any]) -> None:
         return
     call.note(clean(f"The project brings for {found['frontend']}: {', '.join(found['files'])}"))
     call.note("It is the project's code, and would run with the agent's key in its reach.")
-    tell("Use it? [y/N] ")
-    try:
-        said = input()
-    except EOFError:
-        said = ""
-    set_trust(call, space, found, yes=said.strip().lower() in ("y", "yes"))
+    set_trust(call, space, found, yes=confirm("Use it?"))
 
 
 # A turn from its beginning to its end
@@ -149,8 +162,14 @@ def _ask_trust(call: VerbCall, space: str, wanted: dict[str, Any]) -> None:
 
 def begin_turn(call: VerbCall, space: str, wanted: dict[str, Any]) -> dict[str, Any]:
     """Begins a turn; what it goes without is told to whoever watches."""
-    _ask_trust(call, space, wanted)
-    turn = agent_turns.begin(call.link, space, wanted)
+    from carrel.domain.errors import LoginExpired
+
+    try:
+        turn = agent_turns.begin(call.link, space, wanted)
+    except LoginExpired as error:
+        if not renew_login(call, str(error.details.get("frontend", ""))):
+            raise
+        turn = agent_turns.begin(call.link, space, wanted)
     for note in () if call.json else turn["notes"]:
         call.note(clean(f"! {note}"))
     return turn
@@ -159,42 +178,63 @@ def begin_turn(call: VerbCall, space: str, wanted: dict[str, Any]) -> dict[str, 
 def run_turn(call: VerbCall, space: str, wanted: dict[str, Any]) -> int:
     """Begins a turn, and with --wait follows it to its end. The exit code is 0 for a success."""
     wanted = {**wanted, **upload_files(call, space)}
+    _ask_trust(call, space, wanted)
     if not call.flag("wait"):
         call.answer(begin_turn(call, space, wanted), _id)
         return 0
-    watched = agent_turns.Watched(hub_place(call), space, start=not call.flag("no_start"))
+    turn: dict[str, Any] = {}
+    word = call.text("space") or space
+    shown = Transcript(call, word, to_error=True, live=True)
     try:
-        turn = begin_turn(call, space, wanted)
-        watched.follow(turn["id"], lambda event: _show_event(call, space, event))
-    finally:
-        watched.close()
-    return _ended(call, agent_turns.wait(call.link, turn["id"]))
+        watched = agent_turns.Watched(hub_place(call), space, start=not call.flag("no_start"))
+        try:
+            turn = begin_turn(call, space, wanted)
+            watched.follow(turn, _hearing(call, shown), lambda: _lost(call), begun=False)
+        finally:
+            watched.close()
+        return _ended(call, agent_turns.wait(call.link, turn["id"]), shown)
+    except KeyboardInterrupt:
+        shown.let_go()
+        return _left(call, word, turn)
 
 
 def _id(turn: dict[str, Any]) -> str:
     return str(turn["id"])
 
 
-def _show_event(call: VerbCall, space: str, event: dict[str, Any]) -> None:
-    if call.json:
-        import json
+def _ids(answer: dict[str, Any]) -> str:
+    return "\n".join(map(_id, answer["turns"]))
 
-        call.say(json.dumps(event))
-        flush()
-        return
-    kind, payload = event["type"].removeprefix("agent."), event["payload"]["payload"]
-    tool = f"{payload.get('name', '')} {_short(payload.get('input'))}"
-    if kind == "tool_call":
-        call.note(clean(f"· {tool}"))
-    elif kind == "message":
-        call.note(clean(str(payload.get("text", ""))))
-    elif kind == "permission" and "decision" not in payload:
-        import shlex
 
-        # It is answered from another terminal, for this one waits.
-        words = ("carrel", "permit", call.text("space") or space, str(payload.get("id")))
-        call.note(clean(f"? {tool}"))
-        call.note(clean(f"  It asks for permission: {shlex.join(words)} [--deny]"))
+def _hearing(call: VerbCall, shown: Transcript) -> Callable[[dict[str, Any]], None]:
+    """What is done with each event: with --json it is a line as it is."""
+    return _print_event if call.json else shown.hear
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    import json
+
+    put(json.dumps(event) + "\n")
+    flush()
+
+
+def _lost(call: VerbCall) -> None:
+    if not call.json:
+        call.note("The daemon went away; the agent goes on. Connecting again …")
+
+
+def _left(call: VerbCall, space: str, turn: dict[str, Any]) -> int:
+    """Nobody waits any more: says what goes on, and how it is ended."""
+    from carrel.cli.errors import INTERRUPTED
+
+    if is_terminal(2):
+        tell("\n")
+    if turn:
+        call.note(f"The agent goes on ({turn['id']}). To stop it: carrel interrupt {space}")
+        call.note(f"To go on watching: carrel logs -f {space}")
+    else:
+        call.note(f"The agent may have begun. To see: carrel turns {space}")
+    return INTERRUPTED
 
 
 def _compact(value: object) -> str:
@@ -203,21 +243,56 @@ def _compact(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _short(value: object) -> str:
-    text = _compact(value)
-    return text if len(text) <= 100 else text[:99] + "…"
-
-
-def _ended(call: VerbCall, turn: dict[str, Any]) -> int:
-    result = turn["result"] or {"success": False, "final_output": "", "error": None}
+def _ended(call: VerbCall, turn: dict[str, Any], shown: Transcript) -> int:
+    result = turn["result"] or {"success": False, "final_output": ""}
     if call.json:
         call.show(turn)
-    elif result["success"]:
-        call.say(result["final_output"])
     else:
-        error = result["error"] or {"code": "agent_crashed", "message": "Nobody knows why."}
-        call.note(clean(f"carrel: {error['message']} ({error['code']})"))
+        final = result["final_output"] if result["success"] else ""
+        if shown.settle(final):
+            call.say(harmless(final))
+        shown.outcome(turn)
+        if hint := ((result.get("error") or {}).get("details") or {}).get("hint"):
+            call.note(clean(f"hint: {hint}"))
     return 0 if result["success"] else FAILED
+
+
+# What an agent did
+
+
+def show_turn(call: VerbCall, turn: dict[str, Any], space: str, *, follow: bool = False) -> None:
+    """Prints the transcript of a turn; with `follow` to its end."""
+    live = follow and turn["state"] == "running"
+    shown = Transcript(call, space, live=live)
+    if not call.json:
+        shown.prompt(turn)
+    _hear_turn(call, turn, _hearing(call, shown), live=live)
+    turn = agent_turns.wait(call.link, turn["id"]) if live else call.ask("turns.show", turn["id"])
+    if call.json:
+        call.show(turn)
+    else:
+        shown.outcome(turn)
+
+
+def _hear_turn(
+    call: VerbCall, turn: dict[str, Any], heard: Callable[[dict[str, Any]], None], *, live: bool
+) -> None:
+    from carrel.domain.errors import SpaceNotFound
+
+    try:
+        watched = agent_turns.Watched(
+            hub_place(call), turn["space"], start=not call.flag("no_start")
+        )
+    except SpaceNotFound:
+        # It is removed, and its log with it; the record of the turn is still there.
+        return
+    try:
+        if live:
+            watched.follow(turn, heard, lambda: _lost(call), begun=True)
+        else:
+            watched.read(turn, heard)
+    finally:
+        watched.close()
 
 
 # Verbs
@@ -227,7 +302,7 @@ def _ended(call: VerbCall, turn: dict[str, Any]) -> int:
     SPACE,
     Argument("prompt"),
     AGENT,
-    Option("--queue", "Send it to the agent that works now, in its terminal too."),
+    Option("--queue", "Send it to the agent that works now, or let it wait until that is done."),
     *CONTINUE_OPTIONS,
     *TURN_OPTIONS,
 )
@@ -240,13 +315,24 @@ def send(call: VerbCall) -> int | None:
     """
     space = space_id(call, call.text("space"), "")
     prompt = prompt_of(call.text("prompt"))
+    wanted = {**content(call, prompt), **continuation(call, space)}
     if not call.flag("queue"):
-        return run_turn(call, space, {**content(call, prompt), **continuation(call, space)})
+        return run_turn(call, space, wanted)
     working = call.ask("spaces.show", space)["working"]
-    if not working:
-        raise _idle("No agent works there now.", hint="Leave out --queue.")
-    call.answer(call.ask("turns.input", working, content={"text": prompt}), _id)
-    return None
+    if working and _say(call, working, prompt):
+        return None
+    return run_turn(call, space, {**wanted, "queue": True})
+
+
+def _say(call: VerbCall, turn: str, text: str) -> bool:
+    """Whether the agent that works takes it now."""
+    from carrel.domain.errors import StateConflict, UnsupportedFrontend
+
+    try:
+        call.answer(call.ask("turns.input", turn, content={"text": text}), _id)
+    except (UnsupportedFrontend, StateConflict):
+        return False
+    return True
 
 
 def _idle(message: str, hint: str = "") -> Exception:
@@ -255,41 +341,94 @@ def _idle(message: str, hint: str = "") -> Exception:
     return StateConflict(message, hint=hint)
 
 
-def _turn_state(turn: dict[str, Any]) -> str:
-    error = (turn["result"] or {}).get("error")
-    return str(error["code"] if error else turn["state"])
+def _tokens(turn: dict[str, Any]) -> str:
+    usage = turn["usage"]
+    return count_text(usage["input_tokens"] + usage["output_tokens"])
 
 
-turns = Verb(
-    SPACE,
-    help="List what the agents of a space were given to do, newest first.",
-    ask="turns.list",
-    text=AnswerTable(
-        "turns",
-        {
-            "ID": "id",
-            "AGENT": "frontend",
-            "AGE": lambda turn: age_of(turn["created_at"]),
-            "STATE": _turn_state,
-            "PROMPT": lambda turn: turn["prompt"].splitlines()[0] if turn["prompt"] else "",
-        },
-        shrink=("PROMPT",),
-        empty="No agent has worked in this space.",
-    ),
-)
+def _result(turn: dict[str, Any]) -> str:
+    """Its first line: of what the agent said last, or of what went wrong."""
+    result = turn["result"] or {}
+    error = result.get("error")
+    return first_line(error["message"] if error else result.get("final_output", "")) or "-"
+
+
+TURN_COLUMNS: dict[str, str | Callable[[dict[str, Any]], str]] = {
+    "TURN": "id",
+    "AGE": lambda turn: age_of(turn["created_at"]),
+    "ENDED": ending_of,
+    "TIME": duration_of,
+    "TOKENS": _tokens,
+    "COST": lambda turn: cost_text(turn["usage"]) or "-",
+    "PROMPT": lambda turn: first_line(turn["prompt"]) or "-",
+    "RESULT": _result,
+}
+WIDE = 100
+"""Columns of a terminal that has room for prompts beside the results."""
+
+
+@Verb(SPACE)
+def turns(call: VerbCall) -> None:
+    """List what the agents of a space were given to do, newest first."""
+    columns = dict(TURN_COLUMNS)
+    if (terminal_width() or WIDE) < WIDE:
+        del columns["PROMPT"]
+    shrink = [head for head in ("PROMPT", "RESULT", "ENDED") if head in columns]
+    empty = "No agent has worked in this space."
+    call.answer(
+        call.ask("turns.list", call.text("space")),
+        AnswerTable("turns", columns, shrink=shrink, empty=empty),
+    )
+
+
+@Verb(Argument("turn", completes="runs"), *TRANSCRIPT_OPTIONS)
+def turn_show(call: VerbCall) -> None:
+    """Show a turn of an agent: what it said, what it did, how it ended.
+
+    Thoughts and the output of tools are folded; --full shows all of it. With --json every
+    event is a line, and the turn is the last one.
+    """
+    turn = call.ask("turns.show", call.text("turn"))
+    if not call.json:
+        call.say(_head(turn))
+    show_turn(call, turn, turn["space"])
+
+
+def _head(turn: dict[str, Any]) -> str:
+    kept = turn["continuation"] or {}
+    pairs = [
+        ("turn", turn["id"]),
+        ("space", turn["space"]),
+        ("agent", clean(turn["frontend"]) + (" in a terminal" if turn["terminal"] else "")),
+        ("model", clean(turn["model"])),
+        ("session", clean(turn["session"])),
+        ("conversation", clean(kept.get("key", ""))),
+        ("permission", turn["permission"]),
+        ("begun", f"{turn['created_at']} ({age_of(turn['created_at'])} ago)"),
+        ("ended", f"{turn['ended_at'] or ''} {ending_of(turn)}".strip()),
+        *(("without" if at == 0 else "", clean(note)) for at, note in enumerate(turn["notes"])),
+    ]
+    return fields(pairs) + "\n"
 
 
 @Verb(
     SPACE,
     Option("--stop", "End the agent, in a terminal too."),
     Option("--kill", "End it at once, whatever it is doing."),
+    Option("--queued", "Remove the turns that wait, and leave the one that runs."),
 )
 def interrupt(call: VerbCall) -> None:
     """Interrupt the agent of a space, as Ctrl-C does.
 
-    A turn ends then; in a terminal the agent stops what it does, and waits.
+    A turn ends then, and the next that waits begins; in a terminal the agent stops what it does,
+    and waits.
     """
     space = call.ask("spaces.show", call.text("space"))
+    if call.flag("queued"):
+        listed = call.ask("turns.list", space["id"])["turns"]
+        waiting = [one["id"] for one in listed if one["state"] == "queued"]
+        call.answer({"turns": [call.ask("turns.interrupt", one) for one in waiting]}, _ids)
+        return
     working = space["working"]
     if not working:
         raise _idle(

@@ -13,11 +13,12 @@ from carrel.interfaces.http.answers import problem_response
 
 MAX_JSON = 1 << 20
 MAX_COMMAND = 4 << 20
-"""The kernel takes about 2 MiB of arguments and variables, for which JSON needs some more."""
+"""The kernel takes about 2 MiB of arguments and variables, for which JSON needs some more; and an
+import has 2 MiB of files."""
 MAX_ITEMS, ITEM_S = 1 << 20, 1e-6
 """Values in all lists and objects, of which a command has the most, and the time that it takes to
 parse, check and forget one."""
-_COMMANDS = re.compile(r"/v1/spaces/[^/]+/(?:exec|runs)")
+_COMMANDS = re.compile(r"/v1/spaces/[^/]+/(?:exec|runs)|/v1/agents/[^/]+/import")
 STREAMED, BELOW = "PUT", "/v1/spaces/"
 """The method and the place of every request whose body is a file or an archive, and of no
 other."""

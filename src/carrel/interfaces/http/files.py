@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from typing_extensions import Buffer
 
-from carrel.api.types.runs import Done, FolderQuery, PathQuery, WriteQuery
+from carrel.api.types.runs import Done, FolderQuery, ReadQuery, WriteQuery
 from carrel.domain.errors import RequestError, TooLarge
 from carrel.interfaces.http.answers import answer, bytes_answer
 from carrel.interfaces.http.operations import query_of
-from carrel.interfaces.http.responses import ByteStream, begin, begun, file_answer
+from carrel.interfaces.http.responses import ByteStream, begin, begun, file_answer, nobody_asks
 from carrel.interfaces.http.services import caller, serving
 
 ARCHIVE = "application/zstd"
@@ -28,12 +28,13 @@ MAX_CONTEXT = 16 << 20
 
 
 async def read(request: Request) -> Response:
-    here, path = serving(request), query_of(request, PathQuery).path
+    here, asked = serving(request), query_of(request, ReadQuery)
     wanted = request.headers.get("Range")
-    reading = here.services.files.use(
+    reading = here.services.files.read(
         caller(request),
         request.path_params["space"],
-        lambda files: begin(files.open_read(path), wanted),
+        asked.path,
+        lambda file, took: begin(file, wanted, took if asked.take else nobody_asks),
     )
     return await file_answer(reading, here.background)
 

@@ -47,6 +47,7 @@ from carrel.interfaces.http.responses import (
     KEEP_ALIVE_S,
     ByteStream,
     EventStream,
+    HeldResponse,
     Told,
     begin,
     begun,
@@ -56,7 +57,7 @@ from carrel.interfaces.http.responses import (
 )
 from carrel.interfaces.http.services import ApiContext, caller, serving
 from carrel.service.operations.requests import answer_of, generate
-from carrel.service.requests.view import outcome
+from carrel.service.requests.view import number
 
 ONLY_OUTCOME = 1 << 62
 MAX_KEY = 128
@@ -83,10 +84,13 @@ async def show(request: Http) -> Response:
     if wait_s and not found.ended:
         found = await while_wanted(request, here.closing, _ended(here, who, found, wait_s))
     requests.noticed(who, found)
-    response = answer(here.services.operations.requests.info(who, found))
-    if _is_delivery(who, found) and not requests.followed(found):
-        response.background = BackgroundTask(requests.delivered, who, found.key)
-    return response
+    async with contextlib.AsyncExitStack() as turn:
+        if found.ended:
+            await turn.enter_async_context(here.outcomes.of(who.account))
+        response = answer(await here.services.operations.requests.info(who, found))
+        if _is_delivery(who, found) and not requests.followed(found):
+            response.background = BackgroundTask(requests.delivered, who, found.key)
+        return HeldResponse(response, turn.pop_all())
 
 
 async def _ended(here: ApiContext, who: Caller, request: Request, wait_s: float) -> Request:
@@ -111,7 +115,7 @@ async def follow(request: Http) -> Response:
     last = request.headers.get("Last-Event-ID")
     start = start_of(last, query_of(request, FollowQuery).after) or 0
     found = await here.services.requests.get(who, request.path_params["request_id"])
-    if last and found.ended and start >= outcome(found).seq:
+    if last and found.ended and start >= number(found.seq):
         # Browsers would come back for ever.
         return Response(status_code=204)
     return EventStream(_frames(here, who, found.key, start), here.closing)
@@ -173,9 +177,13 @@ async def compare(request: Http) -> Response:
     after = known[0] if asked.to is None else asked.to
     earlier = max((one for one in known if one < after), default=0)
     before = earlier if asked.from_ is None else asked.from_
-    pieces = await here.services.requests.diff(who, series, before, after)
     headers = {"X-Content-Type-Options": "nosniff", "Carrel-Versions": f"{before}..{after}"}
-    return ByteStream(await begun(pieces), here.background, headers=headers, media_type=DIFF)
+    async with contextlib.AsyncExitStack() as turn:
+        await turn.enter_async_context(here.diffs.of(who.account))
+        source = await begun(await here.services.requests.diff(who, series, before, after))
+        return ByteStream(
+            source, here.background, headers=headers, media_type=DIFF, held=turn.pop_all()
+        )
 
 
 # Frames that clients send over a WebSocket

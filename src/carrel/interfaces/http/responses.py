@@ -64,8 +64,21 @@ def _close(pieces: Iterator[bytes]) -> None:
             close()
 
 
+class HeldResponse(Response):
+    """An answer for which something is held until its client has read it."""
+
+    def __init__(self, answer: Response, held: contextlib.AsyncExitStack) -> None:
+        super().__init__()
+        self._answer = answer
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            await self._answer(scope, receive, send)
+
+
 class ByteStream(Response):
-    """No thread is held while the client reads."""
+    """No thread is held while the client reads; `held` is given back when it has done so."""
 
     def __init__(
         self,
@@ -75,8 +88,10 @@ class ByteStream(Response):
         status: int = 200,
         headers: Mapping[str, str] | None = None,
         media_type: str = "application/octet-stream",
+        held: contextlib.AsyncExitStack | None = None,
     ) -> None:
         super().__init__(None, status, headers, media_type)
+        self._held = held or contextlib.AsyncExitStack()
         if "content-length" not in (name.lower() for name in headers or ()):
             del self.headers["content-length"]
         self._source = source
@@ -97,12 +112,20 @@ class ByteStream(Response):
             raise BrokenOff(str(error)) from error
         finally:
             leaving.cancel()
-            self._closer.spawn(self._source.close())
+            self._closer.spawn(self._end())
+
+    async def _end(self) -> None:
+        async with self._held:
+            await self._source.close()
 
 
 # One file, or a part of it
 
 PIECE = 256 * 1024
+
+
+def nobody_asks() -> None:
+    """Of a file of which nobody needs to know whether it was read."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +136,17 @@ class OpenedFile:
     size: int
     part: tuple[int, int] | None
     first: bytes
+    took: Callable[[], None] = nobody_asks
+    """Called when all of the file was read."""
 
     @property
     def length(self) -> int:
         return self.size if self.part is None else self.part[1] - self.part[0]
 
 
-def begin(file: BinaryIO, range_header: str | None) -> OpenedFile:
+def begin(
+    file: BinaryIO, range_header: str | None, took: Callable[[], None] = nobody_asks
+) -> OpenedFile:
     """In a worker thread. Most files are done with the first piece, and closed then. Raises
     `RangeNotSatisfiable`."""
     try:
@@ -128,12 +155,14 @@ def begin(file: BinaryIO, range_header: str | None) -> OpenedFile:
         begins, ends = part or (0, size)
         file.seek(begins)
         first = file.read(min(PIECE, ends - begins))
+        if len(first) == size:
+            took()
     except BaseException:
         file.close()
         raise
     if len(first) == ends - begins:
         file.close()
-    return OpenedFile(file, size, part, first)
+    return OpenedFile(file, size, part, first, took)
 
 
 async def file_answer(beginning: Awaitable[OpenedFile], background: BackgroundTasks) -> Response:
@@ -162,6 +191,8 @@ def _source(reading: OpenedFile) -> ByteSource:
             # Somebody cut it short while it was sent.
             raise PathNotFound("The file became shorter.")
         left -= len(piece)
+        if piece and not left and reading.part is None:
+            reading.took()
         return piece
 
     return ByteSource(reading.first, read, reading.file.close)

@@ -65,6 +65,12 @@ STREAMS = 8
 takes, and others need threads too."""
 
 
+DIFFS = 4
+"""Differences that are read at the same time: both versions are on the disk meanwhile."""
+
+OUTCOMES = 4
+"""Outcomes of requests, of some megabytes, that are made and read at the same time."""
+
 BODY_BYTES = 64 << 20
 """Of small files of one account at the same time."""
 
@@ -77,6 +83,8 @@ class ApiContext:
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     metrics: Metrics = field(default_factory=Metrics)
     streams: CallerSlots = field(default_factory=lambda: CallerSlots(STREAMS))
+    diffs: CallerSlots = field(default_factory=lambda: CallerSlots(DIFFS))
+    outcomes: CallerSlots = field(default_factory=lambda: CallerSlots(OUTCOMES))
     bodies: Counter[str] = field(default_factory=Counter)
     """Bytes of small files that are in memory, by account."""
 

@@ -63,7 +63,9 @@ class Steps:
     def __init__(self) -> None:
         self.taken = 0
         self.asks = False
-        """Another process, which has a time of its own."""
+        """Another process, which takes none of these steps."""
+        self.given_up = False
+        """Nobody wants to know any more: the look ends at its next step."""
 
 
 def limit_of(limit_bytes: int, folder: Path) -> Use:
@@ -224,15 +226,15 @@ def disk_use(
     *,
     ask: bool = True,
     until: float = math.inf,
-    ask_until: float = math.inf,
     steps: Steps | None = None,
 ) -> Use:
     """What the folders take on disk: the blocks of each file once, and all names, without what
     is mounted in them. Blocks that files share with others elsewhere count too.
 
     Follows no link. `TOO_DEEP` for one that is too deep to be measured. What is in folders that
-    this user may not read is asked of a process that may, where the kernel lets us have one. After
-    `until` and `ask_until`, moments of the monotonic clock, what was found so far.
+    this user may not read is asked of a process that may, where the kernel lets us have one: half
+    of the time is left to it. After `until`, a moment of the monotonic clock, what was found so
+    far; `TOO_DEEP` when that process had time and did not end.
     """
     steps = steps or Steps()
     walk = _DiskWalk(until, steps)
@@ -241,13 +243,16 @@ def disk_use(
             fd = os.open(folder, _OPEN_FOLDER)
             walk.total += os.fstat(fd).st_blocks * 512
             walk.below(fd, _mount_of(fd), str(folder), 0)
+        if walk.is_over():
+            break
     found = Use(min(walk.total, TOO_DEEP), walk.count)
-    if not walk.unreadable or not ask:
+    if not walk.unreadable or not ask or steps.given_up:
         return found
+    left = until - time.monotonic()
     steps.asks = True
-    more = _ask_reader(walk.unreadable, min(_READER_S, max(0.0, ask_until - time.monotonic())))
+    more = _ask_reader(walk.unreadable, until, steps)
     steps.asks = False
-    if more.bytes >= TOO_DEEP and time.monotonic() > ask_until:
+    if more.bytes >= TOO_DEEP and left < _READER_S and time.monotonic() > until:
         return found
     return Use(min(found.bytes + more.bytes, TOO_DEEP), found.files + more.files)
 
@@ -255,6 +260,7 @@ def disk_use(
 class _DiskWalk:
     def __init__(self, until: float, steps: Steps) -> None:
         self._until = until
+        self._half = (time.monotonic() + until) / 2
         self._steps = steps
         self.total = 0
         self.count = 0
@@ -263,6 +269,10 @@ class _DiskWalk:
         self._entered: set[tuple[int, int]] = set()
         """Folders. One that is moved to where the walk has not been yet would be walked through
         again and again, and the walk would never end."""
+
+    def is_over(self) -> bool:
+        until = self._half if self.unreadable else self._until
+        return self._steps.given_up or time.monotonic() > until
 
     def below(self, fd: int, mount: str, path: str, depth: int) -> None:
         """Adds what is below one open folder, which it closes."""
@@ -276,7 +286,7 @@ class _DiskWalk:
                 return
             self._entered.add((device, found.st_ino))
             for name in self._listed(fd, path):
-                if time.monotonic() > self._until:
+                if self.is_over():
                     return
                 self._steps.taken += 1
                 inner = f"{path}/{name}"
@@ -317,7 +327,7 @@ class _DiskWalk:
                     return []
                 self.count += 1
                 self._steps.taken += 1
-                if self.count % _CLOCK == 0 and time.monotonic() > self._until:
+                if self.count % _CLOCK == 0 and self.is_over():
                     return []
                 if stat.S_ISDIR(info.st_mode):
                     inner.append(entry.name)
@@ -335,31 +345,36 @@ _LONGEST = 1000
 """Letters of a path that the kernel surely takes, whatever bytes they are."""
 _FORBIDDEN = 3
 """The exit code of a reader that may not have a namespace."""
-_READER_S = 60.0
-"""For a million files; what takes longer to count is over its limit, else data could be hidden
-there."""
+_READER_S = 6.0
+"""A reader that had as long as this and did not end is kept from it, or has millions of files to
+count: that is over the limit, else data could be hidden there. It is more than a sandbox stands
+still for (`watch.STILL_S`): what was found until then decides."""
+_ASKING_S = 0.1
+"""Between two looks at whether the answer of a reader is still wanted."""
 
 
-def _ask_reader(paths: list[str], timeout_s: float) -> Use:
+def _ask_reader(paths: list[str], until: float, steps: Steps) -> Use:
     """From a process with a user namespace of its own, in which its user's files are no secret
     to it. Nothing is known where the kernel forbids that; one that fails otherwise was kept from
-    looking by who moves folders around."""
+    looking by who moves folders around. It is killed when its time is over, or it is given up."""
     argv = [sys.executable, "-m", "carrel.runtimes.limits.disk"]
+    names: bytes | None = b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     try:
-        said = subprocess.run(
-            argv,
-            input=b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths),
-            capture_output=True,
-            cwd="/",
-            timeout=timeout_s,
-            check=True,
-        ).stdout
+        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=nothing, cwd="/") as reader:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said, _ = reader.communicate(names, timeout=_ASKING_S)
+                    break
+                names = None  # It is being written: what is given a second time is refused.
+                if steps.given_up or time.monotonic() > until:
+                    steps.asks = False  # If it does not die, the walk is stuck.
+                    reader.kill()
+                    return Use(TOO_DEEP, 0)
+        if reader.returncode:
+            return Use(0 if reader.returncode == _FORBIDDEN else TOO_DEEP, 0)
         total, count = said.split()
         return Use(int(total), int(count))
-    except subprocess.CalledProcessError as error:
-        return Use(0 if error.returncode == _FORBIDDEN else TOO_DEEP, 0)
-    except subprocess.TimeoutExpired:
-        return Use(TOO_DEEP, 0)
     except (OSError, ValueError):
         return Use(0, 0)
 
@@ -393,6 +408,8 @@ def unlinked_use(pids: Iterable[int], folder: Path, steps: Steps | None = None) 
     links = itertools.chain.from_iterable(map(_links, pids))
     for path in itertools.islice(links, MOST_LINKS):
         steps.taken += 1
+        if steps.given_up:
+            break
         with contextlib.suppress(OSError):
             info = os.stat(path)
             if (info.st_dev, info.st_ino) in found:

@@ -95,7 +95,9 @@ class Enforcement:
         return found
 
     def rlimits(self, spec: SandboxSpec) -> tuple[Rlimit, ...]:
-        pids = any(one.kind is LimitKind.PIDS and one.enforced for one in self.cgroups.support())
+        pids = spec.limits.pids is not None and any(
+            one.kind is LimitKind.PIDS and one.enforced for one in self.cgroups.support()
+        )
         own_user = spec.owner.uid != os.geteuid()
         return rlimits(spec.limits, pids_by_cgroup=pids, own_user=own_user)
 
@@ -107,16 +109,15 @@ class Enforcement:
         spec: SandboxSpec,
         pids: Iterable[int],
         until: float = math.inf,
-        ask_until: float = math.inf,
         steps: Steps | None = None,
     ) -> Use:
         """What its folder and those of its family take, and what these processes hold of files
-        without a name; what was found of it by those moments, as `disk_use` has them. A quota
+        without a name; what was found of it by that moment, as `disk_use` has it. A quota
         counts all of it. Blocking."""
         counted = self._quotas.usage(spec.folder) if self.has_quota(spec) else None
         if counted is not None:
             return counted
-        named = disk_use(self.folders(spec), until=until, ask_until=ask_until, steps=steps)
+        named = disk_use(self.folders(spec), until=until, steps=steps)
         nameless = unlinked_use(pids, spec.folder, steps)
         return Use(min(named.bytes + nameless.bytes, TOO_DEEP), named.files + nameless.files)
 

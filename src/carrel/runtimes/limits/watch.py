@@ -475,25 +475,31 @@ class LimitWatch:
             stood = await self._inhabitants.pause()
             pids = await self._inhabitants.relatives()
             until = time.monotonic() + STILL_S
-            found = await self._walk(pids, until, until)
+            found = await self._walk(pids, until)
         finally:
             stood = await self._inhabitants.resume() and stood
         return found if stood else None
 
-    async def _walk(self, pids: Sequence[int], until: float, ask_until: float = math.inf) -> Use:
-        """What is in use. Whoever keeps the walk from coming further is over its limit."""
+    async def _walk(self, pids: Sequence[int], until: float) -> Use:
+        """What is in use. Whoever keeps the walk from coming further is over its limit. The turn
+        belongs to the walk: who is cancelled gives the walk up and keeps the turn until the thread
+        has ended. That is at once, unless the kernel holds it, where it takes no processor."""
         spec, steps = self._sandbox.spec, Steps()
         use = self._enforcement.disk_use
-        walk = asyncio.ensure_future(
-            in_own_thread(partial(use, spec, pids, until, ask_until, steps))
-        )
+        walk = asyncio.ensure_future(in_own_thread(partial(use, spec, pids, until, steps)))
+        walk.add_done_callback(lambda done: done.cancelled() or done.exception())
         free, taken = free_room(spec.folder).bytes, -1
-        while not (await asyncio.wait({walk}, timeout=STUCK_S))[0]:
-            lost = free - free_room(spec.folder).bytes
-            if taken == steps.taken and not steps.asks and lost > SLACK_BYTES:
-                walk.add_done_callback(lambda done: done.cancelled() or done.exception())
-                return Use(TOO_DEEP, 0)
-            taken = steps.taken
+        try:
+            while not (await asyncio.wait({walk}, timeout=STUCK_S))[0]:
+                lost = free - free_room(spec.folder).bytes
+                if taken == steps.taken and not steps.asks and lost > SLACK_BYTES:
+                    steps.given_up = True
+                    return Use(TOO_DEEP, 0)
+                taken = steps.taken
+        except asyncio.CancelledError:
+            steps.given_up = True
+            await asyncio.wait({walk}, timeout=STUCK_S)
+            raise
         return walk.result()
 
     def ended(self, run_id: str, ended: Exit) -> None:
@@ -560,6 +566,7 @@ class LimitWatch:
         self._on_event(LimitHit(sandbox_id, kind, figure, run_id, message))
 
     def close(self) -> None:
+        """Ends what is going on, also a walk."""
         self._close_look()
         if self._looking is not None:
             self._looking.cancel()

@@ -268,7 +268,6 @@ class InstanceRules:
     memory_bytes: int = 0
     starting: int = 0
     """At the same time; 0: as many as there are processors."""
-    project_roots: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from carrel.domain.access import LOCAL, begin_for
 from carrel.domain.errors import CarrelError
 from carrel.domain.instances import LIVE, Handed, Hold, Instance, InstanceState, Released, Warmth
 from carrel.domain.server_adapter import HubClients, Owners, ServerAdapter
@@ -69,7 +70,7 @@ class Lifetimes:
         for hold in instance.holds:
             self.hold(live, hold)
         if instance.idle_s is not None and (self._idle is None or self._idle.done()):
-            self._idle = asyncio.create_task(self._look())
+            self._idle = begin_for(LOCAL.name, self._look())
 
     def _over(self, live: LiveInstance, why: Problem) -> None:
         self._spawn(self._end(live, why))

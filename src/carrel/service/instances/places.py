@@ -192,8 +192,8 @@ class Places:
         space = self._journal.current(instance.space_id)
         if space.state not in LIVE:
             raise StateConflict(
-                f"{space.space_id} is {space.state}; servers run in a space that is ready.",
-                hint=f"Start it: carrel start {space.space_id}",
+                f"{space.name} is {space.state}; servers run in a space that is ready.",
+                hint=f"Start it: carrel start {space.name}",
                 state=str(space.state),
             )
         opened = await self._open_spaces.of(space)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from carrel.domain.access import LOCAL, begin_for
 from carrel.domain.collaborators import Machine, Users
 from carrel.domain.errors import CarrelError
 from carrel.domain.instances import Found, Instance, InstanceState, Server, Servers, Wrap
@@ -89,7 +90,7 @@ class Warming:
         if now < self._not_before.get(server.name, 0.0):
             return
         if task is None or task.done():
-            self._coming[server.name] = asyncio.create_task(self._warm_up(server))
+            self._coming[server.name] = begin_for(LOCAL.name, self._warm_up(server))
 
     async def _warm_up(self, server: Server) -> None:
         try:
@@ -292,7 +293,7 @@ class Compiling:
         if any(one.instance.state is not InstanceState.READY for one in self._book.all()):
             self._soon()
         elif self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._fill_all())
+            self._work = begin_for(LOCAL.name, self._fill_all())
 
     async def _fill_all(self) -> None:
         while self._asked:
@@ -410,7 +411,7 @@ class Bridging:
         if self._is_there():
             self._until = time.monotonic() + IDLE_S - MARGIN_S
         elif time.monotonic() >= self._not_before and (self._coming is None or self._coming.done()):
-            self._coming = asyncio.create_task(self._load())
+            self._coming = begin_for(LOCAL.name, self._load())
 
     def lost(self) -> None:
         """It is not there any more."""

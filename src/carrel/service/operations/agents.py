@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from typing import Literal
 
 from carrel.api.types import agents as types
 from carrel.api.types.common import moment, moment_or_none
@@ -18,10 +20,12 @@ from carrel.domain.agents import (
     Turn,
     TurnRequest,
 )
+from carrel.domain.errors import SpaceNotFound
 from carrel.domain.hub import Item
+from carrel.domain.imports import Imported
 from carrel.service.credentials import Keyring
 from carrel.service.files import SpaceContext
-from carrel.service.inbox import Inbox
+from carrel.service.inbox import Inbox, WaitingItems
 from carrel.service.spaces import Spaces
 from carrel.service.trust import Trust
 from carrel.service.turns import Turns
@@ -57,7 +61,9 @@ class TurnOperations:
     ) -> types.TerminalInfo:
         """The command that attaches to the terminal of the agent: for a terminal of its own, with
         `hangup`, as at `/v1/spaces/{space}/exec`."""
-        found = await self._turns.attaching(caller, space, read_only=asked.read_only)
+        found = await self._turns.attaching(
+            caller, space, read_only=asked.read_only, prefix=asked.prefix
+        )
         return types.TerminalInfo(
             turn=self._info(found.turn), argv=tuple(found.how.argv), cwd=found.how.cwd
         )
@@ -96,6 +102,7 @@ class TurnOperations:
             result=turn.result,
             usage=turn.usage,
             notes=turn.notes,
+            after=turn.after,
         )
 
 
@@ -117,6 +124,7 @@ def turn_request(new: types.NewTurn) -> TurnRequest:
         answer_s=new.answer_s,
         mode=InteractionMode.INTERACTIVE if new.terminal else InteractionMode.HEADLESS,
         trust=new.trust,
+        queue=new.queue,
     )
 
 
@@ -169,6 +177,16 @@ class AgentOperations:
         """A pinned version, into Carrel's own folder; at once when it is there already."""
         return await self._keyring.install(caller, name)
 
+    async def take(self, caller: Caller, name: str, found: types.ImportBody) -> FoundFrontend:
+        """Given to that agent in the owner's spaces; replaces what was imported before."""
+        if found.login_only:
+            return await self._keyring.renew(caller, name, found.login)
+        imported = Imported(found.files, found.servers, found.settings, found.keys, found.login)
+        return await self._keyring.take(caller, name, imported, found.endpoints)
+
+    async def forget(self, caller: Caller, name: str) -> FoundFrontend:
+        return await self._keyring.forget(caller, name)
+
 
 class CredentialOperations:
     """The keys that agents are given."""
@@ -194,13 +212,20 @@ class CredentialOperations:
 
 
 class InboxOperations:
-    def __init__(self, inbox: Inbox, spaces: Spaces) -> None:
+    def __init__(self, inbox: Inbox, waiting: WaitingItems, spaces: Spaces) -> None:
         self._inbox = inbox
+        self._waiting = waiting
         self._spaces = spaces
 
     async def list(self, caller: Caller) -> types.InboxList:
-        """Questions that nobody answered, and words to the user that nobody has seen."""
-        return types.InboxList(items=tuple(_item(one) for one in await self._inbox.items(caller)))
+        """Questions that nobody answered, permissions that agents wait for, and words to the user
+        that nobody has seen."""
+        found = []
+        for one in await self._waiting.items(caller):
+            with contextlib.suppress(SpaceNotFound):
+                space = await self._spaces.get(caller, one.space_id)
+                found.append(_item(one, space.name))
+        return types.InboxList(items=tuple(found))
 
     async def see(self, caller: Caller) -> types.Seen:
         """The words to the user have been read; questions stay."""
@@ -210,17 +235,20 @@ class InboxOperations:
         space_id = ""
         if said.space is not None:
             space_id = (await self._spaces.existing(caller, said.space)).space_id
-        return types.Answered(seq=await self._inbox.answer(caller, item, said.answer, space_id))
+        return types.Answered(seq=await self._waiting.answer(caller, item, said.answer, space_id))
 
 
-def _item(item: Item) -> types.InboxItem:
+def _item(item: Item, name: str) -> types.InboxItem:
+    kind: Literal["question", "signal"] = "question" if item.question else "signal"
     return types.InboxItem(
         id=item.item_id,
         space=item.space_id,
+        name=name,
         seq=item.seq,
         at=moment(item.at),
-        kind="question" if item.question else "signal",
+        kind="permission" if item.permission else kind,
         text=item.text,
         choices=item.choices,
         priority=item.priority,
+        own=item.own,
     )

@@ -30,10 +30,12 @@ from carrel.domain.requests import (
 from carrel.service.access import concealed, is_owner
 from carrel.service.operations.spaces import project_of
 from carrel.service.requests import Requests
+from carrel.service.requests.book import SHOWN_CHARACTERS
 from carrel.service.requests.view import file_view, outcome
+from carrel.service.shared import CallerSlots
 
-SHOWN_CHARACTERS = 500
-"""Of instructions, in lists."""
+BRIEF = 4
+"""Requests whose details, of some megabytes, are read at the same time only to be left out."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S, "w": 7 * DAY_S}
 _RESULT = ("complete", "summary", "files", "total_files", "needs_research", "check", "usage")
 
@@ -42,10 +44,11 @@ class RequestOperations:
     def __init__(self, requests: Requests, data: str) -> None:
         self._requests = requests
         self._data = data
+        self._turns = CallerSlots(BRIEF)
 
     async def submit(self, caller: Caller, new: types.NewRequest, key: str) -> types.RequestInfo:
         """`key` is the name of it that came beside the body."""
-        return self.info(caller, await self._requests.submit(caller, generate(new, key)))
+        return await self._brief(caller, await self._requests.submit(caller, generate(new, key)))
 
     async def list(self, caller: Caller, asked: types.RequestListQuery) -> types.RequestList:
         """Newest first."""
@@ -66,7 +69,7 @@ class RequestOperations:
     async def cancel(self, caller: Caller, request: str) -> types.RequestInfo:
         """Nothing of it runs, and its workspace is gone, when this is answered. What has ended
         stays as it is."""
-        return self.info(caller, await self._requests.cancel(caller, request))
+        return await self._brief(caller, await self._requests.cancel(caller, request))
 
     async def answer(self, caller: Caller, request: str, said: types.RequestAnswerBody) -> Done:
         """To what its agent asks."""
@@ -82,15 +85,15 @@ class RequestOperations:
             raise MessageInvalid(
                 "The time is missing.", hint="Give `seconds` or `for`.", field="body.seconds"
             )
-        return self.info(caller, await self._requests.extend(caller, request, seconds))
+        return await self._brief(caller, await self._requests.extend(caller, request, seconds))
 
     async def done(self, caller: Caller, request: str) -> types.RequestInfo:
         """Its files were fetched: what was held for that goes."""
-        return self.info(caller, await self._requests.done(caller, request))
+        return await self._brief(caller, await self._requests.done(caller, request))
 
     async def remove(self, caller: Caller, request: str) -> types.RequestInfo:
         """Ends it if it has not; nothing of it is left but its record."""
-        return self.info(caller, await self._requests.remove(caller, request))
+        return await self._brief(caller, await self._requests.remove(caller, request))
 
     async def files(
         self, caller: Caller, request: str, asked: types.MadeQuery
@@ -108,11 +111,19 @@ class RequestOperations:
         found = await self._requests.versions(caller, series)
         return types.VersionList(versions=tuple(self._listed(caller, one) for one in found))
 
-    def info(self, caller: Caller, request: Request) -> types.RequestInfo:
-        """All of it."""
+    async def info(self, caller: Caller, request: Request) -> types.RequestInfo:
+        """All of it, what its files hold included."""
+        return self._told(caller, await self._requests.with_details(request))
+
+    async def _brief(self, caller: Caller, request: Request) -> types.RequestInfo:
+        """All but what its files hold: who changed something did not ask for that."""
+        async with self._turns.of(caller.account):
+            return self._told(caller, await self._requests.with_details(request), content=False)
+
+    def _told(self, caller: Caller, request: Request, *, content: bool = True) -> types.RequestInfo:
         result = None
         if request.result is not None:
-            told = outcome(request).data
+            told = outcome(request, content=content).data
             result = types.ResultInfo(**{name: cast(Any, told[name]) for name in _RESULT})
         whole = {"instructions": request.asked.instructions, "result": result}
         return types.RequestInfo(**{**self._members(caller, request), **whole})

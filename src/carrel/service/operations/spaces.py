@@ -11,6 +11,7 @@ from typing import Any
 from carrel.api.types import spaces as types
 from carrel.api.types.common import members, moment, moment_or_none, shared
 from carrel.domain.access import Caller
+from carrel.domain.environments import HomeTool, PackageSettings
 from carrel.domain.errors import CarrelError, MessageInvalid
 from carrel.domain.keys import masked
 from carrel.domain.limits import Limits
@@ -25,6 +26,7 @@ from carrel.domain.spaces import (
     SpaceState,
     Trashed,
 )
+from carrel.domain.trees import ReviewQuery
 from carrel.lifecycle.table import LIVE
 from carrel.service.access import concealed, is_owner, shown_project
 from carrel.service.runs import Runs
@@ -109,8 +111,14 @@ class SpaceViews:
             "problem": self.concealed(caller, space.problem),
             "working": self._turns.working(space.space_id),
             "activity": self._turns.activity(space),
+            "doing": self._turns.doing(space),
+            "since": moment(self._turns.since(space)),
             "mcp": tuple(self._resident(caller, one) for one in self._spaces.residents(space)),
             "live_runs": self._runs.live_of(space.space_id),
+            "tools": () if hidden else tuple(map(_tool, space.tools.tools)),
+            "shown": () if hidden else tuple(space.shown),
+            "packages": () if hidden else _given(space.packages),
+            "withheld": () if hidden else space.packages.withheld,
         }
         return types.SpaceInfo(**{**shared(space, types.SpaceInfo), **told})
 
@@ -171,6 +179,11 @@ class SpaceOperations:
     async def start(self, caller: Caller, space: str) -> types.SpaceInfo:
         return await self._views.one(caller, await self._spaces.start(caller, space))
 
+    async def restart(self, caller: Caller, space: str, asked: types.StopBody) -> types.SpaceInfo:
+        """Stops it and starts it again, also one that is stopped or failed."""
+        found = await self._spaces.restart(caller, space, asked.grace_s)
+        return await self._views.one(caller, found)
+
     async def remove(
         self, caller: Caller, space: str, asked: types.RemoveQuery
     ) -> types.RemovalInfo:
@@ -180,8 +193,9 @@ class SpaceOperations:
     async def changes(
         self, caller: Caller, space: str, asked: types.ChangesQuery
     ) -> types.ChangeList:
-        found, total = await self._spaces.first_changes(caller, space, asked.limit)
-        return types.ChangeList(changes=tuple(found), total=total)
+        query = ReviewQuery(most=asked.limit, ignored=asked.ignored, git=asked.git)
+        found = await self._spaces.review(caller, space, query)
+        return types.ChangeList(changes=found.listed, **shared(found, types.ChangeList))
 
     async def usage(self, caller: Caller, space: str, asked: types.UsageQuery) -> types.UsageInfo:
         found = await self._spaces.existing(caller, space)
@@ -263,6 +277,14 @@ def project_of(body: types.ProjectBody | None) -> Project:
     if body is None:
         return Project(ProjectKind.EMPTY)
     return Project(body.kind, body.location, body.ref)
+
+
+def _tool(tool: HomeTool) -> types.ShownTool:
+    return types.ShownTool(name=tool.name, paths=tuple(tool.shown))
+
+
+def _given(settings: PackageSettings) -> tuple[str, ...]:
+    return tuple(f"~/{name}" for name in settings.files) + tuple(settings.env)
 
 
 def _retention(body: types.RetentionBody) -> Retention:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from carrel.domain.access import LOCAL
 from carrel.domain.collaborators import WorkFolders
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.hub import HubLog
-from carrel.domain.requests import ENDED, Collecting, Differing, Request, RequestState, Webhook
+from carrel.domain.requests import (
+    ENDED,
+    Collecting,
+    Differing,
+    Request,
+    RequestDetails,
+    RequestState,
+    Result,
+    Webhook,
+)
 from carrel.domain.runs import Recordings
 from carrel.domain.store import Record, Store
 from carrel.service.files import SpaceContext, SpaceFiles
@@ -49,6 +59,11 @@ class LiveRequest:
     @property
     def key(self) -> str:
         return self.request.key
+
+    @property
+    def account(self) -> str:
+        """Whose share its work takes, as its space has it."""
+        return self.request.realm or LOCAL.name
 
 
 class RequestBook:
@@ -93,7 +108,7 @@ class RequestBook:
             if before.ended and changes.get("state", before.state) is not before.state:
                 return False
             new = dataclasses.replace(before, updated_at=self.clock(), **changes)
-            await self._journal.write(new, *records)
+            await self._journal.write(*records, new)
             live.request = new
         if new.space_id != before.space_id:
             self._of_space.pop(before.space_id, None)
@@ -102,12 +117,17 @@ class RequestBook:
         return True
 
     async def move(
-        self, live: LiveRequest, state: RequestState, message: str, **changes: Any
+        self,
+        live: LiveRequest,
+        state: RequestState,
+        message: str,
+        *records: Record,
+        **changes: Any,
     ) -> bool:
         """To another state, which its followers hear of."""
         space_id = changes.get("space_id", live.request.space_id)
         event = self.event(live.request, state, message, space_id)
-        return await self.change(live, event, state=state, **changes)
+        return await self.change(live, event, *records, state=state, **changes)
 
     def event(self, request: Request, state: RequestState, message: str, space_id: str) -> NewEvent:
         return self._journal.event(
@@ -146,6 +166,42 @@ class RequestBook:
         return bell, leave
 
 
+# What is large is kept beside the record, which lists and the daemon's start read by the hundreds.
+
+Changes = dict[str, object]
+SHOWN_CHARACTERS = 500
+"""Of instructions, in the record of a request that has ended."""
+
+
+def parted(request: Request, outcome: Changes) -> tuple[RequestDetails, Changes]:
+    """At its end: what goes beside the record, and what of it changes. Nobody needs the values of
+    variables and the texts for the agent any more; a retry is known by its digest."""
+    asked, result = request.asked, outcome.get("result")
+    assert result is None or isinstance(result, Result)
+    details = RequestDetails(request.key, request.caller, asked.instructions, result)
+    short = dataclasses.replace(
+        asked,
+        instructions=asked.instructions[:SHOWN_CHARACTERS],
+        env=dict.fromkeys(asked.env, ""),
+        architecture="",
+        context="",
+        context_files={},
+    )
+    changes = {**outcome, "asked": short, "checked": None}
+    if result is not None:
+        changes["result"] = Result(result.complete, total=result.total, usage=result.usage)
+    return details, changes
+
+
+async def with_details(store: Store, request: Request) -> Request:
+    """With what its record leaves out; as it is where that is not kept any more."""
+    details = await store.request_details(request.key) if request.ended else None
+    if details is None:
+        return request
+    asked = dataclasses.replace(request.asked, instructions=details.instructions)
+    return dataclasses.replace(request, asked=asked, result=details.result)
+
+
 PROGRESS = {
     RequestState.QUEUED: 0.0,
     RequestState.MAKING: 0.02,
@@ -171,8 +227,10 @@ class NotSent(Exception):
 
 
 class WebhookSender(Protocol):
-    async def send(self, webhook: Webhook, body: bytes) -> None:
-        """Raises `NotSent`."""
+    async def send(
+        self, caller: str, webhook: Webhook, body: Callable[[], Awaitable[bytes]]
+    ) -> None:
+        """`body` is made when the caller's turn has come. Raises `NotSent`."""
         ...
 
 

@@ -70,6 +70,12 @@ def _check_words(asked: Generate) -> None:
         )
 
 
+def text_length(asked: Generate) -> int:
+    """Of all that it says, in characters."""
+    texts = (asked.instructions, asked.architecture, asked.context, *asked.context_files.values())
+    return sum(map(len, (*texts, *asked.env.values())))
+
+
 def _check_context(asked: Generate) -> None:
     files: Mapping[str, str] = asked.context_files
     texts = (asked.architecture, asked.context, *files.values())

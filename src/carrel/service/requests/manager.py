@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
-from carrel.domain.access import LOCAL, Caller
+from carrel.domain.access import LOCAL, Caller, begin_for
 from carrel.domain.agents import Control, ControlKind
 from carrel.domain.errors import (
     Capacity,
@@ -39,6 +39,8 @@ from carrel.service.requests.work import RequestWorker, space_request
 
 SHARES = 4
 """One caller has at most such a part of the line."""
+WAITING_CHARACTERS = 10_000_000
+"""Of what one caller's waiting requests say, which is in memory until their turn comes."""
 
 
 class Requests(RequestReads):
@@ -106,8 +108,10 @@ class Requests(RequestReads):
             wanted = space_request(self._parts, request)
         wanted = dataclasses.replace(wanted, labels=asked.labels)
         admitted = self._parts.spaces.check(caller, wanted)
+        if asked.mcp:
+            await self._parts.spaces.check_servers(asked.mcp)
         asked = dataclasses.replace(asked, labels=dict(admitted.labels), frontend=admitted.agent)
-        self._parts.turns.check(caller, asked.frontend, asked.env)
+        self._parts.turns.check(caller, asked.frontend, asked.env, admitted.network)
         guest, realm = admitted.guest, admitted.realm
         return dataclasses.replace(request, asked=asked, guest=guest, realm=realm)
 
@@ -147,10 +151,16 @@ class Requests(RequestReads):
         share, few = max(1, most // SHARES), max(1, most // 100)
         if caller.name == LOCAL.name:
             share = few = most
-        if mine >= share:
+        if mine >= share or (mine and self._waiting_text(caller.name) > WAITING_CHARACTERS):
             raise Capacity(f"{mine} of your requests wait already.", hint="Try again later.")
         if len(self._line) >= most and mine >= few:
             raise Capacity(f"{len(self._line)} requests wait already.", hint="Try again later.")
+
+    def _waiting_text(self, caller: str) -> int:
+        if caller == LOCAL.name:
+            return 0
+        asked = (one.request for one in self._book.all() if one.request.caller == caller)
+        return sum(intake.text_length(one.asked) for one in asked if not one.ended)
 
     def _stand(self, live: LiveRequest) -> None:
         owner = live.request.asked.owner or live.by
@@ -180,7 +190,8 @@ class Requests(RequestReads):
 
     def _begin(self, live: LiveRequest) -> None:
         self._working[live.request.caller] += 1
-        live.task = asyncio.create_task(self._work(live))
+        # Whoever's request has just ended, or whose daemon has: it takes its own share.
+        live.task = begin_for(live.account, self._work(live))
 
     async def _work(self, live: LiveRequest) -> None:
         try:
@@ -204,7 +215,9 @@ class Requests(RequestReads):
         live = await self._live(caller, word)
         self._presence.came(live)
         try:
-            async with contextlib.aclosing(self._hearing.follow(live, after)) as frames:
+            async with contextlib.aclosing(
+                self._hearing.follow(live, after, caller.account)
+            ) as frames:
                 async for frame in frames:
                     yield frame
         finally:
@@ -327,7 +340,7 @@ class Requests(RequestReads):
             else:
                 self._begin(live)
             self._presence.look(live)
-        self._regular = asyncio.create_task(self._keeper.run())
+        self._regular = begin_for(LOCAL.name, self._keeper.run())
         self._next()
 
     def ending(self) -> None:
@@ -452,7 +465,7 @@ class Presence:
         live.lonely = None
         if self._closed:
             return
-        task = asyncio.create_task(self._leave(live))
+        task = begin_for(live.account, self._leave(live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -10,33 +10,39 @@ import dataclasses
 import json
 import logging
 import os
-from collections import deque
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from carrel.domain.access import LOCAL
+from carrel.domain.access import LOCAL, begin_for
 from carrel.domain.errors import SpaceNotFound
 from carrel.domain.pauses import pauses
 from carrel.domain.requests import (
     Older,
     Policy,
     Request,
+    RequestDetails,
     RequestQuery,
     RequestState,
-    Result,
     Workspace,
 )
 from carrel.domain.store import Forget
 from carrel.lifecycle.table import LIVE
 from carrel.service.open_spaces import OpenSpace
-from carrel.service.requests.book import LiveRequest, NotSent, RequestBook, RequestParts
+from carrel.service.requests.book import (
+    LiveRequest,
+    NotSent,
+    RequestBook,
+    RequestParts,
+    with_details,
+)
 from carrel.service.requests.view import outcome
 
 GRACE_S = 1.0
 EVERY_S = 20.0
 FORGET_EVERY = 50
 CONTENT_BYTES = 64 << 20
+"""Of outcomes that one caller has had, so much is kept in case it asks again."""
 MANY = 1 << 20
 DRAFT = ".new"
 """How the name of an archive ends that is being written."""
@@ -54,9 +60,6 @@ class RequestKeeper:
         self._settling: Table = {}
         self._telling: Table = {}
         self._since_forgetting = 0
-        self._contents: deque[tuple[str, int]] = deque()
-        """Of outcomes that were delivered, the oldest first."""
-        self._content_bytes = 0
 
     # At its end
 
@@ -65,7 +68,7 @@ class RequestKeeper:
         comes while that is under way waits for the same."""
         live.due = True
         return _under_way(self._settling, live.key) or _begin(
-            self._settling, live.key, self._settle(live)
+            self._settling, live, self._settle(live)
         )
 
     async def seen_to(self, live: LiveRequest) -> None:
@@ -138,14 +141,14 @@ class RequestKeeper:
     async def tidy(self, live: LiveRequest) -> None:
         """What is over goes."""
         request = live.request
-        if not request.ended or self.stays(request):
+        if not request.ended:
             return
-        if request.workspace is Workspace.THERE:
+        if not self.stays(request) and request.workspace is Workspace.THERE:
             await self.remove(live, Workspace.GONE)
         if live.request.is_bare and self._book.get(live.key) is live:
             self._book.forget(live)
-            self._remember(live.request)
-            await self._forget_old()
+        if live.request.is_settled:
+            await self._forget_old(request.caller)
 
     async def remove(self, live: LiveRequest, then: Workspace, **changes: object) -> None:
         """The space, wholly; nothing of it is in the trash."""
@@ -156,26 +159,10 @@ class RequestKeeper:
         await self._parts.log.forget(space_id)
         await self._book.change(live, workspace=then, **changes)
 
-    def _remember(self, request: Request) -> None:
-        """What was sent need not have arrived: who lost its connection asks again."""
-        size = _content_bytes(request)
-        if size:
-            self._contents.append((request.key, size))
-            self._content_bytes += size
-        if len(self._contents) > self._parts.rules.remembered + FORGET_EVERY:
-            # Its record has gone.
-            self._oldest_content()
-
-    def _oldest_content(self) -> str:
-        """The request that it is of; it counts no more."""
-        key, size = self._contents.popleft()
-        self._content_bytes -= size
-        return key
-
-    async def _forget_old(self) -> None:
-        """What the files of outcomes held, beyond a budget; records beyond the newest."""
-        while self._content_bytes > CONTENT_BYTES:
-            await self._strip(self._oldest_content())
+    async def _forget_old(self, caller: str) -> None:
+        """What was sent need not have arrived, and who lost its connection asks again: so it is
+        kept, up to a budget for each caller, and records up to a number."""
+        await self._parts.store.write(Forget(details_of=caller, details_bytes=CONTENT_BYTES))
         self._since_forgetting += 1
         if self._since_forgetting < FORGET_EVERY:
             return
@@ -191,7 +178,7 @@ class RequestKeeper:
         if request.asked.webhook is None or request.delivered_at is not None or not request.ended:
             return
         if not _under_way(self._telling, live.key):
-            _begin(self._telling, live.key, self._send(live))
+            _begin(self._telling, live, self._send(live))
 
     async def _send(self, live: LiveRequest) -> None:
         try:
@@ -206,15 +193,17 @@ class RequestKeeper:
     async def _try_to_send(self, live: LiveRequest) -> None:
         webhook = live.request.asked.webhook
         assert webhook is not None
-        frame = outcome(live.request)
-        body = json.dumps(
-            {"type": str(frame.kind), "request_id": frame.request_id, **frame.data}
-        ).encode()
+
+        async def body() -> bytes:
+            frame = outcome(await with_details(self._parts.store, live.request))
+            told = {"type": str(frame.kind), "request_id": frame.request_id, **frame.data}
+            return (await asyncio.to_thread(json.dumps, told)).encode()
+
         for pause_s in pauses():
             tries = live.request.told + 1
             await self._book.change(live, told=tries)
             try:
-                await self._parts.sender.send(webhook, body)
+                await self._parts.sender.send(live.request.caller, webhook, body)
                 return
             except NotSent as error:
                 _log.warning("the webhook of %s: %s", live.key, error)
@@ -226,13 +215,10 @@ class RequestKeeper:
 
     async def received(self, live: LiveRequest) -> None:
         """Its client has all that it wants: nothing is held for it any more."""
-        await self._book.change(live, delivered_at=0.0, result=_listed(live.request))
+        details = await self._parts.store.request_details(live.key)
+        records = () if details is None else (_without_content(details),)
+        await self._book.change(live, *records, delivered_at=0.0)
         await self.seen_to(live)
-
-    async def _strip(self, key: str) -> None:
-        request = await self._parts.store.request(key)
-        if request is not None:
-            await self._book.change(LiveRequest(request), result=_listed(request))
 
     async def delivered(self, live: LiveRequest) -> None:
         """Somebody has the outcome; or nobody will ever want it."""
@@ -343,28 +329,26 @@ def _under_way(table: Table, key: str) -> asyncio.Task[None] | None:
     return task if task is not None and not task.done() else None
 
 
-def _begin(table: Table, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+def _begin(table: Table, live: LiveRequest, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    key = live.key
+
     def over(done: asyncio.Task[None]) -> None:
         if table.get(key) is done:
             del table[key]
 
-    task = table[key] = asyncio.create_task(work)
+    task = table[key] = begin_for(live.account, work)
     task.add_done_callback(over)
     return task
 
 
-def _content_bytes(request: Request) -> int:
-    files = request.result.files if request.result is not None else ()
-    return sum(len(file.text or file.base64 or "") for file in files)
-
-
-def _listed(request: Request) -> Result | None:
-    """The result without what its files held."""
-    result = request.result
-    if result is None:
-        return None
-    files = tuple(dataclasses.replace(file, text=None, base64=None) for file in result.files)
-    return dataclasses.replace(result, files=files)
+def _without_content(details: RequestDetails) -> RequestDetails:
+    """Its files are listed, without what they held."""
+    if details.result is None:
+        return details
+    files = (dataclasses.replace(one, text=None, base64=None) for one in details.result.files)
+    return dataclasses.replace(
+        details, result=dataclasses.replace(details.result, files=tuple(files))
+    )
 
 
 def series_lock(request: Request) -> str:

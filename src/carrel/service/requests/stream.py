@@ -35,9 +35,16 @@ from carrel.domain.spaces import Space
 from carrel.lifecycle.table import LEAVING
 from carrel.service.files import whole
 from carrel.service.open_spaces import OpenSpace
-from carrel.service.requests.book import PROGRESS, LiveRequest, RequestBook, RequestParts
+from carrel.service.requests.book import (
+    PROGRESS,
+    LiveRequest,
+    RequestBook,
+    RequestParts,
+    with_details,
+)
 from carrel.service.requests.retention import RequestKeeper
 from carrel.service.requests.view import View, number, outcome
+from carrel.service.shared import CallerSlots
 
 Owners = OrderedDict[str, deque[str]]
 
@@ -121,6 +128,8 @@ def _take(callers: OrderedDict[str, Owners]) -> str:
 
 # Following a request: from any number on, as it happens, to its outcome.
 
+OUTCOMES = 16
+"""Each may be of some megabytes, and is in memory until its client has read it."""
 PAGE = 500
 NEAR = 10
 MOST_PARTS = 1000
@@ -135,6 +144,7 @@ class RequestEvents:
         self._book = book
         self._line = line
         self._parts_of: dict[str, list[deque[tuple[str, bytes]]]] = {}
+        self._outcomes = CallerSlots(OUTCOMES)
         parts.log.on_kept(book.ring_all)
         parts.log.on_live(self._heard_live)
 
@@ -146,8 +156,11 @@ class RequestEvents:
             if live is not None:
                 self._book.ring(live.key)
 
-    async def follow(self, live: LiveRequest, after: int) -> AsyncGenerator[Frame, None]:
-        """Ends with the outcome, which is told again however often somebody asks."""
+    async def follow(
+        self, live: LiveRequest, after: int, account: str
+    ) -> AsyncGenerator[Frame, None]:
+        """Ends with the outcome, which is told again however often somebody asks; of the large ones
+        that are on their way at the same time, an account has a share."""
         bell, leave = self._book.listen(live.key)
         self._parts.log.listening(1)
         told = _Told(after)
@@ -160,7 +173,8 @@ class RequestEvents:
                 async for frame in self._log_of(request, told):
                     yield frame
                 if request.ended:
-                    yield outcome(request)
+                    async with self._outcomes.of(account):
+                        yield outcome(await with_details(self._parts.store, request))
                     return
                 await bell.wait()
         finally:
@@ -280,6 +294,10 @@ class RequestReads:
     async def _find(self, caller: Caller, word: str) -> Request | None:
         store = self._parts.store
         return await store.request_of(caller.name, word) or await store.request(word)
+
+    async def with_details(self, request: Request) -> Request:
+        """With what lists leave out."""
+        return await with_details(self._parts.store, request)
 
     def _now(self, request: Request) -> Request:
         live = self._book.get(request.key)

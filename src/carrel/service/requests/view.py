@@ -113,8 +113,8 @@ def number(seq: int) -> int:
     return seq * PER_MESSAGE
 
 
-def outcome(request: Request) -> Frame:
-    """The last that is heard of one that has ended."""
+def outcome(request: Request, *, content: bool = True) -> Frame:
+    """The last that is heard of one that has ended; without `content` its files are only listed."""
     about: dict[str, object] = {
         "space_id": request.space_id,
         "workspace": str(request.workspace),
@@ -126,7 +126,7 @@ def outcome(request: Request) -> Frame:
     if result is not None:
         checked = None if result.check is None else dataclasses.asdict(result.check)
         about |= {
-            "files": [file_view(file) for file in result.files],
+            "files": [file_view(file, content=content) for file in result.files],
             "total_files": result.total,
             "summary": result.summary,
             "complete": result.complete,
@@ -140,7 +140,7 @@ def outcome(request: Request) -> Frame:
     return Frame(FrameKind.ERROR, request.request_id, number(request.seq), about)
 
 
-def file_view(file: ChangedFile) -> dict[str, object]:
+def file_view(file: ChangedFile, *, content: bool = True) -> dict[str, object]:
     view: dict[str, object] = {
         "path": file.path,
         "change": file.change,
@@ -150,6 +150,8 @@ def file_view(file: ChangedFile) -> dict[str, object]:
         "type": str(file.type),
         "executable": file.executable,
     }
+    if not content:
+        return view
     if file.text is not None:
         view["text"] = file.text
     elif file.base64 is not None:

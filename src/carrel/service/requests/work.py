@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 
 from carrel.domain.access import LOCAL
@@ -27,7 +26,6 @@ from carrel.domain.requests import (
     Generate,
     Policy,
     Request,
-    RequestQuery,
     RequestState,
     Result,
     Workspace,
@@ -35,9 +33,10 @@ from carrel.domain.requests import (
 from carrel.domain.runs import RunRecord, RunState, Stream
 from carrel.domain.runtimes import Command, ExitReason, Network
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
+from carrel.domain.store import Forget
 from carrel.domain.trees import DIRECT
 from carrel.lifecycle.table import LIVE
-from carrel.service.requests.book import LiveRequest, RequestBook, RequestParts
+from carrel.service.requests.book import LiveRequest, RequestBook, RequestParts, parted
 from carrel.service.requests.retention import series_lock
 
 LABEL = "carrel.request"
@@ -70,6 +69,7 @@ def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
         network_asked=asked.network is not None,
         labels={**asked.labels, LABEL: request.key},
         env=asked.env,
+        mcp=asked.mcp,
         retention=FOREVER,
         description=asked.instructions[:200].replace("\0", ""),
         agent=asked.frontend or parts.rules.frontend,
@@ -179,6 +179,8 @@ async def _tail(parts: RequestParts, record: RunRecord) -> str:
 MOST_ATTEMPTS = 5
 """A daemon that was killed each time is no reason to go on for ever."""
 SUMMARY_CHARACTERS = 20_000
+UNREAD_BYTES = 256 << 20
+"""Of outcomes that one caller has not read yet."""
 PLACES = "places"
 """The lock of all folders that callers name."""
 _log = logging.getLogger("carrel")
@@ -253,7 +255,7 @@ class RequestWorker:
                 return
             await self._create(live)
         elif space.state not in LIVE:
-            raise StateConflict(f"{space.space_id} is {space.state}.", state=str(space.state))
+            raise StateConflict(f"{space.name} is {space.state}.", state=str(space.state))
         for name, text in request.asked.context_files.items():
             await self._parts.context.put(LOCAL, request.space_id, name, text.encode())
         frontend = self._frontend(request.asked)
@@ -323,6 +325,7 @@ class RequestWorker:
             frontend=self._frontend(asked),
             prompt=prompt_of(asked),
             model=asked.model,
+            permission=asked.permission,
             system_prompt=RULES,
             timeout_s=asked.timeout_s or self._parts.rules.timeout_s,
             # Some agents are told by it where their models are.
@@ -391,11 +394,8 @@ class RequestWorker:
             await self._end(live, RequestState.DONE, result=result, version=version)
 
     async def _next_version(self, request: Request) -> int:
-        query = RequestQuery(
-            caller=request.caller, series=request.asked.keeping.series, live=False, limit=1 << 20
-        )
-        found = await self._parts.store.requests(query)
-        return max((one.version for one in found), default=0) + 1
+        series = request.asked.keeping.series
+        return await self._parts.store.last_version(request.caller, series) + 1
 
     async def _end(self, live: LiveRequest, state: RequestState, **outcome: object) -> None:
         """What its client hears last comes after all that it can hear of the space."""
@@ -404,11 +404,9 @@ class RequestWorker:
         space_id = request.space_id
         there = self._parts.journal.get(space_id) if space_id else None
         now = self._book.clock()
-        # Nobody needs the values any more; a retry is known by its digest.
-        bare = dataclasses.replace(request.asked, env=dict.fromkeys(request.asked.env, ""))
+        details, short = parted(request, outcome)
         changes = {
-            **outcome,
-            "asked": bare,
+            **short,
             "ended_at": now,
             "retained_until": _until(request, state, there, now),
             "seq": request.offset + (self._parts.log.last(space_id) if space_id else 0) + 1,
@@ -416,7 +414,7 @@ class RequestWorker:
         }
         for pause_s in pauses():
             try:
-                await self._book.move(live, state, "", **changes)
+                await self._book.move(live, state, "", details, *self._bounded(live), **changes)
                 return
             except CarrelError as error:
                 # However long the disk is full: an outcome is not lost.
@@ -424,6 +422,14 @@ class RequestWorker:
                 if live.cancelling:
                     await self._halt(live)
                 await asyncio.sleep(pause_s)
+
+    def _bounded(self, live: LiveRequest) -> tuple[Forget, ...]:
+        """Who never reads what it asked for fills no disk with it; the owner's own is not counted.
+        The files are in the workspace as long as that is kept."""
+        caller = live.request.caller
+        if caller == LOCAL.name:
+            return ()
+        return (Forget(details_of=caller, details_bytes=UNREAD_BYTES, details_delivered=False),)
 
     async def _halt(self, live: LiveRequest) -> None:
         """What runs for one that was cancelled may be what fills the disk."""

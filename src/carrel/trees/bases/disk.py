@@ -220,6 +220,8 @@ class BuildContext:
     """Whom sandboxes see it belong to."""
     verify_after_s: float
     """A project that took longer to read is looked at a second time."""
+    patience_s: float
+    """How long a build waits for a project that keeps changing."""
 
     @property
     def lock(self) -> Path:

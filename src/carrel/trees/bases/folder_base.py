@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 import time
@@ -46,7 +47,11 @@ from carrel.trees.bases.views import (
 from carrel.trees.paths import is_below, open_folder, split
 
 _ROUNDS = 3
-"""How often files that changed meanwhile are read again."""
+"""How often files that changed meanwhile are read again at once, before there are pauses."""
+PATIENCE_S = 10.0
+"""A `git gc` after a commit and most builds are over by then."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
 _NAMED = 5
 _LEFT_AS_IT_IS = "an index that is damaged, shared or split: taken as it is, so git reads all files"
 _WORTH_A_NEW_HEAD = 64
@@ -64,6 +69,31 @@ class Previous:
     known: KnownProject
 
 
+class TornLook(Exception):
+    """What was seen of the project in one look does not go together."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class Patience:
+    """Waits, longer each time, for whatever writes to the project to be done."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._pause = _FIRST_PAUSE_S
+
+    def pause(self) -> bool:
+        """Says false, at once, when all of the time is used up."""
+        if self._left <= 0:
+            return False
+        time.sleep(min(self._pause, self._left))
+        self._left -= self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
+        return True
+
+
 @dataclass
 class FolderBuild:
     """One build, in the thread that holds the project's lock."""
@@ -74,6 +104,7 @@ class FolderBuild:
     request: BaseRequest
     meter: Meter
     previous: Previous | None
+    patience: Patience
     _skipped: list[Skipped] = field(default_factory=list)
     _unstable: set[bytes] = field(default_factory=set)
     _stored: set[bytes] = field(default_factory=set)
@@ -82,7 +113,8 @@ class FolderBuild:
     _one_look: bool = True
 
     def run(self) -> Base:
-        """Raises what `BaseStore.build` says; leaves staging for the caller to remove."""
+        """Raises what `BaseStore.build` says, and `TornLook`: then another build may carry on
+        with the same staging, which is the caller's to remove."""
         self._began_ns = time.time_ns()
         began = time.monotonic()
         self.meter.begin("scanning")
@@ -95,12 +127,12 @@ class FolderBuild:
             view = self._rounds(view, began)
             return self._finish(view)
         except NoFolder as error:
-            raise _changed({error.path}, "in the middle of a look") from error
+            raise TornLook(error.path) from error
         except OSError as error:
             # Nobody else writes in our layer: what was seen in two looks does not go together.
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise _changed({b""}, "in the middle of a look") from error
+            raise TornLook(b"") from error
         finally:
             self._close()
 
@@ -153,7 +185,7 @@ class FolderBuild:
     def _rounds(self, view: ProjectView, began: float) -> ProjectView:
         retry: list[Job] = []
         before = self.previous.known if self.previous else None
-        for count in range(1, _ROUNDS + 1):
+        for count in itertools.count(1):
             retry = self._take(plan(view, self._draft, before), retry)
             in_no_time = time.monotonic() - began < self.context.verify_after_s
             if not retry and in_no_time and count == 1:
@@ -170,14 +202,19 @@ class FolderBuild:
             self._stale = True
             if "_writer" in self.__dict__:
                 self._writer.distrust()
+            if count >= _ROUNDS and not self.patience.pause():
+                break
         return self._give_up(view, retry)
 
     def _give_up(self, view: ProjectView, retry: list[Job]) -> ProjectView:
-        """After the last round something was still not as it had been seen."""
+        """After the last round something was still not as it had been seen. A file that a
+        server or a build keeps writing is taken as it is at one moment; git's own files go
+        together, so a repository in the middle of something is refused."""
         restless = {seen.path for seen in view.seen() if not stat.S_ISDIR(seen.row.mode)}
         restless |= {job.path for job in retry} | set(view.gone)
-        if not self.request.allow_changing:
-            raise _changed(restless)
+        of_git = {path for path in restless if b".git" in path.split(b"/")}
+        if of_git and not self.request.allow_changing:
+            raise changed(of_git)
         self._take(plan(view, self._draft, None), retry, lenient=True)
         self._unstable = {path for path in restless if self._draft.item(path) is not None}
         return view
@@ -205,7 +242,9 @@ class FolderBuild:
         return filled.moved
 
     def _still_there(self, job: Job) -> bool:
-        return self._draft.folder(split(job.path)[0]) is not None
+        """Whether it may still be the file that it was seen to be."""
+        above = self._draft.folder(split(job.path)[0])
+        return above is not None and self._draft.folder(job.path) is None
 
     def _fill(self, jobs: list[Job]) -> FillResult:
         self._looked_into += sum(1 + _size(job) // _AS_MUCH_AS_A_FILE for job in jobs)
@@ -417,14 +456,14 @@ def _open_origin(view: ProjectView, path: bytes) -> int | None:
     return None
 
 
-def _changed(paths: set[bytes], when: str = f"{_ROUNDS} times in a row") -> ProjectChanged:
+def changed(paths: set[bytes]) -> ProjectChanged:
     found = sorted(paths)
     names = ", ".join(repr(shown(path)) for path in found[:_NAMED])
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return ProjectChanged(
-        f"The project changed while it was read, {when}: {names}{more}.",
-        hint="Wait until whatever writes there is done, exclude these files, or allow "
-        "changing files.",
+        f"The project kept changing while it was read: {names}{more}.",
+        hint="Wait until whatever writes there is done (for files of .git: a git command), "
+        "and try again.",
         paths=[os.fsdecode(path) for path in found[:_NAMED]],
         count=len(found),
     )

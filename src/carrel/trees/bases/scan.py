@@ -33,22 +33,28 @@ class Exclusion:
     """Asked for every entry of a project, folders before what is in them: so what is in
     an excluded folder is never asked for, nor can it be included again, as in git."""
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises `ProjectInvalid` for a pattern that git would not take."""
+    def __init__(self, patterns: Sequence[str], *, joined: bool = True) -> None:
+        """Raises `ProjectInvalid` for a pattern that git would not take. Not `joined` they are
+        looked at one by one: strangers' patterns, of which no single look is to take long."""
+        self._joined = joined
         try:
-            parsed = GitIgnoreSpec.from_lines(patterns).patterns
-        except ValueError as error:
+            self._compile(patterns)
+        except (ValueError, re.error, RecursionError, OverflowError) as error:
+            # Also what a library makes of `[z-a]`: strangers write such patterns.
             raise ProjectInvalid(
                 f"A pattern of what to exclude is not valid: {error}.",
                 hint="Patterns are written as in .gitignore.",
             ) from error
+
+    def _compile(self, patterns: Sequence[str]) -> None:
+        parsed = GitIgnoreSpec.from_lines(patterns).patterns
         self._rules = [
             (bool(pattern.include), _linear(_plain(pattern.regex.pattern)))
             for pattern in parsed
             if pattern.include is not None and pattern.regex is not None
         ]
         self._any: re.Pattern[str] | None = None
-        if self._rules and all(include for include, _ in self._rules):
+        if self._joined and self._rules and all(include for include, _ in self._rules):
             # One look at each path instead of one per pattern.
             joined = "|".join(f"(?:{text})" for _, text in self._rules)
             self._any = re.compile(joined, re.DOTALL)
@@ -59,11 +65,18 @@ class Exclusion:
     def __bool__(self) -> bool:
         return bool(self._rules)
 
+    def __len__(self) -> int:
+        return len(self._rules)
+
     def matches(self, path: bytes, *, folder: bool) -> bool:
-        text = os.fsdecode(path) + ("/" if folder else "")
+        return bool(self.decides(os.fsdecode(path), folder=folder))
+
+    def decides(self, path: str, *, folder: bool) -> bool | None:
+        """What the last rule that fits says; None when none does."""
+        text = path + ("/" if folder else "")
         if self._any is not None:
-            return self._any.match(text) is not None
-        return next((yes for yes, rule in self._last_first if rule.match(text)), False)
+            return True if self._any.match(text) is not None else None
+        return next((yes for yes, rule in self._last_first if rule.match(text)), None)
 
 
 def _plain(pattern: str) -> str:

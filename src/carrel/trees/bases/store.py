@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import re
@@ -27,7 +28,14 @@ from carrel.trees.bases.disk import (
     SubvolumeLayout,
     no_room_as_error,
 )
-from carrel.trees.bases.folder_base import FolderBuild, Previous
+from carrel.trees.bases.folder_base import (
+    PATIENCE_S,
+    FolderBuild,
+    Patience,
+    Previous,
+    TornLook,
+    changed,
+)
 from carrel.trees.bases.frozen_base import Freeze
 from carrel.trees.bases.jobs import Meter
 from carrel.trees.bases.manifest import read_manifest
@@ -37,6 +45,7 @@ from carrel.trees.bases.records import FILE, LAYER, Record, check_record, read_r
 from carrel.trees.bases.views import Opened, OpenProject, ProjectHead, read_head
 from carrel.trees.locks import HeldLock, build_lock, try_lock
 from carrel.trees.removal import remove_tree
+from carrel.trees.sources.folder import repository_above
 from carrel.trees.sources.project import open_project
 
 SANDBOX_OWNER = Owner(1000, 1000)
@@ -67,6 +76,7 @@ class BaseStore:
         layout: Layout | None = None,
         shown: Owner = SANDBOX_OWNER,
         verify_after_s: float = VERIFY_AFTER_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._data = data
         self._open_project = open_project
@@ -76,7 +86,7 @@ class BaseStore:
         for name in (STAGING, HEADS):
             (bases / name).mkdir(mode=0o700, exist_ok=True)
         self._context = BuildContext(
-            bases, layout or LayeredLayout(owner), owner, shown, verify_after_s
+            bases, layout or LayeredLayout(owner), owner, shown, verify_after_s, patience_s
         )
         self._remove_stale()
 
@@ -102,7 +112,9 @@ class BaseStore:
             try:
                 built = self._guarded(key, lambda: self._build(key, opened, request, meter))
                 _note_use(built.folder)
-                return built
+                return dataclasses.replace(
+                    built, skipped=(*repository_above(request.project), *built.skipped)
+                )
             finally:
                 held.clear()
 
@@ -124,6 +136,12 @@ class BaseStore:
     def get(self, base_id: str) -> Base:
         """Raises `BaseNotFound`, `TreeDamaged`."""
         return check_record(self._record(base_id)).base
+
+    def use(self, base_id: str) -> Base:
+        """As `get`; it counts as used now."""
+        base = self.get(base_id)
+        _note_use(base.folder)
+        return base
 
     def used_at(self, base: Base) -> float:
         """When it was last built, or found to be the project's state."""
@@ -162,13 +180,19 @@ class BaseStore:
     # Building
 
     def _build(self, key: str, opened: Opened, request: BaseRequest, meter: Meter) -> Base:
-        for _ in range(_ATTEMPTS):
+        patience = Patience(self._context.patience_s)
+        gone = 0
+        while gone < _ATTEMPTS:
             previous = self._previous(key)
             try:
                 with no_room_as_error(self._context.bases):
-                    return self._build_once(key, opened, request, meter, previous)
+                    return self._build_once(key, opened, request, meter, previous, patience)
             except StackGone:
                 self._context.staging(key).discard()
+                gone += 1
+            except TornLook as torn:
+                if not patience.pause():
+                    raise changed({torn.path}) from torn
         raise TreeUnavailable(
             "Bases of this project are being removed all the time.", hint="Try again."
         )
@@ -180,6 +204,7 @@ class BaseStore:
         request: BaseRequest,
         meter: Meter,
         previous: tuple[ProjectHead, Stack] | None,
+        patience: Patience,
     ) -> Base:
         context = self._context
         head, stack = previous or (None, None)
@@ -189,7 +214,7 @@ class BaseStore:
             return build.run()
         assert opened.source is not None
         last = Previous(stack.record, stack.manifest, head.known) if stack and head else None
-        return FolderBuild(context, key, opened.source, request, meter, last).run()
+        return FolderBuild(context, key, opened.source, request, meter, last, patience).run()
 
     def _previous(self, key: str) -> tuple[ProjectHead, Stack] | None:
         """The last base of the project; one that is damaged is as none."""

@@ -30,7 +30,7 @@ from carrel.domain.trees import Base, Change, Owner, Tree, TreeDriver, TreeReque
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import uid_range
 from carrel.linux.reflink import unshared_bytes
-from carrel.trees.changes import Comparison, Ignore, ignore_nothing
+from carrel.trees.changes import Comparison, Ignore, PathTest, every_path, ignore_nothing
 from carrel.trees.contents import STAT_BLOCK
 from carrel.trees.folders import Root, walk
 from carrel.trees.layers import TRUSTED, USER, Layers
@@ -164,7 +164,9 @@ class Comparable(Protocol):
     """A driver that can also tell which files got or lost other names (`links`), and can leave
     it to others to see that two changes are one file that was renamed."""
 
-    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]: ...
+    def compare(
+        self, tree: Tree, *, links: bool, renames: PathTest | None = every_path
+    ) -> Iterator[Change]: ...
 
 
 class Freezable(Comparable, Protocol):
@@ -310,7 +312,9 @@ class FolderDriver(ABC):
     def changes(self, tree: Tree) -> Iterator[Change]:
         return self.compare(tree, links=False)
 
-    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]:
+    def compare(
+        self, tree: Tree, *, links: bool, renames: PathTest | None = every_path
+    ) -> Iterator[Change]:
         expect(tree, tree.path)
         base = self._bases.get(tree.base_id)
         ignore = self._ignores(tree)

@@ -35,7 +35,7 @@ from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import make_id_map, store_gid, store_uid
 from carrel.linux.mounts import Overlay
-from carrel.trees.changes import Comparison
+from carrel.trees.changes import Comparison, PathTest, every_path
 from carrel.trees.drivers.common import (
     PRIVATE,
     DriverBases,
@@ -440,7 +440,9 @@ class OverlayDriver:
     def changes(self, tree: Tree) -> Iterator[Change]:
         return self.compare(tree, links=False)
 
-    def compare(self, tree: Tree, *, links: bool, renames: bool = True) -> Iterator[Change]:
+    def compare(
+        self, tree: Tree, *, links: bool, renames: PathTest | None = every_path
+    ) -> Iterator[Change]:
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
         layers = self._bases.get(tree.base_id).layers

@@ -48,12 +48,19 @@ class PersonalGit:
         """What the home of a new space begins with, by path. Blocking, quick."""
         if not owner:
             return {SETTINGS: _written({_NAME: b"Carrel", _MAIL: b"carrel@localhost"})}
-        items = [item for path in self._paths() for item in parse(_read(path))]
+        items = self._items()
         found = {item.name: item.value for item in items if _is_kept(item)}
         login = os.fsencode(self._login())
         files = {SETTINGS: _written({_NAME: login, _MAIL: login + b"@localhost", **found})}
         ignored = self._ignored(items)
         return {**files, IGNORED: ignored} if ignored else files
+
+    def ignored(self) -> bytes:
+        """What git ignores in all repositories of this person. Blocking, quick."""
+        return self._ignored(self._items())
+
+    def _items(self) -> list[ConfigItem]:
+        return [item for path in self._paths() for item in parse(_read(path))]
 
     def _paths(self) -> list[Path]:
         """As git reads them: the last one wins."""
@@ -72,7 +79,6 @@ class PersonalGit:
         return [home / ".config" / "git" for home in self._home()]
 
     def _ignored(self, items: Iterable[ConfigItem]) -> bytes:
-        """What git ignores in all repositories of this person."""
         named = [item.value for item in items if item.name == "core.excludesfile"]
         if not named:
             return b"".join(_read(one / "ignore") for one in self._xdg())

@@ -30,12 +30,13 @@ from carrel.domain.errors import (
     ProjectUnreadable,
 )
 from carrel.domain.projects import BaseRequest, OnProgress, Progress
+from carrel.domain.tar import bad, shown
 from carrel.domain.trees import Owner, Skipped
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_real
 from carrel.trees.bases.records import IndexFile
 from carrel.trees.contents import BLOCK, ZEROS, write_at
-from carrel.trees.extraction import bad, check_link, clean_name, shown
+from carrel.trees.extraction import check_link, clean_name
 from carrel.trees.git.checkout import Delta
 from carrel.trees.writer import TreeWriter
 

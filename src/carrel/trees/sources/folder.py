@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from carrel.domain.errors import (
@@ -13,7 +13,8 @@ from carrel.domain.errors import (
     ProjectNotFound,
     ProjectUnreadable,
 )
-from carrel.domain.trees import Owner
+from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.trees import Owner, Skipped
 from carrel.linux.openat2 import open_real
 from carrel.linux.statx import StatBatch
 from carrel.trees.bases.records import IndexFile
@@ -63,6 +64,21 @@ def _unreachable(location: str, error: Exception) -> ProjectUnreadable | Project
     return ProjectInvalid(
         f"The project at {location!r} cannot be opened: {reason}.", hint="Check the path."
     )
+
+
+def repository_above(project: Project) -> Iterator[Skipped]:
+    """Told when a folder is a part of a git repository, whose `.git` its spaces do not have. Looked
+    at anew each time: it says nothing of what is in the folder."""
+    if project.kind is not ProjectKind.FOLDER:
+        return
+    folder = Path(project.location)
+    above = [path / ".git" for path in folder.parents]
+    if not os.path.lexists(folder / ".git") and any(map(os.path.lexists, above)):
+        yield Skipped(
+            ".git",
+            "is not there: this folder is a part of a git repository. For commits in the space,"
+            " make it from the repository's own folder",
+        )
 
 
 class FolderSource:

@@ -1,0 +1,87 @@
+"""How much a space has changed: the one place that the numbers come from, whoever tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from carrel.domain.collaborators import Reviews
+from carrel.domain.errors import (
+    StateConflict,
+    TreeDamaged,
+    TreeNotFound,
+    UnexportedChanges,
+    counted,
+)
+from carrel.domain.spaces import Space
+from carrel.domain.trees import Review, ReviewQuery
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
+
+T = TypeVar("T")
+COUNTED = ReviewQuery()
+"""Only the numbers are wanted."""
+ROUGH = ReviewQuery(rough=True)
+
+
+@dataclass(frozen=True)
+class SpaceReviews:
+    open_spaces: OpenSpaces
+    reviews: Reviews
+
+    async def of(self, space: Space, query: ReviewQuery = COUNTED) -> Review:
+        """Raises `StateConflict` for a space that was never completed."""
+        opened = await self.open_spaces.of(space)
+        asked = _asked(space, query)
+        return await self._look(
+            opened, lambda: self.reviews.review(opened.driver, opened.tree, asked)
+        )
+
+    async def left(self, space: Space) -> Review:
+        """The same for a space that goes: of one that is half gone nothing can be lost."""
+        try:
+            return await self.of(space)
+        except (StateConflict, TreeNotFound, TreeDamaged):
+            return Review()
+
+    async def check_taken(self, space: Space) -> None:
+        """Raises `UnexportedChanges` when something would be lost."""
+        found = await self.left(space)
+        if found.left_files or found.left_commits:
+            commits = (
+                " (commits are in .git, or with git fetch: docs/spaces.md)"
+                if found.left_commits
+                else ""
+            )
+            raise UnexportedChanges(
+                f"{space.name} has {counted(found.left_files, found.left_commits)} that you have"
+                " not copied out.",
+                hint=f"Copy out what you need with `carrel cp`{commits}, or remove the space with "
+                "--force; `carrel undelete` can restore it for a while.",
+                changes=found.left_files,
+                commits=found.left_commits,
+                first=list(found.left),
+            )
+
+    async def taking(self, opened: OpenSpace, path: str) -> Callable[[], None]:
+        """See `Reviews.taking`."""
+        asked = _asked(opened.space, COUNTED)
+        return await self._look(
+            opened, lambda: self.reviews.taking(opened.driver, opened.tree, path, asked)
+        )
+
+    async def _look(self, opened: OpenSpace, work: Callable[[], T]) -> T:
+        await self.open_spaces.ensure(opened)
+        try:
+            return await asyncio.to_thread(work)
+        except TreeDamaged:
+            # Somebody took its mount away.
+            await self.open_spaces.mend(opened)
+            return await asyncio.to_thread(work)
+
+
+def _asked(space: Space, query: ReviewQuery) -> ReviewQuery:
+    # The owner's own rules are not for others to guess by what is hidden.
+    return dataclasses.replace(query, personal=not space.guest)

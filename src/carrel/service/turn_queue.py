@@ -1,0 +1,116 @@
+"""Turns that wait until the agent of their space is free.
+
+A turn in the queue is a record like any other, so it survives the daemon. Its variables would have
+to be written down with it, and may be keys: it has none of its own. It goes on with the
+conversation before it, as what is said to an agent that works does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from carrel.domain.agents import (
+    Continuation,
+    Frontend,
+    InteractionMode,
+    Permission,
+    Turn,
+    TurnRequest,
+    TurnState,
+)
+from carrel.domain.errors import MessageInvalid, StateConflict
+
+MOST_QUEUED = 16
+"""Of one space: nobody knows what the first of more has done when the last begins."""
+
+
+@dataclass
+class QueuedTurn:
+    turn: Turn
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it runs, and when it never will."""
+
+
+class TurnQueue:
+    """In the order in which they came, by space."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[QueuedTurn]] = {}
+
+    def of(self, space_id: str) -> Sequence[QueuedTurn]:
+        return self._waiting.get(space_id, ())
+
+    def spaces(self) -> list[str]:
+        return list(self._waiting)
+
+    def find(self, run_id: str) -> QueuedTurn | None:
+        found = (one for some in self._waiting.values() for one in some)
+        return next((one for one in found if one.turn.run_id == run_id), None)
+
+    def check(self, space_id: str, request: TurnRequest) -> None:
+        """Raises `StateConflict` and `MessageInvalid`."""
+        if request.env or request.trust or request.mode is InteractionMode.INTERACTIVE:
+            raise MessageInvalid(
+                "A turn that waits takes no variables, no --trust and no terminal.",
+                hint="Set variables for the space (carrel new --env), and agree with: carrel trust",
+            )
+        if len(self.of(space_id)) >= MOST_QUEUED:
+            raise StateConflict(
+                f"{MOST_QUEUED} turns wait in {space_id} already.",
+                hint=f"Let them begin, or remove them: carrel interrupt {space_id} --queued",
+            )
+
+    def add(self, turn: Turn) -> None:
+        self._waiting.setdefault(turn.space_id, []).append(QueuedTurn(turn))
+
+    def take(self, run_id: str) -> QueuedTurn | None:
+        """Takes it out of the queue."""
+        found = self.find(run_id)
+        if found is not None:
+            space_id = found.turn.space_id
+            self._waiting[space_id].remove(found)
+            if not self._waiting[space_id]:
+                del self._waiting[space_id]
+        return found
+
+    def drop(self, space_id: str) -> None:
+        """The space is gone, and their records with it."""
+        for one in self._waiting.pop(space_id, ()):
+            one.begun.set()
+
+
+def drafted(
+    space_id: str, frontend: Frontend, request: TurnRequest, at: float, *, owner: bool
+) -> Turn:
+    """The record of a turn that waits."""
+    return Turn(
+        run_id=request.run_id,
+        space_id=space_id,
+        session_id=request.session_id,
+        frontend=frontend.name,
+        provider=str(frontend.provider),
+        prompt=request.prompt,
+        state=TurnState.QUEUED,
+        created_at=at,
+        model=request.model,
+        asked=request.continuation,
+        permission=request.permission or Permission.DENY,
+        system_prompt=request.system_prompt,
+        timeout_s=request.timeout_s,
+        answer_s=request.answer_s,
+        attachments=request.attachments,
+        owner=owner,
+    )
+
+
+def follow(request: TurnRequest, provider: str, earlier: Sequence[Turn]) -> TurnRequest:
+    """Goes on with the newest conversation of the space, if it is of this provider; `earlier` are
+    its turns, newest first."""
+    if request.continuation is not None:
+        return request
+    known = (one.continuation for one in earlier if one.continuation is not None)
+    found: Continuation | None = next(known, None)
+    fits = found is not None and found.provider == provider
+    return replace(request, continuation=found) if fits else request

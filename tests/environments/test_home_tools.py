@@ -1,0 +1,190 @@
+"""Which toolchains of a home are found, and what of them is shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from carrel.domain.environments import HomeTools
+from carrel.domain.errors import SpaceInvalid
+from carrel.environments.home_tools import ASKED, SECRETS, TABLE, HomeToolchains
+from carrel.environments.login_shell import LoginShell, PersonAccount
+from tests.environments.homes import fill, secret, tool
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def chains(home: Path, data: str = "data", *, shell: str = "") -> HomeToolchains:
+    account = PersonAccount("ada", home, shell)
+    asked = LoginShell(account, ASKED, home.parent / "cache.json") if shell else None
+    return HomeToolchains(home.parent / data, account, asked)
+
+
+def shown(found: HomeTools) -> dict[str, list[str]]:
+    return {one.name: sorted(one.shown) for one in found.tools}
+
+
+def inside(found: HomeTools, path: Path) -> bool:
+    """Whether a sandbox sees it."""
+    places = [Path(place) for tool in found.tools for place in tool.shown]
+    return any(path == place or place in path.parents for place in places)
+
+
+def test_by_the_table(home: Path) -> None:
+    fill(home)
+    found = chains(home).find()
+    assert shown(found) == {
+        "pyenv": [f"{home}/.pyenv"],
+        "pipx": [f"{home}/.local/share/pipx/venvs"],
+        "local": [f"{home}/.local/bin"],
+        "nvm": [f"{home}/.nvm"],
+        "rustup": [f"{home}/.rustup"],
+        "cargo": [f"{home}/.cargo/bin"],
+    }
+    assert found.path_first == ()
+    node = f"{home}/.nvm/versions/node"
+    nodes = [entry for entry in found.path_last if entry.startswith(node)]
+    assert nodes == [f"{node}/v20.1.0/bin", f"{node}/v9.0.0/bin"]
+    env = {name: value for one in found.tools for name, value in one.env.items()}
+    assert env["PYENV_ROOT"] == f"{home}/.pyenv" and env["RUSTUP_HOME"] == f"{home}/.rustup"
+    assert "CARGO_HOME" not in env
+
+
+def test_as_the_login_shell_has_them(home: Path) -> None:
+    """The version that it uses, in the order of its PATH, wherever variables say that they are."""
+    fill(home)
+    elsewhere = tool(home / "tools" / "volta" / "bin" / "volta", "volta").parent.parent
+    old = home / ".nvm" / "versions" / "node" / "v9.0.0" / "bin"
+    # fnm and others make such a folder anew for each shell.
+    (home / "of-this-shell").symlink_to(old)
+    lines = [
+        f"PATH={home}/of-this-shell:{home}/.cargo/bin:{home}/private:$PATH:{home}/.pyenv/shims",
+        f"export VOLTA_HOME={elsewhere} NVM_BIN={old} JAVA_HOME=/etc",
+    ]
+    (home / ".bashrc").write_text("\n".join(lines))
+    (home / ".profile").write_text(". ~/.bashrc")
+    toolchains = chains(home, shell="/bin/bash")
+    found = toolchains.find()
+    assert found.path_first == (str(old), f"{home}/.cargo/bin")
+    # What it has of a tool is all that it wants of it.
+    assert found.path_last[0] == f"{home}/.pyenv/shims"
+    assert not [entry for entry in found.path_last if "v20" in entry or "private" in entry]
+    env = {name: value for one in found.tools for name, value in one.env.items()}
+    assert env["VOLTA_HOME"] == str(elsewhere) and env["NVM_BIN"] == str(old)
+    assert "JAVA_HOME" not in env
+    # Agents are looked for in all versions.
+    assert f"{home}/.nvm/versions/node/v20.1.0/bin" in toolchains.search().split(":")
+
+
+def test_what_comes_and_goes_is_seen(home: Path) -> None:
+    toolchains = chains(home)
+    assert toolchains.find().tools == ()
+    tool(home / ".deno" / "bin" / "deno", "deno")
+    assert list(shown(toolchains.find())) == ["deno"]
+    versions = home / ".nvm" / "versions" / "node"
+    for version in ("v1.0.0", "v2.0.0"):
+        tool(versions / version / "bin" / "node", "node")
+        assert toolchains.find().path_last[0] == f"{versions}/{version}/bin"
+    os.rename(home / ".deno", home / "gone")
+    assert list(shown(toolchains.find())) == ["nvm"]
+
+
+def test_no_row_shows_what_is_secret(home: Path) -> None:
+    """With all tools and all secrets in one home."""
+    hidden = [secret(home / name) for name in SECRETS]
+    for row in TABLE:
+        for folder in row.folders:
+            place = home / folder.lstrip("/").replace("*", "1")
+            for part in (*row.markers, *row.shows):
+                tool(place / part / "program", "x")
+    found = chains(home).find()
+    assert {row.name for row in TABLE} == set(shown(found))
+    assert [str(path) for path in hidden if inside(found, path)] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".asdf/installs/nodejs/20/etc/npmrc", ".volta/tools/image/node/20/etc/npmrc"),
+        *(".local/share/pnpm/global/5/.npmrc", ".pyenv/versions/3.12/pip.conf"),
+        *("miniconda3/envs/x/.condarc", "miniconda3/envs/x/conda-meta/state"),
+        *("miniconda3/envs/x/etc/conda/activate.d/keys.sh", "miniconda3/condarc.d/x.yml"),
+        *(
+            ".local/share/uv/tools/x/uv-receipt.toml",
+            ".sdkman/candidates/maven/3/conf/settings.xml",
+        ),
+    ],
+)
+def test_settings_of_tools_are_not_shown(home: Path, path: str) -> None:
+    """People put tokens there; what is beside them stays."""
+    token = secret(home / path)
+    beside = tool(token.parent.parent / "bin" / "beside", "x")
+    for name in ("shims", "versions", "bin", "candidates", "installs", "envs"):
+        (home / path.split("/")[0] / name).mkdir(exist_ok=True)
+    found = chains(home).find()
+    assert inside(found, beside) and not inside(found, token)
+
+
+def test_credentials_within_a_tool_are_left_out_and_all_else_stays(home: Path) -> None:
+    fill(home)
+    node = home / ".nvm" / "versions" / "node" / "v20.1.0"
+    token = secret(node / "etc" / "npmrc")
+    harmless = secret(node / "etc" / "other")
+    found = chains(home).find()
+    assert not inside(found, token) and not inside(found, home / ".nvm")
+    seen: Iterable[Path] = (harmless, node / "bin" / "nodetool", node.parent / "v9.0.0" / "bin")
+    assert all(inside(found, path) for path in seen)
+
+
+def test_links_and_folders_that_would_show_more(home: Path, tmp_path: Path) -> None:
+    fill(home)
+    disk = tmp_path / "disk"
+    tool(disk / "bin" / "deno", "deno")
+    (home / ".deno").symlink_to(disk)
+    (home / ".bun").symlink_to("/etc")
+    (home / ".volta").symlink_to(home)
+    (home / ".asdf").symlink_to(home / ".ssh")
+    (home / ".ssh" / "shims").mkdir()
+    (home / ".pyenv" / "leak").symlink_to("/etc/shadow")
+    os.rename(home / ".cargo" / "bin", home / "private")
+    (home / ".cargo" / "bin").symlink_to(home / "private")
+    secret(home / ".nvm" / "versions" / "node" / "v20.1.0" / "etc" / "npmrc")
+    (home / ".nvm" / "more").symlink_to(home / "private")
+    tools = chains(home, data="home/.rustup/carrel").find()
+    found = shown(tools)
+    # A link of the person's own is followed, and shown at both paths.
+    assert found["deno"] == sorted([f"{disk}/bin", f"{home}/.deno/bin"])
+    assert not {"bun", "volta", "asdf", "rustup", "cargo"} & set(found)
+    assert not inside(tools, home / "private") and not inside(tools, home / ".nvm" / "more")
+    assert set(tools.tools[0].shown.values()) == {f"{home}/.pyenv"}
+    assert "rustup" in shown(chains(home).find())
+
+
+def test_what_may_be_shown_by_name(home: Path, tmp_path: Path) -> None:
+    fill(home)
+    toolchains = chains(home)
+    for good in (home / "notes", home / ".nvm", tmp_path / "home" / ".pyenv"):
+        assert toolchains.check(str(good)) == {str(good): str(good)}
+    link = tmp_path / "link"
+    link.symlink_to(home / ".nvm")
+    assert set(toolchains.check(str(link))) == {str(link), f"{home}/.nvm"}
+    (tmp_path / "data" / "spaces").mkdir(parents=True)
+    (tmp_path / "to-keys").symlink_to(home / ".ssh")
+    os.mkfifo(tmp_path / "fifo")
+    refused = ["relative", "/", "/etc", "/etc/ssl", "/proc/self", "/dev/null", "/home", "/tmp"]
+    refused += [str(home), str(tmp_path), f"{home}/.ssh", f"{home}/.ssh/id", f"{home}/.config"]
+    refused += [f"{home}/.cargo", f"{home}/.cargo/credentials.toml", f"{tmp_path}/data/spaces"]
+    refused += [f"{tmp_path}/to-keys", f"{tmp_path}/fifo", f"{home}/missing", f"{home}/\0"]
+    refused += [f"{home}/.nvm/../.ssh", f"{tmp_path}/elsewhere/.ssh", "/run", "/workspace/x"]
+    for bad in refused:
+        with pytest.raises(SpaceInvalid) as error:
+            toolchains.check(bad)
+        assert error.value.message.endswith(".") and error.value.hint

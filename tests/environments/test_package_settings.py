@@ -1,0 +1,219 @@
+"""What of the settings for package managers is passed on, and what never is."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from carrel.domain.environments import PackageSettings
+from carrel.environments.home_tools import HomeToolchains
+from carrel.environments.login_shell import PersonAccount
+from carrel.environments.package_settings import PackageManagers, without_password
+
+SECRET = "s3cr3t"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+KEY = "-----BEGIN PRIVATE KEY-----\ns3cr3t\n-----END PRIVATE KEY-----\n"
+FILES = {
+    ".config/pip/pip.conf": f"""
+[global]
+index_url = https://ada:{SECRET}@pypi.example.com/simple
+trusted-host = pypi.example.com
+    other.example.com
+cert = ~/ca.pem
+keyring-provider = subprocess
+[install]
+extra-index-url =
+    https://{SECRET}@one.example.com/simple
+    https://two.example.com/@scope/simple
+find-links = https://ada:{SECRET}/with/slash@three.example.com/
+""",
+    ".npmrc": f"""
+registry = "https://npm.example.com/"
+ @corp:registry=https://ada:{SECRET}@corp.example.com/npm/
+//corp.example.com/npm/:_authToken={SECRET}
+_auth={SECRET}
+always-auth
+script-shell=/tmp/evil
+node-options=--require /tmp/evil.js
+cafile=/etc/ssl/certs/ca.crt
+strict-ssl=true
+""",
+    ".config/uv/uv.toml": f"""
+index-url = "https://uv.example.com/simple"
+cache-dir = "/home/ada/cache"
+keyring-provider = "subprocess"
+[[index]]
+name = "corp"
+url = "https://ada:{SECRET}@corp.example.com/simple"
+default = true
+""",
+    ".cargo/config.toml": f"""
+[build]
+rustc-wrapper = "/tmp/evil"
+[target.x86_64-unknown-linux-gnu]
+runner = "/tmp/evil"
+[registry]
+global-credential-providers = ["/tmp/evil"]
+token = "{SECRET}"
+[registries.corp]
+index = "sparse+https://ada:{SECRET}@cargo.example.com/"
+credential-provider = "/tmp/evil"
+[source.crates-io]
+replace-with = "corp"
+[net]
+offline = false
+retry = 3
+[http]
+cainfo = "/srv/both.pem"
+""",
+    ".cargo/credentials.toml": f'[registries.corp]\ntoken = "{SECRET}"\n',
+    ".netrc": f"machine example.com login ada password {SECRET}\n",
+    "ca.pem": CERTIFICATE,
+    "both.pem": CERTIFICATE + KEY,
+}
+
+
+def managers(home: Path, env: dict[str, str]) -> PackageManagers:
+    toolchains = HomeToolchains(home.parent / "data", PersonAccount("ada", home, ""))
+    return PackageManagers(home, env, dict, toolchains.check, lambda: ("/etc/ssl/certs",))
+
+
+def found(home: Path, *, credentials: bool = False, **env: str) -> PackageSettings:
+    return managers(home, env).settings(credentials=credentials)
+
+
+def write(home: Path, **more: str) -> None:
+    for name, text in {**FILES, **more}.items():
+        text = text.replace("/srv/both.pem", f"{home}/both.pem")
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def test_addresses_are_passed_and_credentials_and_commands_are_not(home: Path) -> None:
+    write(home)
+    settings = found(home)
+    assert SECRET not in str(settings) and "evil" not in str(settings)
+    assert "keyring" not in str(settings.files) and "cache-dir" not in str(settings.files)
+    pip, npm = settings.files[".config/pip/pip.conf"], settings.files[".npmrc"]
+    assert "index-url = https://pypi.example.com/simple\n" in pip
+    assert "trusted-host = pypi.example.com other.example.com\n" in pip
+    one, two = "https://one.example.com/simple", "https://two.example.com/@scope/simple"
+    assert f"extra-index-url = {one} {two}\n" in pip and "three" not in pip
+    assert f"cert = {home}/ca.pem\n" in pip and set(settings.shown) == {f"{home}/ca.pem"}
+    assert "registry=https://npm.example.com/\n" in npm
+    assert "@corp:registry=https://corp.example.com/npm/\n" in npm
+    uv, cargo = (
+        tomllib.loads(settings.files[f]) for f in (".config/uv/uv.toml", ".cargo/config.toml")
+    )
+    assert uv["index"] == [
+        {"name": "corp", "url": "https://corp.example.com/simple", "default": True}
+    ]
+    assert cargo == {
+        "registries": {"corp": {"index": "sparse+https://cargo.example.com/"}},
+        "source": {"crates-io": {"replace-with": "corp"}},
+        "net": {"offline": False, "retry": 3},
+    }
+    for what in ("the password in pip global.index-url", ".netrc", "cargo registries.corp.token"):
+        assert what in settings.withheld
+    assert "npm //corp.example.com/npm/:_authToken" in settings.withheld
+    assert f"cargo http.cainfo, since {home}/both.pem cannot be shown" in settings.withheld
+
+
+def test_credentials_are_passed_on_request_and_commands_not_even_then(home: Path) -> None:
+    write(home)
+    settings = found(home, credentials=True, UV_INDEX_CORP_PASSWORD=SECRET)
+    assert f"https://ada:{SECRET}@pypi.example.com" in settings.files[".config/pip/pip.conf"]
+    assert f"//corp.example.com/npm/:_authToken={SECRET}\n" in settings.files[".npmrc"]
+    assert settings.files[".netrc"] == FILES[".netrc"]
+    assert tomllib.loads(settings.files[".cargo/credentials.toml"]) == {
+        "registries": {"corp": {"token": SECRET}}
+    }
+    assert settings.env == {"UV_INDEX_CORP_PASSWORD": SECRET}
+    assert "evil" not in str(settings) and "BEGIN" not in str(settings)
+    assert not any("both.pem" in path for path in settings.shown)
+
+
+def test_variables(home: Path) -> None:
+    write(home)
+    folder = home / "authorities"
+    folder.mkdir()
+    (folder / "one.pem").write_text(CERTIFICATE)
+    settings = found(
+        home,
+        HTTPS_PROXY=f"http://ada:{SECRET}@proxy:3128",
+        no_proxy=".example.com",
+        SSL_CERT_DIR=f"/etc/ssl/certs:{folder}",
+        REQUESTS_CA_BUNDLE=str(home / "both.pem"),
+        NODE_EXTRA_CA_CERTS=str(home / ".netrc"),
+        UV_INDEX=f"corp=https://ada:{SECRET}@corp.example.com/simple https://more.example.com",
+        UV_INDEX_CORP_PASSWORD=SECRET,
+        CARGO_REGISTRIES_CORP_INDEX="ssh://git@example.com/index",
+        CARGO_BUILD_RUSTC_WRAPPER="/tmp/evil",
+        PIP_CONFIG_FILE="/nonexistent",
+        npm_config_registry="https://npm.example.com/",
+    )
+    assert settings.env == {
+        "HTTPS_PROXY": "http://proxy:3128",
+        "no_proxy": ".example.com,localhost,127.0.0.1,::1",
+        "SSL_CERT_DIR": f"/etc/ssl/certs:{folder}",
+        "UV_INDEX": "corp=https://corp.example.com/simple https://more.example.com",
+        "CARGO_REGISTRIES_CORP_INDEX": "ssh://git@example.com/index",
+        "npm_config_registry": "https://npm.example.com/",
+    }
+    assert str(folder) in settings.shown and SECRET not in str(settings.withheld)
+    assert "UV_INDEX_CORP_PASSWORD" in settings.withheld
+
+
+def test_what_changes_is_seen(home: Path) -> None:
+    env: dict[str, str] = {}
+    asked = managers(home, env)
+    assert ".netrc" not in asked.settings().withheld
+    assert asked.settings() is asked.settings()
+    (home / ".netrc").write_text(FILES[".netrc"])
+    assert (
+        asked.settings().withheld == (".netrc",) and not asked.settings(credentials=True).withheld
+    )
+    env["HTTP_PROXY"] = "http://proxy:1"
+    assert asked.settings().env["HTTP_PROXY"] == "http://proxy:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "bare"),
+    [
+        ("https://a:b@h/x", "https://h/x"),
+        ("a:b@proxy:1", "proxy:1"),
+        ("https://a:b@c@h/x", "https://h/x"),
+        ("https://h/x?token=s#t", "https://h/x"),
+        ("https://a:b/c@h/x", ""),
+        ("//a:b@h", "//h"),
+        ("https://[::1]:8/x", "https://[::1]:8/x"),
+        ("https://h/pypi-AgEIcHlwaS5vcmc0123456789/simple", ""),
+        ("https://${TOKEN}@h/", ""),
+        ("/opt/wheels", "/opt/wheels"),
+        ("ssh://git:p@h/x", "ssh://h/x"),
+    ],
+)
+def test_passwords_in_addresses(url: str, bare: str) -> None:
+    assert without_password(url) == bare
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "a = [" * 5000, "\xff", "[a]\nb=1\n[a]\nb", "=", "x" * 300_000]
+)
+def test_what_is_malformed_is_left_out(home: Path, text: str) -> None:
+    for name in FILES:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(text.encode("latin-1"))
+    settings = found(home)
+    for name in (".config/pip/pip.conf", ".config/uv/uv.toml", ".cargo/config.toml"):
+        assert "x" * 10 not in settings.files.get(name, "") and "[a]" not in settings.files
+    assert ".netrc" not in settings.files

@@ -1,0 +1,159 @@
+"""Package managers in spaces: their settings, with a real pip and a real npm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from carrel.app.service import Services
+from carrel.config import parse_settings
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.environments import NO_SETTINGS
+from carrel.domain.errors import Forbidden, NameTaken, SetupFailed, SpaceInvalid
+from carrel.domain.runtimes import Network
+from carrel.domain.spaces import Space
+from carrel.service.family import Child
+from tests.accounts import Account
+from tests.environments.registries import TARBALL, Registry, serving
+from tests.environments.test_package_settings import CERTIFICATE
+from tests.service.rig import family_of, leftovers, make, opened, request, run
+from tests.trees.again import run_again
+
+TENANT = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+SECRET = "s3cr3t"
+PIP = "python3 -m pip install --disable-pip-version-check --target lib hello"
+NPM = "npm install --no-audit --no-fund --no-update-notifier hello"
+WORK = f"{PIP} && PYTHONPATH=lib python3 -c 'import hello; print(hello.SAYS)' && {NPM}"
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving() as registry:
+        yield registry
+
+
+@pytest.fixture
+def home(data: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's, whose index wants a password from everybody else."""
+    folder = data / "ada"
+    (folder / ".config" / "pip").mkdir(parents=True)
+    (folder / ".config" / "pip" / "pip.conf").write_text(
+        f"[global]\nindex-url = http://ada:{SECRET}@{registry.host}/simple\n"
+    )
+    (folder / ".npmrc").write_text(
+        f"registry={registry.npm}\nscript-shell=/bin/false\n"
+        f"//{registry.host}/npm/:_authToken={SECRET}\n"
+    )
+    (folder / "ca.pem").write_text(CERTIFICATE)
+    for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NODE_EXTRA_CA_CERTS", str(folder / "ca.pem"))
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+async def services(data: Path, home: Path) -> AsyncIterator[Services]:
+    async with opened(data / "data") as services:
+        yield services
+
+
+async def says(services: Services, space: Space, script: str) -> str:
+    return (await run(services, space, script))[1]
+
+
+async def test_they_work_as_the_owner_has_set_them_up(
+    services: Services, home: Path, registry: Registry, tmp_path: Path
+) -> None:
+    space = await make(services, tmp_path, network=Network.OPEN)
+    record, said = await run(services, space, WORK)
+    assert record.exit and record.exit.code == 0, said
+    assert "\nhi\n" in said and registry.passwords == []
+    everything = await says(services, space, "env; cat ~/.npmrc ~/.config/pip/pip.conf ~/.netrc")
+    assert SECRET not in everything and "script-shell" not in everything
+    assert CERTIFICATE in await says(services, space, 'cat "$NODE_EXTRA_CA_CERTS"')
+    assert "Read-only" in await says(services, space, 'echo x > "$NODE_EXTRA_CA_CERTS"')
+    assert "the password in pip global.index-url" in space.packages.withheld
+    asked = await make(services, tmp_path, network=Network.OPEN, with_credentials=True)
+    record, said = await run(services, asked, WORK)
+    assert record.exit and record.exit.code == 0, said
+    assert {one.split()[0] for one in registry.passwords} == {"Basic", "Bearer"}
+    assert not asked.packages.withheld
+    assert await says(services, asked, "stat -c %a ~/.npmrc") == "600\n"
+
+
+async def test_who_gets_them(services: Services, home: Path, tmp_path: Path) -> None:
+    theirs = await services.spaces.create(TENANT, request(labels={"team": "blue"}))
+    assert await says(services, theirs, "ls -A; env | grep -c CERTS") == "0\n"
+    with pytest.raises(Forbidden, match="credentials"):
+        await services.spaces.create(TENANT, request(with_credentials=True))
+    plain = await make(services, tmp_path)
+    asked = await make(services, tmp_path, with_credentials=True)
+    for space in (theirs, plain, asked):
+        child = await family_of(services).spawn(space.space_id, Child())
+        assert child.packages == space.packages
+        assert (SECRET in await says(services, child, "cat ~/.npmrc")) == (space is asked)
+    # Nothing of the credentials is kept of those that are gone.
+    await says(services, asked, "echo kept > file")
+    for space in services.journal.all():
+        await services.spaces.remove(LOCAL, space.space_id, force=True)
+    assert (await services.spaces.get(LOCAL, asked.space_id)).packages == NO_SETTINGS
+    (trashed,) = await services.spaces.trashed(LOCAL)
+    assert trashed.space.packages == NO_SETTINGS
+    off = {"data": services.settings.data, "sandbox": {"package_settings": False}}
+    assert not parse_settings(off).sandbox.package_settings
+
+
+async def test_set_up_once_for_all_spaces_of_a_base(
+    services: Services, registry: Registry, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "package.json").write_text('{"dependencies": {"hello": "1.0.0"}}')
+    wanted = {"network": Network.OPEN, "run_setup": True}
+    spaces = await asyncio.gather(*(make(services, tmp_path, **wanted) for _ in range(2)))
+    first, second = spaces
+    assert first.setup == ("npm install",) and first.base_id == second.base_id
+    assert registry.asked.count(TARBALL) == 1
+    assert "hi" in await says(services, first, "node -p 'require(\"hello\")'; rm -r node_modules")
+    assert "hi" in await says(services, second, "node -p 'require(\"hello\")'")
+    assert not await services.spaces.unexported(second)
+    plain = await make(services, tmp_path, network=Network.OPEN)
+    assert await says(services, plain, "ls") == "package.json\n" and not plain.setup
+    # Neither what another account has set up, nor what was set up otherwise.
+    other = await make(services, tmp_path, **wanted, env={"CI": "1"})
+    assert other.base_id != first.base_id
+    (tmp_path / "package.json").write_text('{"dependencies": {"hello": "^1.0.0"}}')
+    assert (await make(services, tmp_path, **wanted)).base_id not in (first.base_id, other.base_id)
+    assert len(list((data / "data" / "setups").iterdir())) == 3
+    assert {space.space_id for space in services.journal.all()} >= {first.space_id}
+    assert not [space for space in services.journal.all() if space.transient]
+
+
+async def test_a_set_up_that_fails_leaves_nothing(
+    services: Services, data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / ".devcontainer.json"
+    file.write_text('{"image": "x", "postCreateCommand": "echo one; echo two >&2; exit 3"}')
+    with pytest.raises(SetupFailed, match=r"(?s)echo one.*ended with 3.*one\ntwo") as error:
+        await make(services, tmp_path, run_setup=True)
+    assert "--network open" in error.value.hint
+    file.write_text('{"image": "x", "postCreateCommand": ["no-such-program"]}')
+    with pytest.raises(SetupFailed, match="no-such-program"):
+        await make(services, tmp_path, run_setup=True)
+    taken = await make(services, name="taken")
+    with pytest.raises(NameTaken):
+        await make(services, tmp_path, run_setup=True, name="taken")
+    await services.spaces.remove(LOCAL, taken.space_id)
+    with pytest.raises(SpaceInvalid, match="bubblewrap"):
+        await make(services, tmp_path, run_setup=True, runtime="landlock")
+    file.unlink()
+    with pytest.raises(SpaceInvalid, match="how it is set up"):
+        await make(services, tmp_path, run_setup=True)
+    assert services.journal.all() == [] and leftovers(data / "data") == []
+    assert not (data / "data" / "setups").exists()
+
+
+def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    run_again(__file__, ordinary_user, data, "-k", "set_them_up or once_for_all")

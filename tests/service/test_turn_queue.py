@@ -1,0 +1,74 @@
+"""Turns that wait until the agent of their space is free."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from carrel.service.turn_queue import MOST_QUEUED
+from tests.daemon.rig import ANSWER_S, Daemon, bad, fresh_daemon, good
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with fresh_daemon() as found:
+        yield found
+
+
+def begin(client: httpx.Client, space: str, prompt: str, **more: Any) -> httpx.Response:
+    return client.post(f"/v1/spaces/{space}/turns", json={"prompt": prompt, **more})
+
+
+def queue(client: httpx.Client, space: str, prompt: str) -> dict[str, Any]:
+    found = good(begin(client, space, prompt, queue=True))
+    assert found["state"] == "queued"
+    return dict(found)
+
+
+def end(client: httpx.Client, turn: str) -> dict[str, Any]:
+    until = time.monotonic() + ANSWER_S
+    while True:
+        found = good(client.get(f"/v1/turns/{turn}", params={"wait_s": 20}))
+        if found["state"] not in ("queued", "running"):
+            return dict(found)
+        assert time.monotonic() < until
+
+
+def test_it_waits_its_turn_over_a_restart(daemon: Daemon) -> None:
+    client = daemon.local()
+    space = good(client.post("/v1/spaces", json={"agent": "scripted"}))["id"]
+    first = good(begin(client, space, "sleep 600"))["id"]
+    assert "--queue" in bad(begin(client, space, "now"), 409, "state_conflict")["hint"]
+    second, third, gone = (queue(client, space, text)["id"] for text in ("two", "three", "four"))
+    good(client.post(f"/v1/turns/{gone}/interrupt"))
+    assert end(client, gone)["result"]["error"]["code"] == "interrupted"
+    daemon.stop()
+    daemon.start()
+    client = daemon.local()
+    listed = good(client.get(f"/v1/spaces/{space}/turns"))["turns"]
+    assert [one["state"] for one in listed] == ["error", "queued", "queued", "running"]
+    good(client.post(f"/v1/turns/{first}/interrupt"))
+    # Each goes on with the conversation before it.
+    texts = [end(client, turn)["result"]["final_output"] for turn in (second, third)]
+    assert texts == ["turn 2: two", "turn 3: three"]
+    # Where nothing runs it begins at once.
+    last = good(begin(client, space, "five", queue=True))
+    assert last["state"] == "running"
+    assert end(client, last["id"])["result"]["final_output"] == "turn 4: five"
+
+
+def test_what_cannot_wait_is_refused(daemon: Daemon) -> None:
+    client = daemon.local()
+    space = good(client.post("/v1/spaces", json={"agent": "scripted"}))["id"]
+    good(begin(client, space, "sleep 600"))
+    for more in ({"env": {"KEY": "sk-planted-key-1"}}, {"trust": True}):
+        bad(begin(client, space, "x", queue=True, **more), 422, "message_invalid")
+    for _ in range(MOST_QUEUED):
+        queue(client, space, "x")
+    refused = bad(begin(client, space, "x", queue=True), 409, "state_conflict")
+    assert "--queued" in refused["hint"]
+    good(client.delete(f"/v1/spaces/{space}", params={"force": True}))
