@@ -35,8 +35,8 @@ def main(folder: str, ready: int, version: str) -> None:
     home = _lean_mounts(os.path.dirname(folder)) if os.geteuid() == 0 else None
     # After a change of the mount namespace the working folder is still the same one.
     server = LauncherServer(_listen(), folder, version, home)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    # Always the same length: a reader at any instant finds the number before or this one.
+    os.pwrite(lock, f"{os.getpid():>10}\n".encode(), 0)
     os.close(ready)
     server.serve()
     os.unlink("socket")
