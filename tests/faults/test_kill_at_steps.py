@@ -74,6 +74,8 @@ async def test_killed_at_its_writes(scenario: str, moment: str, data: Path, tmp_
 
 async def check(services: Services, said: list[dict[str, Any]]) -> None:
     told = {key: value for one in said for key, value in one.items()}
+    async with asyncio.timeout(RUN_S):
+        await services.reconciler.cleared()
     page = await services.spaces.list(LOCAL, SpaceQuery(limit=1000))
     assert all(space.state in SETTLED for space in page.spaces), page.spaces
     there = {space.space_id: space for space in page.spaces}

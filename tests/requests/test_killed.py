@@ -113,6 +113,7 @@ async def clear(services: Services, data: Path) -> None:
     for request in await services.requests.list(LOCAL, RequestQuery(limit=1000)):
         await services.requests.remove(LOCAL, request.key)
     await services.requests.settled()
+    await services.reconciler.cleared()
     await services.reconciler.sweep()
     assert services.journal.all() == []
     assert await services.spaces.trashed(LOCAL) == []

@@ -21,6 +21,7 @@ from carrel.hub.log import Teller
 from carrel.hub.rates import Rate
 from carrel.interfaces.hub.sockets import HubListener
 from carrel.interfaces.notifications import NoticeChannel, NoticeWebhook, Notifier, find_desktop
+from carrel.lifecycle.table import SETTLED
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.sandbox import SandboxFolders
 from carrel.service.access import may_see
@@ -89,7 +90,8 @@ class SpaceSockets:
 
     def open_all(self) -> None:
         for space in self._journal.all():
-            self._open(space)
+            if space.state in SETTLED:
+                self._open(space)
 
     def heard(self, events: Sequence[Event]) -> None:
         """Called by the store after every write of events."""

@@ -166,6 +166,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             await services.collector.close()
+            await services.reconciler.close()
             await services.requests.close()
             await services.space_servers.close()
             await services.instances.close()

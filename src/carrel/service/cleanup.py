@@ -312,7 +312,7 @@ class Watch:
                 if first:
                     await self._reconciler.sweep()
                     await self._reconciler.watch()
-                await self._reconciler.settle()
+                await self._reconciler.settle(wait=False)
                 await self._reconciler.check()
                 self._collector.begin_retiring()
                 await self._tidy()

@@ -17,7 +17,7 @@ from carrel.domain.collaborators import Contents
 from carrel.domain.errors import PathNotFound, SpaceNotFound, StateConflict, TreeDamaged
 from carrel.domain.files import Files
 from carrel.domain.spaces import SpaceState
-from carrel.lifecycle.table import LEAVING, SETTLED
+from carrel.lifecycle.table import SETTLED
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared
@@ -102,8 +102,7 @@ class SpaceFiles:
         return await self.use(caller, space.space_id, work)
 
     def _check_there(self, space_id: str) -> None:
-        space = self._journal.get(space_id)
-        if space is None or space.state in LEAVING:
+        if self._journal.staying(space_id) is None:
             raise SpaceNotFound(f"{space_id} was removed while it was read.", hint="Try another.")
 
     async def unpack(self, caller: Caller, word: str, stream: BinaryIO, path: str) -> None:

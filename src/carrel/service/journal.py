@@ -17,7 +17,7 @@ from carrel.domain.errors import CarrelError, InsufficientDisk, SpaceNotFound
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.spaces import Problem, Space, SpaceState
 from carrel.domain.store import Record, Step, Store
-from carrel.lifecycle.table import check_move
+from carrel.lifecycle.table import LEAVING, check_move
 
 Clock = Callable[[], float]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -44,6 +44,11 @@ class Journal:
 
     def get(self, space_id: str) -> Space | None:
         return self._spaces.get(space_id)
+
+    def staying(self, space_id: str) -> Space | None:
+        """None also for one that is on its way out: something of it may be gone already."""
+        space = self._spaces.get(space_id)
+        return None if space is None or space.state in LEAVING else space
 
     def all(self) -> list[Space]:
         return list(self._spaces.values())

@@ -11,8 +11,11 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from weakref import WeakValueDictionary
 
+from carrel.domain.access import LOCAL, begin_for
 from carrel.domain.cleanup import Action, Stray, Sweeper
 from carrel.domain.errors import CarrelError
 from carrel.domain.events import EventType
@@ -35,6 +38,9 @@ STOP_GRACE_S = 2.0
 _UNRECORDED = "no record says what it was, and it may hold work: look at it, and remove it yourself"
 _OVER = (RunState.ENDED, RunState.FAILED)
 REBOOTED = Problem("reboot", "machine_restarted", "The machine was restarted.", "Start it again.")
+
+_HALF = frozenset({SpaceState.CREATING, SpaceState.REMOVING})
+"""Half made or half gone: what an earlier daemon left so goes."""
 
 Work = Callable[[Space], Awaitable[Action | None]]
 
@@ -59,15 +65,22 @@ class Reconciler:
         self._runs = runs
         self._locks = shared.locks
         self._sweeper = sweeper
+        self._clearing: dict[str, asyncio.Task[Action | None]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def at_start(self, *, rebooted: bool) -> list[Action]:
-        """Before anybody is served. Costs what was under way, not how many spaces there are."""
+        """Before anybody is served. Costs what was under way, not how many spaces there are, nor
+        how large: those that go are cleared while others are served."""
         await self._load()
         live = [record for record in await self._store.runs(live=True, limit=1 << 30)]
         of_space: dict[str, list[RunRecord]] = {}
         for record in live:
             of_space.setdefault(record.space_id, []).append(record)
-        actions = await self._for_each(lambda space: self._settle(space, of_space, rebooted))
+        self._clear_half()
+        staying = [space for space in self._journal.all() if space.state not in _HALF]
+        actions = await self._for_each(
+            staying, lambda space: self._settle(space, of_space, rebooted)
+        )
         await self._report(actions)
         return actions
 
@@ -82,7 +95,7 @@ class Reconciler:
             if not after:
                 return
 
-    async def _for_each(self, work: Work) -> list[Action]:
+    async def _for_each(self, spaces: Sequence[Space], work: Work) -> list[Action]:
         gate = asyncio.Semaphore(AT_ONCE)
         found: list[Action] = []
 
@@ -93,7 +106,7 @@ class Reconciler:
                 found.append(action)
 
         async with asyncio.TaskGroup() as group:
-            for space in self._journal.all():
+            for space in spaces:
                 group.create_task(one(space))
         return found
 
@@ -111,10 +124,6 @@ class Reconciler:
         self, space: Space, runs: dict[str, list[RunRecord]], rebooted: bool
     ) -> Action | None:
         state, space_id = space.state, space.space_id
-        if state is SpaceState.CREATING:
-            return await self._undo(space)
-        if state is SpaceState.REMOVING:
-            return await self._carry_on_removal(space)
         mine = runs.get(space_id, [])
         action = None
         if state is SpaceState.STOPPING:
@@ -130,6 +139,50 @@ class Reconciler:
             if current.state is SpaceState.RUNNING:
                 await self._journal.write(*self._journal.moved(space_id, SpaceState.READY))
         return action
+
+    # Half made, or half gone
+
+    def _clear_half(self) -> list[asyncio.Task[Action | None]]:
+        """Goes on with those that nobody is at: each in the share of its account, where they go one
+        after the other. Removing a large tree takes its time, and keeps nobody else waiting."""
+        for space in self._journal.all():
+            space_id = space.space_id
+            known = space_id in self._clearing or self._locks.is_taken(space_id)
+            if space.state in _HALF and not known:
+                task = begin_for(space.account or LOCAL.name, self._clear(space))
+                self._clearing[space_id] = task
+                task.add_done_callback(partial(self._cleared, space_id))
+        return list(self._clearing.values())
+
+    def _cleared(self, space_id: str, _task: asyncio.Task[Action | None]) -> None:
+        del self._clearing[space_id]
+
+    async def _clear(self, space: Space) -> Action | None:
+        """Has the space from the first step on: who calls it meanwhile waits until it is gone."""
+        turn = self._turns.setdefault(space.counts_for, asyncio.Lock())
+        async with self._locks.alone(space.space_id), turn:
+            current = self._journal.get(space.space_id)
+            if current is None or current.state not in _HALF:
+                return None
+            action = await self._try(current, self._carry_on)
+        await self._report([action] if action is not None else [])
+        return action
+
+    async def _carry_on(self, space: Space) -> Action:
+        if space.state is SpaceState.CREATING:
+            return await self._undo(space)
+        return await self._carry_on_removal(space)
+
+    async def cleared(self) -> None:
+        """What an earlier daemon left half made or half gone is gone, or could not go."""
+        while self._clearing:
+            await asyncio.wait(list(self._clearing.values()))
+
+    async def close(self) -> None:
+        """The next daemon goes on with what is under way."""
+        for task in self._clearing.values():
+            task.cancel()
+        await self.cleared()
 
     async def _undo(self, space: Space) -> Action:
         problem = Problem("create", "interrupted", "The daemon ended while it was made.")
@@ -162,27 +215,37 @@ class Reconciler:
             await self._journal.write(*self._journal.moved(space_id, state, **changes))
         return Action("stop", space_id, "the machine was restarted")
 
-    async def settle(self) -> list[Action]:
+    async def settle(self, *, wait: bool = True) -> list[Action]:
         """Spaces that an operation has left on the way, because not even its failure could
-        be written down: the disk was full, for instance."""
-        stuck = [space for space in self._journal.all() if space.state not in SETTLED]
+        be written down: the disk was full, for instance. Who does not wait for those that go has
+        their actions in the log only."""
+        clearing = self._clear_half()
+        stuck = [one for one in self._journal.all() if one.state not in SETTLED | _HALF]
         actions = []
         for space in stuck:
             async with self._locks.alone(space.space_id):
                 # Whoever was at it is done with it now.
                 current = self._journal.get(space.space_id)
-                if current is not None and current.state not in SETTLED:
+                if current is not None and current.state not in SETTLED | _HALF:
                     action = await self._try(current, lambda one: self._settle(one, {}, False))
                     actions += [action] if action is not None else []
         for record in await self._store.runs(live=True, limit=1 << 30):
             if self._runs.live(record.run_id) is None:
                 actions += await self._take_up_again(record)
         await self._report(actions)
+        if wait and clearing:
+            # Not gathered: who gives up waiting does not end them.
+            done, _ = await asyncio.wait(clearing)
+            actions += [one for task in done if not task.cancelled() and (one := task.result())]
         return actions
 
     async def _take_up_again(self, record: RunRecord) -> list[Action]:
         """A command that the record believes to be running, and nobody watches: the launcher
         did not answer, or its failure could not be written down."""
+        found = self._journal.get(record.space_id)
+        if found is None or found.state in _HALF:
+            # It goes with its space.
+            return []
         async with self._locks.alone(record.space_id):
             # Whoever was starting it is done with it now.
             current = await self._store.run(record.run_id)
@@ -236,16 +299,26 @@ class Reconciler:
                         opened.runtime.watch(opened.sandbox)
 
     async def check(self) -> list[Action]:
-        """Spaces whose folders somebody took away are marked as failed."""
-        return await self._for_each(self._check_one)
+        """Spaces whose folders somebody took away are marked as failed. No other is waited for, nor
+        kept waiting."""
+        return await self._for_each(
+            await asyncio.to_thread(self._without_folder, self._journal.all()), self._check_one
+        )
+
+    def _without_folder(self, spaces: Sequence[Space]) -> list[Space]:
+        """Of those that should have one. Blocking."""
+        return [
+            space
+            for space in spaces
+            if space.state in LIVE | {SpaceState.STOPPED}
+            and not self._open_spaces.folder(space.space_id).is_dir()
+        ]
 
     async def _check_one(self, space: Space) -> Action | None:
         current = self._journal.get(space.space_id)
-        if current is None or current.state not in LIVE | {SpaceState.STOPPED}:
+        if current is None or not self._without_folder([current]):
             return None
         folder = self._open_spaces.folder(space.space_id)
-        if await asyncio.to_thread(folder.is_dir):
-            return None
         problem = Problem("check", "folder_missing", f"Its folder {folder} is gone.", "Remove it.")
         await self._journal.write(
             *self._journal.moved(space.space_id, SpaceState.FAILED, problem=problem)

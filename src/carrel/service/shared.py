@@ -163,6 +163,11 @@ class Locks:
     def __len__(self) -> int:
         return len(self._locks)
 
+    def is_taken(self, key: str) -> bool:
+        """Whether somebody has it for itself."""
+        lock = self._locks.get(key)
+        return lock is not None and lock.taken
+
     @asynccontextmanager
     async def alone(self, key: str) -> AsyncIterator[None]:
         async with self._used(key) as lock:

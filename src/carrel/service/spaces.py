@@ -40,7 +40,7 @@ from carrel.domain.spaces import (
 )
 from carrel.domain.store import Claim, Forget, Record, Store
 from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
-from carrel.lifecycle.table import LIVE
+from carrel.lifecycle.table import LIVE, SETTLED
 from carrel.service import agents, creation
 from carrel.service.access import (
     admit,
@@ -236,7 +236,7 @@ class Spaces:
     ) -> Space:
         digest = hashlib.sha256(repr(request).encode("utf-8", "surrogateescape")).digest()
         async with self._locks.alone(f"{caller.name}\0{key}"):
-            claim = await self._store.claim(caller.name, key)
+            claim = await self._claim(caller, key)
             if claim is None:
                 space, request = await self._draft(request, limits, on_progress)
                 claim = Claim(caller.name, key, digest, space.space_id, space.created_at)
@@ -249,8 +249,18 @@ class Spaces:
 
     async def made_with(self, caller: Caller, key: str) -> Space | None:
         """The space that was asked for with this idempotency key, if it is there."""
-        claim = await self._store.claim(caller.name, key)
+        claim = await self._claim(caller, key)
         return None if claim is None else self._journal.get(claim.space_id)
+
+    async def _claim(self, caller: Caller, key: str) -> Claim | None:
+        """Of a space that an earlier daemon left half made or half gone there is none when that is
+        cleared, for which this waits."""
+        claim = await self._store.claim(caller.name, key)
+        space = None if claim is None else self._journal.get(claim.space_id)
+        if space is None or space.state in SETTLED:
+            return claim
+        async with self._locks.shared(space.space_id):
+            return await self._store.claim(caller.name, key)
 
     # Changing
 

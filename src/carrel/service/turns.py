@@ -180,7 +180,7 @@ class Turns:
         """Begins what waits, if nothing runs there."""
         if self._closing or self.working(space_id) or not self._queue.of(space_id):
             return
-        if self._parts.journal.get(space_id) is None:
+        if self._parts.journal.staying(space_id) is None:
             self._queue.drop(space_id)
             return
         task = asyncio.create_task(self._start_queued(self._queue.of(space_id)[0].turn))
@@ -500,7 +500,7 @@ class Turns:
 
     async def _take_up(self, turn: Turn) -> None:
         parts = self._parts
-        if parts.journal.get(turn.space_id) is None:
+        if parts.journal.staying(turn.space_id) is None:
             await self._failed(turn, TurnError("agent_crashed", "Its space is gone."))
             return
         try:

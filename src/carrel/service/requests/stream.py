@@ -32,7 +32,6 @@ from carrel.domain.requests import (
     Workspace,
 )
 from carrel.domain.spaces import Space
-from carrel.lifecycle.table import LEAVING
 from carrel.service.files import whole
 from carrel.service.open_spaces import OpenSpace
 from carrel.service.requests.book import (
@@ -371,8 +370,8 @@ class RequestReads:
 
     def _space(self, request: Request) -> Space:
         """As it is now: one that is on its way out has gone."""
-        space = self._parts.journal.get(request.space_id) if request.space_id else None
-        if request.workspace is not Workspace.THERE or space is None or space.state in LEAVING:
+        space = self._parts.journal.staying(request.space_id)
+        if request.workspace is not Workspace.THERE or space is None:
             raise self._gone(request)
         return space
 

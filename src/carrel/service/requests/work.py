@@ -247,7 +247,9 @@ class RequestWorker:
 
     async def _make(self, live: LiveRequest) -> None:
         request = live.request
-        space = self._parts.journal.get(request.space_id)
+        async with self._parts.shared.locks.shared(request.space_id):
+            # One that an earlier daemon left half made is cleared first.
+            space = self._parts.journal.get(request.space_id)
         if space is None:
             if await self._was_begun(request):
                 # The daemon ended while it was made, and nothing of it is left.
@@ -335,11 +337,14 @@ class RequestWorker:
 
     async def _left_nothing(self, space_id: str, run_id: str) -> None:
         """What an agent has left running would go on writing while its work is looked at."""
-        space = self._parts.journal.get(space_id)
+        opened = await self._parts.open_spaces.of(self._space(space_id))
+        await opened.runtime.kill(opened.sandbox, run_id)
+
+    def _space(self, space_id: str) -> Space:
+        space = self._parts.journal.staying(space_id)
         if space is None:
             raise SpaceNotFound(f"The workspace {space_id} was removed.", hint="Ask again.")
-        opened = await self._parts.open_spaces.of(space)
-        await opened.runtime.kill(opened.sandbox, run_id)
+        return space
 
     # The check
 
@@ -363,8 +368,7 @@ class RequestWorker:
     async def _collect(self, live: LiveRequest) -> None:
         request = live.request
         rules = self._parts.rules
-        space = self._parts.journal.current(request.space_id)
-        opened = await self._parts.open_spaces.of(space)
+        opened = await self._parts.open_spaces.of(self._space(request.space_id))
         await self._parts.open_spaces.ensure(opened)
         collected = await asyncio.to_thread(
             self._parts.collecting.collect,
