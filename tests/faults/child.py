@@ -25,6 +25,7 @@ from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.store import Record
 from carrel.store.sqlite import SqliteStore
+from tests.faults.rig import interrupt
 from tests.launchers import fork_launchers
 
 SCENARIO_S = 60.0
@@ -128,6 +129,19 @@ async def remove(services: Services, killer: Killer) -> None:
     tell(removed=space.space_id)
 
 
+async def carry_on(services: Services, killer: Killer) -> None:
+    """Of a removal that an earlier daemon began."""
+    space = await _new(services, "made")
+    command = Command(("sh", "-c", "echo precious > work.txt"))
+    record = await services.runs.start(space.space_id, command)
+    await services.runs.wait(record.run_id)
+    tell(wrote=space.space_id)
+    await interrupt(services, space)
+    killer.armed = True
+    await services.reconciler.settle()
+    tell(removed=space.space_id)
+
+
 async def undelete(services: Services, killer: Killer) -> None:
     space = await _new(services, "made")
     command = Command(("sh", "-c", "echo precious > work.txt"))
@@ -147,6 +161,7 @@ SCENARIOS: dict[str, Callable[[Services, Killer], Awaitable[None]]] = {
     "stop": stop,
     "start": start,
     "remove": remove,
+    "carry_on": carry_on,
     "undelete": undelete,
 }
 

@@ -20,6 +20,7 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState
 from carrel.launcher.client import Launcher
 from carrel.lifecycle.table import SETTLED
+from carrel.service.removal import KEEP, OPERATION
 from tests.etc import share_etc
 from tests.load.clearing import end_everything
 from tests.service.rig import RUN_S, leftovers, run
@@ -89,6 +90,13 @@ async def remove_all(services: Services, data: Path) -> None:
     for space in await everything(services):
         await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
     await assert_sound(services, data)
+
+
+async def interrupt(services: Services, space: Space) -> None:
+    """As far as a daemon comes that is killed when it has begun to remove it."""
+    await services.spaces.stop(LOCAL, space.space_id, 0.2)
+    records = services.journal.moved(space.space_id, SpaceState.REMOVING)
+    await services.journal.operation(space.space_id, OPERATION).begin(KEEP, *records)
 
 
 async def run_to_its_death(program: str, data: Path) -> str:

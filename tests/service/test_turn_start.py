@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from carrel.app.machine import LocalSweeper
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.agents import AgentEvent, AgentEventType, TurnRequest
+from tests.accounts import PYTHON, SOURCE, Account, run_as
 from tests.service.rig import RUN_S, make
 
 
@@ -51,3 +53,36 @@ async def test_a_trial_that_goes_while_strays_are_looked_for(
     monkeypatch.setattr("carrel.app.machine.os.listdir", lambda _: names)
     sweeper = LocalSweeper(data, services.app, time.time() + 60)
     assert [one.path for one in sweeper._trials()] == [str(data / "proof-old")]
+
+
+CLOSED = """
+import asyncio, sys
+from pathlib import Path
+from carrel.domain.access import LOCAL
+from carrel.domain.agents import TurnRequest
+from carrel.domain.errors import CarrelError
+from tests.service.rig import make, opened, run
+
+async def main():
+    async with opened(Path(sys.argv[1])) as services:
+        space = await make(services, agent="scripted")
+        for mode in ("0", "700"):
+            await run(services, space, f"chmod {mode} /agent/state")
+            try:
+                turn = await services.turns.start(LOCAL, space.space_id, TurnRequest("", "say x"))
+                print((await services.turns.wait(LOCAL, turn.run_id)).state)
+            except CarrelError as error:
+                print(error.code, error.hint)
+
+asyncio.run(main())
+"""
+
+
+def test_an_agents_folder_that_was_closed_from_inside(ordinary_user: Account, data: Path) -> None:
+    """Only root passes through it. Whoever prompts is told what to do, and that helps."""
+    folder = data / "own"
+    folder.mkdir()
+    os.chown(folder, ordinary_user.uid, ordinary_user.gid)
+    done = run_as(ordinary_user, [PYTHON, "-c", CLOSED, str(folder)], cwd=SOURCE)
+    told = ["resolve_failed In the space: chmod -R u+rwX /agent/state", "complete"]
+    assert done.stdout.splitlines() == told, done
