@@ -33,10 +33,18 @@ from carrel.interfaces.http.access import LOCAL_STATE, AccessLayer
 from carrel.interfaces.http.body_limits import MAX_COMMAND, MAX_ITEMS
 from carrel.interfaces.http.connections import UNFINISHED_BYTES
 from carrel.interfaces.http.files import WHOLE
-from carrel.interfaces.http.services import BODY_BYTES, ApiContext, ApiOptions
+from carrel.interfaces.http.services import (
+    BODY_BYTES,
+    DIFFS,
+    OUTCOMES,
+    STREAMS,
+    ApiContext,
+    ApiOptions,
+)
 from carrel.interfaces.hub.sockets import LineConnection
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.service.family import Family
+from carrel.service.shared import TURN_S, CallerSlots
 from carrel.service.tokens import Tokens
 from tests.daemon.hub_rig import PYTHON, Line, line_to, make, speak
 from tests.daemon.rig import ANSWER_S, Daemon, bad, good
@@ -421,6 +429,28 @@ async def test_spaces_of_one_label_have_one_share() -> None:
         client = cast(Any, SimpleNamespace(identity=identity))
         await asyncio.create_task(requests.answer(client, "", "system_list_spaces", None))
     assert seen == ["team=blue"] * 2
+
+
+def test_two_callers_who_trickle_keep_no_third_waiting() -> None:
+    """They lose their turns after a while, and have no more than their shares all the same."""
+
+    async def scenario(slots: CallerSlots, most: int) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            for name in ("blue", "red"):
+                for _ in range(most // 2):
+                    await held.enter_async_context(slots.of(name))
+            async with asyncio.timeout(2 * TURN_S), slots.of("green"):
+                pass
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(100 * TURN_S), slots.of("blue"):
+                    pass
+
+    nobody = cast(Any, None)
+    context = ApiContext(nobody, nobody, nobody)
+    kinds = ((context.streams, STREAMS), (context.diffs, DIFFS), (context.outcomes, OUTCOMES))
+    for slots, most in kinds:
+        with contextlib.closing(IdleTimeLoop()) as loop:
+            loop.run_until_complete(scenario(slots, most))
 
 
 def test_files_that_wait_for_a_thread_have_a_bound() -> None:

@@ -99,7 +99,13 @@ async def test_an_answer_that_never_ends_has_its_time(monkeypatch: pytest.Monkey
 
 
 async def test_slow_hosts_of_one_caller_keep_nobody_else_waiting() -> None:
-    sender = OutcomeSender()
+    """What they are to be sent is made when it is sent, and not all in memory until then."""
+    sender, made = OutcomeSender(), []
+
+    async def body() -> bytes:
+        made.append(b"{}")
+        return made[-1]
+
     with dripping() as url, answering(b"HTTP/1.1 204 -\r\n\r\n") as other:
         sends = [
             asyncio.ensure_future(sender.send("blue", Webhook(url), body))
@@ -109,6 +115,7 @@ async def test_slow_hosts_of_one_caller_keep_nobody_else_waiting() -> None:
             await asyncio.sleep(0)
             async with asyncio.timeout(WAIT_S):
                 await sender.send("red", Webhook(other), body)
+            assert len(made) == notifications.AT_ONCE // 2 + 1
         finally:
             for one in sends:
                 one.cancel()

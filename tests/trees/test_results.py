@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import tarfile
 import threading
@@ -17,6 +18,7 @@ import pytest
 from carrel.domain.errors import TreeNotFound
 from carrel.domain.requests import ChangedFile, Collected, Collecting
 from carrel.domain.trees import EntryType, Tree
+from carrel.service.requests.view import file_view
 from carrel.trees.results import Results, language_of
 from tests.accounts import Account
 from tests.conformance.tree_rig import Rig
@@ -169,6 +171,21 @@ def test_content_until_it_is_used_up(copy_rig: Rig, tree: Tree) -> None:
     assert found["h"].text is None
     plain = by_path(collect(copy_rig, tree))
     assert all(one.text is None and one.base64 is None for one in plain.values())
+
+
+def test_control_characters_are_no_text(copy_rig: Rig, tree: Tree) -> None:
+    """JSON has six characters for each of them, and base64 a third more than there is."""
+    coloured = "\x1b[31mred\x1b[0m and plain\n" * 100
+
+    def act() -> None:
+        Path("bells").write_bytes(b"\x07" * 30_000)
+        Path("log").write_text(coloured)
+
+    copy_rig.act(tree, act)
+    found = by_path(collect(copy_rig, tree, content_bytes=100_000))
+    assert base64.b64decode(found["bells"].base64 or "") == b"\x07" * 30_000
+    assert len(json.dumps(file_view(found["bells"]))) < 50_000
+    assert found["log"].text == coloured and found["log"].base64 is None
 
 
 def test_what_is_too_long_is_not_read(

@@ -44,7 +44,7 @@ from carrel.domain.store import Record
 from carrel.domain.trees import DIRECT, Base, Owner, Skipped, Tree, TreeDriver, TreeRequest
 from carrel.service.journal import Journal, JournaledOperation, plain
 from carrel.service.open_spaces import OpenSpace, OpenSpaces, is_below, own_path, without_project
-from carrel.service.shared import CallerSlots
+from carrel.service.shared import TURN_S, CallerSlots
 
 GIB = 1 << 30
 TIERS = {
@@ -240,7 +240,7 @@ class Creator:
     """What the settings have shown to all spaces of the owner."""
     clone_hosts: tuple[str, ...] = ()
     """Hosts of private networks from which callers without full rights may clone."""
-    turns: CallerSlots = dataclasses.field(default_factory=lambda: CallerSlots(BUILDS))
+    turns: CallerSlots = dataclasses.field(default_factory=lambda: CallerSlots(BUILDS, TURN_S))
     builds: WeakValueDictionary[tuple[str, ...], asyncio.Semaphore] = dataclasses.field(
         default_factory=WeakValueDictionary
     )

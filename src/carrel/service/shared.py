@@ -97,13 +97,18 @@ class Errands:
             await asyncio.wait(self._running, timeout=CLOSE_S)
 
 
+TURN_S = 30.0
+"""Who reads or sends slowly keeps nobody else waiting for longer."""
+
+
 class CallerSlots:
     """So many at the same time, in the order of asking. Of these, one caller has half at most:
     what it never ends keeps nobody else out. The owner, who is `local`, has as many of his own,
     and waits for nobody else's."""
 
     def __init__(self, most: int, most_s: float | None = None) -> None:
-        """A turn is given back after `most_s`, whether its work has ended or not."""
+        """A turn is given back after `most_s`, whether its work has ended or not. The share of a
+        caller other than the owner is not: it has no more than that at the same time."""
         self._most = most
         self._most_s = most_s
         self._turns = asyncio.Semaphore(most)

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import io
 import json
+import socket
 import tarfile
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from carrel.interfaces.http.services import DIFFS
+from carrel.interfaces.http.services import DIFFS, OUTCOMES
+from carrel.service.requests.stream import OUTCOMES as FOLLOWED_OUTCOMES
 from tests.agents.recording.running import wait_until
 from tests.daemon.receiving import Receiver, receiving
 from tests.daemon.requesting import GATE, new_name, open_gate
@@ -236,6 +238,54 @@ def test_few_differences_are_read_at_the_same_time(client: httpx.Client) -> None
             client.get(path, timeout=0.5)
     assert "+8\n" in client.get(path).text
     good(client.delete(f"/v1/requests/{record['key']}"))
+
+
+LARGE = "run yes '' | head -c 4000000 > lines"
+"""Twice as long in JSON: more than the kernel takes for who does not read."""
+
+
+@contextlib.contextmanager
+def unread(daemon: Daemon, secret: str, path: str) -> Iterator[socket.socket]:
+    head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", daemon.port))
+        connection.sendall(head.encode())
+        yield connection
+
+
+def comes(connection: socket.socket, mark: bytes, seconds: float = WAIT_S) -> bool:
+    """Whether an answer comes so far; no more of it is read."""
+    connection.settimeout(seconds)
+    said = b""
+    with contextlib.suppress(TimeoutError):
+        while mark not in said and (piece := connection.recv(100)):
+            said += piece
+    return mark in said
+
+
+@pytest.mark.parametrize(
+    ("door", "mark", "most"),
+    [("", b"200 OK", OUTCOMES), ("/events", b"event: result", FOLLOWED_OUTCOMES)],
+)
+def test_one_caller_has_a_share_of_outcomes_that_are_on_their_way(
+    daemon: Daemon, door: str, mark: bytes, most: int
+) -> None:
+    """Each is in memory until it is read."""
+    secrets = [daemon.token(f"label:team={name}") for name in ("blue", "red")]
+    with daemon.tcp(secrets[0]) as blue, contextlib.ExitStack() as opened:
+        record = made(blue, LARGE)
+        assert len(record["result"]["files"][0]["text"]) == 4_000_000
+        path = f"/v1/requests/{record['key']}{door}"
+        slow = [opened.enter_context(unread(daemon, secrets[0], path)) for _ in range(most // 2)]
+        assert all([comes(one, mark) for one in slow])
+        late = opened.enter_context(unread(daemon, secrets[0], path))
+        assert not comes(late, mark, 0.5)
+        with daemon.tcp(secrets[1]) as red:
+            other = made(red, "write a b")["key"]
+            assert "event: result" in red.get(f"/v1/requests/{other}/events").text
+        slow[0].close()
+        assert comes(late, mark)
 
 
 def test_versions_that_are_dropped(client: httpx.Client) -> None:

@@ -73,8 +73,22 @@ class HeldResponse(Response):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._answer
+        head = {"type": "http.response.start", "status": answer.status_code}
         async with self._held:
-            await self._answer(scope, receive, send)
+            await send({**head, "headers": answer.raw_headers})
+            await _send_pieces(send, bytes(answer.body))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if answer.background is not None:
+            await answer.background()
+
+
+async def _send_pieces(send: Send, body: bytes) -> None:
+    """At the pace of the client: a large body that is sent at once waits in the memory of its
+    connection, and counts as read."""
+    for begins in range(0, len(body), PIECE):
+        piece = body[begins : begins + PIECE]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 class ByteStream(Response):
@@ -262,8 +276,8 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def piece(data: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+        async def piece(data: bytes) -> None:
+            await _send_pieces(send, data)
 
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
@@ -285,7 +299,7 @@ class EventStream(Response):
                 raise result
         last = b"" if not self._closing.begun else comment(REASON)
         with contextlib.suppress(OSError):
-            await piece(last, more=False)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _tell(self, piece: _Piece) -> None:
         async for data in self._events:

@@ -21,7 +21,7 @@ from carrel.service.instances import Instances
 from carrel.service.operations import Operations
 from carrel.service.requests import Requests
 from carrel.service.runs import Hangups, Runs
-from carrel.service.shared import CallerSlots
+from carrel.service.shared import TURN_S, CallerSlots
 from carrel.service.spaces import Spaces
 from carrel.service.tokens import Tokens
 
@@ -82,9 +82,9 @@ class ApiContext:
     closing: Shutdown
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     metrics: Metrics = field(default_factory=Metrics)
-    streams: CallerSlots = field(default_factory=lambda: CallerSlots(STREAMS))
-    diffs: CallerSlots = field(default_factory=lambda: CallerSlots(DIFFS))
-    outcomes: CallerSlots = field(default_factory=lambda: CallerSlots(OUTCOMES))
+    streams: CallerSlots = field(default_factory=lambda: CallerSlots(STREAMS, TURN_S))
+    diffs: CallerSlots = field(default_factory=lambda: CallerSlots(DIFFS, TURN_S))
+    outcomes: CallerSlots = field(default_factory=lambda: CallerSlots(OUTCOMES, TURN_S))
     bodies: Counter[str] = field(default_factory=Counter)
     """Bytes of small files that are in memory, by account."""
 

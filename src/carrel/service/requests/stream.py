@@ -43,7 +43,7 @@ from carrel.service.requests.book import (
 )
 from carrel.service.requests.retention import RequestKeeper
 from carrel.service.requests.view import View, number, outcome
-from carrel.service.shared import CallerSlots
+from carrel.service.shared import TURN_S, CallerSlots
 
 Owners = OrderedDict[str, deque[str]]
 
@@ -143,7 +143,7 @@ class RequestEvents:
         self._book = book
         self._line = line
         self._parts_of: dict[str, list[deque[tuple[str, bytes]]]] = {}
-        self._outcomes = CallerSlots(OUTCOMES)
+        self._outcomes = CallerSlots(OUTCOMES, TURN_S)
         parts.log.on_kept(book.ring_all)
         parts.log.on_live(self._heard_live)
 
