@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -127,11 +127,22 @@ def test_an_api_that_fails(claude: ClaudeCode, setup: AgentSetup, standin: Stand
     assert "Try 1 of 1" in str(retries[0]["text"]) and isinstance(retries[0]["status"], int)
 
 
+def recorded(setup: AgentSetup, standin: Standin) -> Callable[[], bool]:
+    """It writes a conversation down a moment after it has asked the model."""
+    records = Path(setup.state, "claude", "projects")
+
+    def holds() -> bool:
+        texts = [file.read_text() for file in records.glob("*/*.jsonl")]
+        return bool(standin.requests) and any("HANG" in text for text in texts)
+
+    return holds
+
+
 @pytest.mark.parametrize("stop_by", [signal.SIGINT, *beyond(signal.SIGTERM)])
 def test_an_interrupted_turn_can_be_resumed(
     claude: ClaudeCode, setup: AgentSetup, standin: Standin, stop_by: int
 ) -> None:
-    done = run(claude, asking(standin, "HANG"), setup, lambda: bool(standin.requests), stop_by)
+    done = run(claude, asking(standin, "HANG"), setup, recorded(setup, standin), stop_by)
     assert done.code == "interrupted"
     request = replace(asking(standin, "on", "run-2"), continuation=done.continuation)
     assert run(claude, request, setup).result.final_output == "reply 2: on"
@@ -142,14 +153,7 @@ def test_an_interrupted_turn_can_be_resumed(
 def test_a_killed_turn_can_be_resumed(
     claude: ClaudeCode, setup: AgentSetup, standin: Standin
 ) -> None:
-    records = Path(setup.state, "claude", "projects")
-
-    def recorded() -> bool:
-        """It writes a conversation down a moment after it has asked the model."""
-        texts = [file.read_text() for file in records.glob("*/*.jsonl")]
-        return bool(standin.requests) and any("HANG" in text for text in texts)
-
-    done = run(claude, asking(standin, "HANG"), setup, recorded, signal.SIGKILL)
+    done = run(claude, asking(standin, "HANG"), setup, recorded(setup, standin), signal.SIGKILL)
     assert done.code == "agent_crashed"
     request = replace(asking(standin, "on", "run-2"), continuation=done.continuation)
     assert run(claude, request, setup).result.success

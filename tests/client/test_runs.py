@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from carrel.client.streams import RunStream
 from carrel.daemon import control
 from carrel.domain.runs import RunState, Stream
 from carrel.domain.runtimes import ExitReason
+from tests.agents.recording.running import wait_until
 from tests.client.killing import COUNT, COUNTING, GONE_S, kill
 from tests.daemon.rig import Daemon, good, post
 
@@ -208,6 +211,28 @@ class TestHandles:
             assert b"".join(one.data for one in run.output()) == wanted
 
 
+BEGIN = "dd bs=1 count=1 of=begun 2>&-"
+"""Takes the first byte of what a command is given: then its client has been told that it runs, or
+it could not go on without the daemon."""
+
+
+@contextlib.contextmanager
+def killed_when_begun(daemon: Daemon, space: Space) -> Iterator[None]:
+    """The daemon of a command that has begun; afterwards the command may go on."""
+
+    def act() -> None:
+        with Client(data=daemon.data) as client:
+            files = client.get(space.id).files
+            wait_until(lambda: any(one.name == "begun" and one.size for one in files.list(".")))
+            kill(daemon)
+            files.write("go", b"")
+
+    with ThreadPoolExecutor(1) as threads:
+        acting = threads.submit(act)
+        yield
+        acting.result()
+
+
 class TestRestarts:
     """A counting command: every number comes once, in order, whatever happens meanwhile."""
 
@@ -252,20 +277,17 @@ class TestRestarts:
         assert states == [False]
 
     def test_a_result_is_complete(self, own_daemon: Daemon, space: Space) -> None:
-        timer = threading.Timer(1.0, kill, [own_daemon])
-        timer.start()
-        result = space.run(["sh", "-c", COUNTING])
-        timer.join()
+        with killed_when_begun(own_daemon, space):
+            result = space.run(["sh", "-c", f"{BEGIN}; {COUNTING}"], stdin=b"x")
         assert result.stdout.split() == [str(number) for number in range(COUNT)]
         assert result.code == 0
 
     def test_input_on_its_way_is_not_lost(self, own_daemon: Daemon, space: Space) -> None:
         """The command reads late, so that most of it waits somewhere on the way."""
         content = os.urandom(3_000_000)
-        timer = threading.Timer(1.0, kill, [own_daemon])
-        timer.start()
-        result = space.run(["sh", "-c", "sleep 2; exec cat"], stdin=content)
-        timer.join()
+        late = f"{BEGIN}; until [ -e go ]; do sleep 0.05; done; exec cat begun -"
+        with killed_when_begun(own_daemon, space):
+            result = space.run(["sh", "-c", late], stdin=content)
         assert result.code == 0
         whole = result.stdout_bytes == content
         assert whole, len(result.stdout_bytes)

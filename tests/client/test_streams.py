@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 import threading
@@ -154,6 +155,31 @@ async def test_so_it_is_by_the_async_client() -> None:
     with peer(*in_two_connections()) as server:
         result = await AsyncSpace(AsyncLink(server.place), info()).run(["x"])
     assert (result.stdout, result.code, result.truncated) == ("abc", 5, False)
+
+
+def test_what_came_before_a_loss_is_heard() -> None:
+    """Though the loss is noticed by who sends: the daemon said that the command runs, and died."""
+    asked, gone = threading.Event(), threading.Event()
+
+    class Input(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.set()
+            assert gone.wait(STEP_S)
+            return super().read(size)
+
+    def first(guest: Guest) -> None:
+        guest.socket.sendall(agree(guest))
+        assert asked.wait(STEP_S)
+        guest.socket.sendall(STARTED)
+        guest.socket.close()
+        gone.set()
+
+    def second(guest: Guest) -> None:
+        nothing_yet = frame(1, json.dumps({"type": "started", "run": RUNNING, "input": 0}).encode())
+        guest.socket.sendall(agree(guest) + nothing_yet + EXIT)
+
+    with peer(first, second) as server:
+        assert Space(Link(server.place), info()).run(["x"], stdin=Input(b"x")).code == 5
 
 
 def refuse(guest: Guest) -> None:

@@ -18,6 +18,7 @@ from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import SpaceState
 from carrel.service.open_spaces import OpenSpace
+from carrel.service.reviews import COUNTED, ROUGH
 from carrel.service.runs import Runs
 from carrel.trees.removal import remove_tree
 from tests.faults.rig import (
@@ -133,7 +134,7 @@ printf '%s\\n' '*.log' '[z-a]' > .gitignore; echo work > work.txt; echo lines > 
 """
 
 
-async def test_a_removal_that_is_gone_on_with_reads_no_rules(data: Path) -> None:
+async def test_a_removal_that_is_gone_on_with_reads_neither_rules_nor_commits(data: Path) -> None:
     """Strangers wrote them: what they hide is kept with the rest."""
     async with ending(data):
         async with serving(data) as services:
@@ -141,6 +142,9 @@ async def test_a_removal_that_is_gone_on_with_reads_no_rules(data: Path) -> None
             for space in spaces:
                 record, said = await run(services, space, HOSTILE)
                 assert record.exit is not None and record.exit.code == 0, said
+            for query, read in ((COUNTED, (1, 1)), (ROUGH, (0, 0))):
+                found = await services.spaces.review(LOCAL, spaces[1].space_id, query)
+                assert (found.ignored, len(found.commits)) == read
             removal = await services.spaces.remove(LOCAL, spaces[0].space_id, force=True)
             assert removal.kept is not None and removal.kept.changes == 2
             await interrupt(services, spaces[1])

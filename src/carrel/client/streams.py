@@ -145,14 +145,14 @@ class SocketStream:
                 return
 
     def _flush(self) -> None:
+        """A connection that breaks here is noticed when it is read, after what came before: that
+        the command runs, for instance."""
         out = self.exchange.out
         while out and self._sock is not None:
             try:
                 sent = self._sock.send(out[:READ_BYTES])
-            except OSError as error:
-                if _would_block(error):
-                    return
-                raise
+            except OSError:
+                return
             del out[:sent]
 
     def _pause_ms(self, timeout_s: float | None) -> int | None:

@@ -124,7 +124,10 @@ class LauncherRequests:
             "input": command.stdin and command.output is Output.FILES,
             "group": own,
             "oom": _oom_source(group) if spec.limits.memory_bytes is not None else None,
-            "timeout": _least(command.timeout_s, spec.limits.wall_seconds),
+            # What proves the walls is no command of the space.
+            "timeout": command.timeout_s
+            if confinement.probe is not None
+            else _least(command.timeout_s, spec.limits.wall_seconds),
             "linger": self._linger_s,
             "zygote": command.warm,
             "plan": plan,
