@@ -82,6 +82,7 @@ from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
+from carrel.trees.download_caches import DownloadCaches
 from carrel.trees.git.personal import PersonalGit
 from carrel.trees.removal import remove_tree
 from carrel.trees.review import TreeReviews
@@ -206,17 +207,23 @@ def _assemble(
     )
     agents = open_agents(settings, mcp.expect, toolchains.search)
     folder = settings.data / "spaces"
-    open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program())
+    downloads = DownloadCaches(
+        settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
+    )
+    open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program(), downloads)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
     reviews = SpaceReviews(open_spaces, TreeReviews(app.bases, personal.ignored))
-    remover = Remover(app.identities, open_spaces, journal, reviews, trash, remove_tree)
+    remover = Remover(
+        *(app.identities, open_spaces, journal, reviews, trash, downloads, remove_tree)
+    )
     creator = Creator(
         *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
         disk=records.reserve,
         home_files=personal,
         toolchains=toolchains,
         packages=packages,
+        downloads=downloads,
         show=tuple(map(str, settings.sandbox.show)),
         bases_going=shared.bases_going,
         disk_for=settings.disk_for,
@@ -292,7 +299,9 @@ def _assemble(
         found = due(space, now, rules)
         return None if found is None else (str(found.verb), found.why)
 
-    collector = Collector(spaces, journal, store, app.bases, trash, reconciler, due_now, shared)
+    collector = Collector(
+        *(spaces, journal, store, app.bases, trash, downloads, reconciler, due_now, shared)
+    )
     collector.base_budget_bytes, collector.base_age_s = settings.bases_bytes, settings.bases_s
     around = Around(store, journal, hub, open_spaces, machine, spaces, runs, shared, recordings)
     servers.instances = open_instances(settings, app, around, known)

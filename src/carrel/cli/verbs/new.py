@@ -40,6 +40,7 @@ _NOTED = 5
         "Run the project's set-up commands (see `carrel inspect`); once for all its spaces.",
         to="run_setup",
     ),
+    Option("--no-caches", "Share no downloaded packages with other spaces of the project."),
     Option(
         "--with-credentials",
         "Give it your passwords and tokens for package managers, and .netrc.",
@@ -144,6 +145,8 @@ def _content(call: VerbCall) -> dict[str, Any]:
     content.pop("turn", None)
     if call.flag("no_home_tools"):
         content["home_tools"] = False
+    if call.flag("no_caches"):
+        content["share_downloads"] = False
     if paths := call.texts("show"):
         content["show"] = [os.path.abspath(path) for path in paths]
     return content
