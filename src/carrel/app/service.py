@@ -29,6 +29,7 @@ from carrel.config import Settings
 from carrel.domain.errors import CarrelError
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
+from carrel.environments.discovery import asks_for_setup
 from carrel.environments.home_tools import HomeToolchains, home_toolchains
 from carrel.environments.login_shell import is_same
 from carrel.environments.package_settings import PackageManagers
@@ -254,7 +255,7 @@ def _assemble(
     )
     spaces.setups = Setups(
         *(settings.data / "setups", app.bases, spaces, open_spaces, creator, runs, shared.locks),
-        SetupTools(project_setup, is_same),
+        SetupTools(asks_for_setup, project_setup, is_same),
     )
     trust = Trust(spaces, open_spaces, TreeContents(), frontends, agents.agreements)
     turns = Turns(

@@ -97,8 +97,9 @@ class SpaceRequest:
     """Give it the passwords and tokens in the owner's settings for package managers too."""
     share_downloads: bool = True
     """Let it have, and give, packages that spaces of its project have fetched."""
-    run_setup: bool = False
-    """Let it begin with what the project's set-up commands have made."""
+    run_setup: bool | None = None
+    """Let it begin with what the project's set-up commands have made; None: if the project is a
+    folder of the owner's that says so itself."""
     guest: bool = False
     """Who asked has less than the owner's rights: the project is read with nothing of the
     owner's. Never a caller's own word."""

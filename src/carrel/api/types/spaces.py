@@ -100,8 +100,9 @@ class NewSpace(Body, frozen=True, kw_only=True):
     share_downloads: bool = True
     """Let it use packages that other spaces of its project have fetched, and them those that it
     fetches: of npm and pip, as far as they prove themselves. Only with network `open`."""
-    run_setup: bool = False
-    """Run the project's set-up commands once for this state of it, and begin with the result."""
+    run_setup: bool | None = None
+    """Run the project's set-up commands once for this state of it, and begin with the result. Null:
+    if the project is a folder whose `carrel.toml` has such commands."""
     runtime: BackEnd = "auto"
     driver: BackEnd = "auto"
     network: Network | None = None
