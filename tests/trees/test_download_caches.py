@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import os
 import time
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -76,12 +77,12 @@ def test_npm_has_what_its_name_says(caches: DownloadCaches, home: Path) -> None:
     other.symlink_to(home / "outside")
     (home / NPM / "zz" / "zz").mkdir(parents=True)
     os.mkfifo(home / NPM / "zz" / "zz" / "fifo")
-    links = caches.links(KEY, (home,))
+    links = caches.links(KEY, {home: inf})
     assert list(links) == [str(path.relative_to(home))]
     assert read(caches, links[str(path.relative_to(home))]) == good
     # What is there stays, whatever becomes of the space.
     path.write_bytes(gzip.compress(b"evil"))
-    assert caches.links(KEY, (home,)) == links
+    assert caches.links(KEY, {home: inf}) == links
     assert read(caches, links[str(path.relative_to(home))]) == good
     assert caches.links("cd" * 16) == {}
 
@@ -99,7 +100,7 @@ def test_pip_has_what_its_address_says(
     put_pip(home, kind, plain, b"PK whatever")
     index = page(address(body), address(b"PK wanted"), plain)
     put_pip(home, kind, f"{HOST}/simple/hello/", gzip.compress(index) if packed else index)
-    links = caches.links(KEY, (home,))
+    links = caches.links(KEY, {home: inf})
     found = str(path.relative_to(home))
     assert sorted(links) == sorted({found, found if kind == WHOLE else f"{found}.body"})
     answer = read(caches, links[found])
@@ -119,26 +120,36 @@ def test_what_takes_long_is_given_up(
     (home / PIP / WHOLE).mkdir()
     (home / PIP / WHOLE / "0").symlink_to("0")
     began = time.process_time()
-    assert caches.links(KEY, (home,)) == {}
+    assert caches.links(KEY, {home: inf}) == {}
     assert time.process_time() - began < 2 * download_caches.LOOK_S
     put_npm(home, gzip.compress(b"good"))
     # Not again at once; in its own time.
-    assert caches.links(KEY, (home,)) == {}
-    monkeypatch.setattr(caches, "_again", {})
-    assert len(caches.links(KEY, (home,))) == 1
+    assert caches.links(KEY, {home: inf}) == {}
+    monkeypatch.setattr(caches, "_looks", {})
+    assert len(caches.links(KEY, {home: inf})) == 1
+
+
+def test_a_home_in_which_nothing_ran_is_not_looked_at_again(
+    caches: DownloadCaches, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_caches, "RARELY", 0)
+    assert caches.links(KEY, {home: 0.0}) == {}
+    put_npm(home, gzip.compress(b"good"))
+    assert caches.links(KEY, {home: 0.0}) == {}
+    assert len(caches.links(KEY, {home: inf})) == 1
 
 
 def test_there_is_a_bound(home: Path, tmp_path: Path) -> None:
     caches = DownloadCaches(tmp_path / "downloads", 4000, lambda: False)
     for number in range(9):
         put_npm(home, b"\x1f\x8b" + bytes([number]) * 240)
-    links = caches.links(KEY, (home,))
+    links = caches.links(KEY, {home: inf})
     assert len(links) == 4
     assert caches.tidy({KEY}, everything=True, dry_run=True)[0].bytes_freed == 726
     (action,) = caches.tidy({KEY}, everything=True, dry_run=False)
     assert "full" in action.why and len(caches.links(KEY)) == 1
     full = DownloadCaches(tmp_path / "full", 1 << 30, lambda: True)
-    assert full.links(KEY, (home,)) == {}
+    assert full.links(KEY, {home: inf}) == {}
     # What nobody uses goes with time, or for others.
     assert caches.tidy((), everything=False, dry_run=False) == []
     os.utime(caches.folder / KEY, (0, 0))
@@ -149,7 +160,7 @@ def test_there_is_a_bound(home: Path, tmp_path: Path) -> None:
 def test_what_was_never_completed_is_not_shown(caches: DownloadCaches, home: Path) -> None:
     """The machine went down while it was written."""
     path = put_npm(home, gzip.compress(b"good"))
-    (target,) = caches.links(KEY, (home,)).values()
+    (target,) = caches.links(KEY, {home: inf}).values()
     kept = caches.folder / KEY / Path(target).name
     kept.chmod(0o600)
     kept.write_bytes(b"")

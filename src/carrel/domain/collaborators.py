@@ -100,9 +100,9 @@ class Downloads(Protocol):
         """What the sandboxes of a project show of it."""
         ...
 
-    def links(self, key: str, homes: Collection[Path] = ()) -> dict[str, str]:
+    def links(self, key: str, homes: Mapping[Path, float] | None = None) -> dict[str, str]:
         """What a new home gets, the places in it and where they lead, with what was fetched in
-        these homes since."""
+        these homes; each with the time when something last ran there."""
         ...
 
     def gather(self, key: str, home: Path) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from math import inf
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -219,6 +220,7 @@ server takes to send a project."""
 BUILDS_OF_ONE = 4
 """Bases of one project at the same time, of one account: all but one of them wait for the first,
 and the threads that they would wait in are needed for everything else."""
+WORKING = (SpaceState.RUNNING, SpaceState.STOPPING, SpaceState.REMOVING)
 GUEST = "guest"
 """All together that were made by an earlier version for who is not the owner."""
 
@@ -436,7 +438,11 @@ class Creator:
             "home_files": {**settings, **self.home_files.files(owner=not space.guest)}
         }
         if space.downloads:
-            homes = self.open_spaces.homes(one for one in siblings if one is not space)
+            homes = {
+                self.open_spaces.home(one): inf if one.state in WORKING else one.active_at
+                for one in siblings
+                if one.space_id != space.space_id
+            }
             home["home_links"] = self.downloads.links(space.downloads, homes)
         return owner, home
 

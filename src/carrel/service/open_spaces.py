@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +112,8 @@ class OpenSpaces:
             found.setdefault(target, Bind(Path(source), target, if_real=True))
         return tuple(found.values())
 
-    def homes(self, spaces: Iterable[Space]) -> list[Path]:
-        return [self.folder(space.space_id) / "home" for space in spaces]
+    def home(self, space: Space) -> Path:
+        return self.folder(space.space_id) / "home"
 
     def make_agent_folders(self, space_id: str, owner: Owner) -> None:
         """Makes the folders that a sandbox with an agent shows."""

@@ -74,7 +74,7 @@ class Remover:
         await operation.begin(KEEP, *self.journal.moved(space_id, SpaceState.REMOVING))
         space = self.journal.current(space_id)
         if space.downloads:
-            (home,) = self.open_spaces.homes((space,))
+            home = self.open_spaces.home(space)
             await asyncio.to_thread(self.downloads.gather, space.downloads, home)
         return await self.carry_on_remove(space_id, operation, query=COUNTED)
 

@@ -19,10 +19,9 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
@@ -45,6 +44,8 @@ LOOK_S = 2.0
 """For a look at the caches of spaces: somebody waits for a new one."""
 RARELY = 20
 """A space is looked at again after so many times what the last look took."""
+MOST_LOOKS = 10_000
+"""Homes of which it is remembered."""
 SHARE = 4
 """One project may take so much of what all may: one part of this many."""
 UNUSED_S = 30 * 86400.0
@@ -52,7 +53,7 @@ DRAFT_S = 3600.0
 """What a daemon that died was about to add is older than that."""
 VERB = "remove downloads"
 _CHUNK = 1 << 20
-_GZIP = b"\x1f\x8b"
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 
 NPM = ".npm/_cacache/content-v2/sha512"
 PIP = ".cache/pip"
@@ -79,13 +80,18 @@ class _Found(NamedTuple):
     path: str
     name: str
     """By which its package manager finds it, without the folders."""
-    size: int
 
 
 class _Kept(NamedTuple):
     name: str
     size: int
     added_at: float
+
+
+class _Look(NamedTuple):
+    at: float
+    again: float
+    """By the monotonic clock: when the next may be."""
 
 
 @dataclass
@@ -98,15 +104,15 @@ class DownloadCaches:
     """Of all projects together; 0: nothing is shared."""
     is_full: Callable[[], bool]
     """Whether the disk is."""
-    _again: dict[str, float] = field(default_factory=dict)
-    """By home, when it may be looked at again."""
+    _looks: dict[Path, _Look] = field(default_factory=dict)
+    """The last one, by home."""
 
     def shown(self, key: str) -> Bind:
         return Bind(Path(os.path.realpath(self.folder), key), SHOWN_AT, if_real=True)
 
-    def links(self, key: str, homes: Collection[Path] = ()) -> dict[str, str]:
-        """What a new home gets: links to all that is there, with what other spaces in these homes
-        have fetched since."""
+    def links(self, key: str, homes: Mapping[Path, float] | None = None) -> dict[str, str]:
+        """What a new home gets: links to all that is there, with what other spaces have fetched in
+        these homes, in which something last ran at that time."""
         if not self.most_bytes:
             return {}
         place = self.folder / key
@@ -114,16 +120,17 @@ class DownloadCaches:
         place.mkdir(mode=0o755, exist_ok=True)
         os.utime(place)
         until = time.monotonic() + LOOK_S
-        for home in homes:
-            self.gather(key, home, until)
+        for home, ran_at in (homes or {}).items():
+            if home not in self._looks or self._looks[home].at <= ran_at:
+                self.gather(key, home, until)
         return {_in_home(name): f"{SHOWN_AT}/{one.name}" for name, one in _kept(place).items()}
 
     def gather(self, key: str, home: Path, until: float | None = None) -> None:
         """Takes over what was fetched in a home, as far as it proves itself and there is room.
         Raises nothing: a home may be anything."""
-        began = time.monotonic()
+        at, began = time.time(), time.monotonic()
         until = until or began + LOOK_S
-        again = self._again.get(str(home), 0.0)
+        again = self._looks[home].again if home in self._looks else 0.0
         if not self.most_bytes or began >= until or began < again or self.is_full():
             return
         with contextlib.suppress(OSError, _Enough), Root.at(home) as root:
@@ -132,8 +139,9 @@ class DownloadCaches:
             for kind in (WHOLE, SPLIT):
                 gathering.take_pip(kind)
         now = time.monotonic()
-        self._again = {one: at for one, at in self._again.items() if at > now}
-        self._again[str(home)] = now + RARELY * (now - began)
+        self._looks[home] = _Look(at, now + RARELY * (now - began))
+        if len(self._looks) > MOST_LOOKS:
+            del self._looks[next(iter(self._looks))]
 
     def tidy(self, used: Collection[str], *, everything: bool, dry_run: bool) -> list[Action]:
         """Removes what is too old or too much. Projects whose keys are `used` have spaces, and keep
@@ -207,8 +215,7 @@ class _Gathering:
         }
         digests: dict[str, str] = {}
         for one in bodies.values():
-            if one.size <= MOST_PAGE_BYTES:
-                digests |= _addresses(self._page(one, kind), bodies)
+            digests |= _addresses(self._page(one, kind), bodies)
         for name, digest in digests.items():
             if f"{kind}-{name}" not in self.known:
                 with contextlib.suppress(OSError):
@@ -216,13 +223,10 @@ class _Gathering:
 
     def _take_answer(self, one: _Found, kind: str, name: str, digest: str) -> None:
         check = hashlib.blake2b(digest_size=32)
-        if kind == SPLIT:
-            if self._take(one, f"{kind}-{name}.body", check, digest):
-                first, last = _answer(one.size, b"")
-                self._write(f"{kind}-{name}", first + last)
-            return
-        offset, size = self._body(one)
-        self._take(one, f"{kind}-{name}", check, digest, (offset, size))
+        if kind == WHOLE:
+            self._take(one, f"{kind}-{name}", check, digest, self._body(one))
+        elif self._take(one, body := f"{kind}-{name}.body", check, digest):
+            self._write(f"{kind}-{name}", b"".join(_answer(self.known[body], b"")))
 
     def _files(self, top: str, depth: int, *, joined: bool = True) -> Iterator[_Found]:
         """All that are so deep below a folder. `joined`: names begin with those of folders."""
@@ -230,23 +234,21 @@ class _Gathering:
         for level in range(depth + 1):
             below = []
             for path, name in folders:
-                for entry, status in self._entries(path):
-                    found = f"{name}{entry}" if joined else entry
-                    if stat.S_ISDIR(status.st_mode) and level < depth:
-                        below.append((f"{path}/{entry}", found))
-                    elif stat.S_ISREG(status.st_mode) and level == depth:
-                        yield _Found(f"{path}/{entry}", found, status.st_size)
+                for entry in self._entries(path):
+                    found = f"{name}{entry.name}" if joined else entry.name
+                    if level < depth and entry.is_dir(follow_symlinks=False):
+                        below.append((f"{path}/{entry.name}", found))
+                    elif level == depth and entry.is_file(follow_symlinks=False):
+                        yield _Found(f"{path}/{entry.name}", found)
             folders = below
 
-    def _entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+    def _entries(self, path: str) -> Iterator[os.DirEntry[str]]:
         try:
-            folder = self.root.folder(path)
-            with os.scandir(folder) as entries:
+            with os.scandir(self.root.folder(path)) as entries:
                 for entry in entries:
                     self._go_on()
                     self.looked_at += 1
-                    with contextlib.suppress(FileNotFoundError):
-                        yield entry.name, entry.stat(follow_symlinks=False)
+                    yield entry
         except OSError as error:
             if error.errno not in ENTRY_ERRORS:
                 raise
@@ -258,8 +260,10 @@ class _Gathering:
     def _page(self, one: _Found, kind: str) -> bytes:
         """The text of an answer; nothing if it is none."""
         try:
-            offset, size = self._body(one) if kind == WHOLE else (0, one.size)
-            content = b"".join(self._read(one, offset, size))
+            offset = self._body(one)[0] if kind == WHOLE else 0
+            if b"".join(self._read(one, offset, len(_ZIP))) == _ZIP:
+                return b""
+            content = b"".join(self._read(one, offset, MOST_PAGE_BYTES))
             if content.startswith(_GZIP):
                 content = zlib.decompressobj(31).decompress(content, MOST_PAGE_BYTES)
         except (OSError, zlib.error):
@@ -273,6 +277,10 @@ class _Gathering:
             raise FileNotFoundError(one.path)
         size = next(one for one in found.groups() if one is not None)
         return found.end(), int.from_bytes(size)
+
+    def _size(self, one: _Found) -> int:
+        found = self.root.status(one.path)
+        return found.st_size if found is not None else 0
 
     def _read(self, one: _Found, offset: int, size: int) -> Iterator[bytes]:
         descriptor, _ = self.root.open_regular(one.path)
@@ -288,7 +296,7 @@ class _Gathering:
     ) -> bool:
         """Copies a file, or a part of it with what belongs around that. What is checked is the
         copy: the space may write meanwhile."""
-        offset, size = part or (0, one.size)
+        offset, size = part or (0, self._size(one))
         if size > MOST_FILE_BYTES or self._no_room(size):
             return False
         first, last = _answer(size, b"\xc6" + size.to_bytes(4)) if part else (b"", b"")
