@@ -21,6 +21,7 @@ from carrel.cli.parser import PROGRAM_OPTIONS
 from carrel.cli.spec import Argument, Option, Verb
 from carrel.config import (
     AgentSettings,
+    SandboxSettings,
     ServerSettings,
     Settings,
     ToolSettings,
@@ -55,6 +56,7 @@ The daemon reads the file when it starts. `carrel config set` says so when one r
 command that restarts it; what runs in spaces goes on meanwhile.
 """
 TABLES: dict[str, type[msgspec.Struct]] = {
+    "[sandbox]": SandboxSettings,
     "[agents.NAME]": AgentSettings,
     "[servers.NAME]": ServerSettings,
     "[servers.NAME.tool_ready]": ToolSettings,

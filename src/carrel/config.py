@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -134,6 +134,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     package_settings: bool = True
     """Whether they get the settings of pip, uv, npm and cargo, the proxies and the certificates of
     the daemon's user, without credentials."""
+    caches_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2 << 30
+    """What packages may take on the disk that spaces of one project share with one another; 0: they
+    share none."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -462,7 +465,9 @@ def type_text(kind: Any) -> str:
     if plain:
         return type_text(plain[0])
     names = {str: "text", Path: "path", bool: "true or false", int: "whole number"}
-    return {**names, float: "number", ToolSettings: "table"}.get(kind, "text")
+    if kind in (ToolSettings, SandboxSettings):
+        return "table"
+    return {**names, float: "number"}.get(kind, "text")
 
 
 def _default_text(field: msgspec.structs.FieldInfo) -> str:
@@ -480,6 +485,8 @@ def toml_text(value: object) -> str:
         return f"[{', '.join(map(toml_text, value))}]"
     if isinstance(value, dict):
         return "{}" if not value else "{...}"
+    if isinstance(value, msgspec.Struct):
+        return toml_text(msgspec.structs.asdict(value) if value != type(value)() else {})
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else repr(value)
     if isinstance(value, int):

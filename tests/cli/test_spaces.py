@@ -261,12 +261,21 @@ def test_settings_of_package_managers_and_a_set_up(carrel: Program, project: Pat
         container.write_text(
             '{"image": "x", "postCreateCommand": "printf \\"\\\\033[31mno\\"; exit 3"}'
         )
+        own = project / "carrel.toml"
+        own.write_text('[setup]\nrun = "echo by itself > made"\n')
+        assert "(carrel.toml, at create)" in carrel.good("inspect", str(project))
+        assert "echo by itself > made" in carrel("new", str(project), "--name", "own").err
+        assert carrel.good("exec", "own", "--", "cat", "made") == "by itself\n"
+        plain = carrel.json("new", str(project), "--no-setup", "--name", "plain")
+        assert plain["setup"] == []
+        assert "or it is not" in carrel.bad(None, *words, "never", "--no-setup")
+        own.unlink()
         done = carrel(*words, "never")
         assert done.code == 1 and "ended with 3. It said last:\n" in done.err
         assert "[31mno\nhint: " in done.err
     finally:
         npmrc.unlink()
-        carrel("rm", "--force", "ready", "trusted")
+        carrel("rm", "--force", "ready", "trusted", "own", "plain")
 
 
 def test_a_script_whose_interpreter_is_missing(carrel: Program, space: str) -> None:

@@ -1,4 +1,5 @@
-"""A package index on loopback, for pip and npm, with one package that the tests make."""
+"""A package index on loopback, for pip and npm, with one package that the tests make. Files have
+names as the public ones give them, and may be kept as long."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 WHEEL = "hello-1.0-py3-none-any.whl"
+KEEP = {"text/html": "max-age=600, public", "application/json": "public, max-age=300"}
+"""How long pages may be kept; files for ever."""
 TARBALL = "/npm/hello/-/hello-1.0.0.tgz"
 
 
@@ -32,6 +35,11 @@ def wheel() -> bytes:
         for name, text in {**files, f"{info}/RECORD": record}.items():
             archive.writestr(zipfile.ZipInfo(name), text)
     return made.getvalue()
+
+
+def wheel_path() -> str:
+    digest = hashlib.blake2b(wheel(), digest_size=32).hexdigest()
+    return f"/packages/{digest[:2]}/{digest[2:4]}/{digest[4:]}/{WHEEL}"
 
 
 def tarball(says: str = "hi") -> bytes:
@@ -75,9 +83,9 @@ class Registry:
     def answer(self, path: str) -> tuple[str, bytes] | None:
         if path == "/simple/hello/":
             digest = hashlib.sha256(wheel()).hexdigest()
-            link = f'<a href="/files/{WHEEL}#sha256={digest}">{WHEEL}</a>'
+            link = f'<a href="http://{self.host}{wheel_path()}#sha256={digest}">{WHEEL}</a>'
             return "text/html", f"<!DOCTYPE html><html><body>{link}</body></html>".encode()
-        if path == f"/files/{WHEEL}":
+        if path == wheel_path():
             return "application/octet-stream", wheel()
         if path == "/npm/hello":
             url = f"http://{self.host}{TARBALL}"
@@ -106,6 +114,9 @@ def serving() -> Iterator[Registry]:
             self.send_response(200 if kind else 404)
             self.send_header("Content-Type", kind or "text/plain")
             self.send_header("Content-Length", str(len(content)))
+            if kind:
+                keep = KEEP.get(kind, "max-age=365000000, immutable, public")
+                self.send_header("Cache-Control", keep)
             self.end_headers()
             self.wfile.write(content)
 

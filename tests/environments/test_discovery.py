@@ -81,6 +81,28 @@ def test_whose_commands_set_it_up(config: str, commands: list[str]) -> None:
     assert [one.text for one in report.setup] == commands
 
 
+@pytest.mark.parametrize(
+    ("said", "commands", "noted"),
+    [
+        ('run = "make deps"', ["make deps", "serve"], ""),
+        ('run = ["make a", ["make", "b c"], ""]', ["make a", "make 'b c'", "serve"], ""),
+        ('run = ["make a", 3]', ["make a", "serve"], "neither a string"),
+        ('runs = "make"', ["npm install", "serve"], "needs run"),
+        ('run = ["make"', ["npm install", "serve"], "not valid TOML"),
+        (f"run = {['make'] * 60}", [*["make"] * 50, "serve"], "up to 50"),
+    ],
+)
+def test_what_the_project_says_itself_comes_first(
+    said: str, commands: list[str], noted: str
+) -> None:
+    container = '{"image": "a", "postStartCommand": "serve"}'
+    files = {".devcontainer.json": container, "package.json": "{}"}
+    report = think({**files, "carrel.toml": f"[setup]\n{said}\n"})
+    assert [one.text for one in report.setup] == commands
+    told = " ".join(note.message for note in report.notes if note.path == "carrel.toml")
+    assert noted in told and bool(told) == bool(noted)
+
+
 def test_files_that_cannot_be_used_are_passed_over() -> None:
     report = think(
         {

@@ -242,6 +242,7 @@ MANY_VARIABLES = "FROM a AS a\n" + "".join(f"ENV A{n}=1\n" for n in range(900))
         ("CMakeLists.txt", _filled("cmake_minimum_required( ")),
         ("setup.cfg", _filled(" ")),
         ("pom.xml", _filled("<java.version> ")),
+        ("carrel.toml", _filled("'',", "[setup]\nrun=[", "]")),
         (".tool-versions", _filled("a ")),
     ],
 )

@@ -13,14 +13,16 @@ from carrel.config import parse_settings
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.environments import NO_SETTINGS
 from carrel.domain.errors import Forbidden, NameTaken, SetupFailed, SpaceInvalid
+from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runtimes import Network
-from carrel.domain.spaces import Space
+from carrel.domain.spaces import Space, SpaceRequest
 from carrel.service.family import Child
 from tests.accounts import Account
 from tests.environments.registries import TARBALL, Registry, serving
 from tests.environments.test_package_settings import CERTIFICATE
 from tests.service.rig import family_of, leftovers, make, opened, request, run
 from tests.trees.again import run_again
+from tests.trees.git.repositories import make_repository
 
 TENANT = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
 SECRET = "s3cr3t"
@@ -131,6 +133,36 @@ async def test_set_up_once_for_all_spaces_of_a_base(
     assert not [space for space in services.journal.all() if space.transient]
 
 
+async def test_a_project_that_says_that_it_is_set_up(
+    services: Services, registry: Registry, tmp_path: Path
+) -> None:
+    """A folder of the owner's: for nobody else, and for no other project."""
+    (tmp_path / "package.json").write_text('{"dependencies": {"hello": "1.0.0"}}')
+    own = tmp_path / "carrel.toml"
+    own.write_text('[setup]\nrun = ["npm install", ["touch", "made here"]]\n')
+    first = await make(services, tmp_path, network=Network.OPEN)
+    second = await make(services, tmp_path, network=Network.OPEN)
+    assert first.setup == ("npm install", "touch 'made here'") == second.setup
+    assert first.base_id == second.base_id and registry.asked.count(TARBALL) == 1
+    assert "made here" in await says(services, second, "node -p 'require(\"hello\")'; ls")
+    child = await family_of(services).spawn(second.space_id, Child())
+    assert child.base_id == first.base_id
+    # It has no more than the space has: no network here. The error says how to do without.
+    own.write_text('[setup]\nrun = "env > made; ls ~ >> made; exit 3"\n')
+    with pytest.raises(SetupFailed, match="ended with 3") as error:
+        await make(services, tmp_path)
+    assert "--no-setup" in error.value.hint
+    for options in ({"run_setup": False}, {"base_id": first.base_id}):
+        assert "made\n" not in await says(services, await make(services, tmp_path, **options), "ls")
+    git = Project(ProjectKind.GIT, str(tmp_path))
+    await asyncio.to_thread(make_repository, tmp_path)
+    assert not (await services.spaces.create(LOCAL, SpaceRequest(git))).setup
+    settings = {"project_roots": [str(tmp_path)]}
+    async with opened(services.settings.data / "other", **settings) as other:
+        theirs = await other.spaces.create(TENANT, request(tmp_path, labels={"team": "blue"}))
+        assert not theirs.setup
+
+
 async def test_a_set_up_that_fails_leaves_nothing(
     services: Services, data: Path, tmp_path: Path
 ) -> None:
@@ -156,4 +188,4 @@ async def test_a_set_up_that_fails_leaves_nothing(
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data, "-k", "set_them_up or once_for_all")
+    run_again(__file__, ordinary_user, data, "-k", "set_them_up or once_for_all or says_that")

@@ -230,7 +230,7 @@ async def test_a_disk_that_is_full_when_its_folder_is_made(
     users = services.spaces._creator.users
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(data))
 
-    def claim(_: Creator, space: Space) -> Owner:
+    def claim(_: Creator, space: Space, *_more: object) -> Owner:
         if claimed:
             users.take(space.space_id)
         monkeypatch.setattr(type(users), "take", refuse)

@@ -29,6 +29,7 @@ from carrel.config import Settings
 from carrel.domain.errors import CarrelError
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
+from carrel.environments.discovery import asks_for_setup
 from carrel.environments.home_tools import HomeToolchains, home_toolchains
 from carrel.environments.login_shell import is_same
 from carrel.environments.package_settings import PackageManagers
@@ -82,6 +83,7 @@ from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
+from carrel.trees.download_caches import DownloadCaches
 from carrel.trees.git.personal import PersonalGit
 from carrel.trees.removal import remove_tree
 from carrel.trees.review import TreeReviews
@@ -207,17 +209,23 @@ def _assemble(
     )
     agents = open_agents(settings, mcp.expect, toolchains.search)
     folder = settings.data / "spaces"
-    open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program())
+    downloads = DownloadCaches(
+        settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
+    )
+    open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program(), downloads)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
     reviews = SpaceReviews(open_spaces, TreeReviews(app.bases, personal.ignored))
-    remover = Remover(app.identities, open_spaces, journal, reviews, trash, remove_tree)
+    remover = Remover(
+        *(app.identities, open_spaces, journal, reviews, trash, downloads, remove_tree)
+    )
     creator = Creator(
         *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
         disk=records.reserve,
         home_files=personal,
         toolchains=toolchains,
         packages=packages,
+        downloads=downloads,
         show=tuple(map(str, settings.sandbox.show)),
         bases_going=shared.bases_going,
         disk_for=settings.disk_for,
@@ -248,7 +256,7 @@ def _assemble(
     )
     spaces.setups = Setups(
         *(settings.data / "setups", app.bases, spaces, open_spaces, creator, runs, shared.locks),
-        SetupTools(project_setup, is_same),
+        SetupTools(asks_for_setup, project_setup, is_same),
     )
     trust = Trust(spaces, open_spaces, TreeContents(), frontends, agents.agreements)
     turns = Turns(
@@ -293,7 +301,9 @@ def _assemble(
         found = due(space, now, rules)
         return None if found is None else (str(found.verb), found.why)
 
-    collector = Collector(spaces, journal, store, app.bases, trash, reconciler, due_now, shared)
+    collector = Collector(
+        *(spaces, journal, store, app.bases, trash, downloads, reconciler, due_now, shared)
+    )
     collector.base_budget_bytes, collector.base_age_s = settings.bases_bytes, settings.bases_s
     around = Around(store, journal, hub, open_spaces, machine, spaces, runs, shared, recordings)
     servers.instances = open_instances(settings, app, around, known)

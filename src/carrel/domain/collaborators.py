@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from carrel.domain.cleanup import Action
 from carrel.domain.environments import HomeTools, PackageSettings
 from carrel.domain.files import Files
 from carrel.domain.projects import BaseRequest, OnProgress, ignore_progress
-from carrel.domain.runtimes import Runtime
+from carrel.domain.runtimes import Bind, Runtime
 from carrel.domain.spaces import Space, Trashed
 from carrel.domain.trees import Base, Owner, Review, ReviewQuery, Tree, TreeDriver
 
@@ -86,6 +87,32 @@ class Packages(Protocol):
 
     def settings(self, *, credentials: bool = False) -> PackageSettings:
         """As a new space gets them, with passwords and tokens only on request."""
+        ...
+
+
+class Downloads(Protocol):
+    """What spaces of one project have fetched, for the next ones. Blocking."""
+
+    most_bytes: int
+    """What it may all take; 0: nothing is shared."""
+
+    def shown(self, key: str) -> Bind:
+        """What the sandboxes of a project show of it."""
+        ...
+
+    def links(self, key: str, homes: Mapping[Path, float] | None = None) -> dict[str, str]:
+        """What a new home gets, the places in it and where they lead, with what was fetched in
+        these homes; each with the time when something last ran there."""
+        ...
+
+    def gather(self, key: str, home: Path) -> None:
+        """Takes over what was fetched in a home, as far as it proves itself. Raises nothing."""
+        ...
+
+    def tidy(
+        self, used: Collection[str], *, everything: bool, dry_run: bool
+    ) -> builtins.list[Action]:
+        """Removes what is too old or too much, and of the `used` ones only what is too much."""
         ...
 
 

@@ -69,6 +69,8 @@ class SandboxSpec:
     """The command that runs this program, which the sandbox has on its PATH then."""
     home_files: Mapping[str, bytes] = field(default_factory=dict, compare=False)
     """What a home begins with, by path; for a sandbox that has none yet."""
+    home_links: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The same, symlinks and where they lead."""
     account: str = ""
     """Those of one account have one share of the commands that can run; empty: none else."""
 

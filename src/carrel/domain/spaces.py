@@ -95,8 +95,11 @@ class SpaceRequest:
     """Other paths of the host that it is to be shown, read-only."""
     with_credentials: bool = False
     """Give it the passwords and tokens in the owner's settings for package managers too."""
-    run_setup: bool = False
-    """Let it begin with what the project's set-up commands have made."""
+    share_downloads: bool = True
+    """Let it have, and give, packages that spaces of its project have fetched."""
+    run_setup: bool | None = None
+    """Let it begin with what the project's set-up commands have made; None: if the project is a
+    folder of the owner's that says so itself."""
     guest: bool = False
     """Who asked has less than the owner's rights: the project is read with nothing of the
     owner's. Never a caller's own word."""
@@ -167,6 +170,8 @@ class Space:
     packages: PackageSettings = NO_SETTINGS
     """What it has of its owner's settings for package managers, credentials included if it was
     asked for with them."""
+    downloads: str = ""
+    """The key of the packages that it shares with other spaces of its project; empty: none."""
     setup: tuple[str, ...] = ()
     """The set-up commands that have run on what its tree began with."""
     network_asked: bool = False

@@ -3,7 +3,8 @@
 1. A Dockerfile. 2. A devcontainer.json. 3. The languages. 4. The default.
 
 A file that cannot be used decides nothing: it becomes a note. Languages, versions and the
-host's toolchain are found in any case, for runtimes that have no images.
+host's toolchain are found in any case, for runtimes that have no images. How the project is set up
+is said by its `carrel.toml`, before all of these.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from carrel.domain.environments import (
     Toolchain,
     VersionAsked,
 )
-from carrel.environments.devcontainer import find_devcontainers
+from carrel.environments.devcontainer import as_commands, find_devcontainers
 from carrel.environments.dockerfile import ContainerFound, find_dockerfiles
-from carrel.environments.files import ProjectReader, open_folder
+from carrel.environments.files import ProjectReader, dig, open_folder
 from carrel.environments.languages import (
     BASIC_PROGRAMS,
     DEFAULT_MATCH,
@@ -58,7 +59,7 @@ def inspect_files(files: ReadFiles, host: HostPrograms) -> EnvironmentReport:
         toolchain=_toolchain(host, languages, versions),
         languages=tuple(one.found for one in languages),
         versions=tuple(versions),
-        setup=_setup(decisive, languages),
+        setup=_setup(own_setup(reader), decisive, languages),
         ports=decisive.ports,
         variables=decisive.variables,
         notes=reader.notes,
@@ -69,9 +70,41 @@ def _image(languages: Sequence[Detected], versions: Sequence[VersionAsked]) -> I
     return language_image(languages, versions) if languages else default_image()
 
 
-def _setup(decisive: ContainerFound, languages: Sequence[Detected]) -> tuple[SetupCommand, ...]:
-    """What the file that decides asks for. When that makes nothing ready, the languages'
-    own: what an image was built with is hidden by the tree that is put over it."""
+OWN_FILE = "carrel.toml"
+MOST_COMMANDS = 50
+"""More are no list that a person wrote."""
+
+
+def asks_for_setup(root: Path) -> bool:
+    """Whether a folder says itself how it is set up. Raises as `inspect_project` does."""
+    with open_folder(root) as files:
+        return bool(own_setup(ProjectReader(files)))
+
+
+def own_setup(reader: ProjectReader) -> tuple[SetupCommand, ...]:
+    """`[setup] run`: a line for the shell or an argument list, or several of them."""
+    asked = dig(reader.toml(OWN_FILE), "setup")
+    if asked is None:
+        return ()
+    run = dig(asked, "run")
+    several = run if isinstance(run, list) else [run]
+    if run is None or len(several) > MOST_COMMANDS:
+        reader.note(OWN_FILE, f"Its [setup] needs run, a list of up to {MOST_COMMANDS} commands.")
+    found = []
+    for one in several[:MOST_COMMANDS]:
+        for _, argv in as_commands(one, lambda why: reader.note(OWN_FILE, f"In run, {why}")):
+            found.append(SetupCommand(argv, OWN_FILE))
+    return tuple(found)
+
+
+def _setup(
+    own: tuple[SetupCommand, ...], decisive: ContainerFound, languages: Sequence[Detected]
+) -> tuple[SetupCommand, ...]:
+    """What the project says itself, or the file that decides. When that makes nothing ready, the
+    languages' own: what an image was built with is hidden by the tree that is put over it."""
+    if own:
+        later = [one for one in decisive.setup if one.stage is not SetupStage.CREATE]
+        return (*own, *later)
     if any(command.stage is SetupStage.CREATE for command in decisive.setup):
         return decisive.setup
     return (*(command for one in languages for command in one.found.setup), *decisive.setup)

@@ -121,7 +121,7 @@ class Engine:
         if not is_id(spec.sandbox_id):
             raise SandboxUnavailable(f"{spec.sandbox_id!r} is no id of a sandbox.")
         folders = SandboxFolders(spec.folder)
-        folders.make(spec.owner, spec.home_files)
+        folders.make(spec.owner, spec.home_files, spec.home_links)
         folders.put_carrel(spec.carrel)
         support = self._enforcement.put_in_force(spec)
         return Sandbox(self._runtime, spec, support)

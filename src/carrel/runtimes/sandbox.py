@@ -53,7 +53,12 @@ class SandboxFolders:
     def run(self, run_id: str) -> Path:
         return self.runs / run_id
 
-    def make(self, owner: Owner, home_files: Mapping[str, bytes] | None = None) -> None:
+    def make(
+        self,
+        owner: Owner,
+        home_files: Mapping[str, bytes] | None = None,
+        home_links: Mapping[str, str] | None = None,
+    ) -> None:
         """Idempotent. Home and /tmp are the sandbox's user's, the runs are ours. Only a new home
         is given its files: nobody has been in it yet."""
         self.runs.mkdir(mode=0o700, exist_ok=True)
@@ -64,10 +69,13 @@ class SandboxFolders:
         filled = self.space / "home.new"
         shutil.rmtree(filled, ignore_errors=True)
         _make_own(filled, 0o700, owner)
+        made: set[str] = set()
         for name, content in (home_files or {}).items():
-            for above in reversed((filled / name).relative_to(filled).parents[:-1]):
-                _make_own(filled / above, 0o755, owner)
+            _make_above(filled, name, owner, made)
             _write_own(filled / name, content, owner)
+        for name, target in (home_links or {}).items():
+            _make_above(filled, name, owner, made)
+            os.symlink(target, filled / name)
         filled.rename(self.home)
 
     def put_carrel(self, command: tuple[str, ...]) -> None:
@@ -111,6 +119,15 @@ def _make_own(folder: Path, mode: int, owner: Owner) -> None:
     os.chmod(folder, mode)
     if os.geteuid() == 0:
         os.chown(folder, owner.uid, owner.gid)
+
+
+def _make_above(top: Path, name: str, owner: Owner, made: set[str]) -> None:
+    """The folders in which something is to be; `made` are those that are there."""
+    above = name.rpartition("/")[0]
+    if above and above not in made:
+        _make_above(top, above, owner, made)
+        _make_own(top / above, 0o755, owner)
+        made.add(above)
 
 
 def _write_own(path: Path, content: bytes, owner: Owner) -> None:

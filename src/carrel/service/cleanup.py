@@ -12,7 +12,7 @@ from functools import partial
 
 from carrel.domain.access import LOCAL, Caller, begin_for
 from carrel.domain.cleanup import Action, Report
-from carrel.domain.collaborators import Bases, Disk, TrashCan
+from carrel.domain.collaborators import Bases, Disk, Downloads, TrashCan
 from carrel.domain.errors import BaseInUse, CarrelError, UnexportedChanges
 from carrel.domain.events import EventType
 from carrel.domain.runtimes import LimitHit, LimitsChanged
@@ -43,6 +43,7 @@ class Collector:
         store: Store,
         bases: Bases,
         trash: TrashCan,
+        downloads: Downloads,
         reconciler: Reconciler,
         due: Due,
         shared: Shared,
@@ -52,6 +53,7 @@ class Collector:
         self._store = store
         self._bases = bases
         self._trash = trash
+        self._downloads = downloads
         self._reconciler = reconciler
         self._due = due
         self._going = shared.bases_going
@@ -67,12 +69,14 @@ class Collector:
     async def run(
         self, caller: Caller, *, dry_run: bool = False, all_bases: bool = False
     ) -> Report:
-        """With `all_bases`, every base goes that nothing uses, whatever its age."""
+        """With `all_bases`, every base and every download goes that nothing uses, whatever its
+        age."""
         require_admin(caller)
         actions = [] if dry_run else await self._reconciler.settle()
         actions += await self.retire(dry_run=dry_run)
         actions += await self._expire_trash(dry_run)
         actions += await self._drop_bases(dry_run, all_bases)
+        actions += await self._drop_downloads(dry_run, all_bases)
         actions += await self._reconciler.sweep(dry_run=dry_run)
         return Report(dry_run, tuple(actions))
 
@@ -127,8 +131,9 @@ class Collector:
         await self.settled()
 
     async def tidy(self) -> list[Action]:
-        """What is too old, or too much: trash and bases. Done by itself every hour."""
-        return await self._expire_trash(dry_run=False) + await self._drop_bases(dry_run=False)
+        """What is too old, or too much: trash, bases, downloads. Done by itself every hour."""
+        done = await self._expire_trash(dry_run=False) + await self._drop_bases(dry_run=False)
+        return done + await self._drop_downloads(dry_run=False)
 
     async def _retire(self, space: Space, due: Why, dry_run: bool) -> Action:
         verb, why = due
@@ -181,6 +186,12 @@ class Collector:
             finally:
                 self._going.discard(base.base_id)
         return [action for action in actions if action.why != _STANDING]
+
+    async def _drop_downloads(self, dry_run: bool, everything: bool = False) -> list[Action]:
+        used = {space.downloads for space in self._journal.all()}
+        return await asyncio.to_thread(
+            self._downloads.tidy, used, everything=everything, dry_run=dry_run
+        )
 
     async def _used(self, bases: list[Base]) -> set[str]:
         """By spaces, or by what is in the trash; with the bases that those stand on."""

@@ -7,11 +7,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from math import inf
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from carrel.api.types.common import shared
@@ -19,6 +22,7 @@ from carrel.domain.access import LOCAL
 from carrel.domain.collaborators import (
     Bases,
     Disk,
+    Downloads,
     HomeFiles,
     Machine,
     Packages,
@@ -38,7 +42,7 @@ from carrel.domain.projects import (
     Project,
     ProjectKind,
 )
-from carrel.domain.runtimes import EagerRuntime, Runtime
+from carrel.domain.runtimes import EagerRuntime, Network, Runtime
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
 from carrel.domain.store import Record
 from carrel.domain.trees import DIRECT, Base, Owner, Skipped, Tree, TreeDriver, TreeRequest
@@ -216,6 +220,7 @@ server takes to send a project."""
 BUILDS_OF_ONE = 4
 """Bases of one project at the same time, of one account: all but one of them wait for the first,
 and the threads that they would wait in are needed for everything else."""
+WORKING = (SpaceState.RUNNING, SpaceState.STOPPING, SpaceState.REMOVING)
 GUEST = "guest"
 """All together that were made by an earlier version for who is not the owner."""
 
@@ -232,6 +237,7 @@ class Creator:
     home_files: HomeFiles
     toolchains: Toolchains
     packages: Packages
+    downloads: Downloads
     bases_going: set[str]
     """Those that clean-up removes just now."""
     disk_for: Callable[[int], int]
@@ -290,16 +296,18 @@ class Creator:
                 "left_out": _noted(base)[:_SHOWN],
                 "project": _project(request, base),
                 "default_disk_bytes": self._default_disk(space, base),
+                "downloads": self._downloads_of(space, request, runtime, base),
             }
             space = self.journal.amend(space_id, **resolved)
             await operation.begin(TREE, space)
-            owner, home_files = await asyncio.to_thread(self._claim, space)
+            siblings = [one for one in self.journal.all() if one.downloads == space.downloads]
+            owner, home = await asyncio.to_thread(self._claim, space, siblings)
             wanted = self._wanted(space, base, owner)
             early = fill is None and space.limits.disk_bytes is None
             if early and isinstance(runtime, EagerRuntime):
                 # Else the tree would be held to the quota while it is made.
                 spec = self.open_spaces.spec(dataclasses.replace(space, owner=owner))
-                runtime.begin(dataclasses.replace(spec, home_files=home_files))
+                runtime.begin(dataclasses.replace(spec, **home))
                 await asyncio.sleep(0)
             tree = await asyncio.to_thread(driver.create, wanted)
             self.open_spaces.made(space_id)
@@ -309,7 +317,7 @@ class Creator:
                 await operation.begin(FILL, space)
                 await asyncio.to_thread(fill, driver, tree)
             await operation.begin(SANDBOX, space)
-            return await self._start(space, runtime, driver, tree, operation, home_files)
+            return await self._start(space, runtime, driver, tree, operation, home)
         except BaseException as error:
             told = plain(error)
             await self.undo(space_id, operation, told)
@@ -419,14 +427,42 @@ class Creator:
             space.space_id, base, self.open_spaces.folder(space.space_id), owner, place
         )
 
-    def _claim(self, space: Space) -> tuple[Owner, Mapping[str, bytes]]:
-        """Its user, and what its home begins with."""
+    def _claim(self, space: Space, siblings: list[Space]) -> tuple[Owner, dict[str, Any]]:
+        """Its user, and what its home begins with, as a `SandboxSpec` has it."""
         self.open_spaces.folder(space.space_id).mkdir(mode=0o700)
         owner = self.users.take(space.space_id)
         if space.agent:
             self.open_spaces.make_agent_folders(space.space_id, owner)
         settings = {name: text.encode() for name, text in space.packages.files.items()}
-        return owner, {**settings, **self.home_files.files(owner=not space.guest)}
+        home: dict[str, Any] = {
+            "home_files": {**settings, **self.home_files.files(owner=not space.guest)}
+        }
+        if space.downloads:
+            homes = {
+                self.open_spaces.home(one): inf if one.state in WORKING else one.active_at
+                for one in siblings
+                if one.space_id != space.space_id
+            }
+            home["home_links"] = self.downloads.links(space.downloads, homes)
+        return owner, home
+
+    def _downloads_of(
+        self, space: Space, request: SpaceRequest, runtime: Runtime, base: Base
+    ) -> str:
+        """Of one project only, since a package may be private; apart from those that were given
+        credentials, for the same reason. Children have what their parents have."""
+        if space.network is not Network.OPEN or not runtime.capabilities.own_paths:
+            return ""
+        if not request.share_downloads or space.guest or not self.downloads.most_bytes:
+            return ""
+        if request.parent:
+            parent = self.journal.get(request.parent)
+            return parent.downloads if parent else ""
+        project = _project(request, base)
+        if project.kind is ProjectKind.EMPTY:
+            return ""
+        parts = (project.kind, project.location, space.packages.credentials, os.geteuid())
+        return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
     async def _start(
         self,
@@ -435,9 +471,9 @@ class Creator:
         driver: TreeDriver,
         tree: Tree,
         operation: JournaledOperation,
-        home_files: Mapping[str, bytes],
+        home: Mapping[str, Any],
     ) -> Space:
-        spec = dataclasses.replace(self.open_spaces.spec(space), home_files=home_files)
+        spec = dataclasses.replace(self.open_spaces.spec(space), **home)
         with driver.mount(tree) as mount:
             sandbox = await runtime.start(spec, mount, wait=False)
         enforced = sandbox.limits

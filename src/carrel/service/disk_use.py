@@ -29,6 +29,7 @@ KINDS = {
     "instances": "instances",
     "requests": "requests",
     "setups": "records",
+    "downloads": "downloads",
     "compiled": "compiled",
     "warm": "compiled",
     "carrel.db": "records",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.agents import AgentFolders
-from carrel.domain.collaborators import Machine
+from carrel.domain.collaborators import Downloads, Machine
 from carrel.domain.environments import HomeTools
 from carrel.domain.errors import StateConflict, TreeDamaged
 from carrel.domain.limits import Limits
@@ -48,9 +48,11 @@ class OpenSpaces:
         machine: Machine,
         agent_folders: AgentFolders | None = None,
         program: OwnProgram | None = None,
+        downloads: Downloads | None = None,
     ) -> None:
         """`folder` holds a folder for each space."""
         self._program = program or OwnProgram()
+        self._downloads = downloads
         self._folder = folder
         self._machine = machine
         self._agent_folders = agent_folders
@@ -100,12 +102,18 @@ class OpenSpaces:
         seen: tuple[Bind, ...] = ()
         if space.agent and self._agent_folders is not None:
             seen = self._agent_folders.binds(self.folder(space.space_id), space.agent)
+        shared: tuple[Bind, ...] = ()
+        if space.downloads and self._downloads is not None:
+            shared = (self._downloads.shown(space.downloads),)
         found: dict[str, Bind] = {}
-        for bind in (*seen, *shows):
+        for bind in (*seen, *shows, *shared):
             found.setdefault(bind.target, bind)
         for target, source in _of_the_home(space):
             found.setdefault(target, Bind(Path(source), target, if_real=True))
         return tuple(found.values())
+
+    def home(self, space: Space) -> Path:
+        return self.folder(space.space_id) / "home"
 
     def make_agent_folders(self, space_id: str, owner: Owner) -> None:
         """Makes the folders that a sandbox with an agent shows."""

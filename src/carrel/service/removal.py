@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from carrel.domain.collaborators import TrashCan, Users
+from carrel.domain.collaborators import Downloads, TrashCan, Users
 from carrel.domain.environments import NO_SETTINGS
 from carrel.domain.errors import CarrelError, TooLarge
 from carrel.domain.keys import looks_like_key
@@ -43,6 +43,7 @@ class Remover:
     journal: Journal
     reviews: SpaceReviews
     trash: TrashCan
+    downloads: Downloads
     remove_folder: RemoveFolder
     """Blocking, idempotent, follows no symlink."""
 
@@ -71,6 +72,10 @@ class Remover:
     async def remove(self, space_id: str, operation: JournaledOperation) -> Removal:
         """A space that is stopped, failed or was never completed."""
         await operation.begin(KEEP, *self.journal.moved(space_id, SpaceState.REMOVING))
+        space = self.journal.current(space_id)
+        if space.downloads:
+            home = self.open_spaces.home(space)
+            await asyncio.to_thread(self.downloads.gather, space.downloads, home)
         return await self.carry_on_remove(space_id, operation, query=COUNTED)
 
     async def carry_on_remove(

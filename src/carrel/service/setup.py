@@ -28,12 +28,13 @@ from carrel.domain.environments import HomeTools, SetupCommand, SetupStage
 from carrel.domain.errors import (
     BaseNotFound,
     CommandError,
+    ProjectError,
     SetupFailed,
     SpaceInvalid,
     TreeDamaged,
 )
 from carrel.domain.limits import Limits
-from carrel.domain.projects import OnProgress, Progress
+from carrel.domain.projects import OnProgress, Progress, ProjectKind
 from carrel.domain.runs import RunRecord, RunState, Stream
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.spaces import Retention, Space, SpaceRequest
@@ -70,6 +71,8 @@ class ProjectSetup:
 class SetupTools:
     """What the commands are found with. Blocking."""
 
+    asks: Callable[[Path], bool]
+    """Whether a folder says itself that it is to be set up."""
     inspect: Callable[[TreeDriver, Tree, HomeTools], ProjectSetup]
     """Reads the files of a tree, and runs nothing."""
     is_same: Callable[[Mapping[str, list[int]]], bool]
@@ -87,6 +90,20 @@ class Setups:
     runs: Runs
     locks: Locks
     tools: SetupTools
+
+    async def asked(self, request: SpaceRequest) -> bool:
+        """Whether it was said, or is said by the project: one that the owner has on this machine.
+        What runs then has no more rights than any command of the space."""
+        if request.run_setup is not None:
+            return request.run_setup
+        project = request.project
+        if request.guest or request.parent or request.base_id or request.place:
+            return False
+        if project.kind is not ProjectKind.FOLDER:
+            return False
+        with contextlib.suppress(ProjectError):
+            return await asyncio.to_thread(self.tools.asks, Path(project.location))
+        return False
 
     async def prepared(
         self, request: SpaceRequest, limits: Limits, on_progress: OnProgress
@@ -134,7 +151,7 @@ class Setups:
                 raise SpaceInvalid(
                     f"The runtime {opened.runtime.name} shows each space at another path, so what "
                     "one has installed does not work in others.",
-                    hint="Use the runtime bubblewrap.",
+                    hint="Use the runtime bubblewrap, or leave the set-up out: --no-setup",
                 )
             found = await asyncio.to_thread(
                 self.tools.inspect, opened.driver, opened.tree, space.tools
@@ -155,9 +172,9 @@ class Setups:
 
     async def _run_one(self, space: Space, command: SetupCommand, tell: OnProgress) -> None:
         wanted = Command(command.argv, cwd=command.folder, timeout_s=COMMAND_S)
-        hint = "It runs in a sandbox as `carrel exec` does; without --setup you can try it there."
+        hint = "It runs in a sandbox as `carrel exec` does; with --no-setup you can try it there."
         if space.network is Network.NONE:
-            hint = "The space has no network; packages are fetched with --network open."
+            hint = "Packages are fetched with --network open; --no-setup leaves the set-up out."
         try:
             record = await self.runs.start(space.space_id, wanted)
         except CommandError as error:

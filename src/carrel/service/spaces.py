@@ -211,7 +211,7 @@ class Spaces:
         """Its sandbox shows from the start what its servers need, and its base is one on which
         the set-up commands have run, if they are to."""
         setup: tuple[str, ...] = ()
-        if request.run_setup and self.setups is not None:
+        if self.setups is not None and await self.setups.asked(request):
             if request.name and not self._free_name(request.name, request.realm):
                 raise NameTaken(
                     f"Another space is named {request.name!r}.",

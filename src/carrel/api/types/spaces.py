@@ -97,8 +97,12 @@ class NewSpace(Body, frozen=True, kw_only=True):
     """Other absolute paths of the daemon's machine that it is shown, read-only."""
     with_credentials: bool = False
     """Give it the passwords and tokens in its owner's settings for package managers, and .netrc."""
-    run_setup: bool = False
-    """Run the project's set-up commands once for this state of it, and begin with the result."""
+    share_downloads: bool = True
+    """Let it use packages that other spaces of its project have fetched, and them those that it
+    fetches: of npm and pip, as far as they prove themselves. Only with network `open`."""
+    run_setup: bool | None = None
+    """Run the project's set-up commands once for this state of it, and begin with the result. Null:
+    if the project is a folder whose `carrel.toml` has such commands."""
     runtime: BackEnd = "auto"
     driver: BackEnd = "auto"
     network: Network | None = None
@@ -128,6 +132,7 @@ class SpaceOptions(TypedDict, total=False):
     home_tools: bool
     show: Sequence[str]
     with_credentials: bool
+    share_downloads: bool
     run_setup: bool
     runtime: str
     driver: str
@@ -261,6 +266,9 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     for its owner."""
     withheld: tuple[str, ...] = ()
     """What of those settings it was not given: credentials, and what could not be read."""
+    downloads: str = ""
+    """The name of the packages that it shares with other spaces of its project; empty: it shares
+    none."""
     setup: tuple[str, ...] = ()
     """The set-up commands that have run on what its tree began with."""
 

@@ -74,7 +74,11 @@ df = Verb(
 
 @Verb(
     Option("-n, --dry-run", "Only say what would be done.", to="dry_run"),
-    Option("--bases", "Remove every base that no space uses, whatever its age.", to="bases"),
+    Option(
+        "--bases",
+        "Remove every base and all downloads that no space uses, whatever their age.",
+        to="bases",
+    ),
 )
 def gc(call: VerbCall) -> None:
     """Clean up: expired spaces, unused bases, old trash, leftovers."""

@@ -40,6 +40,8 @@ _NOTED = 5
         "Run the project's set-up commands (see `carrel inspect`); once for all its spaces.",
         to="run_setup",
     ),
+    Option("--no-setup", "Do not run those that the project's carrel.toml asks for."),
+    Option("--no-caches", "Share no downloaded packages with other spaces of the project."),
     Option(
         "--with-credentials",
         "Give it your passwords and tokens for package managers, and .netrc.",
@@ -110,6 +112,8 @@ def _tell(call: VerbCall, space: dict[str, Any]) -> None:
     for one in space["enforced"]:
         if not one["enforced"]:
             call.note(loud("not enforced here:") + f" {one['kind']}: {one['how']}")
+    if space.get("setup"):
+        call.note(f"Set up in a sandbox by: {clean('; '.join(space['setup']))}")
     for one in space.get("left_out", ())[:_NOTED]:
         call.note(f"{clean(one['path'])}: {clean(one['why'])}")
     if is_terminal(2):
@@ -144,6 +148,12 @@ def _content(call: VerbCall) -> dict[str, Any]:
     content.pop("turn", None)
     if call.flag("no_home_tools"):
         content["home_tools"] = False
+    if call.flag("no_setup"):
+        if call.flag("setup"):
+            raise invalid("It is set up, or it is not.", hint="Use --setup or --no-setup.")
+        content["run_setup"] = False
+    if call.flag("no_caches"):
+        content["share_downloads"] = False
     if paths := call.texts("show"):
         content["show"] = [os.path.abspath(path) for path in paths]
     return content

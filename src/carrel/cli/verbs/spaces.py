@@ -173,6 +173,7 @@ def describe(space: dict[str, Any], changed: str = "") -> str:
         ("sees", clean(_sees(space))),
         ("set up", clean("; ".join(space.get("setup", ())))),
         ("packages", clean(", ".join(space.get("packages", ())))),
+        ("downloads", "shared in its project" if space.get("downloads") else ""),
         ("withheld", clean("; ".join(space.get("withheld", ())))),
         ("servers", clean("; ".join(map(_server, space.get("mcp", ()))))),
         ("made by", space["parent"]),
