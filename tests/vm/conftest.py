@@ -11,6 +11,8 @@ import pytest
 
 from tests.vm.machine import Machine, machine
 
+collect_ignore_glob = [] if os.environ.get("CARREL_VM") else ["test_*.py"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -22,8 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    if not os.environ.get("CARREL_VM"):
-        pytest.skip("starts a virtual machine: make test-vm")
     if os.geteuid() != 0 or not shutil.which("qemu-system-x86_64"):
         pytest.skip("needs root and qemu")
     with machine(tmp_path_factory.mktemp("vm")) as started:

@@ -68,22 +68,11 @@ class Machine:
         )
         return Answer(done.returncode, done.stdout, done.stderr)
 
-    @contextlib.contextmanager
-    def logged_in(self, user: str) -> Iterator[None]:
-        """Keeps `user` logged in meanwhile."""
-        with subprocess.Popen(
-            [*self._ssh(user), "echo in; exec cat"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as session:
-            assert session.stdin is not None and session.stdout is not None
-            assert session.stdout.readline() == b"in\n"
-            try:
-                yield
-            finally:
-                session.stdin.close()
-                session.wait(CALL_S)
+    def wait(self, user: str, condition: str) -> None:
+        """Until the command `condition` succeeds."""
+        tries = int(CALL_S / 4)
+        loop = f"for i in $(seq {tries}); do {condition} && exit 0; sleep 1; done; exit 1"
+        assert self.run(user, loop).code == 0, condition
 
     def boot_id(self) -> str:
         return self.run("root", "cat /proc/sys/kernel/random/boot_id").ok()

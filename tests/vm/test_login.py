@@ -5,21 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.vm.machine import CALL_S, Machine
+from tests.vm.machine import Machine
 
 EAT = "python3 -c 'x = bytearray(400 << 20)'"
 UNITS = "/sys/fs/cgroup/user.slice/user-$(id -u).slice/user@$(id -u).service"
 
 
-def _wait(vm: Machine, user: str, condition: str) -> None:
-    """Until `condition` holds in the machine."""
-    seconds = int(CALL_S / 4)
-    loop = f"for i in $(seq {seconds}); do {condition} && exit 0; sleep 1; done; exit 1"
-    assert vm.run(user, loop).code == 0, condition
-
-
 def _logged_out(vm: Machine, user: str) -> None:
-    _wait(vm, "root", f"! loginctl show-user {user} -p State 2>/dev/null | grep -qv lingering")
+    vm.wait("root", f"! loginctl show-user {user} -p State 2>/dev/null | grep -qv lingering")
 
 
 def test_limits_hold_in_a_plain_login(vm: Machine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.vm.machine import Machine
@@ -35,10 +37,8 @@ def test_a_service_and_commands_agree(vm: Machine, user: str) -> None:
     assert "No daemon runs" in vm.run(user, "carrel down").err
     vm.run(user, f"{control} start carrel && {control} daemon-reexec").ok()
     goes_on()
-    vm.run(
-        user,
-        "kill -9 $(head -n1 $(carrel status --json | python3 -c 'import json, sys; print(json.load(sys.stdin)[\"data\"])')/daemon/lock | cut -d' ' -f1)",
-    ).ok()
+    pid = json.loads(vm.run(user, "carrel status --json").ok())["pid"]
+    vm.run(user, f"kill -9 {pid}").ok()
     goes_on()
     vm.run(user, "carrel service remove").ok()
     goes_on()
@@ -54,8 +54,7 @@ def test_a_reboot(vm: Machine) -> None:
     run = vm.run("ling", "carrel exec -d kept -- sleep 5000").ok().splitlines()[-1]
     vm.run("ling", "carrel service install").ok()
     vm.reboot()
-    up = "for i in $(seq 60); do systemctl --user is-active -q carrel && exit 0; sleep 1; done; exit 1"
-    vm.run("ling", up).ok()
+    vm.wait("ling", "systemctl --user is-active -q carrel")
     assert "running" not in vm.run("ling", f"carrel run show {run}").ok()
     for user in ("dev", "ling"):
         assert vm.run(user, "carrel exec kept -- cat file").ok() == "kept"

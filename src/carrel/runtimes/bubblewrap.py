@@ -314,7 +314,8 @@ def _remedy(kernel: Path = Path("/proc/sys/kernel")) -> str:
     """The command that ends one of the two usual prohibitions of user namespaces."""
     if _reads(kernel / "apparmor_restrict_unprivileged_userns") == "1":
         # For bubblewrap alone: the sysctl would lift it for every program.
-        return f"printf '{_PROFILE}' | sudo tee {_PROFILE_PATH} && sudo apparmor_parser -r {_PROFILE_PATH}"
+        load = f"sudo tee {_PROFILE_PATH} && sudo apparmor_parser -r {_PROFILE_PATH}"
+        return f"printf '{_PROFILE}' | {load}"
     if _reads(kernel / "unprivileged_userns_clone") == "0":
         return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
     if _reads(kernel.parent / "user/max_user_namespaces") == "0":
