@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import shlex
 import shutil
 import subprocess
@@ -56,7 +57,8 @@ def build() -> Path:
 
 
 def _build() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carrel-vm"
+    # Not by HOME, which is another one in every run of tests.
+    cache = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".cache/carrel-vm"
     folder = cache / _name()
     if (folder / "complete").exists():
         return folder
