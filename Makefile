@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check bench soak clean
+.PHONY: help setup demo test test-vm check bench soak clean
 # Tests start thousands of interpreters, and each would compile all that it loads anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -20,6 +20,7 @@ help:
 	@echo "make demo    two agents side by side, with what that needs"
 	@echo "make setup   the virtual environment and the programs the tests need"
 	@echo "make test    all tests, then the core on the other Pythons (TESTS='tests/trees -k overlay' for some of them)"
+	@echo "make test-vm what needs systemd and its control groups, in a virtual machine (root, qemu, minutes)"
 	@echo "make check   style, types, import rules"
 	@echo "make bench   the benchmarks, side by side with other tools"
 	@echo "make soak    ten minutes of twenty clients, five thousand requests, two hundred killed daemons, and"
@@ -36,6 +37,10 @@ demo:
 test: setup
 	$(BIN)/python -m tests.reaping $(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup $(TESTS)
 	@$(if $(TESTS),,WORKERS=$(WORKERS) scripts/pythons test)
+
+test-vm: setup
+	@scripts/setup vm
+	CARREL_VM=1 $(BIN)/python -m tests.reaping $(BIN)/pytest tests/vm -x --durations=0
 
 check: setup
 	$(BIN)/ruff check .

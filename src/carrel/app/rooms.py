@@ -25,9 +25,9 @@ from carrel.config import Settings
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
 from carrel.domain.limits import Limits, LimitSupport
 from carrel.domain.runtimes import Bind, LimitHit, LimitsChanged, LocalRuntime
-from carrel.domain.trees import TreeDriver
+from carrel.domain.trees import Owner, TreeDriver
 from carrel.launcher.client import Launcher
-from carrel.linux import btrfs
+from carrel.linux import btrfs, ids
 from carrel.runtimes.bubblewrap import BubblewrapRuntime
 from carrel.runtimes.engine import LINGER_S, Engine
 from carrel.runtimes.landlock import LandlockRuntime
@@ -74,7 +74,9 @@ class App:
 
     def limits(self) -> tuple[LimitSupport, ...]:
         """How each kind of limit would be enforced on a space of this machine; blocking."""
-        return support_for(_EVERY_LIMIT, self.enforcement.cgroups, self.settings.data)
+        spare = ids.uid_range()[1:] if os.geteuid() == 0 else ()
+        owner = Owner(spare[-1], spare[-1]) if spare else None
+        return support_for(_EVERY_LIMIT, self.enforcement.cgroups, self.settings.data, owner)
 
     async def driver(self, name: str = AUTO) -> TreeDriver:
         """By name, or the best that works here. `TreeUnavailable`."""

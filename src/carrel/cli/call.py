@@ -116,6 +116,25 @@ class VerbCall:
         """Prints a line for who watches, apart from the result."""
         tell(f"{text}\n")
 
+    def note_logout(self) -> None:
+        """Says once for a data folder that work ends with the last logout, where it does."""
+        import os
+
+        from carrel.daemon import places
+        from carrel.linux import systemd
+
+        data = self.place.data
+        if not data or os.geteuid() == 0 or not systemd.manages_us() or systemd.lingers():
+            return
+        try:
+            os.close(os.open(places.told_logout(data), os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError:
+            return
+        self.note(
+            "What runs in your spaces ends when you log out of this machine; its files stay."
+            " To let it go on: loginctl enable-linger"
+        )
+
     def show(self, content: Any) -> None:
         """Prints JSON: indented for people, in one line for programs."""
         import json

@@ -58,6 +58,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Daemon": {
         "daemon": (
             *("up", "down", "status"),
+            *("service install", "service remove", "service status"),
             *("token create", "token ls", "token revoke", "completion"),
         ),
         "machine": ("doctor", "inspect", "df", "gc"),
@@ -90,6 +91,7 @@ GROUPS = {
     "request": "Have an agent make something in a workspace of its own.",
     "run": "Show one command, attach to it, wait for it, signal it.",
     "turn": "Show one turn of an agent.",
+    "service": "Keep the daemon as a service of systemd.",
     "token": "Manage tokens for the API on TCP.",
 }
 DEFAULTS = {"request": "new"}

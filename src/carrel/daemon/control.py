@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from carrel.daemon import places
+from carrel.daemon import places, service
 from carrel.domain.errors import DaemonError, DaemonUnavailable
 from carrel.linux.processes import is_alive
 
@@ -51,6 +51,10 @@ def start(data: Folder, listen: str | None = None, timeout: float = START_S) -> 
     if other is not None:
         _await_socket(data, until)
         raise places.running(data, other)
+    if not listen and service.is_installed(data):
+        service.start(data)
+        _await_socket(data, until)
+        return status(data).pid
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         _spawn(data, listen, theirs)

@@ -40,7 +40,7 @@ from carrel.interfaces.http.api import Api, make_api
 from carrel.interfaces.http.lifetime import Shutdown
 from carrel.interfaces.http.services import ApiOptions, ApiServices
 from carrel.interfaces.hub.sockets import HubListener
-from carrel.linux import libc
+from carrel.linux import libc, systemd
 from carrel.linux.reserve import Reserve
 from carrel.service.journal import Journal
 
@@ -131,6 +131,7 @@ def _run(given: argparse.Namespace, starter: ReadyListener) -> None:
             log_to_file(places.log(settings.data))
         else:
             log_to_stderr()
+        _join_scope(settings.data)
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(serve(settings, starter))
@@ -140,6 +141,16 @@ def _run(given: argparse.Namespace, starter: ReadyListener) -> None:
             _log.exception("the daemon failed")
             failure = f"{type(error).__name__}: {error}"
             raise CarrelError(failure, hint=f"See {places.log(settings.data)}") from error
+
+
+def _join_scope(data: Path) -> None:
+    """Where systemd manages the machine, limits of spaces need a part of the tree of control groups
+    that it has delegated. The launcher, and all that it starts, is in there with us."""
+    if not systemd.manages_us():
+        return
+    refused = systemd.join_scope(places.scope(data), f"Carrel, {data}")
+    if refused:
+        _log.warning("without a scope of systemd's, limits are not enforced: %s", refused)
 
 
 def _settings(given: argparse.Namespace) -> Settings:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from carrel.domain.errors import DaemonRunning, DaemonUnavailable
 from carrel.linux.processes import is_alive, start_time
 
+Folder = str | os.PathLike[str]
+
 FOLDER = "daemon"
 SOCKET = "socket"
 LOCK = "lock"
@@ -22,33 +24,46 @@ MAX_ADDRESS = 107
 """Bytes that fit into the address of a Unix socket."""
 
 
-def folder(data: str | os.PathLike[str]) -> str:
+def folder(data: Folder) -> str:
     return os.path.join(os.fspath(data), FOLDER)
 
 
-def socket(data: str | os.PathLike[str]) -> str:
+def socket(data: Folder) -> str:
     return os.path.join(folder(data), SOCKET)
 
 
-def lock(data: str | os.PathLike[str]) -> str:
+def lock(data: Folder) -> str:
     return os.path.join(folder(data), LOCK)
 
 
-def log(data: str | os.PathLike[str]) -> str:
+def log(data: Folder) -> str:
     return os.path.join(folder(data), LOG)
 
 
-def address(data: str | os.PathLike[str]) -> str:
+def address(data: Folder) -> str:
     """A file: where the daemon listens on TCP, if it does."""
     return os.path.join(folder(data), ADDRESS)
 
 
-def ending(data: str | os.PathLike[str]) -> str:
+def ending(data: Folder) -> str:
     """A file: what a daemon that was told to end still does; written again while it does."""
     return os.path.join(folder(data), ENDING)
 
 
-def make_folder(data: str | os.PathLike[str]) -> str:
+def told_logout(data: Folder) -> str:
+    """A file: its user has been told what a logout ends."""
+    return os.path.join(folder(data), "told-logout")
+
+
+def scope(data: Folder) -> str:
+    """The name of the unit of systemd's that the daemon and all that it starts are in."""
+    import hashlib
+
+    name = hashlib.sha256(os.fsencode(os.path.realpath(data))).hexdigest()
+    return f"carrel-{name[:12]}.scope"
+
+
+def make_folder(data: Folder) -> str:
     """Nobody else's: what is in it is the daemon's and its user's."""
     os.makedirs(data, mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
     path = folder(data)
@@ -75,7 +90,7 @@ class Holder(NamedTuple):
 
 
 @contextlib.contextmanager
-def held(data: str | os.PathLike[str]) -> Iterator[None]:
+def held(data: Folder) -> Iterator[None]:
     """Raises `DaemonRunning`, which names the other one, and `DaemonUnavailable`."""
     try:
         make_folder(data)
@@ -97,7 +112,7 @@ def held(data: str | os.PathLike[str]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def holder(data: str | os.PathLike[str]) -> Holder | None:
+def holder(data: Folder) -> Holder | None:
     """The daemon of a data folder, if one runs."""
     try:
         descriptor = os.open(lock(data), os.O_RDONLY | os.O_CLOEXEC)
@@ -113,7 +128,7 @@ def holder(data: str | os.PathLike[str]) -> Holder | None:
     return None
 
 
-def running(data: str | os.PathLike[str], other: Holder | None) -> DaemonRunning:
+def running(data: Folder, other: Holder | None) -> DaemonRunning:
     who = "Another daemon" if other is None else f"A daemon (process {other.pid})"
     return DaemonRunning(
         f"{who} uses the data folder {os.fspath(data)}.",

@@ -40,6 +40,8 @@ class LimitSupport:
     kind: LimitKind
     enforced: bool
     how: str
+    remedy: str = ""
+    """What a person does to have it enforced."""
 
 
 @dataclass(frozen=True)

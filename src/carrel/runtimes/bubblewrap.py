@@ -93,7 +93,7 @@ class BubblewrapRuntime(EngineRuntime):
         try:
             proof = await self._prover.try_out(self)
         except SandboxUnavailable as error:
-            return Availability(False, error.message, _remedy(error.message))
+            return Availability(False, error.message, _remedy())
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
     def begin(self, spec: SandboxSpec) -> None:
@@ -310,21 +310,32 @@ def working_folder(cwd: str) -> str:
     return os.path.normpath(os.path.join(WORKSPACE, cwd))
 
 
-def _remedy(message: str) -> str:
-    """For the two usual prohibitions."""
-    for path, value in (
-        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"),
-        ("/proc/sys/kernel/unprivileged_userns_clone", "0"),
-    ):
-        try:
-            forbidden = Path(path).read_text().strip() == value
-        except OSError:
-            continue
-        if forbidden:
-            wanted = "0" if value == "1" else "1"
-            key = path.removeprefix("/proc/sys/").replace("/", ".")
-            return f"sudo sysctl -w {key}={wanted}"
+def _remedy(kernel: Path = Path("/proc/sys/kernel")) -> str:
+    """The command that ends one of the two usual prohibitions of user namespaces."""
+    if _reads(kernel / "apparmor_restrict_unprivileged_userns") == "1":
+        # For bubblewrap alone: the sysctl would lift it for every program.
+        load = f"sudo tee {_PROFILE_PATH} && sudo apparmor_parser -r {_PROFILE_PATH}"
+        return f"printf '{_PROFILE}' | {load}"
+    if _reads(kernel / "unprivileged_userns_clone") == "0":
+        return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    if _reads(kernel.parent / "user/max_user_namespaces") == "0":
+        return "sudo sysctl -w user.max_user_namespaces=15000"
     return ""
+
+
+_PROFILE_PATH = "/etc/apparmor.d/bwrap"
+_PROFILE = (
+    r"abi <abi/4.0>,\ninclude <tunables/global>\n"
+    r"profile bwrap /usr/bin/bwrap flags=(unconfined) {\n  userns,\n}\n"
+)
+"""What Ubuntu has for other programs that need user namespaces."""
+
+
+def _reads(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 # The command line of bubblewrap for one sandbox

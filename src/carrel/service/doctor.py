@@ -155,6 +155,7 @@ class Doctor:
                 str(support.kind),
                 Grade.GOOD if support.enforced else Grade.WARNING,
                 support.how if support.enforced else f"Not enforced: {support.how}",
+                support.remedy,
             )
             for support in self._limits()
         ]

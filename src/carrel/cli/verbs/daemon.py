@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from carrel.client.address import Address
+    from carrel.daemon.service import ServiceState
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -131,6 +132,55 @@ def _address(place: Address) -> str:
     from carrel.daemon import control
 
     return control.status(place.data).address
+
+
+# As a service of systemd
+
+
+@Verb()
+def service_install(call: VerbCall) -> None:
+    """Have systemd start the daemon at login (as root: at boot), and keep it.
+
+    Commands start this service from now on. What runs in spaces goes on meanwhile.
+    """
+    from carrel.daemon import service
+
+    data = _own_data(call)
+    service.install(data)
+    found = service.state(data)
+    _show_service(call, found)
+    if os.geteuid() != 0:
+        call.note_logout()
+
+
+@Verb()
+def service_remove(call: VerbCall) -> None:
+    """Take the service away; the next command starts a daemon by itself."""
+    from carrel.daemon import service
+
+    data = _own_data(call)
+    if not service.remove(data):
+        call.note(f"No service is installed for {data}.")
+    _show_service(call, service.state(data))
+
+
+@Verb()
+def service_status(call: VerbCall) -> None:
+    """Say whether the daemon is a service, and whether that runs."""
+    from carrel.daemon import service
+
+    _show_service(call, service.state(_own_data(call)))
+
+
+def _show_service(call: VerbCall, found: ServiceState) -> None:
+    def text(_: object) -> str:
+        if not found.installed:
+            return "There is no service: commands start the daemon when they need it."
+        login = "at boot" if os.geteuid() == 0 else "at login"
+        starts = f"started {login}" if found.enabled else "not started by itself"
+        return f"{found.unit} is {found.active}, and {starts} ({found.path})."
+
+    call.answer(found._asdict(), text)
 
 
 # Tokens

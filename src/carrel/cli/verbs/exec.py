@@ -88,6 +88,7 @@ def _detach(call: VerbCall, space: str, command: dict[str, Any]) -> int:
             hint="Leave out --detach, or -t and -i.",
         )
     call.answer(call.ask("runs.start", space, content=command), lambda run: run["id"])
+    call.note_logout()
     return 0
 
 

@@ -181,6 +181,7 @@ def run_turn(call: VerbCall, space: str, wanted: dict[str, Any]) -> int:
     _ask_trust(call, space, wanted)
     if not call.flag("wait"):
         call.answer(begin_turn(call, space, wanted), _id)
+        call.note_logout()
         return 0
     turn: dict[str, Any] = {}
     word = call.text("space") or space

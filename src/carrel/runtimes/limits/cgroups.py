@@ -29,7 +29,7 @@ from pathlib import Path
 
 from carrel.domain.errors import LimitsUnavailable, SandboxUnavailable
 from carrel.domain.limits import LimitKind, Limits, LimitSupport, ResourceUsage
-from carrel.linux import cgroupfs
+from carrel.linux import cgroupfs, systemd
 from carrel.linux.cgroupfs import Hierarchy
 
 FAMILY = ".family"
@@ -40,8 +40,6 @@ _PROBE_LIMITS = Limits(memory_bytes=64 << 20, cpus=0.5, pids=64)
 PARENT = "carrel"
 """All groups are below one of this name."""
 PROBE = "probe-"
-_LEAF = "carrel-self"
-"""Where the processes go that stand in the way of handing controllers on."""
 _ROUNDS = 8
 """A process may have forked just before it was moved; a few times over is enough."""
 LIMITING = ("memory", "pids", "cpu")
@@ -121,6 +119,10 @@ def _site(tree: Hierarchy) -> Site:
 def _parents(tree: Hierarchy) -> list[Path]:
     """Folders to try, the best first."""
     own = [tree.own] if tree.own is not None else []
+    if tree.version == 2 and systemd.RUNNING.is_dir():
+        # Beside its own groups systemd wants nobody's; what it delegated is ours alone.
+        units = [Path(systemd.unit_of(str(folder))) for folder in own]
+        return [unit for unit in units if systemd.is_delegated(unit)]
     if os.geteuid() == 0:
         return list(dict.fromkeys([tree.mount, *own]))
     if tree.version == 1:
@@ -128,9 +130,7 @@ def _parents(tree: Hierarchy) -> list[Path]:
     # The uppermost folder that is ours holds all our processes, so that they can be moved.
     lineage = [path for folder in own for path in reversed((folder, *folder.parents))]
     ours = [path for path in lineage if path.is_relative_to(tree.mount) and _is_ours(path)]
-    uid = os.geteuid()
-    session = tree.mount / f"user.slice/user-{uid}.slice/user@{uid}.service"
-    return list(dict.fromkeys([*ours[:1], *own, *([session] if session.is_dir() else [])]))
+    return list(dict.fromkeys([*ours[:1], *own]))
 
 
 def _is_ours(folder: Path) -> bool:
@@ -159,7 +159,7 @@ def _step_aside(parent: Path) -> None:
     and turn the group into one of threads, which nothing can be moved to."""
     if not (parent / "cgroup.type").exists():
         return  # the root of the tree, which may have both
-    leaf = parent / _LEAF
+    leaf = parent / systemd.LEAF
     for _ in range(_ROUNDS):
         here = cgroupfs.read(parent, cgroupfs.PROCS).split()
         if not here:
@@ -375,7 +375,7 @@ class Cgroups:
     def _try(self, name: str, kind: LimitKind, site: Site | None, refusals: str) -> LimitSupport:
         if site is None:
             reason = f"no usable cgroup has the {name} controller. {refusals}".strip()
-            return LimitSupport(kind, False, reason)
+            return LimitSupport(kind, False, reason, systemd.remedy())
         group = site.folder / probe_name()
         try:
             group.mkdir()

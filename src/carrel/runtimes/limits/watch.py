@@ -376,6 +376,8 @@ class LimitWatch:
         self._on_event = on_event
         self._inhabitants = inhabitants
         self._running: set[str] = set()
+        self._since: set[str] = set()
+        """All that ran since the counts of the kernel were last compared."""
         self._disk = self._disk_watch(before)
         self._looking: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -427,6 +429,7 @@ class LimitWatch:
             # What commands left running was looked at by nobody.
             self._look()
         self._running.add(run_id)
+        self._since.add(run_id)
         self.look_at_disk()
 
     def look_at_disk(self) -> None:
@@ -507,18 +510,21 @@ class LimitWatch:
         if not self._running:
             self._close_look()
         limits = self._sandbox.spec.limits
+        # The kernel counts for the sandbox: of several runs, nobody knows which it was.
+        alone = run_id if self._since == {run_id} else None
+        self._since = set(self._running)
         if ended.reason is ExitReason.MEMORY:
             self._compare_killed(run_id, "was killed at its memory limit", itself=True)
         else:
-            self._compare_killed(run_id if not self._running else None)
+            self._compare_killed(alone)
         if ended.reason is ExitReason.TIMEOUT and limits.wall_seconds is not None:
             took = ended.ended_at - ended.started_at
             if took >= limits.wall_seconds:
                 self._tell(LimitKind.WALL_TIME, limits.wall_seconds, run_id, "ran out of time")
         if self._counted:
-            self._compare(run_id)
+            self._compare(alone)
 
-    def _compare(self, run_id: str) -> None:
+    def _compare(self, run_id: str | None) -> None:
         limits = self._sandbox.spec.limits
         refused = self._count(self._cgroups.pids_events)
         if limits.pids is not None and refused > self._refused_forks:

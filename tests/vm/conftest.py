@@ -1,0 +1,30 @@
+"""One machine for all tests here. They take minutes and need root and qemu, so only `make test-vm`
+runs them: it sets CARREL_VM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.vm.machine import Machine, machine
+
+collect_ignore_glob = [] if os.environ.get("CARREL_VM") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/vm/" in str(item.path):
+            # A boot under emulation, or a suite that runs inside.
+            item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.xdist_group("vm"))
+
+
+@pytest.fixture(scope="session")
+def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    if os.geteuid() != 0 or not shutil.which("qemu-system-x86_64"):
+        pytest.skip("needs root and qemu")
+    with machine(tmp_path_factory.mktemp("vm")) as started:
+        yield started

@@ -1,0 +1,144 @@
+"""A virtual machine with systemd, under software emulation, that tests log in to by SSH.
+
+Every call of `run` is a login of its own, with PAM and logind, and a logout at its end. The machine
+reaches nothing: its only way is the port of its SSH server, on this machine's loopback. What it
+writes to its disks is gone when it is switched off, and stays over a reboot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.vm import image
+
+BOOT_S = 300.0
+"""Some twenty seconds when nothing else runs here."""
+CALL_S = 240.0
+"""A first command starts a daemon, which proves its walls: twenty seconds under emulation."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    def ok(self) -> str:
+        assert self.code == 0, self
+        return self.out.strip()
+
+
+class Machine:
+    def __init__(self, folder: Path, port: int, built: Path) -> None:
+        self._folder, self._port, self._built = folder, port, built
+        self._qemu: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        image.project_disk(self._folder / "project.img")
+        subprocess.run(["truncate", "-s", "3G", self._folder / "data.img"], check=True)
+        subprocess.run(["mkfs.xfs", "-q", self._folder / "data.img"], check=True)
+        with open(self._folder / "qemu.log", "wb") as log:
+            self._qemu = subprocess.Popen(
+                self._words(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._await_login("")
+
+    def run(self, user: str, command: str, timeout: float = CALL_S) -> Answer:
+        """A login of `user`, by a shell that does `command`."""
+        done = subprocess.run(
+            [*self._ssh(user), f"bash -lc {shlex.quote(command)}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def wait(self, user: str, condition: str) -> None:
+        """Until the command `condition` succeeds."""
+        tries = int(CALL_S / 4)
+        loop = f"for i in $(seq {tries}); do {condition} && exit 0; sleep 1; done; exit 1"
+        assert self.run(user, loop).code == 0, condition
+
+    def boot_id(self) -> str:
+        return self.run("root", "cat /proc/sys/kernel/random/boot_id").ok()
+
+    def reboot(self) -> None:
+        before = self.boot_id()
+        self.run("root", "systemctl reboot")
+        self._await_login(before)
+
+    def stop(self) -> None:
+        if self._qemu is not None and self._qemu.poll() is None:
+            os.kill(self._qemu.pid, signal.SIGKILL)
+            self._qemu.wait()
+
+    def console(self) -> str:
+        return (self._folder / "console.log").read_text(errors="replace")[-4000:]
+
+    def _await_login(self, before: str) -> None:
+        """Until somebody can log in to a machine that was booted after `before`."""
+        deadline = time.monotonic() + BOOT_S
+        answer = Answer(-1, "", "")
+        while time.monotonic() < deadline:
+            assert self._qemu is not None and self._qemu.poll() is None, "the machine ended"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                answer = self.run("root", "cat /proc/sys/kernel/random/boot_id", timeout=20)
+                if answer.code == 0 and answer.out.strip() != before:
+                    return
+            # The emulated network accepts connections before the machine does.
+            time.sleep(0.5)
+        raise AssertionError(f"no login within {BOOT_S} s: {answer}\n{self.console()}")
+
+    def _words(self) -> list[str]:
+        drive = "if=virtio,format=raw,cache=unsafe,snapshot=on"
+        disks = (self._built / "root.img", self._folder / "data.img", self._folder / "project.img")
+        network = f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{self._port}-:22"
+        return [
+            *("qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi"),
+            *("-cpu", "max", "-smp", "2", "-m", "3G", "-display", "none", "-monitor", "none"),
+            *("-kernel", str(self._built / "vmlinuz"), "-initrd", str(self._built / "initrd")),
+            *("-append", "console=ttyS0 root=/dev/vda rw quiet"),
+            *(word for disk in disks for word in ("-drive", f"file={disk},{drive}")),
+            *("-device", "virtio-rng-pci", "-serial", f"file:{self._folder}/console.log"),
+            *("-netdev", network, "-device", "virtio-net-pci,netdev=n0"),
+        ]
+
+    def _ssh(self, user: str) -> list[str]:
+        options = {
+            "StrictHostKeyChecking": "no",
+            "UserKnownHostsFile": "/dev/null",
+            "LogLevel": "ERROR",
+            "BatchMode": "yes",
+            "ConnectTimeout": "20",
+        }
+        given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        key = ["-i", str(self._built / "key"), "-p", str(self._port)]
+        return ["ssh", "-T", *given, *key, f"{user}@127.0.0.1"]
+
+
+@contextlib.contextmanager
+def machine(folder: Path) -> Iterator[Machine]:
+    """One that has booted. It is switched off at the end."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = Machine(folder, port, image.build())
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
