@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +91,8 @@ def test_a_long_path_is_no_obstacle(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "packet", [b"{", b"[]", b"\xff", b"3", b'{"memory":true}', b'"x"', b"{}" * 30_000]
+    "packet",
+    [b"{", b"[]", b"\xff", b"3", b'{"memory":true}', b'"x"', b"{}" * 30_000, b"[" * 60_000],
 )
 def test_what_is_no_message_ends_the_connection_only(data: Path, packet: bytes) -> None:
     launcher = Launcher(data)
@@ -97,6 +101,37 @@ def test_what_is_no_message_ends_the_connection_only(data: Path, packet: bytes) 
         connection.send(packet)
         assert connection.recv(100) == b""
     assert _pid(launcher) == pid
+    assert "Traceback" not in (data / "launcher" / "log").read_text()
+    assert launcher.shutdown() == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"op": "hello"},
+        {"op": "held"},
+        {"op": "hold", "key": "k"},
+        {"op": ["x"]},
+        {"op": "signal", "run_id": [], "signal": 9},
+        {"op": "place", "sandbox_id": "none"},
+        {"op": "warm", "holder": {"stage": []}, "linger": 0, "sandbox_id": "none"},
+        {"op": "attach", "run_id": "none", "folder": "/", "given": False},
+        {"memory": True},
+    ],
+    ids=str,
+)
+def test_what_is_sent_with_a_wrong_request_is_closed(data: Path, message: dict[str, Any]) -> None:
+    launcher = Launcher(data)
+    _pid(launcher)
+    ours, theirs = os.pipe()
+    with _connect(data) as connection:
+        folder = os.open("/", os.O_RDONLY)
+        socket.send_fds(connection, [json.dumps({"id": 1, **message}).encode()], [theirs, folder])
+        os.close(theirs)
+        os.close(folder)
+        assert b"problem" in connection.recv(10_000) or "memory" in message
+    assert select.select([ours], [], [], 30)[0] and os.read(ours, 1) == b""
+    os.close(ours)
     assert launcher.shutdown() == 0
 
 

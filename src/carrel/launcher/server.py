@@ -48,6 +48,11 @@ class NotMounted(BadRequest):
     step = "unmounted"
 
 
+_NAMES = ("op", "run_id", "sandbox_id")
+_WITH_DESCRIPTORS = ("run", "warm", "place", "attach")
+"""Requests that take some; of others nobody would close them."""
+
+
 class LauncherServer:
     def __init__(
         self, listener: socket.socket, folder: str, version: str, home: int | None = None
@@ -144,8 +149,6 @@ class LauncherServer:
         self._rest()
 
     def _handle(self, connection: socket.socket, message: Message, fds: list[int]) -> None:
-        if self._pauses.hold_up(message, lambda: self._handle(connection, message, fds)):
-            return
         number = message.get("id", 0)
 
         def answer(reply: messages.Reply, descriptors: list[int]) -> None:
@@ -158,11 +161,17 @@ class LauncherServer:
             except OSError:
                 self._drop(connection)
 
-        op = message.get("op", "")
-        self._retired = self._retired and op in ("hello", "shutdown")
         try:
+            if not all(isinstance(message.get(one, ""), str) for one in _NAMES):
+                raise BadRequest("a name that is none")
+            if self._pauses.hold_up(message, lambda: self._handle(connection, message, fds)):
+                return
+            op = message.get("op", "")
+            self._retired = self._retired and op in ("hello", "shutdown")
             if op not in self._requests:
                 raise BadRequest(f"unknown request {op!r}")
+            if fds and op not in _WITH_DESCRIPTORS:
+                raise BadRequest(f"{op} with descriptors")
             kind, handler = self._requests[op]
             missing = kind.__required_keys__ - message.keys()
             if missing:
@@ -209,6 +218,8 @@ class LauncherServer:
         answer(reply, [])
 
     def _warm(self, message: messages.WarmRequest, fds: list[int], answer: Answer) -> None:
+        if len(fds) != len(message["holder"]["stage"]):
+            raise BadRequest("a sandbox without its mounts")
         self._enter_mount(message["holder"])
         self._runs.warm(message, fds, answer)
 

@@ -53,7 +53,7 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
         message = _decode(body)
         if message.get("memory") is True:
             message = _decode(_read_memory(descriptors))
-    except PacketError:
+    except (PacketError, OSError):
         close_all(descriptors)
         raise
     return message, descriptors
@@ -74,7 +74,7 @@ def receive_descriptors(connection: socket.socket, size: int, most: int) -> tupl
 def _decode(body: bytes) -> Message:
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PacketError(f"not JSON: {error}") from None
     if not isinstance(message, dict):
         raise PacketError("not an object")
@@ -120,7 +120,7 @@ def read_record(path: str) -> Any:
     try:
         with open(path) as file:
             record = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -13,10 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carrel.instances import inside
+from carrel.instances.inside import gate
 from tests.accounts import PYTHON, Account, ordinary_account, run_as
 
 WAIT_S = 60.0
@@ -383,6 +385,28 @@ def test_who_breaks_off_before_it_is_accepted_ends_nothing(gates: Callable[..., 
         gate.process.send_signal(signal.SIGCONT)
         with gate.connect() as client:
             assert everything(client) == b"served"
+
+
+class Endless(socket.socket):
+    """A listener at which another one has come whenever somebody is accepted."""
+
+    came = 0
+
+    def _accept(self) -> tuple[int, Any]:
+        self.came += 1
+        assert self.came < 1000, "it does nothing else"
+        socket.create_connection(self.getsockname()).close()
+        return super()._accept()  # type: ignore[misc, no-any-return]
+
+
+def test_strangers_without_end_keep_nobody_waiting() -> None:
+    diag = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG)
+    peers = gate.Peers(diag.detach(), frozenset())
+    with Endless() as listener, contextlib.closing(peers._diag):
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        gate.Gate(listener, peers, gate.HeadRules(TOKEN, 1), 16)._accept()
+        assert listener.came == gate.ACCEPTED
 
 
 def test_an_address_of_the_newer_kind(gates: Callable[..., Gate]) -> None:

@@ -31,6 +31,9 @@ BOUND = 256
 """Connections that were let in and may be open at once; more wait in the kernel's queue."""
 HEADS = 64
 """Connections that have not shown the token yet; one more, and the oldest of them goes."""
+ACCEPTED = 64
+"""Connections that are accepted at once: strangers who come again and again keep nobody who is let
+in from being served."""
 MAX_HEAD = 64 * 1024
 """Bytes of the first head."""
 MAX_DRAINED = 1024 * 1024
@@ -296,7 +299,9 @@ class Gate:
                 self._connect(client, self._target)
 
     def _accept(self) -> None:
-        while self._clients < self._bound:
+        for _ in range(ACCEPTED):
+            if self._clients >= self._bound:
+                return
             try:
                 number, _ = self._listener._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
