@@ -144,6 +144,20 @@ def test_credentials_within_a_tool_are_left_out_and_all_else_stays(home: Path) -
     assert all(inside(found, path) for path in seen)
 
 
+@pytest.mark.parametrize("beside", ["", "etc"])
+def test_settings_that_come_later_are_not_shown_in_later_spaces(home: Path, beside: str) -> None:
+    """Beside a version that was there before, in a folder that was there or not."""
+    fill(home)
+    node = home / ".nvm" / "versions" / "node" / "v20.1.0"
+    (node / beside).mkdir(exist_ok=True)
+    toolchains = chains(home)
+    assert inside(toolchains.find(), node / "bin" / "nodetool")
+    tokens = [secret(node / "etc" / "npmrc"), secret(node / "pip.conf")]
+    found = toolchains.find()
+    assert inside(found, node / "bin" / "nodetool")
+    assert not any(inside(found, token) for token in tokens)
+
+
 def test_links_and_folders_that_would_show_more(home: Path, tmp_path: Path) -> None:
     fill(home)
     disk = tmp_path / "disk"

@@ -20,7 +20,13 @@ from pathlib import Path
 from carrel.domain.environments import NO_TOOLS, HomeTool, HomeTools
 from carrel.domain.errors import SpaceInvalid
 from carrel.environments import package_settings
-from carrel.environments.login_shell import LoginShell, PersonAccount, is_same, watched
+from carrel.environments.login_shell import (
+    LoginShell,
+    PersonAccount,
+    is_same,
+    stamp_of,
+    watched,
+)
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,9 @@ _SETTINGS_IN = frozenset(
     {("etc", "npmrc"), ("conda-meta", "state"), ("conda", "activate.d"), ("conf", "settings.xml")}
 )
 """Settings of tools in which people put passwords and tokens; the second by the folder too."""
+_SETTINGS_FOLDERS = frozenset({"etc", "conda", "conda-meta", "conf"})
+_OF_A_VERSION = frozenset({"bin", "node_modules", "pyvenv.cfg"})
+"""Where settings appear when a person writes some: in such folders, and beside these names."""
 _SETTINGS_DEPTH = 5
 """Folders between a tool's own and the last in which settings of a version are."""
 _SYSTEM = frozenset(
@@ -232,6 +241,7 @@ class HomeToolchains:
         self._watched = watched(paths)
         look = _Look(home, said, lambda path: not self.refusal(path))
         self._known, self._search = look.tools(), look.search()
+        self._watched |= look.watched
 
     def search(self) -> str:
         """Where else programs may be, as PATH says it; as it was when somebody last looked."""
@@ -295,6 +305,8 @@ class _Look:
         self._home = home
         self._said = said
         self._allowed = allowed
+        self.watched: dict[str, list[int]] = {}
+        """Folders in which settings may appear, as they were before they were looked at."""
         self._found: list[tuple[ToolPlaces, str, HomeTool]] = []
         taken: set[str] = set()
         for row in TABLE:
@@ -315,7 +327,7 @@ class _Look:
             real = os.path.join(os.path.realpath(folder), part).rstrip("/")
             if os.path.realpath(place) != real or not os.path.exists(place):
                 continue
-            for one in _without(place, set(_settings_in(place))):
+            for one in _without(place, set(_settings_in(place, self.watched))):
                 places = _shown(one)
                 if all(map(self._allowed, places)):
                     shown |= places
@@ -409,14 +421,19 @@ def _variables(row: ToolPlaces, folder: str, shown: Iterable[str]) -> dict[str, 
     return {name: value for name, value in values.items() if os.path.exists(value)}
 
 
-def _settings_in(place: str) -> Iterator[str]:
-    """What may hold credentials of a tool: settings are beside each version that is installed."""
+def _settings_in(place: str, watched: dict[str, list[int]]) -> Iterator[str]:
+    """What may hold credentials of a tool: settings are beside each version that is installed. Adds
+    the folders in which they may appear later to those that are watched."""
     waiting = [(place, 0)] if os.path.isdir(place) else []
     while waiting:
         folder, level = waiting.pop()
-        above = os.path.basename(folder)
+        above, stamp = os.path.basename(folder), stamp_of(folder)
+        if above in _SETTINGS_FOLDERS:
+            watched[folder] = stamp
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
+                if entry.name in _OF_A_VERSION:
+                    watched[folder] = stamp
                 if entry.name in _SETTINGS or (above, entry.name) in _SETTINGS_IN:
                     yield entry.path
                 elif level < _SETTINGS_DEPTH and entry.is_dir(follow_symlinks=False):
