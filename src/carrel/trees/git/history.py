@@ -12,6 +12,7 @@ import errno
 import heapq
 import os
 import re
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.folders import ENTRY_ERRORS, Root
-from carrel.trees.layers import LayerEntry, Layers
+from carrel.trees.layers import Layers
 
 _MOST_REFS = 10_000
 _MOST_PACKS = 256
@@ -73,8 +74,12 @@ class GitFiles(Protocol):
         """A regular file to read. Raises OSError."""
         ...
 
-    def names(self, path: str) -> Sequence[tuple[str, bool]]:
-        """What is in a folder, and whether it is a folder itself; nothing for what is none."""
+    def mode(self, path: str) -> int:
+        """Type and permissions of what is there; 0 for nothing. Raises OSError."""
+        ...
+
+    def names(self, path: str) -> Sequence[tuple[str, int]]:
+        """What is in a folder, with its mode; nothing for what is none. Raises OSError."""
         ...
 
 
@@ -85,9 +90,12 @@ class TreeGitFiles:
         self._root = root
         self.open_file = root.open_file
 
-    def names(self, path: str) -> Sequence[tuple[str, bool]]:
-        found = self._root.list(path).items()
-        return [(name, status.st_mode & 0o170000 == 0o040000) for name, status in found]
+    def mode(self, path: str) -> int:
+        status = self._root.status(path)
+        return 0 if status is None else status.st_mode
+
+    def names(self, path: str) -> Sequence[tuple[str, int]]:
+        return [(name, status.st_mode) for name, status in self._root.list(path).items()]
 
 
 class LayerGitFiles:
@@ -102,12 +110,15 @@ class LayerGitFiles:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return entry.content.root.open_file(entry.content.path)
 
-    def names(self, path: str) -> Sequence[tuple[str, bool]]:
-        entry: LayerEntry | None = self._layers.find(path)
+    def mode(self, path: str) -> int:
+        entry = self._layers.find(path)
+        return 0 if entry is None else entry.status.st_mode
+
+    def names(self, path: str) -> Sequence[tuple[str, int]]:
+        entry = self._layers.find(path)
         if entry is None or not entry.is_folder:
             return ()
-        found = self._layers.children(entry).items()
-        return [(name, one.is_folder) for name, one in found]
+        return [(name, one.status.st_mode) for name, one in self._layers.children(entry).items()]
 
 
 def read_small(files: GitFiles, path: str, most: int) -> bytes:
@@ -122,6 +133,20 @@ def read_small(files: GitFiles, path: str, most: int) -> bytes:
         return b""
 
 
+def _names(files: GitFiles, path: str) -> Sequence[tuple[str, int]]:
+    """Of a folder; nothing where nothing is. Raises `HistoryUnread` for a symlink or whatever else
+    stands there: git may find there what we do not."""
+    try:
+        mode = files.mode(path)
+        if mode and not stat.S_ISDIR(mode):
+            raise HistoryUnread
+        return files.names(path)
+    except OSError as error:
+        if error.errno not in ENTRY_ERRORS:
+            raise
+        raise HistoryUnread from error
+
+
 @dataclass(frozen=True)
 class MadeCommit:
     """`oid` as git writes it; `subject` is the first line of its message."""
@@ -133,6 +158,7 @@ class MadeCommit:
 def new_commits(now: GitFiles, before: GitFiles, folder: str, effort: Effort) -> list[MadeCommit]:
     """Those of the git folder that `now` has at this path and `before` has not, newest first.
     Raises `HistoryUnread`."""
+    _names(now, folder)
     with ObjectStore(now, folder, effort) as objects, ObjectStore(before, folder, effort) as known:
         walk = _Walk(objects, known.has)
         tips = list(refs(now, folder))
@@ -156,21 +182,21 @@ def refs(files: GitFiles, folder: str) -> Iterator[tuple[bytes, bytes]]:
     """Names and what they point to. HEADs, also of further checkouts, count where they name a
     commit themselves. Raises `HistoryUnread`."""
     found: dict[bytes, bytes] = {}
-    if files.names(f"{folder}/reftable") or _is_large(files, f"{folder}/packed-refs"):
+    if _names(files, f"{folder}/reftable") or _is_large(files, f"{folder}/packed-refs"):
         raise HistoryUnread
     for oid, name in _PACKED.findall(read_small(files, f"{folder}/packed-refs", _MAX_REFS_FILE)):
         found[name] = oid
     folders, left = ["refs"], _MOST_REFS
     while folders and left > 0:
         above = folders.pop()
-        for name, is_folder in sorted(files.names(f"{folder}/{above}")):
+        for name, mode in sorted(_names(files, f"{folder}/{above}")):
             left -= 1
             path = f"{above}/{name}"
-            if is_folder:
+            if stat.S_ISDIR(mode):
                 folders.append(path)
             elif left > 0 and (oid := _oid_in(files, f"{folder}/{path}")):
                 found[os.fsencode(path)] = oid
-    heads = ["HEAD", *(f"worktrees/{name}/HEAD" for name, _ in files.names(f"{folder}/worktrees"))]
+    heads = ["HEAD", *(f"worktrees/{name}/HEAD" for name, _ in _names(files, f"{folder}/worktrees"))]
     if left <= 0 or len(found) + len(heads) > _MOST_REFS:
         raise HistoryUnread
     for name in heads:
@@ -332,7 +358,7 @@ class ObjectStore:
         if self._packs is None:
             self._packs = []
             folder = f"{self._objects}/pack"
-            names = [name for name, _ in self._files.names(folder) if name.endswith(".idx")]
+            names = [name for name, _ in _names(self._files, folder) if name.endswith(".idx")]
             if len(names) > _MOST_PACKS:
                 raise HistoryUnread
             for name in sorted(names):
