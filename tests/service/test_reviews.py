@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ LINKS = {
     ".git": "mkdir s; ln -s /tmp s/.git",
     ".git, around a repository": "git init -q; mv .git real; ln -s real .git",
     ".git/refs": "git init -q; mv .git/refs .git/r; ln -s r .git/refs",
+    ".git/objects": "git init -q; mv .git/objects .git/o; ln -s o .git/objects",
     "a pipe": "mkfifo .git",
     "a folder": "mv notes other; ln -s other notes",
 }
@@ -64,9 +67,7 @@ async def test_what_cannot_be_compared_is_kept(
     assert told[forced.space_id].done and not told[asked.space_id].done
     assert "refused to compare" in told[asked.space_id].why
     await services.collector.run(LOCAL)
-    states = [
-        (await services.spaces.get(LOCAL, space.space_id)).state for space in (asked, forced)
-    ]
+    states = [(await services.spaces.get(LOCAL, space.space_id)).state for space in (asked, forced)]
     assert states == [SpaceState.READY, SpaceState.REMOVED]
     removal = await services.spaces.remove(LOCAL, asked.space_id, force=True)
     assert removal.changes == 2 and removal.kept is not None and removal.kept.changes == 2
@@ -76,3 +77,13 @@ async def test_what_cannot_be_compared_is_kept(
         assert (await run(services, back, "cat w"))[1] == "precious\n"
         with pytest.raises(UnexportedChanges):
             await services.spaces.remove(LOCAL, back.space_id)
+
+
+async def test_what_was_only_staged_is_kept(services: Services, project: Path) -> None:
+    await asyncio.to_thread(subprocess.run, ["git", "init", "-q", project], check=True)
+    space = await make(services, project)
+    await run(services, space, "echo work > s; git add s; rm s")
+    removal = await services.spaces.remove(LOCAL, space.space_id)
+    assert removal.kept is not None
+    back = await services.spaces.undelete(LOCAL, space.space_id)
+    assert (await run(services, back, "git show :s"))[1] == "work\n"

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,50 @@ def test_ignored_as_git_has_it(repository: Path) -> None:
         assert own.has("plain") and not own.has("force.log") and not own.has("keep.log.not")
 
 
+def test_ignored_by_the_nearest_repository(repository: Path, tmp_path: Path) -> None:
+    """Its rules and its index, also of a submodule. Where the index cannot be read nothing is."""
+    write(repository, ".gitignore", "vendor/\nbuild/\nlib/*.o\n")
+    for path in ("build/forced", "build/other", "lib/a.o", "vendor/lib/.gitignore"):
+        write(repository, path, "out/\n")
+    for path in ("vendor/plain/x", "vendor/lib/code", "vendor/lib/out/forced", "vendor/lib/out/x"):
+        write(repository, path)
+    git(repository, "add", "-f", "build/forced")
+    git(repository, "init", "-q", "vendor/lib")
+    git(repository / "vendor/lib", "add", "-f", "code", "out/forced")
+    wanted = {"build/other", "lib/a.o", "vendor/plain/x", "vendor/lib/out/x"}
+    paths = {"build/forced", "vendor/lib/code", "vendor/lib/new", "vendor/lib/out/forced", *wanted}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    def ignored() -> set[str]:
+        with Root.at(repository) as root, Root.at(empty) as nothing:
+            found = IgnoredFiles(TreeGitFiles(root), TreeGitFiles(nothing), b"")
+            return {path for path in paths if found.has(path)}
+
+    assert ignored() == wanted
+    (repository / "vendor/lib/.git").rename(repository / ".git/modules")
+    write(repository, "vendor/lib/.git", "gitdir: ../../.git/modules\n")
+    assert ignored() == wanted
+    git(repository, "update-index", "--split-index")
+    write(repository, "build/second")
+    git(repository, "add", "-f", "build/second")
+    assert ignored() == wanted, "in two files"
+    index = repository / ".git/index"
+    data = index.read_bytes()
+    index.write_bytes(data[:-1] + b"x")
+    assert ignored() == {"vendor/lib/out/x"}
+    index.unlink()
+    index.symlink_to("elsewhere")
+    assert ignored() == {"vendor/lib/out/x"}
+    for shared in (repository / ".git").glob("sharedindex.*"):
+        shared.unlink()
+    index.unlink()
+    index.write_bytes(data)
+    assert ignored() == {"vendor/lib/out/x"}
+    index.unlink()
+    assert ignored() == {*wanted, "build/forced"}
+
+
 def test_rules_without_end_hide_nothing_and_take_no_time(repository: Path) -> None:
     write(repository, ".gitignore", "*\n" * 300_000)
     write(repository, "sub/.gitignore", "*a*a*a*a*a*a*b\n" * 900 + "!x\n")
@@ -98,11 +143,16 @@ def found_commits(now: Path, before: Path, effort: Effort | None = None) -> list
         return [(commit.oid, commit.subject) for commit in made]
 
 
-def test_commits_that_were_made(repository: Path, tmp_path: Path) -> None:
+def copied(folder: Path) -> Path:
+    before = folder.with_name("before")
+    subprocess.run(["cp", "-a", folder, before], check=True, timeout=GIT_S)
+    return before
+
+
+def test_commits_that_were_made(repository: Path) -> None:
     for number in range(3):
         commit(repository, f"old {number}")
-    before = tmp_path / "before"
-    subprocess.run(["cp", "-a", repository, before], check=True, timeout=GIT_S)
+    before = copied(repository)
     assert found_commits(repository, before) == []
     git(repository, "checkout", "-q", "-b", "side", "HEAD~1")
     side = commit(repository, "on a side")
@@ -118,6 +168,7 @@ def test_commits_that_were_made(repository: Path, tmp_path: Path) -> None:
     # As references and objects are after git has tidied up, deltas included.
     for number in range(40):
         commit(repository, "x" * 500 + f" {number}")
+    git(repository, "remote", "add", "origin", "https://forge.invalid/x.git")
     git(repository, "update-ref", "refs/remotes/origin/main", "HEAD~5")
     git(repository, "gc", "-q", "--aggressive", "--prune=now")
     wanted = git(repository, "rev-list", "main", "side", "--not", "main~41", "origin/main")
@@ -136,15 +187,164 @@ def test_what_is_no_repository(repository: Path, tmp_path: Path) -> None:
     bomb = zlib.compress(b"commit 9\0" + bytes(50 << 20))
     for content in (b"", b"not zlib", zlib.compress(b"blob 1\0x"), bomb):
         loose.write_bytes(content)
-        assert found_commits(repository, empty) == []
+        with pytest.raises(HistoryUnread):
+            found_commits(repository, empty)
     loose.unlink()
     os.mkfifo(loose)
-    (repository / ".git/refs/heads/loop").symlink_to("loop")
     (repository / ".git/packed-refs").write_bytes(b"\xff" * 1000)
     (repository / ".git/objects/pack/pack-1.idx").write_bytes(b"\xfftOc\0\0\0\2" + b"\xff" * 2000)
-    assert found_commits(repository, empty) == []
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty)
     with Root.at(repository) as root, ObjectStore(TreeGitFiles(root), ".git", Effort()) as store:
-        assert not store.has(b"0" * 64) and store.read(b"f" * 40) == (0, b"")
+        assert not store.has(b"0" * 64)
+        with pytest.raises(HistoryUnread):
+            store.read(b"f" * 40)
+    (repository / ".git/refs/heads/main").unlink()
+    assert found_commits(repository, empty) == [], "nothing leads to it"
+
+
+def _as_link(path: Path) -> None:
+    other = path.with_name(f"other-{path.name}")
+    path.rename(other)
+    path.symlink_to(other.name)
+
+
+def _long_message(folder: Path) -> None:
+    git(folder, "commit", "-q", "--allow-empty", "-F", "-", given=os.urandom(1 << 20).hex())
+
+
+def _old_index(folder: Path) -> None:
+    git(folder, "-c", "pack.indexVersion=1", "repack", "-adq")
+
+
+def _packed_behind_link(folder: Path) -> None:
+    git(folder, "pack-refs", "--all")
+    _as_link(folder / ".git/packed-refs")
+
+
+def _checkout_behind_link(folder: Path) -> None:
+    git(folder, "worktree", "add", "-q", "--detach", str(folder.parent / "further"))
+    _as_link(folder / ".git/worktrees/further")
+
+
+def _blob(folder: Path) -> None:
+    oid = git(folder, "hash-object", "-w", "--stdin", given="work").strip()
+    git(folder, "update-ref", "refs/kept/blob", oid)
+
+
+UNREAD: dict[str, Callable[[Path], object]] = {
+    "a commit of more than a megabyte": _long_message,
+    "an index of a pack in the first format": _old_index,
+    "packed references behind a link": _packed_behind_link,
+    "a further checkout behind a link": _checkout_behind_link,
+    "a reference to no commit": _blob,
+    "a reference to nothing": lambda folder: write(folder, ".git/refs/x", "1" * 40),
+    "a reference that says nothing": lambda folder: write(folder, ".git/refs/x", "what?"),
+    "references behind a link": lambda folder: _as_link(folder / ".git/refs"),
+    "a branch behind a link": lambda folder: _as_link(folder / ".git/refs/heads/main"),
+    "a loop": lambda folder: (folder / ".git/refs/loop").symlink_to("loop"),
+    "branches behind a link": lambda folder: _as_link(folder / ".git/refs/heads"),
+    "objects behind a link": lambda folder: _as_link(folder / ".git/objects"),
+    "all of it behind a link": lambda folder: _as_link(folder / ".git"),
+}
+
+
+@pytest.mark.parametrize("how", UNREAD)
+def test_what_cannot_be_read_is_not_taken_for_nothing(repository: Path, how: str) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    commit(repository, "two")
+    UNREAD[how](repository)
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, before)
+
+
+def test_history_that_is_cut_off(repository: Path) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    middle = commit(repository, "two")
+    last = commit(repository, "three")
+    (repository / ".git/objects" / middle[:2] / middle[2:]).unlink()
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, before)
+    # As git fetches it with --depth.
+    write(repository, ".git/shallow", f"{last}\n")
+    assert found_commits(repository, before) == [(last, "three")]
+    # What was broken before is none of ours.
+    for folder in (repository, before):
+        write(folder, ".git/refs/heads/broken", f"{'1' * 40}\n")
+        (folder / ".git/refs/heads/loop").symlink_to("loop")
+    assert found_commits(repository, before) == [(last, "three")]
+
+
+REMOTES = {
+    "https://forge.invalid/x.git": True,
+    "git@forge.invalid:x.git": True,
+    "forge.invalid:/srv/x.git": True,
+    "ssh://forge.invalid/x.git": True,
+    "/tmp/x.git": False,
+    "../x.git": False,
+    "file:///tmp/x.git": False,
+    "ext::sh -c true": False,
+    "git://127.0.0.1/x.git": False,
+    "http://u:p@localhost:3000/x.git": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("address", REMOTES)
+def test_only_another_machine_has_what_was_pushed(repository: Path, address: str) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    commit(repository, "two")
+    git(repository, "update-ref", "refs/remotes/o/main", "HEAD")
+    if address:
+        git(repository, "config", "remote.o.url", address)
+    found = [] if REMOTES[address] else ["two"]
+    assert [subject for _, subject in found_commits(repository, before)] == found
+    git(repository, "config", "remote.o.pushurl", "/tmp/x.git")
+    assert [subject for _, subject in found_commits(repository, before)] == ["two"]
+    git(repository, "config", "--unset", "remote.o.pushurl")
+    git(repository, "config", "url./tmp/.insteadOf", "https://forge.invalid/")
+    assert [subject for _, subject in found_commits(repository, before)] == ["two"]
+
+
+def test_commits_that_only_unusual_references_have(repository: Path, tmp_path: Path) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    further = tmp_path / "further"
+    git(repository, "worktree", "add", "-q", "--detach", str(further))
+    for name in ("refs/stash-backup", "refs/worktree/keep", "refs/bisect/bad"):
+        commit(further, name)
+        git(further, "update-ref", name, "HEAD")
+        git(further, "checkout", "-q", "--detach", "HEAD~1")
+    git(repository, "tag", "-a", "-m", "v1", "v1", "refs/stash-backup")
+    git(repository, "tag", "-a", "-m", "v2", "v2", "refs/stash-backup")
+    found = [subject for _, subject in found_commits(repository, before)]
+    assert sorted(found) == ["refs/bisect/bad", "refs/stash-backup", "refs/worktree/keep"]
+
+
+def test_a_file_in_place_of_a_git_folder(repository: Path, tmp_path: Path) -> None:
+    commit(repository, "one")
+    lib = repository / "lib"
+    (repository / ".git/modules").mkdir()
+    git(repository, "init", "-q", "--separate-git-dir", str(repository / ".git/modules/lib"), "lib")
+    before = tmp_path / "empty"
+    before.mkdir()
+    for named, read in (
+        ("../.git/modules/lib", True),
+        ("/workspace/.git/modules/lib", True),
+        ("/tmp/elsewhere.git", False),
+        ("../../elsewhere.git", False),
+    ):
+        (lib / ".git").write_text(f"gitdir: {named}\n")
+        with Root.at(repository) as one, Root.at(before) as other:
+            files = TreeGitFiles(one), TreeGitFiles(other)
+            if read:
+                assert new_commits(*files, "lib/.git", Effort()) == []
+                continue
+            with pytest.raises(HistoryUnread):
+                new_commits(*files, "lib/.git", Effort())
 
 
 def _number(value: int) -> bytes:
@@ -195,4 +395,5 @@ def test_differences_without_end_take_a_bounded_time(repository: Path, tmp_path:
     with pytest.raises(HistoryUnread):
         found_commits(repository, empty, Effort(100_000))
     _deltas(repository, b"\0")
-    assert found_commits(repository, empty, Effort(100_000)) == []
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty, Effort(100_000))

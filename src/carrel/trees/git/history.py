@@ -1,8 +1,9 @@
 """Which commits a repository has that another one has not, read without git.
 
 Both are git folders on disk, and whoever filled them is a stranger: nothing is followed, every size
-and every walk is bounded, and what cannot be read is as if it were not there. Only branches, tags,
-the stash and HEAD are looked at; what was fetched from elsewhere nobody has made here.
+and every walk is bounded. Where a reference leads to what cannot be read, nobody knows which
+commits there are, and that is said. Only references and HEADs are looked at; what another machine
+has was not made here, or is not only here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.folders import ENTRY_ERRORS, Root
+from carrel.trees.git import config
 from carrel.trees.layers import Layers
 
 _MOST_REFS = 10_000
@@ -30,9 +32,14 @@ _MOST_DEPTH = 50
 """Of an object that is told by its differences from another; git makes no longer chains."""
 _MAX_OBJECT = 1 << 20
 """Bytes of a commit; most have some hundreds."""
-_MAX_REFS_FILE = 16 << 20
+_MAX_REFS_FILE, _MAX_REF_FILE, _MAX_CONFIG = 16 << 20, 4 << 10, 1 << 20
 _MAX_SUBJECT = 200
 _OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_ELSEWHERE = re.compile(
+    rb"(?i)(?!file:|(?:[a-z0-9+.-]+://)?(?:[^/@]*@)?(?:localhost|127\.|\[::1\]))"
+    rb"(?:[a-z][a-z0-9+.-]*://|[^/:]+:(?!:|//))"
+)
+"""The address of a repository on another machine; not a path, a program, or this machine."""
 _PACKED = re.compile(rb"^([0-9a-f]{40,64}) (refs/[^\n]+)$", re.MULTILINE)
 _COMMIT, _TAG, _NEAR, _NAMED = 1, 4, 6, 7
 """Kinds of objects in a pack: the last two are differences, from what is so many bytes before them
@@ -121,16 +128,22 @@ class LayerGitFiles:
         return [(name, one.status.st_mode) for name, one in self._layers.children(entry).items()]
 
 
-def read_small(files: GitFiles, path: str, most: int) -> bytes:
-    """Nothing for what is no file, is larger, or goes away."""
+def read_small(files: GitFiles, path: str, most: int) -> bytes | None:
+    """Nothing where nothing is, or not any more; None for what is no file, larger, or cannot be
+    read."""
     try:
+        mode = files.mode(path)
+        if not stat.S_ISREG(mode):
+            return None if mode else b""
         with Descriptor(files.open_file(path)) as descriptor:
             size = os.fstat(descriptor).st_size
-            return os.pread(descriptor, size, 0) if size <= most else b""
+            return os.pread(descriptor, size, 0) if size <= most else None
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         if error.errno not in ENTRY_ERRORS:
             raise
-        return b""
+        return None
 
 
 def _names(files: GitFiles, path: str) -> Sequence[tuple[str, int]]:
@@ -158,62 +171,98 @@ class MadeCommit:
 def new_commits(now: GitFiles, before: GitFiles, folder: str, effort: Effort) -> list[MadeCommit]:
     """Those of the git folder that `now` has at this path and `before` has not, newest first.
     Raises `HistoryUnread`."""
+    if stat.S_ISREG(now.mode(folder)):
+        if not git_folder(now, folder):
+            raise HistoryUnread
+        # That one is looked at by itself.
+        return []
     _names(now, folder)
+    old = refs(before, folder, effort)
+    tips = {name: oid for name, oid in refs(now, folder, effort).items() if old.get(name) != oid}
+    if UNREADABLE in tips.values():
+        raise HistoryUnread
+    others = _other_machines(now, folder)
+    fetched = {name: tips.pop(name) for name in list(tips) if name.startswith(others)}
+    stash = tips.pop(b"refs/stash", None)
     with ObjectStore(now, folder, effort) as objects, ObjectStore(before, folder, effort) as known:
-        walk = _Walk(objects, known.has)
-        tips = list(refs(now, folder))
-        for name, oid in tips:
-            if name.startswith(b"refs/remotes/"):
-                walk.begin(oid)
-        fetched = {commit.oid for commit in walk}
-        stashed = [oid for name, oid in tips if name == b"refs/stash"]
-        for name, oid in tips:
-            if not name.startswith((b"refs/remotes/", b"refs/stash")):
-                walk.begin(oid)
-        made = [commit for commit in walk if commit.oid not in fetched]
+        walk = _Walk(objects, known.has, _shallow(now, folder))
+        for oid in fetched.values():
+            walk.begin(oid)
+        not_made = {commit.oid for commit in walk}
+        for oid in tips.values():
+            walk.begin(oid)
+        made = [commit for commit in walk if commit.oid not in not_made]
         # A stash is two commits or three, and one thing.
-        return [*walk.only(stashed), *made]
+        return [*walk.only([stash] if stash else []), *made]
+
+
+def git_folder(files: GitFiles, path: str) -> str:
+    """What a file in place of a git folder names; empty when that is not in the tree. It is a path
+    of the sandbox, where the tree has several: its end is that in the tree."""
+    said = read_small(files, path, _MAX_REF_FILE) or b""
+    named = os.fsdecode(said.removeprefix(b"gitdir:").strip())
+    found = os.path.normpath(os.path.join("/", os.path.dirname(path), named))
+    while found := found.partition("/")[2]:
+        if files.mode(f"{found}/HEAD"):
+            return found
+    return ""
+
+
+def _other_machines(files: GitFiles, folder: str) -> tuple[bytes, ...]:
+    """How references begin that say what another machine has: it was fetched from there or pushed
+    to it. A remote without such an address goes with the space."""
+    items = config.parse(read_small(files, f"{folder}/config", _MAX_CONFIG) or b"")
+    if any(one.name.startswith("include") or one.name.endswith("insteadof") for one in items):
+        return ()
+    found: dict[str, bool] = {}
+    for one in items:
+        section, _, key = one.name.rpartition(".")
+        if section.startswith("remote.") and key in ("url", "pushurl"):
+            found[section] = found.get(section, True) and bool(_ELSEWHERE.match(one.value))
+    names = [section.removeprefix("remote.") for section, there in found.items() if there]
+    return tuple(os.fsencode(f"refs/remotes/{name}/") for name in names)
 
 
 # References
 
+UNREADABLE = b""
 
-def refs(files: GitFiles, folder: str) -> Iterator[tuple[bytes, bytes]]:
-    """Names and what they point to. HEADs, also of further checkouts, count where they name a
-    commit themselves. Raises `HistoryUnread`."""
-    found: dict[bytes, bytes] = {}
-    if _names(files, f"{folder}/reftable") or _is_large(files, f"{folder}/packed-refs"):
+
+def refs(files: GitFiles, folder: str, effort: Effort) -> dict[bytes, bytes]:
+    """What they point to, by name. HEADs and references of further checkouts are there too, those
+    that only name another one are not. Raises `HistoryUnread`."""
+    packed = read_small(files, f"{folder}/packed-refs", _MAX_REFS_FILE)
+    if packed is None or _names(files, f"{folder}/reftable"):
         raise HistoryUnread
-    for oid, name in _PACKED.findall(read_small(files, f"{folder}/packed-refs", _MAX_REFS_FILE)):
-        found[name] = oid
-    folders, left = ["refs"], _MOST_REFS
-    while folders and left > 0:
+    effort.spend(len(packed) // _BYTES_A_US)
+    found = {name: oid for oid, name in _PACKED.findall(packed)}
+    folders, files_of_refs = ["refs"], ["HEAD"]
+    for name, mode in _names(files, f"{folder}/worktrees"):
+        if stat.S_ISLNK(mode):
+            raise HistoryUnread
+        folders.append(f"worktrees/{name}/refs")
+        files_of_refs.append(f"worktrees/{name}/HEAD")
+    while folders:
         above = folders.pop()
         for name, mode in sorted(_names(files, f"{folder}/{above}")):
-            left -= 1
-            path = f"{above}/{name}"
-            if stat.S_ISDIR(mode):
-                folders.append(path)
-            elif left > 0 and (oid := _oid_in(files, f"{folder}/{path}")):
-                found[os.fsencode(path)] = oid
-    heads = ["HEAD", *(f"worktrees/{name}/HEAD" for name, _ in _names(files, f"{folder}/worktrees"))]
-    if left <= 0 or len(found) + len(heads) > _MOST_REFS:
-        raise HistoryUnread
-    for name in heads:
-        if oid := _oid_in(files, f"{folder}/{name}"):
-            found[os.fsencode(name)] = oid
-    yield from found.items()
+            into = folders if stat.S_ISDIR(mode) else files_of_refs
+            into.append(f"{above}/{name}")
+        if len(found) + len(folders) + len(files_of_refs) > _MOST_REFS:
+            raise HistoryUnread
+        effort.spend(_OPEN_US)
+    for path in files_of_refs:
+        effort.spend(_OPEN_US)
+        said = read_small(files, f"{folder}/{path}", _MAX_REF_FILE)
+        # One that is being written is not there yet, and an empty one is left of a crash.
+        if said is None or (said.strip() and not said.startswith(b"ref:")):
+            first = (said or b"").partition(b"\n")[0].split(b" ")[0]
+            found[os.fsencode(path)] = first if _OID.fullmatch(first) else UNREADABLE
+    return {name: oid for name, oid in found.items() if not name.endswith(b".lock")}
 
 
-def _is_large(files: GitFiles, path: str) -> bool:
-    with _reading(), Descriptor(files.open_file(path)) as descriptor:
-        return os.fstat(descriptor).st_size > _MAX_REFS_FILE
-    return False
-
-
-def _oid_in(files: GitFiles, path: str) -> bytes:
-    found = _OID.fullmatch(read_small(files, path, 1 << 10).strip())
-    return b"" if found is None else found[0]
+def _shallow(files: GitFiles, folder: str) -> frozenset[bytes]:
+    """Commits whose parents were never fetched."""
+    return frozenset(_OID.findall(read_small(files, f"{folder}/shallow", _MAX_REFS_FILE) or b""))
 
 
 # Walking
@@ -230,9 +279,12 @@ class _Walk:
     """Every commit that can be reached from where it begins, up to those that are known. It can
     begin again elsewhere: what it has seen it does not give twice."""
 
-    def __init__(self, objects: ObjectStore, known: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self, objects: ObjectStore, known: Callable[[bytes], bool], shallow: frozenset[bytes]
+    ) -> None:
         self._objects = objects
         self._known = known
+        self._shallow = shallow
         self._seen: set[bytes] = set()
         self._next: list[tuple[int, _Commit]] = []
 
@@ -249,7 +301,7 @@ class _Walk:
     def __iter__(self) -> Iterator[MadeCommit]:
         while self._next:
             commit = heapq.heappop(self._next)[1]
-            for parent in commit.parents:
+            for parent in () if commit.oid in self._shallow else commit.parents:
                 self.begin(parent)
             yield MadeCommit(commit.oid.decode(), commit.subject)
 
@@ -261,17 +313,19 @@ class _Walk:
                 yield MadeCommit(commit.oid.decode(), commit.subject)
 
     def _read(self, oid: bytes) -> _Commit | None:
+        """None for the tag of one that is known, or was seen."""
         for _ in range(_MOST_DEPTH):
             kind, content = self._objects.read(oid)
             if kind == _COMMIT:
                 return _parsed(oid, content)
             target = content.partition(b"\n")[0].removeprefix(b"object ")
             if kind != _TAG or not _OID.fullmatch(target):
-                return None
+                raise HistoryUnread
             oid = target
             if oid in self._seen or self._known(oid):
                 return None
-        return None
+            self._seen.add(oid)
+        raise HistoryUnread
 
 
 def _parsed(oid: bytes, content: bytes) -> _Commit:
@@ -317,8 +371,8 @@ class ObjectStore:
         return any(pack.find(oid) is not None for pack in self._all_packs())
 
     def read(self, oid: bytes, depth: int = 0) -> tuple[int, bytes]:
-        """Its kind and its content; 0 when it is not there, cannot be read, or is neither a commit
-        nor a tag."""
+        """Its kind and its content; 0 when it is neither a commit nor a tag, or told by too many
+        others. Raises `HistoryUnread` when it is not there, or cannot be read."""
         self._effort.spend(_OPEN_US)
         with _reading(), Descriptor(self._files.open_file(self._loose(oid))) as descriptor:
             found = _inflated(descriptor, 0, _MAX_OBJECT, self._effort)
@@ -330,7 +384,7 @@ class ObjectStore:
             if place is not None:
                 with _reading():
                     return self._unpacked(pack, place, depth)
-        return 0, b""
+        raise HistoryUnread
 
     def _unpacked(self, pack: _Pack, place: int, depth: int) -> tuple[int, bytes]:
         if depth > _MOST_DEPTH:
