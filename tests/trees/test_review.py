@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import subprocess
@@ -12,13 +13,8 @@ from pathlib import Path
 import pytest
 
 from carrel.trees.folders import Root
-from carrel.trees.git.history import (
-    Effort,
-    HistoryUnread,
-    ObjectStore,
-    TreeGitFiles,
-    new_commits,
-)
+from carrel.trees.git.history import new_commits
+from carrel.trees.git.object_store import Effort, HistoryUnread, ObjectStore, TreeGitFiles
 from carrel.trees.ignored import IgnoredFiles
 
 GIT_S = 60.0
@@ -356,35 +352,52 @@ def _number(value: int) -> bytes:
     return bytes((*found, value))
 
 
+def _place(back: int) -> bytes:
+    """How far before it the object is that a difference stands on."""
+    found = [back & 0x7F]
+    back >>= 7
+    while back:
+        back -= 1
+        found.insert(0, 0x80 | back & 0x7F)
+        back >>= 7
+    return bytes(found)
+
+
+def _write_pack(folder: Path, pack: bytes, places: dict[bytes, int]) -> None:
+    """With an index that says where each name is, and a branch for each."""
+    names = sorted(places)
+    counts = [sum(name[0] <= first for name in names) for first in range(256)]
+    index = b"\xfftOc\0\0\0\2" + struct.pack(">256I", *counts) + b"".join(names)
+    index += bytes(4 * len(names)) + struct.pack(f">{len(names)}I", *map(places.get, names))
+    place = folder / ".git/objects/pack/pack-1"
+    place.with_suffix(".idx").write_bytes(index + bytes(40))
+    place.with_suffix(".pack").write_bytes(pack)
+    lines = [f"{name.hex()} refs/heads/b{number}\n" for number, name in enumerate(names)]
+    (folder / ".git/packed-refs").write_text("".join(lines))
+
+
+def _entry(kind: int, content: bytes, before: bytes = b"") -> bytes:
+    size = len(content)
+    head = bytes((kind << 4 | 0x80 | size & 15,)) + _number(size >> 4)
+    return head + before + zlib.compress(content)
+
+
 def _deltas(folder: Path, step: bytes) -> None:
     """A pack with one commit, fifty differences upon one another of a million bytes of such steps,
     and a branch that has the last one."""
     base = b"tree " + b"0" * 40 + b"\ncommitter x <x> 1 +0000\n\nhello\n"
     pack = bytearray(b"PACK\0\0\0\2\0\0\0\x33")
     last = len(pack)
-    pack += bytes((0x10 | 0x80 | len(base) & 15, len(base) >> 4)) + zlib.compress(base)
+    pack += _entry(1, base)
     count = 500_000
     size = len(base)
     for _ in range(50):
         after = count if step[0] else size
         delta = _number(size) + _number(after) + step * count
-        at, back = len(pack), len(pack) - last
-        head = len(delta)
-        pack += bytes((0x60 | 0x80 | head & 15,)) + _number(head >> 4)
-        places = [back & 0x7F]
-        back >>= 7
-        while back:
-            back -= 1
-            places.insert(0, 0x80 | back & 0x7F)
-            back >>= 7
-        pack += bytes(places) + zlib.compress(delta)
+        at = len(pack)
+        pack += _entry(6, delta, _place(at - last))
         last, size = at, after
-    name = bytes(20)
-    index = b"\xfftOc\0\0\0\2" + struct.pack(">I", 1) * 256 + name + bytes(4)
-    place = folder / ".git/objects/pack/pack-1"
-    place.with_suffix(".idx").write_bytes(index + struct.pack(">I", last) + bytes(40))
-    place.with_suffix(".pack").write_bytes(pack)
-    (folder / ".git/packed-refs").write_text(f"{name.hex()} refs/heads/bomb\n")
+    _write_pack(folder, bytes(pack), {bytes(20): last})
 
 
 def test_differences_without_end_take_a_bounded_time(repository: Path, tmp_path: Path) -> None:
@@ -397,3 +410,47 @@ def test_differences_without_end_take_a_bounded_time(repository: Path, tmp_path:
     _deltas(repository, b"\0")
     with pytest.raises(HistoryUnread):
         found_commits(repository, empty, Effort(100_000))
+
+
+def _large_commits(folder: Path, count: int) -> list[bytes]:
+    """Each of a megabyte, told by a few bytes: it repeats another object. Gives their names."""
+    base = b"x\n" * 4096
+    pack = bytearray(b"PACK\0\0\0\2" + struct.pack(">I", count + 1))
+    first = len(pack)
+    pack += _entry(1, base)
+    places = {}
+    for number in range(count):
+        head = b"tree %b\nauthor x <x> 1 +0\ncommitter x <x> 1 +0\n\n%d\n" % (b"0" * 40, number)
+        content = head + base * 127
+        steps = bytes((len(head),)) + head + b"\xa0\x20" * 127
+        name = hashlib.sha1(b"commit %d\0" % len(content) + content).digest()
+        at = places[name] = len(pack)
+        delta = _number(len(base)) + _number(len(content)) + steps
+        pack += _entry(6, delta, _place(at - first))
+    _write_pack(folder, bytes(pack), places)
+    return list(places)
+
+
+def test_small_packs_of_large_commits_take_a_bounded_time(repository: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    names = _large_commits(repository, 20)
+    found = found_commits(repository, empty)
+    assert {bytes.fromhex(oid) for oid, _ in found} == set(names)
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty, Effort(100_000))
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty, Effort(most_s=0.0))
+
+
+def test_an_object_has_one_name(repository: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    one = commit(repository, "one")
+    objects = repository / ".git/objects"
+    other = "1" * 40
+    (objects / "11").mkdir()
+    (objects / "11" / other[2:]).write_bytes((objects / one[:2] / one[2:]).read_bytes())
+    write(repository, ".git/refs/heads/other", f"{other}\n")
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty)

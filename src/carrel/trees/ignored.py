@@ -18,7 +18,8 @@ from carrel.domain.errors import ProjectInvalid
 from carrel.trees.bases.scan import Exclusion
 from carrel.trees.folders import split
 from carrel.trees.git import index
-from carrel.trees.git.history import GitFiles, git_folder, read_small
+from carrel.trees.git.history import git_folder
+from carrel.trees.git.object_store import GitFiles, read_small
 
 _RULES, _EXCLUDE, _GIT = ".gitignore", ".git/info/exclude", ".git"
 _MAX_FILE = 64 << 10

@@ -37,13 +37,8 @@ from carrel.trees.drivers.common import (
     tree_errors,
 )
 from carrel.trees.folders import Root
-from carrel.trees.git.history import (
-    Effort,
-    HistoryUnread,
-    LayerGitFiles,
-    TreeGitFiles,
-    new_commits,
-)
+from carrel.trees.git.history import new_commits
+from carrel.trees.git.object_store import Effort, HistoryUnread, LayerGitFiles, TreeGitFiles
 from carrel.trees.ignored import IgnoredFiles
 from carrel.trees.layers import Layers
 
