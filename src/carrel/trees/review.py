@@ -37,13 +37,8 @@ from carrel.trees.drivers.common import (
     tree_errors,
 )
 from carrel.trees.folders import Root
-from carrel.trees.git.history import (
-    Effort,
-    HistoryUnread,
-    LayerGitFiles,
-    TreeGitFiles,
-    new_commits,
-)
+from carrel.trees.git.history import new_commits
+from carrel.trees.git.object_store import Effort, HistoryUnread, LayerGitFiles, TreeGitFiles
 from carrel.trees.ignored import IgnoredFiles
 from carrel.trees.layers import Layers
 
@@ -87,12 +82,15 @@ def is_git(path: str) -> bool:
     return GIT in path and GIT in path.split("/")
 
 
-def is_bookkeeping(path: str) -> bool:
+def is_bookkeeping(change: Change) -> bool:
     """Of git's own files: what it writes by the way, and nobody would miss."""
-    parts = path.split("/")
+    parts = change.path.split("/")
     inside = parts[parts.index(GIT) + 1 :]
     while len(inside) >= 2 and inside[0] in ("modules", "worktrees"):
         inside = inside[2:]
+    if inside[:1] == ["objects"]:
+        # What was only staged is there and nowhere else.
+        return change.kind is not ChangeKind.ADDED
     if not inside or inside[0] not in _WORK:
         return True
     # Folders of references are made and removed as references come and go.
@@ -218,7 +216,7 @@ class _Tally:
         self.counts[sort] += 1
         if sort is Sort.GIT and len(self.repositories) < _MOST_SEEN:
             self.repositories.add(_git_folder(change.path))
-        self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change.path)
+        self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change)
         if left:
             self.left_files += 1
             if len(self.left) < _SHOWN_LEFT:
