@@ -10,8 +10,10 @@ import pytest
 
 from carrel.domain.environments import HomeTools
 from carrel.domain.errors import SpaceInvalid
-from carrel.environments.home_tools import ASKED, SECRETS, TABLE, HomeToolchains
+from carrel.environments import tool_secrets
+from carrel.environments.home_tools import ASKED, TABLE, HomeToolchains
 from carrel.environments.login_shell import LoginShell, PersonAccount
+from carrel.environments.tool_secrets import SECRETS
 from tests.environments.homes import fill, secret, tool
 
 
@@ -36,6 +38,12 @@ def inside(found: HomeTools, path: Path) -> bool:
     """Whether a sandbox sees it."""
     places = [Path(place) for tool in found.tools for place in tool.shown]
     return any(path == place or place in path.parents for place in places)
+
+
+def settle(home: Path) -> None:
+    """Nothing in it has just changed."""
+    for path in (home, *home.rglob("*")):
+        os.utime(path, (1, 1), follow_symlinks=False)
 
 
 def test_by_the_table(home: Path) -> None:
@@ -121,14 +129,26 @@ def test_no_row_shows_what_is_secret(home: Path) -> None:
             ".local/share/uv/tools/x/uv-receipt.toml",
             ".sdkman/candidates/maven/3/conf/settings.xml",
         ),
+        *(".local/share/pipx/venvs/x/pipx_metadata.json", ".pyenv/plugins/x/.git/config"),
+        *(".asdf/plugins/x/.git/config", ".asdf/installs/nodejs/20/lib/node_modules/npm/npmrc"),
+        *(".sdkman/candidates/gradle/8/init.d/x.gradle", ".volta/tools/x/.aws/credentials"),
+        *(".sdkman/candidates/gradle/8/gradle.properties", ".local/share/pnpm/rc"),
+        *(".sdkman/candidates/maven/3/conf/settings-security.xml", ".volta/hooks.json"),
+        *(".local/share/pnpm/global/5/.modules.yaml", ".local/go/go.env"),
+        *(".bun/install/global/bunfig.toml", ".local/share/mise/plugins/x/.git/config"),
+        "miniconda3/pkgs/x/info/repodata_record.json",
     ],
 )
 def test_settings_of_tools_are_not_shown(home: Path, path: str) -> None:
     """People put tokens there; what is beside them stays."""
     token = secret(home / path)
-    beside = tool(token.parent.parent / "bin" / "beside", "x")
-    for name in ("shims", "versions", "bin", "candidates", "installs", "envs"):
-        (home / path.split("/")[0] / name).mkdir(exist_ok=True)
+    hides = (".git", "pkgs", "init.d", ".aws", "activate.d", "condarc.d", "npm")
+    last = next((one for one in token.parents if one.name in hides), token)
+    beside = tool(last.parent / "lib" / "beside", "x")
+    top = home / "/".join(path.split("/")[: 3 if path.startswith(".local/share") else 1])
+    for name in ("shims", "versions", "bin", "candidates", "installs", "envs", "conda-meta"):
+        (top / name).mkdir(exist_ok=True)
+    tool(home / ".local" / "go" / "VERSION", "x")
     found = chains(home).find()
     assert inside(found, beside) and not inside(found, token)
 
@@ -144,18 +164,99 @@ def test_credentials_within_a_tool_are_left_out_and_all_else_stays(home: Path) -
     assert all(inside(found, path) for path in seen)
 
 
-@pytest.mark.parametrize("beside", ["", "etc"])
-def test_settings_that_come_later_are_not_shown_in_later_spaces(home: Path, beside: str) -> None:
-    """Beside a version that was there before, in a folder that was there or not."""
+URL = "https://ada:s3cr3t@index.corp/simple"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("miniconda3/envs/x/conda-meta/history", f"# cmd: conda install -c {URL}"),
+        ("miniconda3/envs/x/conda-meta/x.json", '{"url": "https://conda.corp/t/s3cr3t-1/ch/x"}'),
+        (
+            "miniconda3/envs/x/conda-meta/y.json",
+            f'{{"files": [{"0," * 200_000}0], "url": "{URL}"}}',
+        ),
+        (".volta/tools/inventory/registry.json", '{"token": "ghp_0123456789abcdefghij"}'),
+        (".pyenv/versions/3.12/lib/node_modules/.package-lock.json", f'{{"resolved": "{URL}"}}'),
+        (".pyenv/versions/3.12/src/x/y/z/a/b/settings.ini", "url = https://0123456789@git.corp/x"),
+        (".pyenv/versions/3.12/lib/python3.12/site-packages/distutils.cfg", f"index = {URL}"),
+        (".local/bin/deploy", "curl -H 'Authorization: Bearer ghp_0123456789abcdefghij'"),
+        (".rustup/settings.toml", "-----BEGIN OPENSSH PRIVATE KEY-----"),
+    ],
+)
+def test_what_has_a_password_in_it_is_not_shown(home: Path, path: str, text: str) -> None:
     fill(home)
-    node = home / ".nvm" / "versions" / "node" / "v20.1.0"
-    (node / beside).mkdir(exist_ok=True)
+    (home / "miniconda3" / "envs").mkdir(parents=True)
+    token = secret(home / path)
+    (home / ".volta" / "bin").mkdir(parents=True, exist_ok=True)
+    beside = token.with_name(f"other-{token.name}")
+    for file in (token, beside):
+        file.write_text("pk_a_name_of_a_column = https://index.corp/simple git@corp: x@y\n")
+    settle(home)
     toolchains = chains(home)
-    assert inside(toolchains.find(), node / "bin" / "nodetool")
-    tokens = [secret(node / "etc" / "npmrc"), secret(node / "pip.conf")]
-    found = toolchains.find()
-    assert inside(found, node / "bin" / "nodetool")
-    assert not any(inside(found, token) for token in tokens)
+    assert inside(toolchains.find(), token)
+    before = os.stat(token.parent)
+    token.write_text(text)
+    os.utime(token.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if token.parent.name != "conda-meta":
+        assert not inside(toolchains.find(), token)
+    # Also by a daemon that has not seen it harmless.
+    found = chains(home).find()
+    assert not inside(found, token) and inside(found, beside)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".nvm/versions/node/v20.1.0/etc/npmrc", ".pyenv/versions/3.99.0/pip.conf"),
+        *(".pyenv/versions/3.99.0/envs/x/.env", ".pyenv/plugins/x/.git/config"),
+        ".local/share/pipx/venvs/x/.condarc",
+    ],
+)
+def test_what_comes_later_is_not_shown_either(home: Path, path: str) -> None:
+    fill(home)
+    for folder in (home / path).parents:
+        if folder.name != ".git":
+            folder.mkdir(parents=True, exist_ok=True)
+    settle(home)
+    toolchains = chains(home)
+    earlier = toolchains.find()
+    token = secret(home / path)
+    assert inside(earlier, token)
+    assert not inside(toolchains.find(), token)
+    # Nor to a space that was made before, when it starts again.
+    later = toolchains.narrowed(earlier)
+    assert not inside(later, token) and inside(later, home / ".cargo" / "bin")
+    assert [one.env for one in later.tools] == [one.env for one in earlier.tools]
+    token.unlink()
+    assert inside(toolchains.find(), token) or ".git" in path
+
+
+def test_links_within_a_tool_stay(home: Path) -> None:
+    """Also where it is shown in parts, and without what is hidden where they lead."""
+    gradle = home / ".sdkman" / "candidates" / "gradle"
+    tool(gradle / "8" / "bin" / "gradle", "gradle")
+    token = secret(gradle / "8" / "gradle.properties")
+    for name, leads in (("current", "8"), ("round", "."), ("out", "/etc"), ("token", token)):
+        (gradle / name).symlink_to(leads)
+    (gradle / "8" / "back").symlink_to(gradle)
+    found = chains(home).find()
+    assert found.path_last == (f"{gradle}/current/bin",)
+    assert found.tools[0].shown[f"{gradle}/current/bin"] == f"{gradle}/8/bin"
+    assert str(token) not in found.tools[0].shown.values()
+    hidden = ("current/gradle.properties", "round", "out", "token", "8/back", "current/back")
+    assert [name for name in hidden if inside(found, gradle / name)] == []
+
+
+def test_what_is_too_much_is_not_shown_unseen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_secrets, "MOST_FOLDERS", 6)
+    fill(home)
+    deep = home / ".volta" / "tools" / "a" / "b"
+    token = secret(deep / "c" / "d" / "e" / "f" / ".npmrc")
+    tool(home / ".volta" / "bin" / "volta", "volta")
+    found = chains(home).find()
+    assert inside(found, home / ".volta" / "bin") and not inside(found, token)
+    assert {one.name: one.partly for one in found.tools}["volta"]
 
 
 def test_links_and_folders_that_would_show_more(home: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space
 from carrel.service.family import Child
 from tests.accounts import Account
-from tests.environments.homes import fill, tool
+from tests.environments.homes import fill, secret, tool
 from tests.service.rig import family_of, make, opened, request, run
 from tests.trees.again import run_again
 
@@ -113,6 +113,19 @@ async def test_who_sees_them(services: Services, home: Path, data: Path, tmp_pat
         assert (child.tools, child.shown) == (space.tools, space.shown)
         got = await says(services, child, f"cat {home}/shown/file; cargotool; deno")
         assert ("seen" in got, "of-cargo" in got) == (sees, sees) and "of-deno" not in got
+
+
+async def test_settings_that_come_later_are_hidden_at_the_next_start(
+    services: Services, home: Path, tmp_path: Path
+) -> None:
+    space = await make(services, tmp_path)
+    node = home / ".nvm" / "versions" / "node" / "v20.1.0"
+    (node / "etc").mkdir(mode=0o755)
+    token = secret(node / "etc" / "npmrc")
+    script = f"cat {token} 2>&1; ls {node}"
+    assert "secret" not in await says(services, await make(services, tmp_path), script)
+    await services.spaces.restart(LOCAL, space.space_id)
+    assert (await says(services, space, script)).endswith("such file or directory\nbin\n")
 
 
 async def test_they_are_recorded_with_the_space(home: Path, data: Path, tmp_path: Path) -> None:

@@ -76,6 +76,10 @@ class Toolchains(Protocol):
         """Quick, unless a start file of the login shell has changed. Raises nothing."""
         ...
 
+    def narrowed(self, tools: HomeTools) -> HomeTools:
+        """What was found earlier, without what must not be shown by now."""
+        ...
+
     def check(self, path: str) -> Mapping[str, str]:
         """A path that somebody wants shown: the paths inside, and the real path on the host.
         Raises `SpaceInvalid` for one that is missing, or that no space is shown."""

@@ -239,6 +239,8 @@ class HomeTool:
     shown: Mapping[str, str]
     """What sandboxes show of it, read-only: the path inside, and the real path on the host."""
     env: Mapping[str, str] = field(default_factory=dict)
+    partly: bool = False
+    """There is too much in it to be looked through, and what is deeper is not shown."""
 
 
 @dataclass(frozen=True)

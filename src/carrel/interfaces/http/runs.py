@@ -12,7 +12,6 @@ import base64
 import codecs
 import contextlib
 import secrets
-import signal
 import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -33,6 +32,7 @@ from carrel.api.types.runs import (
     ResizeFrame,
     RunBody,
     RunInfo,
+    SignalBody,
     SignalFrame,
     SocketCommand,
     WaitQuery,
@@ -384,8 +384,8 @@ class RunSession:
         if live is None:
             return
         if isinstance(control, SignalFrame):
-            number = signal.Signals[f"SIG{control.signal}"]
-            await self.here.services.runs.signal(record.run_id, number)
+            asked = SignalBody(signal=control.signal)
+            await self.runs.signal(self.caller, record.run_id, asked)
         elif isinstance(control, ResizeFrame):
             live.run.resize(control.rows, control.cols)
         elif (target := self.runs.inputs.of(record.run_id)) is not None:
