@@ -34,9 +34,10 @@ def main(number: int) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
         os.waitpid(child, 0)
-    address = listener.getsockname()
-    os.unlink(address)
-    os.rmdir(os.path.dirname(address))
+    folder = os.path.dirname(listener.getsockname())
+    for name in os.listdir(folder):
+        os.unlink(os.path.join(folder, name))
+    os.rmdir(folder)
 
 
 def _become(message: bytes, ready: int, log: int) -> None:

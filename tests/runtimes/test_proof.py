@@ -32,7 +32,7 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> list[Proof]:
 @pytest.mark.parametrize("name", ["bubblewrap", "landlock"])
 async def test_a_trial_proves_once(name: str, data: Path, proofs: list[Proof]) -> None:
     share_etc(data)
-    with forked_launchers():
+    with forked_launchers(tried=False):
         async with open_app(Settings(data=data)) as app:
             runtime = await app.runtime(name)
             found = await runtime.probe()
