@@ -7,4 +7,4 @@ import multiprocessing
 
 forked = multiprocessing.get_context("forkserver")
 # One list for all, because there is one server for all.
-forked.set_forkserver_preload(["tests.daemon.loaded", "tests.faults.child"])
+forked.set_forkserver_preload(["tests.faults.child", "tests.daemon.loaded"])

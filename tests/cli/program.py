@@ -1,4 +1,9 @@
-"""The installed program, as a person or a script starts it."""
+"""The installed program, as a person or a script starts it.
+
+Commands whose output is all that is looked at are forked from a process that has loaded all of
+them: hundreds would else begin an interpreter each. Who talks with one (`Program.start`,
+`in_terminal`) starts the program itself, and so does `test_starting`, which sees what it loads.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,13 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from tests.forking import forked
 
 PROGRAM = Path(sys.executable).with_name("carrel")
 TIMEOUT_S = 60.0
@@ -36,16 +45,18 @@ class Program:
     def __call__(
         self, *words: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> Done:
-        result = subprocess.run(
-            [PROGRAM, *words],
-            input=stdin,
-            capture_output=True,
-            env={**self.env, **(env or {})},
-            cwd=self.cwd,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        return Done(result.returncode, result.stdout, result.stderr.decode())
+        whole = {**self.env, **(env or {})}
+        process, ends = _forked(words, whole, self.cwd)
+        with ThreadPoolExecutor(3) as threads:
+            threads.submit(_feed, ends[0], stdin)
+            out, err = (threads.submit(_read, end) for end in ends[1:])
+            process.join(TIMEOUT_S)
+            if process.exitcode is None:
+                process.kill()
+                raise TimeoutError(f"{words} did not end: {out.result()!r} {err.result()!r}")
+            code = process.exitcode
+            process.close()
+            return Done(code, out.result(), err.result().decode())
 
     def good(self, *words: str, stdin: bytes = b"") -> str:
         """What it printed, after a look that it went well."""
@@ -71,6 +82,48 @@ class Program:
     ) -> subprocess.Popen[bytes]:
         line = [*before, str(PROGRAM), *words]
         return subprocess.Popen(line, env=self.env, cwd=self.cwd, **options)
+
+
+def _forked(words: Sequence[str], env: dict[str, str], cwd: Path) -> tuple[Any, list[int]]:
+    """The command, and the other ends of its standard streams."""
+    inside, outside = [], []
+    for number in range(3):
+        ends = os.pipe2(os.O_CLOEXEC)
+        inside.append(Connection(ends[number != 0], readable=not number, writable=bool(number)))
+        outside.append(ends[number == 0])
+    process = forked.Process(target=_become, args=(words, env, str(cwd), inside))
+    process.start()
+    for connection in inside:
+        connection.close()
+    return process, outside
+
+
+def _become(words: Sequence[str], env: dict[str, str], cwd: str, streams: list[Connection]) -> None:
+    """As an interpreter in UTF-8 mode begins it, which `Program.env` asks for."""
+    from carrel.cli.main import main
+
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = [str(PROGRAM), *words]
+    main()
+
+
+def _feed(end: int, data: bytes) -> None:
+    # It need not read all of it.
+    with suppress(BrokenPipeError), open(end, "wb", buffering=0) as file:
+        file.write(data)
+
+
+def _read(end: int) -> bytes:
+    with open(end, "rb") as file:
+        return file.read()
 
 
 class Done:
