@@ -192,7 +192,9 @@ def test_claude_code_is_mine(carrel: Program, daemon: Daemon, standin: Standin) 
     assert REFRESH not in kept.read_text()
     (row,) = (one for one in carrel.json("agents")["frontends"] if one["name"] == "claude-code")
     assert row["imported"] and row["logged_in"]
-    space = made(carrel, "claude-code", "--env", f"ANTHROPIC_BASE_URL={standin.url}")
+    # The imported servers never answer, and each turn would wait for them.
+    env = ("--env", f"ANTHROPIC_BASE_URL={standin.url}", "--env", "MCP_TIMEOUT=500")
+    space = made(carrel, "claude-code", *env)
     script = "RUN sh -c '$CLAUDE_CONFIG_DIR/skills/greet/run.sh > made.txt'"
     carrel.good("send", space["id"], script, "--wait")
     carrel.good("send", space["id"], "more", "--wait", "--continue")
