@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contrib.suites import check_suite
+from tests.sampling import EXHAUSTIVE
 
 NEWER = "deepagents itself, from 0.7 on, answers with absolute paths of files only."
 GAPS = {
@@ -20,8 +21,14 @@ GAPS = {
 }
 """`glob` and `write` are methods of deepagents that Carrel inherits; the newest tests are for those
 of 0.6, with which all of them pass."""
+SAMPLE = "not (test_grep or test_glob or test_edit or test_ls) or literal or single or lists_files"
+"""Likewise inherited are `grep`, `edit` and `ls`: one of each shows that what they run does run."""
 
 
 @pytest.mark.timeout(300)
 def test_the_suite(tmp_path: Path) -> None:
-    check_suite("deepagents_suite.py", GAPS, tmp_path)
+    if EXHAUSTIVE:
+        check_suite("deepagents_suite.py", GAPS, tmp_path)
+    else:
+        gaps = {name: why for name, why in GAPS.items() if "glob" not in name}
+        check_suite("deepagents_suite.py", gaps, tmp_path, "-k", SAMPLE)
