@@ -100,7 +100,7 @@ def fork_launchers(address: str) -> None:
 def _patch(patch: pytest.MonkeyPatch, address: str, tried: bool) -> None:
     patch.setattr(Launcher, "_start", functools.partialmethod(_start, address))
     patch.setattr(McpProcess, "expect", _expect_nothing)
-    if tried and not os.environ.get("TIMES_OLD"):
+    if tried:
         # Beside the nursery's socket: for all daemons of the session, and no others.
         folder = Path(os.path.dirname(address))
         patch.setattr(Prover, "try_out", functools.partialmethod(_try_out, folder))
