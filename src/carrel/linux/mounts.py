@@ -14,7 +14,7 @@ import re
 import stat
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from carrel.linux.libc import AT_EMPTY_PATH, AT_FDCWD, call, syscall
 
@@ -38,8 +38,7 @@ _LAYER_BY_LAYER = (6, 5)
 _PATH = os.O_PATH | os.O_CLOEXEC
 
 
-@dataclass(frozen=True)
-class Overlay:
+class Overlay(NamedTuple):
     """Descriptors of the layers, the uppermost lower one first, and options such as
     `("metacopy", "on")` or `("userxattr", "")`. `source` is what mount tables show."""
 

@@ -42,16 +42,31 @@ class SandboxFolders:
 
     def __init__(self, space: Path) -> None:
         self.space = space
-        self.home = space / "home"
-        self.tmp = space / "tmp"
-        self.hub = space / "hub"
+
+    @property
+    def home(self) -> Path:
+        return self.space / "home"
+
+    @property
+    def tmp(self) -> Path:
+        return self.space / "tmp"
+
+    @property
+    def hub(self) -> Path:
         """Shown to the sandbox, which may use what is in it, and put nothing there."""
-        self.shared_memory = space / "shm"
+        return self.space / "hub"
+
+    @property
+    def shared_memory(self) -> Path:
         """Its /dev/shm, where it has none of its own by namespaces."""
-        self.runs = space / "runs"
+        return self.space / "shm"
+
+    @property
+    def runs(self) -> Path:
+        return self.space / "runs"
 
     def run(self, run_id: str) -> Path:
-        return self.runs / run_id
+        return self.space.joinpath("runs", run_id)
 
     def make(self, owner: Owner, home_files: Mapping[str, bytes] | None = None) -> None:
         """Idempotent. Home and /tmp are the sandbox's user's, the runs are ours. Only a new home
