@@ -30,6 +30,7 @@ _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG = 0
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
+_MOUNT_ATTR_RDONLY = 1
 _MOUNT_ATTR_NOSUID = 2
 _MOUNT_ATTR_NODEV = 4
 _MOUNT_ATTR_IDMAP = 0x00100000
@@ -133,6 +134,11 @@ def map_ids(mount: int, user_namespace: int) -> None:
 def distrust(mount: int) -> None:
     """A detached mount's set-user-id programs and devices are plain files."""
     _set_attributes(mount, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+
+
+def protect(mount: int) -> None:
+    """Nobody writes through a detached mount."""
+    _set_attributes(mount, _MOUNT_ATTR_RDONLY)
 
 
 def _set_attributes(mount: int, wanted: int, user_namespace: int = 0) -> None:
