@@ -305,7 +305,9 @@ class LocalRun(Run, Protocol):
 
 def host_pid(run: Run) -> int:
     """The number of its process on this machine; 0 when it is not here."""
-    return run.pid if isinstance(run, LocalRun) else 0
+    # Asked for every command: to ask whether it is a `LocalRun` takes the time of twenty such.
+    pid: int = getattr(run, "pid", 0)
+    return pid
 
 
 class Runtime(Protocol):

@@ -69,6 +69,8 @@ async def execute(request: Request) -> Response:
     found = await tails(runs, record, asked.max_output_bytes)
     run = operations.info(who, record)
     pieces = told(runs, record, run, found, as_base64=asked.base64)
+    if all(tail.data is not None for tail in found):
+        return Response(b"".join([piece async for piece in pieces]), media_type=JSON)
     return StreamingResponse(pieces, media_type=JSON)
 
 
