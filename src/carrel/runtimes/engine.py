@@ -96,8 +96,6 @@ class Engine:
         """Of sandboxes that are stopped, and near their disk limit or above it."""
         self._warm: set[str] = set()
         self._warming: dict[str, asyncio.Task[None]] = {}
-        self._carrel: Path | None = None
-        """This program, as the last sandbox has it."""
         self._begun: dict[str, asyncio.Task[None]] = {}
         """Sandboxes that are set up while their trees are still being made."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -124,12 +122,9 @@ class Engine:
             raise SandboxUnavailable(f"{spec.sandbox_id!r} is no id of a sandbox.")
         folders = SandboxFolders(spec.folder)
         folders.make(spec.owner, spec.home_files, spec.home_links)
-        self._put_carrel(spec)
+        folders.put_carrel(spec.carrel)
         support = self._enforcement.put_in_force(spec)
         return Sandbox(self._runtime, spec, support)
-
-    def _put_carrel(self, spec: SandboxSpec) -> None:
-        self._carrel = SandboxFolders(spec.folder).put_carrel(spec.carrel, self._carrel)
 
     # Running
 
@@ -222,7 +217,7 @@ class Engine:
         sandbox_id = sandbox.spec.sandbox_id
         if sandbox_id in self._warm or sandbox_id in self._warming:
             return
-        self._put_carrel(sandbox.spec)
+        SandboxFolders(sandbox.spec.folder).put_carrel(sandbox.spec.carrel)
         limits = self._enforcement.put_in_force(sandbox.spec)
         if limits != sandbox.limits:
             self._on_event(LimitsChanged(sandbox_id, limits))

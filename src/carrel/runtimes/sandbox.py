@@ -91,25 +91,20 @@ class SandboxFolders:
             os.symlink(target, filled / name)
         filled.rename(self.home)
 
-    def put_carrel(self, command: tuple[str, ...], other: Path | None = None) -> Path | None:
+    def put_carrel(self, command: tuple[str, ...]) -> None:
         """Puts a program of that name beside the hub's socket, where commands look for programs
-        first; an upgrade puts another. Answers where it is, for the next sandbox, which has it as
-        another link to the same file: a file of its own is a fifth of a millisecond on a busy
-        disk."""
+        first; an upgrade puts another. Not as a link to another space's: where modes are not
+        confined (landlock), one space could take it from all."""
         if not command:
-            return None
+            return
         script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'.encode()
         path = self.hub / "carrel"
-        if other is not None and not path.exists():
-            # It went with its space, or has as many links as it may, or the disk knows whose it is.
-            with contextlib.suppress(OSError):
-                os.link(other, path)
-        if not path.exists() or path.read_bytes() != script:
-            draft = path.with_suffix(".new")
-            draft.write_bytes(script)
-            draft.chmod(0o755)
-            draft.rename(path)
-        return path
+        if path.exists() and path.read_bytes() == script:
+            return
+        draft = path.with_suffix(".new")
+        draft.write_bytes(script)
+        draft.chmod(0o755)
+        draft.rename(path)
 
     def make_shared_memory(self, owner: Owner) -> None:
         """Idempotent."""
