@@ -180,3 +180,23 @@ def test_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+INTERPRETERS = ("sys.executable", "_python", "interpreter", "['python']")
+"""What the words of a command begin with that starts Python on the host."""
+
+
+def test_python_never_imports_from_the_current_folder() -> None:
+    """Which may be anybody's project: each place that starts it says so (`-P`), or starts it
+    without any of the person's own folders too (`-I`)."""
+    stray, found = [], 0
+    for path in sorted((ROOT / "src" / "carrel").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.List | ast.Tuple) or not isinstance(node.ctx, ast.Load):
+                continue
+            program, *rest = map(ast.unparse, node.elts or [node])
+            if rest and program.endswith(INTERPRETERS):
+                found += 1
+                if rest[0] not in ("'-P'", "'-I'"):
+                    stray.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert stray == [] and found > 5

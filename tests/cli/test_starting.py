@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.program import PROGRAM, TIMEOUT_S, Program
+from tests.cli.program import TIMEOUT_S, Program, in_terminal
+from tests.daemon.rig import Daemon
 
 HEAVY = {
     "asyncio",
@@ -77,10 +77,53 @@ def test_the_package_itself_costs_nothing() -> None:
     assert {name for name in found.stdout.split() if not name.startswith("__")} == {"carrel"}
 
 
-def test_the_program_starts_from_anywhere(carrel: Program, tmp_path: Path) -> None:
-    """What lies in the current folder is not imported."""
-    for name in ("json.py", "socket.py", "carrel.py", "click.py"):
-        (tmp_path / name).write_text("raise SystemExit(99)")
-    assert "carrel" in carrel.good("--version")
-    carrel.good("ls")
-    assert os.path.basename(PROGRAM) == "carrel"
+HOSTILE = ("carrel/__init__.py", "msgspec.py", "click.py", "json.py", "socket.py", "tempfile.py")
+
+
+@pytest.fixture
+def hijacked(tmp_path: Path) -> Path:
+    """There when something in the current folder was imported."""
+    marker = tmp_path / "hijacked"
+    for name in (*HOSTILE, "sitecustomize.py", "usercustomize.py", "subprocess.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"open({str(marker)!r}, 'w').close()\nraise SystemExit(99)")
+    return marker
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"],
+        ["--help"],
+        ["ls"],
+        ["ls", "--json", "--no-such-option"],
+        ["doctor"],
+        ["inspect", "."],
+        ["completion", "bash"],
+        ["up", "--foreground", "--listen", "nowhere"],
+        ["mcp", "--no-such-option"],
+    ],
+)
+def test_what_lies_in_the_current_folder_is_not_imported(
+    carrel: Program, hijacked: Path, words: list[str]
+) -> None:
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with carrel.start(*words, **streams) as process:
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    assert not hijacked.exists() and process.returncode != 99, said
+
+
+def test_nor_where_it_starts_itself_again(carrel: Program, hijacked: Path) -> None:
+    """In windows, one for each space; these are not there, so all of them end."""
+    with in_terminal(carrel, "attach", "one", "two") as terminal:
+        terminal.rest()
+        terminal.end()
+    assert not hijacked.exists()
+
+
+def test_nor_where_it_starts_the_daemon(own_daemon: Daemon, hijacked: Path) -> None:
+    own_daemon.stop()
+    carrel = Program(own_daemon.data, hijacked.parent)
+    with carrel.start("new", ".", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0 and not hijacked.exists(), said

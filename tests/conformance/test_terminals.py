@@ -10,10 +10,12 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psutil import Error as PsutilError
 from psutil import Process, process_iter
 
 from tests.agents.standins import Standin, serving
@@ -435,13 +437,14 @@ def test_the_connection_is_lost(impatient: Room) -> None:
     impatient.until(lambda: impatient.tmux(*attached) == "0")
 
 
-def test_several_spaces_at_once(daemon: Daemon, standin: Standin) -> None:
+def test_several_spaces_at_once(daemon: Daemon, standin: Standin, tmp_path: Path) -> None:
     rooms = [Room(daemon, SCRIPTED, standin) for _ in range(2)]
     for number, room in enumerate(rooms):
         room.start(f"hello {number}")
         room.waits()
     program = rooms[0].program()
-    words = ["attach", *(room.space for room in rooms)]
+    program.env["TMPDIR"] = str(tmp_path)
+    words = ["attach", "-m", "not needed;", *(room.space for room in rooms)]
     with in_terminal(program, *words, rows=40, cols=120) as terminal:
         until(terminal, "turn 1: hello 0")
         terminal.type(b"\x01n")
@@ -449,6 +452,18 @@ def test_several_spaces_at_once(daemon: Daemon, standin: Standin) -> None:
         terminal.type(b"\x01d")
         assert terminal.end() == 0
     assert all(room.activity == "waiting for input" for room in rooms)
+    assert list(tmp_path.iterdir()) == []
+    with in_terminal(program, *words, rows=40, cols=120) as terminal:
+        until(terminal, "turn 1: hello 0")
+        # … which leaves this block: the terminal is closed.
+    windows = str(tmp_path)
+    rooms[0].until(lambda: not any(windows in word for word in command_lines()))
+
+
+def command_lines() -> Iterator[str]:
+    for process in process_iter():
+        with suppress(PsutilError):
+            yield " ".join(process.cmdline())
 
 
 @pytest.mark.parametrize("agent", ["agent-sdk", "pi-sdk", "codex-acp"])

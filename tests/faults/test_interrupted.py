@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from carrel.app import service
+from carrel.cleanup.trash import Trash
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, working_for
 from carrel.domain.errors import SpaceNotFound
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.runtimes import Command
-from carrel.domain.spaces import SpaceState
+from carrel.domain.spaces import Space, SpaceState
 from carrel.service.open_spaces import OpenSpace
 from carrel.service.reviews import COUNTED, ROUGH
 from carrel.service.runs import Runs
@@ -126,6 +127,36 @@ async def test_a_creation_that_is_asked_for_again(data: Path, large: LargeTrees)
             assert second.space_id != first.space_id and second.state is SpaceState.READY
             await assert_sound(services, data, second)
             await remove_all(services, data)
+
+
+async def test_a_tree_that_ends_whoever_keeps_it_goes(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried in two daemons, not in every one that starts."""
+    tried, over = [], threading.Event()
+
+    def keep(self: Trash, space: Space, *_: object) -> None:
+        tried.append(space.space_id)
+        assert over.wait(RUN_S)
+
+    monkeypatch.setattr(Trash, "keep", keep)
+    async with ending(data):
+        async with serving(data) as services:
+            space = await make(services)
+            await run(services, space, WORK)
+            await interrupt(services, space)
+        try:
+            async with asyncio.timeout(RUN_S), serving(data):
+                while not tried:
+                    await asyncio.sleep(0.01)
+            async with asyncio.timeout(RUN_S), serving(data) as services:
+                await services.reconciler.cleared()
+                assert tried == [space.space_id]
+                gone = await services.spaces.get(LOCAL, space.space_id)
+                assert gone.state is SpaceState.REMOVED
+                await remove_all(services, data)
+        finally:
+            over.set()
 
 
 HOSTILE = """

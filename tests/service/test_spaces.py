@@ -29,6 +29,7 @@ from carrel.domain.errors import (
     InsufficientDisk,
     KeyReused,
     NameTaken,
+    PathInvalid,
     ProjectNotFound,
     SpaceAmbiguous,
     SpaceNotFound,
@@ -96,6 +97,31 @@ async def test_changes_keep_it_from_being_removed(
     assert await services.spaces.trashed(LOCAL) == []
     with pytest.raises(SpaceNotFound):
         await services.spaces.undelete(LOCAL, space.space_id)
+
+
+NESTING = """
+import os
+here = os.open(".", os.O_RDONLY)
+for _ in range(1000):
+    os.mkdir("d" * 250, dir_fd=here)
+    here = os.open("d" * 250, os.O_RDONLY, dir_fd=here)
+"""
+
+
+async def test_folders_nested_without_end(services: Services, data: Path) -> None:
+    """Nobody reads them through, and they keep no space from being removed."""
+    space = await make(services)
+    record, said = await run(services, space, f"ulimit -n 2000; python3 -c '{NESTING}'")
+    assert record.exit is not None and record.exit.code == 0, said
+    for asking in (
+        services.spaces.review(LOCAL, space.space_id),
+        services.spaces.remove(LOCAL, space.space_id),
+    ):
+        with pytest.raises(PathInvalid):
+            await asking
+    removal = await services.spaces.remove(LOCAL, space.space_id, force=True)
+    assert removal.kept is None and "nested too deep" in removal.lost
+    assert leftovers(data, space.space_id) == []
 
 
 async def test_what_was_said_of_the_network_holds_after_undelete(services: Services) -> None:

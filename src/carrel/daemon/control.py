@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -105,10 +104,8 @@ def stop(
 
 
 def _spawn(data: Folder, listen: str | None, ready: int) -> None:
-    """A process that leaves the daemon behind and ends at once. `-P`: what lies in the
-    caller's folder is not to be imported."""
-    words = [sys.executable, "-P", "-X", "utf8", "-m", "carrel.daemon"]
-    words += ["--data", os.path.abspath(data), "--detach", "--ready-fd", str(ready)]
+    """A process that leaves the daemon behind and ends at once."""
+    words = [*service.daemon(data), "--detach", "--ready-fd", str(ready)]
     if listen:
         words += ["--listen", listen]
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -116,7 +113,7 @@ def _spawn(data: Folder, listen: str | None, ready: int) -> None:
         actions = [(os.POSIX_SPAWN_DUP2, null, number) for number in range(3)]
         # Onto itself: what is handed on so is not closed on the way.
         os.set_inheritable(ready, True)
-        pid = os.posix_spawn(sys.executable, words, os.environ, file_actions=actions)
+        pid = os.posix_spawn(words[0], words, os.environ, file_actions=actions)
     finally:
         os.close(null)
     with contextlib.suppress(ChildProcessError):

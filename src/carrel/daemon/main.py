@@ -1,6 +1,6 @@
 """The daemon, from its first step to its last.
 
-    python -m carrel.daemon [--data DIR] [--listen HOST:PORT] [--detach] [--ready-fd N]
+    python -P -m carrel.daemon [--data DIR] [--listen HOST:PORT] [--detach] [--ready-fd N]
 
 It ends on SIGTERM, SIGINT, or when an administrator asks for it. What runs in spaces goes on.
 """

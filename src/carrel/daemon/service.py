@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from carrel.daemon import places
 from carrel.domain.errors import DaemonUnavailable
 from carrel.linux import systemd
+from carrel.linux.processes import python
 
 SHORT_NAME = "carrel.service"
 SYSTEM_UNITS = Path("/etc/systemd/system")
@@ -30,14 +30,23 @@ Description=Carrel, {data}
 [Service]
 Type=notify
 # One that was started by a command makes room. Its commands go on.
-ExecStartPre={program} -P -X utf8 -m carrel.cli.main --data {folder} down
-ExecStart={program} -P -X utf8 -m carrel.daemon --data {folder}
+ExecStartPre={ending}
+ExecStart={daemon}
 {environment}Restart=on-failure
 TimeoutStopSec=90
 
 [Install]
 WantedBy={target}
 """
+
+
+UTF8 = ("-X", "utf8")
+"""Whatever the language of the terminal that starts it: names of files stay what they are."""
+
+
+def daemon(data: places.Folder) -> list[str]:
+    """The words that become the daemon."""
+    return [*python("carrel.daemon", *UTF8), "--data", os.path.abspath(data)]
 
 
 class ServiceState(NamedTuple):
@@ -116,11 +125,15 @@ def _text(data: places.Folder) -> str:
     target = "multi-user.target" if os.geteuid() == 0 else "default.target"
     return _TEXT.format(
         data=_quoted(folder),
-        folder=_quoted(folder),
-        program=_quoted(sys.executable),
+        ending=_line([*python("carrel.cli.main", *UTF8), "--data", folder, "down"]),
+        daemon=_line(daemon(folder)),
         environment="".join(given),
         target=target,
     )
+
+
+def _line(words: list[str]) -> str:
+    return " ".join(map(_quoted, words))
 
 
 def _quoted(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -20,6 +21,12 @@ _KCMP_FILES = 2
 READ_TRIES = 16
 """For one that was executed between two looks at it. One that has taken its environment out of
 its memory would be tried for ever."""
+
+
+def python(module: str, *options: str) -> list[str]:
+    """The words that run a module with the interpreter of this process. `-P`: Python would else
+    import first what lies in the current folder, which may be anybody's project."""
+    return [sys.executable, "-P", *options, "-m", module]
 
 
 def start_time(pid: int) -> int | None:

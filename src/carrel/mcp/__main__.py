@@ -1,4 +1,4 @@
-"""`python -m carrel.mcp`: what the daemon starts."""
+"""`python -I -m carrel.mcp`: what the daemon starts."""
 
 from carrel.mcp.sessions import main
 

@@ -22,7 +22,7 @@ from carrel.domain.events import EventType
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.runtimes import LocalRuntime
 from carrel.domain.spaces import Problem, Space, SpaceQuery, SpaceState
-from carrel.domain.store import Step, Store
+from carrel.domain.store import Store
 from carrel.lifecycle.table import LIVE, SETTLED
 from carrel.service import removal
 from carrel.service.journal import Journal
@@ -192,16 +192,20 @@ class Reconciler:
         return Action("undo", space.space_id, "its creation was interrupted")
 
     async def _carry_on_removal(self, space: Space) -> Action:
-        steps = {
-            step.name: step
-            for step in await self._store.steps(space.space_id)
-            if step.operation == removal.OPERATION
-        }
+        begun = await self._store.steps(space.space_id)
+        steps = {step.name for step in begun if step.operation == removal.OPERATION}
         if not steps:
             await self._remover.carry_on_undo(space)
             return Action("undo", space.space_id, "undoing its creation was interrupted")
         operation = self._journal.operation(space.space_id, removal.OPERATION)
-        await self._remover.carry_on_remove(space.space_id, operation, kept=_kept(steps))
+        # Then what is left of the tree is not the whole.
+        kept = removal.TREE in steps
+        if removal.KEEP_AGAIN in steps and not kept:
+            _log.warning("the changes of %s are not kept: it failed twice", space.space_id)
+            kept = True
+        elif not kept:
+            await operation.begin(removal.KEEP_AGAIN)
+        await self._remover.carry_on_remove(space.space_id, operation, kept=kept)
         return Action("remove", space.space_id, "its removal was interrupted")
 
     async def _take_up(self, space_id: str, records: list[RunRecord]) -> None:
@@ -329,8 +333,3 @@ class Reconciler:
         if actions:
             shown = [dataclasses.asdict(action) for action in actions[:100]]
             await self._journal.write(self._journal.event(EventType.RECONCILED, actions=shown))
-
-
-def _kept(steps: dict[str, Step]) -> bool:
-    """Whether the changes were kept already: what is left of the tree is not the whole."""
-    return removal.TREE in steps

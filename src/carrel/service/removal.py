@@ -29,6 +29,9 @@ from carrel.service.reviews import COUNTED, ROUGH, SpaceReviews
 OPERATION = "remove"
 STOP, KEEP, TREE, FOLDER = "stop", "keep", "tree", "folder"
 STEPS = (STOP, KEEP, TREE, FOLDER)
+KEEP_AGAIN = "keep again"
+"""After a crash in the middle of keeping. Who ends there once more goes on without: else what
+strangers wrote in a tree could end every daemon that starts."""
 UNDO_GRACE_S = 0.5
 """For what runs in a space that goes anyway; those who stop it with care ask for more."""
 

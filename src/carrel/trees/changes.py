@@ -20,7 +20,7 @@ from carrel.domain.trees import Change, ChangeKind, EntryType
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.contents import digest, same_bytes
 from carrel.trees.files import entry_type
-from carrel.trees.folders import join
+from carrel.trees.folders import HeldPaths, join
 from carrel.trees.layers import LayerEntry, Layers
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -183,6 +183,7 @@ class Comparison:
         return pair_renames(self._candidates(), self.renames)
 
     def _candidates(self) -> Iterator[Candidate]:
+        held = HeldPaths()
         stack = [self._compare_folders("", self.tree.top(), self.base.top())]
         while stack:
             pair = next(stack[-1], None)
@@ -191,6 +192,7 @@ class Comparison:
             elif pair.descend:
                 stack.append(self._compare_folders(pair.path, pair.tree, pair.base))
             elif (entry := pair.tree or pair.base) and (change := self._compare(pair, entry)):
+                held.add(change.path)
                 yield Candidate(change, entry)
 
     def _compare_folders(
@@ -201,13 +203,12 @@ class Comparison:
         base = base if base is not None and base.is_folder else None
         items = []
         for name, (new, old) in self._names(tree, base).items():
-            below = join(path, name)
-            if self.ignore(below, new):
+            if self.ignore(join(path, name), new):
                 continue
-            items.append((name, _Pair(below, new, old)))
+            items.append((name, _Pair(path, name, new, old)))
             if (new and new.is_folder) or (old and old.is_folder):
                 # What is in a folder sorts by the slash, so after `a.txt` comes `a/b`.
-                items.append((name + "/", _Pair(below, new, old, descend=True)))
+                items.append((name + "/", _Pair(path, name, new, old, descend=True)))
         items.sort(key=lambda item: item[0])
         return iter([pair for _, pair in items])
 
@@ -271,10 +272,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    path: str
+    above: str
+    name: str
     tree: LayerEntry | None
     base: LayerEntry | None
     descend: bool = False
+
+    @property
+    def path(self) -> str:
+        return join(self.above, self.name)
 
 
 def _same_bytes(new: LayerEntry, old: LayerEntry) -> bool:

@@ -17,9 +17,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from carrel.domain.errors import PathInvalid
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.files import get_xattr
-from carrel.trees.paths import FOLDER, open_folder
+from carrel.trees.paths import FOLDER, LONGEST, open_folder
 
 _MAX_OPEN = 16
 """Per root; a base has several. What is closed is opened again from the root."""
@@ -27,8 +28,41 @@ ENTRY_ERRORS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EIO, errno.ESTALE}
 )
 """What says something of one entry, and nothing of us."""
+_SHOWN = 60
+"""Letters of a name in an error."""
 _ENTER = stat.S_IRUSR | stat.S_IXUSR
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+DEEPEST = 2000
+"""Levels of folders: whoever walks them holds the path of each, which takes the square of that.
+A project has 1000 at most (`bases/scan.py`), and a space can add to it."""
+
+
+class HeldPaths:
+    """Counts the long ones among paths of which any number is held. Those of ordinary length take
+    no more than the rest that is held of an entry; for the others there is this much."""
+
+    MOST = 64 << 20
+    ORDINARY = 500
+
+    def __init__(self) -> None:
+        self._left = self.MOST
+
+    def add(self, path: str) -> None:
+        """Raises `PathInvalid` when it is too much."""
+        self._left -= max(0, len(path) - self.ORDINARY)
+        if self._left < 0:
+            raise too_long(path)
+
+
+def too_long(path: str) -> PathInvalid:
+    top, _, rest = path.partition("/")
+    return PathInvalid(
+        f"Folders are nested too deep, or too many files in deep ones, to be looked at: "
+        f"{top[:_SHOWN]!r} and {rest.count('/') + 1} levels below it.",
+        hint=f"Remove {top[:_SHOWN]!r} in the space, or what is deep in it.",
+    )
 
 
 class FolderCache(ABC):
@@ -47,6 +81,8 @@ class FolderCache(ABC):
         if found is not None:
             self._open.move_to_end(path)
             return found
+        if len(path) > LONGEST or path.count("/") >= DEEPEST:
+            raise too_long(path)
         opened = self._open_folder(path)
         self._open[path] = opened
         if len(self._open) > _MAX_OPEN:
@@ -70,6 +106,7 @@ class Root(FolderCache):
         super().__init__()
         self._top = descriptor
         self._loosened: list[tuple[str, int]] = []
+        self._held = HeldPaths()
 
     @classmethod
     def at(cls, path: Path) -> Root:
@@ -179,6 +216,7 @@ class Root(FolderCache):
             status = os.fstat(place)
             if status.st_uid != os.geteuid():
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            self._held.add(path)
             mode = stat.S_IMODE(status.st_mode)
             os.chmod(f"/proc/self/fd/{place}", mode | _ENTER)
             self._loosened.append((path, mode))
@@ -208,28 +246,26 @@ def walk(
     root: Root, enters: Callable[[FoundEntry], bool] = lambda _folder: True
 ) -> Iterator[FoundEntry]:
     """Every entry below, sorted by path. `enters` says whether to look into a folder."""
-    stack = [_listed(root, "")]
+    stack = [("", _listed(root, ""))]
     while stack:
-        entries = stack[-1]
+        above, entries = stack[-1]
         while entries:
-            found = entries.pop()
-            if found.path[-1] != "/":
+            name, status = entries.pop()
+            found = FoundEntry(join(above, name.removesuffix("/")), status)
+            if name[-1] != "/":
                 yield found
-            elif enters(folder := FoundEntry(found.path[:-1], found.status)):
-                stack.append(_listed(root, folder.path))
+            elif enters(found):
+                stack.append((found.path, _listed(root, found.path)))
                 break
         else:
             stack.pop()
 
 
-def _listed(root: Root, path: str) -> list[FoundEntry]:
-    """The entries of a folder, the last one first. What is in a folder sorts by the slash, so
+def _listed(root: Root, path: str) -> list[tuple[str, os.stat_result]]:
+    """The names in a folder, the last one first. What is in a folder sorts by the slash, so
     a folder comes twice: as itself, and once more, with the slash, for what is in it."""
-    prefix = f"{path}/" if path else ""
-    found = [FoundEntry(prefix + name, status) for name, status in root.list(path).items()]
-    found += [
-        FoundEntry(f"{one.path}/", one.status) for one in found if stat.S_ISDIR(one.status.st_mode)
-    ]
+    found = list(root.list(path).items())
+    found += [(f"{name}/", status) for name, status in found if stat.S_ISDIR(status.st_mode)]
     found.sort(key=itemgetter(0), reverse=True)
     return found
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from carrel.trees.folders import Root, join, split
+from carrel.trees.folders import Root, join
 
 TRUSTED = "trusted.overlay."
 """Where overlays that root mounted keep their notes."""
@@ -20,15 +20,24 @@ USER = "user.overlay."
 """Where those of ordinary users do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayerPlace:
-    """One real entry."""
+    """One real entry: the path of its folder, which all entries of that share, and its name. Any
+    number of them may be held, and their folder may be deep."""
 
     root: Root
-    path: str
+    above: str = ""
+    name: str = ""
+    _path: str | None = field(default=None, compare=False)
+
+    @property
+    def path(self) -> str:
+        return join(self.above, self.name)
 
     def below(self, name: str) -> LayerPlace:
-        return LayerPlace(self.root, join(self.path, name))
+        if self._path is None:
+            self._path = self.path
+        return LayerPlace(self.root, self._path, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ class Layers:
         self._prefix = prefix
 
     def top(self) -> LayerEntry:
-        places = tuple(LayerPlace(root, "") for root in self._roots)
+        places = tuple(LayerPlace(root) for root in self._roots)
         status = places[0].root.status("")
         if status is None:
             raise FileNotFoundError("a layer is gone")
@@ -79,7 +88,7 @@ class Layers:
         return {name: self._look_up(folder.parts, name, (listing,)) for name in listing}
 
     def find(self, path: str) -> LayerEntry | None:
-        return self._find(tuple(LayerPlace(root, "") for root in self._roots), path)
+        return self._find(tuple(LayerPlace(root) for root in self._roots), path)
 
     def _choose(
         self, folder: LayerEntry, listings: Sequence[Mapping[str, os.stat_result]], names: set[str]
@@ -137,8 +146,8 @@ class Layers:
         redirect = os.fsdecode(self._note(place, "redirect") or b"")
         if redirect.startswith("/"):
             lower_roots = self._roots[self._roots.index(place.root) + 1 :]
-            return self._find(tuple(LayerPlace(root, "") for root in lower_roots), redirect)
-        return self._look_up(below, redirect or split(place.path)[1])
+            return self._find(tuple(LayerPlace(root) for root in lower_roots), redirect)
+        return self._look_up(below, redirect or place.name)
 
     def _file(
         self, status: os.stat_result, place: LayerPlace, below: tuple[LayerPlace, ...]

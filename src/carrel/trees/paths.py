@@ -95,6 +95,9 @@ def path_error(path: str, error: OSError) -> CarrelError:
 
 PATH_LIMIT = 4000
 """Longer paths are not given to the kernel whole: it takes 4095 bytes."""
+LONGEST = 32 << 10
+"""Bytes of a path below a project or a tree: programs can go as deep as they like, eight times what
+they can name, and whoever walks folders holds the paths of all that it is in."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _RACES = 32
 """openat2 gives up when a rename raced with it; so often it is asked again."""

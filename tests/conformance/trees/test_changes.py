@@ -6,8 +6,12 @@ import os
 import shutil
 import socket
 import subprocess
+import tracemalloc
 from pathlib import Path
 
+import pytest
+
+from carrel.domain.errors import PathInvalid
 from carrel.domain.trees import Change, ChangeKind, EntryType, Tree
 from tests.conformance.tree_rig import Rig
 from tests.conformance.tree_views import is_git, look, told
@@ -222,17 +226,45 @@ def test_hostile_entries_are_listed_and_nothing_hangs(rig: Rig, tree: Tree) -> N
     assert not any(path.startswith("src/deep/etc") for path in found)
 
 
+def nest(levels: int, name: str, files: int = 1) -> None:
+    os.mkdir("deep")
+    here = os.open("deep", os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    for number in range(files):
+        os.close(os.open(f"bottom{number or ''}", os.O_CREAT, dir_fd=here))
+    os.close(here)
+
+
+NESTED = {"long": (1000, 250, 1), "short": (2100, 2, 1), "wide": (110, 250, 3000)}
+"""Levels, letters of each, and files in the last. None takes more than 5 MB of a disk."""
+
+
+@pytest.mark.parametrize("levels, letters, files", NESTED.values(), ids=NESTED)
+def test_folders_nested_without_end_take_no_memory(
+    rig: Rig, tree: Tree, levels: int, letters: int, files: int
+) -> None:
+    """What is held of them would take the square of their depth."""
+    rig.act(tree, lambda: nest(levels, "d" * letters, files))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PathInvalid) as caught:
+            rig.changes(tree)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "nested" in caught.value.message and len(caught.value.message) < 300
+    assert peak < 160 << 20
+    rig.driver.drop(tree)
+    assert not tree.path.exists()
+
+
 def test_deep_folders_and_folders_without_permissions(rig: Rig, tree: Tree) -> None:
     def act() -> None:
-        os.mkdir("deep")
-        here = os.open("deep", os.O_RDONLY)
-        for _ in range(1500):
-            os.mkdir("folder", dir_fd=here)
-            below = os.open("folder", os.O_RDONLY, dir_fd=here)
-            os.close(here)
-            here = below
-        os.close(os.open("bottom", os.O_CREAT, dir_fd=here))
-        os.close(here)
+        nest(1500, "folder")
         os.makedirs("closed/inner")
         Path("closed/inner/file").write_text("x")
         Path("closed/inner/file").chmod(0)

@@ -94,6 +94,7 @@ def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
     """Opens a window of tmux for each. The windows go when they are left; the agents go on."""
     import shutil
     import subprocess
+    import tempfile
 
     from carrel.domain.errors import FrontendNotInstalled
 
@@ -104,7 +105,6 @@ def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
         )
     if shutil.which("tmux") is None:
         raise FrontendNotInstalled("tmux is missing.", hint="Install it: apt install tmux")
-    socket = f"carrel-attach-{os.getpid()}"
     prefix = _prefix(call)
     key = next(one for one in WINDOWS if one != prefix)
     begin = ["set", "-g", "prefix", key, ";", "bind", key, "send-prefix", ";"]
@@ -112,23 +112,27 @@ def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
     begin += ["set", "-g", "status-right", hint, ";"]
     # Else two keys that come at once count as text.
     begin += ["set", "-g", "assume-paste-time", "0", ";"]
+    # Also where the terminal is closed, and nobody is left to end it.
+    begin += ["set", "-g", "destroy-unattached", "on", ";"]
     windows: list[str] = []
     for space in spaces:
         kind = ["new-window"] if windows else ["new-session"]
         windows += [*kind, "-n", space, *_command(call, space), ";"]
     env = {name: value for name, value in os.environ.items() if name != "TMUX"}
-    words = ["tmux", "-L", socket, "-f", "/dev/null", *windows, *begin, "select-window", "-t", ":0"]
-    try:
-        return subprocess.call(words, env=env)
-    finally:
-        subprocess.run(
-            ["tmux", "-L", socket, "kill-server"], env=env, capture_output=True, check=False
-        )
+    with tempfile.TemporaryDirectory(prefix="carrel-attach-", ignore_cleanup_errors=True) as folder:
+        tmux = ["tmux", "-S", f"{folder}/socket", "-f", "/dev/null"]
+        try:
+            words = [*tmux, *windows, *begin, "select-window", "-t", ":0"]
+            return subprocess.call(words, env=env)
+        finally:
+            subprocess.run([*tmux, "kill-server"], env=env, capture_output=True, check=False)
 
 
 def _command(call: VerbCall, space: str) -> list[str]:
     """Attaches to one space by this program, with the options that were given."""
-    words = [sys.executable, "-m", "carrel.cli.main", "attach"]
+    from carrel.linux.processes import python
+
+    words = [*python("carrel.cli.main"), "attach"]
     for name in ("data", "url"):
         if value := call.text(name):
             words += [f"--{name}", value]
@@ -137,4 +141,5 @@ def _command(call: VerbCall, space: str) -> list[str]:
     for name in ("agent", "message", "model", "permission", "prefix"):
         if value := call.text(name):
             words += [f"--{name}", value]
-    return [*words, "--", space]
+    # tmux ends its command at a word that ends so.
+    return [f"{word[:-1]}\\;" if word.endswith(";") else word for word in [*words, "--", space]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from carrel.cli.call import NO_DAEMON, VerbCall, invalid
 from carrel.cli.output import AnswerTable, fields, flush
@@ -31,10 +30,11 @@ def up(call: VerbCall) -> None:
     """
     data, listen = _own_data(call), call.text("listen")
     if call.flag("foreground"):
-        words = [sys.executable, "-P", "-X", "utf8", "-m", "carrel.daemon", "--data", data]
-        words += ["--listen", listen] if listen else []
+        from carrel.daemon import service
+
+        words = service.daemon(data) + (["--listen", listen] if listen else [])
         flush()
-        os.execv(sys.executable, words)
+        os.execv(words[0], words)
     from carrel.daemon import control
     from carrel.domain.errors import DaemonRunning
 

@@ -357,7 +357,7 @@ def _ask_reader(paths: list[str], until: float, steps: Steps) -> Use:
     """From a process with a user namespace of its own, in which its user's files are no secret
     to it. Nothing is known where the kernel forbids that; one that fails otherwise was kept from
     looking by who moves folders around. It is killed when its time is over, or it is given up."""
-    argv = [sys.executable, "-m", "carrel.runtimes.limits.disk"]
+    argv = processes.python("carrel.runtimes.limits.disk")
     names: bytes | None = b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths)
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     try:
@@ -448,7 +448,7 @@ def _links(pid: int) -> Iterator[str]:
 
 def main() -> int:
     """Says what folders take that their owner may not read: a process of its own, which
-    `python -m carrel.runtimes.limits.disk` starts. Its input names them, separated by NUL.
+    `python -P -m carrel.runtimes.limits.disk` starts. Its input names them, separated by NUL.
 
     In a user namespace of its own, a process may read all files of its user, whatever their
     modes say, and changes nothing of them.

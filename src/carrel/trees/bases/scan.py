@@ -24,7 +24,7 @@ from carrel.linux.statx import ROW, Answers, StatBatch
 from carrel.trees.bases.views import FolderListing, Origin, differing, shown
 from carrel.trees.git.objects import is_object_folder, is_object_name
 from carrel.trees.mount_table import pseudo_file_system
-from carrel.trees.paths import PATH_LIMIT, join, open_folder, split
+from carrel.trees.paths import LONGEST, PATH_LIMIT, join, open_folder, split
 
 _NAMED_GROUP = re.compile(r"\(\?P<[^>]+>")
 
@@ -362,9 +362,9 @@ class Scanner:
         if index in answers.foreign and (kind := pseudo_file_system(device)):
             self._skip(path, f"is a mounted {kind} file system")
             return False
-        if path.count(b"/") >= _DEEPEST:
+        if path.count(b"/") >= _DEEPEST or len(path) > LONGEST:
             raise ProjectTooLarge(
-                f"The project has folders more than {_DEEPEST} levels deep: "
+                f"The project has folders more than {_DEEPEST} levels or {LONGEST} letters deep: "
                 f"{shown(self._in_base(path[:_SHOWN]))!r}...",
                 hint="Exclude them.",
                 limit=_DEEPEST,

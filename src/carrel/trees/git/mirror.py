@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from carrel.domain.errors import GitFailed, InsufficientDisk, RefNotFound
 from carrel.domain.projects import ClonePolicy, OnProgress, ignore_progress
+from carrel.linux.processes import python
 from carrel.trees.git.process import listener, run_git, run_git_remote
 from carrel.trees.git.remote import Remote, route_to
 from carrel.trees.git.repository import RepositoryReader, lock_files
@@ -351,7 +351,7 @@ class Mirror:
         if not self.remote.folders:
             return []
         strict = "0" if self._policy is None else "1"
-        program = [sys.executable, "-P", "-m", _UPLOAD_PACK, strict, *map(str, self.remote.folders)]
+        program = [*python(_UPLOAD_PACK), strict, *map(str, self.remote.folders)]
         return [f"--upload-pack={shlex.join([*program, '--'])}"]
 
     def _fetch(self, offered: Offered, also: str | None) -> None:

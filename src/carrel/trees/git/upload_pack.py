@@ -1,6 +1,6 @@
 """The program that serves a repository of this machine to our own `git fetch`.
 
-    python -m carrel.trees.git.upload_pack STRICT FOLDER... -- REPOSITORY
+    python -P -m carrel.trees.git.upload_pack STRICT FOLDER... -- REPOSITORY
 
 Git follows what a repository names: alternates, links, included settings. So Landlock lets
 this process read the named folders (real paths) and git's own files, and nothing else. Where
