@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -185,6 +186,8 @@ def _become_tests(
     os.environ.clear()
     os.environ.update(env)
     sys.dont_write_bytecode = True
+    tempfile.tempdir = None
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
     forkserver._forkserver._forkserver_address = None  # type: ignore[attr-defined]
     forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
     raise SystemExit(pytest.main(["-Wignore::pytest.PytestAssertRewriteWarning", *words]))
