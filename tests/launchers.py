@@ -181,8 +181,9 @@ def _probe(driver: OverlayDriver, folder: Path) -> Availability:
 
 
 def _take_back(reserve: Reserve) -> None:
-    if reserve._folder.parent.stat().st_dev == os.stat(tempfile.gettempdir()).st_dev:
-        reserve._folder.mkdir(mode=0o700, exist_ok=True)
+    above = os.path.dirname(reserve._folder)
+    if os.stat(above).st_dev == os.stat(tempfile.gettempdir()).st_dev:
+        os.makedirs(reserve._folder, mode=0o700, exist_ok=True)
     else:
         _real_take_back(reserve)
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contrib.suites import check_suite
-from tests.sampling import EXHAUSTIVE
+from tests.accounts import Account
+from tests.contrib.suites import SUITE_S, check_suite
+from tests.sampling import whole_only
+from tests.trees.again import run_again
 
 NEWER = "deepagents itself, from 0.7 on, answers with absolute paths of files only."
 GAPS = {
@@ -27,8 +29,10 @@ SAMPLE = "not (test_grep or test_glob or test_edit or test_ls) or literal or sin
 
 @pytest.mark.timeout(300)
 def test_the_suite(tmp_path: Path) -> None:
-    if EXHAUSTIVE:
-        check_suite("deepagents_suite.py", GAPS, tmp_path)
-    else:
-        gaps = {name: why for name, why in GAPS.items() if "glob" not in name}
-        check_suite("deepagents_suite.py", gaps, tmp_path, "-k", SAMPLE)
+    check_suite("deepagents_suite.py", GAPS, tmp_path)
+
+
+@whole_only
+@pytest.mark.timeout(320)
+def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    run_again(__file__, ordinary_user, data, "-k", "the_suite", timeout_s=SUITE_S + 20)

@@ -7,7 +7,7 @@ import json
 import os
 
 from carrel.cli.call import FAILED
-from carrel.cli.output import is_terminal, shown, tell
+from carrel.cli.output import complain, flush, is_terminal, shown
 from carrel.domain.errors import CarrelError
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -86,6 +86,9 @@ def _without_reader() -> int:
 
 
 def _write(text: str) -> None:
+    # Output that a full disk does not take must not keep the error back.
+    with contextlib.suppress(OSError):
+        flush()
     # When nobody listens on standard error either, the exit code says it.
     with contextlib.suppress(OSError):
-        tell(text)
+        complain(text)
