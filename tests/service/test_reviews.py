@@ -80,7 +80,8 @@ async def test_what_cannot_be_compared_is_kept(
 
 
 async def test_what_was_only_staged_is_kept(services: Services, project: Path) -> None:
-    await asyncio.to_thread(lambda: subprocess.run(["git", "init", "-q", project], check=True))
+    words = ["git", "init", "-q", str(project)]
+    await asyncio.to_thread(lambda: subprocess.run(words, check=True, timeout=60))
     space = await make(services, project)
     await run(services, space, "echo work > s; git add s; rm s")
     removal = await services.spaces.remove(LOCAL, space.space_id)

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ from carrel.domain.spaces import (
     Trashed,
 )
 from carrel.domain.store import Claim, Forget, Record, Store
-from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
+from carrel.domain.trees import Review, ReviewQuery, Skipped, Tree, TreeDriver, TreeUsage
 from carrel.lifecycle.table import LIVE, SETTLED
 from carrel.service import agents, creation
 from carrel.service.access import (
@@ -560,8 +560,11 @@ class Spaces:
         async with self._looks.of(caller.account):
             return await self._reviews.of(space, query)
 
-    async def taking(self, caller: Caller, opened: OpenSpace, path: str) -> Callable[[], None]:
-        """What is changed there is taken out when what this gives is called."""
+    async def taking(
+        self, caller: Caller, opened: OpenSpace, path: str
+    ) -> Callable[[Set[Skipped]], None]:
+        """What is changed there is taken out when what this gives is called, but for what was
+        skipped."""
         async with self._looks.of(caller.account):
             return await self._reviews.taking(opened, path)
 
