@@ -56,6 +56,8 @@ class SandboxSpec:
     network: Network = Network.NONE
     limits: Limits = NO_LIMITS
     binds: tuple[Bind, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Paths of the host in folders among `binds` whose content the sandbox does not see."""
     env: Mapping[str, str] = field(default_factory=dict)
     path_first: tuple[str, ...] = ()
     """Where commands look for programs before the system's folders, and after them."""
