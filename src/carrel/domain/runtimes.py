@@ -56,8 +56,6 @@ class SandboxSpec:
     network: Network = Network.NONE
     limits: Limits = NO_LIMITS
     binds: tuple[Bind, ...] = ()
-    hidden: tuple[str, ...] = ()
-    """Paths of the host in folders among `binds` whose content the sandbox does not see."""
     env: Mapping[str, str] = field(default_factory=dict)
     path_first: tuple[str, ...] = ()
     """Where commands look for programs before the system's folders, and after them."""
@@ -73,6 +71,8 @@ class SandboxSpec:
     """What a home begins with, by path; for a sandbox that has none yet."""
     account: str = ""
     """Those of one account have one share of the commands that can run; empty: none else."""
+    hidden: tuple[str, ...] = ()
+    """Paths of the host in folders among `binds` whose content the sandbox does not see."""
 
 
 @dataclass(frozen=True)
