@@ -36,8 +36,9 @@ def shown(found: HomeTools) -> dict[str, list[str]]:
 
 def inside(found: HomeTools, path: Path) -> bool:
     """Whether a sandbox sees it."""
-    places = [Path(place) for tool in found.tools for place in tool.shown]
-    return any(path == place or place in path.parents for place in places)
+    around = {path, *path.parents}
+    places = {Path(place) for tool in found.tools for place in tool.shown}
+    return bool(around & places) and not around & set(map(Path, found.hidden))
 
 
 def settle(home: Path) -> None:
@@ -136,6 +137,7 @@ def test_no_row_shows_what_is_secret(home: Path) -> None:
         *(".sdkman/candidates/maven/3/conf/settings-security.xml", ".volta/hooks.json"),
         *(".local/share/pnpm/global/5/.modules.yaml", ".local/go/go.env"),
         *(".bun/install/global/bunfig.toml", ".local/share/mise/plugins/x/.git/config"),
+        *(".pyenv/versions/3.12/pip.conf.bak", ".volta/tools/.npmrc~"),
         "miniconda3/pkgs/x/info/repodata_record.json",
     ],
 )
@@ -159,7 +161,7 @@ def test_credentials_within_a_tool_are_left_out_and_all_else_stays(home: Path) -
     token = secret(node / "etc" / "npmrc")
     harmless = secret(node / "etc" / "other")
     found = chains(home).find()
-    assert not inside(found, token) and not inside(found, home / ".nvm")
+    assert not inside(found, token) and found.hidden == (str(token),)
     seen: Iterable[Path] = (harmless, node / "bin" / "nodetool", node.parent / "v9.0.0" / "bin")
     assert all(inside(found, path) for path in seen)
 
@@ -181,6 +183,7 @@ URL = "https://ada:s3cr3t@index.corp/simple"
         (".pyenv/versions/3.12/src/x/y/z/a/b/settings.ini", "url = https://0123456789@git.corp/x"),
         (".pyenv/versions/3.12/lib/python3.12/site-packages/distutils.cfg", f"index = {URL}"),
         (".local/bin/deploy", "curl -H 'Authorization: Bearer ghp_0123456789abcdefghij'"),
+        (".nvm/alias/lts.ini.orig", "//h/:_authToken=abcdef"),
         (".rustup/settings.toml", "-----BEGIN OPENSSH PRIVATE KEY-----"),
     ],
 )
@@ -232,20 +235,23 @@ def test_what_comes_later_is_not_shown_either(home: Path, path: str) -> None:
     assert inside(toolchains.find(), token) or ".git" in path
 
 
-def test_links_within_a_tool_stay(home: Path) -> None:
-    """Also where it is shown in parts, and without what is hidden where they lead."""
-    gradle = home / ".sdkman" / "candidates" / "gradle"
-    tool(gradle / "8" / "bin" / "gradle", "gradle")
-    token = secret(gradle / "8" / "gradle.properties")
-    for name, leads in (("current", "8"), ("round", "."), ("out", "/etc"), ("token", token)):
-        (gradle / name).symlink_to(leads)
-    (gradle / "8" / "back").symlink_to(gradle)
+def test_a_link_to_a_password_hides_what_it_leads_to(home: Path) -> None:
+    fill(home)
+    node = home / ".nvm" / "versions" / "node" / "v20.1.0"
+    token = secret(node / "etc" / "kept-elsewhere.txt")
+    (node / "etc" / "npmrc").symlink_to(token.name)
+    (node / "etc" / ".npmrc").symlink_to("/etc/passwd")
     found = chains(home).find()
-    assert found.path_last == (f"{gradle}/current/bin",)
-    assert found.tools[0].shown[f"{gradle}/current/bin"] == f"{gradle}/8/bin"
-    assert str(token) not in found.tools[0].shown.values()
-    hidden = ("current/gradle.properties", "round", "out", "token", "8/back", "current/back")
-    assert [name for name in hidden if inside(found, gradle / name)] == []
+    assert found.hidden == (str(token),)
+
+
+def test_a_folder_with_many_is_hidden_as_a_whole(home: Path) -> None:
+    fill(home)
+    for number in range(tool_secrets.MOST_IN_FOLDER + 1):
+        secret(home / ".nvm" / "cache" / f"{number}.json").write_text(f"url = {URL}")
+    secret(home / ".nvm" / "few" / ".npmrc")
+    found = chains(home).find()
+    assert set(found.hidden) == {f"{home}/.nvm/cache", f"{home}/.nvm/few/.npmrc"}
 
 
 def test_what_is_too_much_is_not_shown_unseen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +284,7 @@ def test_links_and_folders_that_would_show_more(home: Path, tmp_path: Path) -> N
     # A link of the person's own is followed, and shown at both paths.
     assert found["deno"] == sorted([f"{disk}/bin", f"{home}/.deno/bin"])
     assert not {"bun", "volta", "asdf", "rustup", "cargo"} & set(found)
-    assert not inside(tools, home / "private") and not inside(tools, home / ".nvm" / "more")
+    assert not inside(tools, home / "private")
     assert set(tools.tools[0].shown.values()) == {f"{home}/.pyenv"}
     assert "rustup" in shown(chains(home).find())
 

@@ -77,7 +77,7 @@ class Toolchains(Protocol):
         ...
 
     def narrowed(self, tools: HomeTools) -> HomeTools:
-        """What was found earlier, without what must not be shown by now."""
+        """What was found earlier, with what must not be seen of it by now."""
         ...
 
     def check(self, path: str) -> Mapping[str, str]:

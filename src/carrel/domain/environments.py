@@ -251,6 +251,8 @@ class HomeTools:
     path_first: tuple[str, ...] = ()
     """Before the system's own programs, as the login shell has them."""
     path_last: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Real paths in what they show that sandboxes do not see: settings with passwords in them."""
 
 
 NO_TOOLS = HomeTools()

@@ -73,6 +73,8 @@ class SandboxSpec:
     """The same, symlinks and where they lead."""
     account: str = ""
     """Those of one account have one share of the commands that can run; empty: none else."""
+    hidden: tuple[str, ...] = ()
+    """Paths of the host in folders among `binds` whose content the sandbox does not see."""
 
 
 @dataclass(frozen=True)

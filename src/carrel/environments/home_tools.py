@@ -21,7 +21,7 @@ from carrel.domain.environments import NO_TOOLS, HomeTool, HomeTools
 from carrel.domain.errors import SpaceInvalid
 from carrel.environments import package_settings
 from carrel.environments.login_shell import LoginShell, PersonAccount, is_same, watched
-from carrel.environments.tool_secrets import SECRETS, ToolSecrets, without
+from carrel.environments.tool_secrets import SECRETS, ToolSecrets, outermost
 
 
 @dataclass(frozen=True)
@@ -211,15 +211,9 @@ class HomeToolchains:
 
     def narrowed(self, tools: HomeTools) -> HomeTools:
         with self._lock:
-            return dataclasses.replace(tools, tools=tuple(map(self._narrowed, tools.tools)))
-
-    def _narrowed(self, tool: HomeTool) -> HomeTool:
-        """Settings with passwords may have come since."""
-        shown: dict[str, str] = {}
-        for target, real in tool.shown.items():
-            for path, source in without(real, self._secrets.hidden(real)).items():
-                shown[target + path[len(real) :]] = source
-        return dataclasses.replace(tool, shown=shown)
+            places = {real for tool in tools.tools for real in tool.shown.values()}
+            hidden = {one for place in places for one in self._secrets.hidden(place)}
+        return dataclasses.replace(tools, hidden=outermost(hidden))
 
     def search(self) -> str:
         """Where else programs may be, as PATH says it; as it was when somebody last looked."""
@@ -289,6 +283,7 @@ class _Look:
         self._said = said
         self._allowed = allowed
         self._secrets = secrets
+        self._hidden: set[str] = set()
         self._found: list[tuple[ToolPlaces, str, HomeTool]] = []
         taken: set[str] = set()
         for row in TABLE:
@@ -298,7 +293,7 @@ class _Look:
                 if fresh:
                     taken |= fresh.keys()
                     env = {**_variables(row, folder, shown), **self._passed(fresh)}
-                    partly = any(map(secrets.is_partly, (*fresh, folder)))
+                    partly = any(map(secrets.is_partly, fresh.values()))
                     tool = HomeTool(row.name, fresh, env, partly)
                     self._found.append((row, folder, tool))
 
@@ -310,10 +305,10 @@ class _Look:
             real = os.path.join(os.path.realpath(folder), part).rstrip("/")
             if os.path.realpath(place) != real or not os.path.exists(place):
                 continue
-            for path, source in without(place, self._secrets.hidden(place)).items():
-                found = os.path.realpath(source)
-                if all(map(self._allowed, (path, found))):
-                    shown |= {path: found, found: found}
+            hidden = self._secrets.hidden(real)
+            if real not in hidden and all(map(self._allowed, (place, real))):
+                shown |= {place: real, real: real}
+                self._hidden |= hidden
         return {
             target: source
             for target, source in shown.items()
@@ -334,7 +329,8 @@ class _Look:
             if not any(_below(one, inside) for one in known for inside in tool.shown.values()):
                 last += [entry for entry in _entries(row, folder) if _inside(entry, tool.shown)]
         tools = tuple(tool for _, _, tool in self._found)
-        return HomeTools(tools, tuple(first), tuple(dict.fromkeys(last)))
+        path_last = tuple(dict.fromkeys(last))
+        return HomeTools(tools, tuple(first), path_last, outermost(self._hidden))
 
     def _of_the_shell(self, seen: Iterable[str]) -> tuple[list[str], list[str]]:
         """Its entries on PATH that sandboxes see: those before the system's programs, the rest."""

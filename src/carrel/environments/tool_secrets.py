@@ -13,7 +13,8 @@ import contextlib
 import os
 import re
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from carrel.domain.keys import keys_in
@@ -69,12 +70,18 @@ _GO_SOURCES = ("src", "test", "pkg", "api", "misc")
 """Of Go itself: some thousand folders."""
 _PASSWORD = re.compile(
     rb"""://[^\s/"'@:]*:[^\s/"'@]+@|https?://[^\s/"'@]{8,}@|https?://[^\s"']*/t/[\w-]{6,}/"""
+    rb"|_(?:authToken|auth|password)\s*="
 )
-"""In an address: a password, a token instead of a name, or one as conda has it."""
+"""In an address: a password, a token instead of a name, or one as conda has it; and npm's own."""
+_COPY = re.compile(r"(?:\.(?:new|old|bak|backup|orig|save|tmp|swp|\d{1,14})|~)+$", re.IGNORECASE)
+"""What editors, tools and people put behind the name of a copy."""
 
 MOST_FOLDERS = 5000
 """Of one place, and as many files of each kind in them. A home with many versions of everything has
 a tenth of that."""
+MOST_IN_FOLDER = 16
+MOST_HIDDEN = 200
+"""Of one place."""
 MOST_READ = 128 * 1024
 """From the beginning of a file, and as much from its end."""
 FRESH_NS = 20_000_000
@@ -96,7 +103,7 @@ class ToolSecrets:
         self._looks: dict[str, _Look] = {}
 
     def hidden(self, place: str) -> frozenset[str]:
-        """What is not shown of a file or folder."""
+        """What is not shown of a file or folder, which is no link."""
         look = self._looks.get(place)
         if look is None or not is_same(look.stamps):
             look = self._looks[place] = _look(place)
@@ -111,41 +118,13 @@ class ToolSecrets:
         return all(is_same(look.stamps) for look in self._looks.values())
 
 
-def without(place: str, hidden: frozenset[str]) -> dict[str, str]:
-    """The place, or what is in it, so that nothing of `hidden` is in what it gives: the path, and
-    what is shown there. Of links only those to something of the same place are shown, as what they
-    lead to."""
-    found: dict[str, str] = {}
-    waiting = [(place, place, True)]
-    while waiting:
-        path, source, links = waiting.pop()
-        if source in hidden:
-            continue
-        if not any(one.startswith(f"{source}/") for one in hidden):
-            found[path] = source
-            continue
-        for name in _names(source):
-            inner = os.path.join(source, name)
-            if not os.path.islink(inner):
-                waiting.append((os.path.join(path, name), inner, links))
-            elif links and (real := _within(inner, place)):
-                waiting.append((os.path.join(path, name), real, False))
-    return found
-
-
-def _within(link: str, place: str) -> str:
-    """Where it leads, by the names of the place; empty where that is elsewhere, or around it."""
-    top, real = os.path.realpath(place), os.path.realpath(link)
-    inside = real.startswith(f"{top}/") and os.path.exists(real)
-    if not inside or os.path.realpath(os.path.dirname(link)).startswith(f"{real}/"):
-        return ""
-    return place + real[len(top) :]
-
-
-def _names(folder: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return sorted(os.listdir(folder))
-    return []
+def outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Without those that are below others of them."""
+    found: list[str] = []
+    for path in sorted(paths, key=lambda one: one.split("/")):
+        if not found or not path.startswith(f"{found[-1]}/"):
+            found.append(path)
+    return tuple(found)
 
 
 def _look(place: str) -> _Look:
@@ -167,7 +146,8 @@ def _look(place: str) -> _Look:
             above = os.path.basename(folder)
             for entry in entries:
                 if _is_named(above, entry):
-                    look.hidden.add(entry.path)
+                    # What a link leads to is in no sandbox, or a file of the same place.
+                    look.hidden.add(os.path.realpath(entry.path))
                 elif entry.is_dir(follow_symlinks=False):
                     if deep or _STILL.fullmatch(f"{above}/{entry.name}"):
                         waiting.append((entry.path, deep and not _is_published(entry)))
@@ -175,14 +155,29 @@ def _look(place: str) -> _Look:
                     continue
                 elif entry.is_file(follow_symlinks=False):
                     _look_at_file(look, folder, entry.name)
+    _bound(look, place)
     return look
+
+
+def _bound(look: _Look, place: str) -> None:
+    """Each costs every start of a sandbox: a folder with many is hidden as a whole."""
+    look.hidden = {path for path in look.hidden if path.startswith(f"{place}/")}
+    folders = Counter(map(os.path.dirname, look.hidden))
+    most = 0 if len(look.hidden) > MOST_HIDDEN else MOST_IN_FOLDER
+    for folder, number in folders.items():
+        if number > most:
+            look.hidden = {one for one in look.hidden if not one.startswith(f"{folder}/")}
+            look.hidden.add(folder)
+    if len(look.hidden) > MOST_HIDDEN:
+        look.hidden, look.too_much = {place}, True
 
 
 def _is_named(above: str, entry: os.DirEntry[str]) -> bool:
     if entry.name == "pkgs":
         # What conda has downloaded, each with the address that it is from.
         return os.path.exists(os.path.join(os.path.dirname(entry.path), "conda-meta"))
-    return entry.name in _SETTINGS or (above, entry.name) in _SETTINGS_IN
+    name = _COPY.sub("", entry.name)
+    return name in _SETTINGS or (above, name) in _SETTINGS_IN
 
 
 def _is_published(entry: os.DirEntry[str]) -> bool:
@@ -192,7 +187,7 @@ def _is_published(entry: os.DirEntry[str]) -> bool:
 
 
 def _look_at_file(look: _Look, folder: str, name: str) -> None:
-    if os.path.splitext(name)[1].lower() in _KINDS:
+    if os.path.splitext(_COPY.sub("", name))[1].lower() in _KINDS:
         path = os.path.join(folder, name)
         if not (folder.endswith("/conda-meta") and name.endswith(".json")):
             # Those are hundreds, and each is written once.

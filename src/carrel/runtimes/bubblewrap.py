@@ -13,8 +13,9 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -126,7 +127,7 @@ class BubblewrapRuntime(EngineRuntime):
         with contextlib.suppress(CarrelError, OSError):
             # What goes wrong here goes wrong again at the start, and is told then.
             sandbox, binds = self._engine.prepare(spec), shown_binds(spec)
-            shown = ShownBinds(binds, late_binds(binds))
+            shown = ShownBinds(binds, late_binds(binds, spec.hidden))
             self._engine.begin(sandbox, self._confine(sandbox, None, Command(()), shown))
             self._begun[spec.sandbox_id] = BegunSandbox(sandbox, shown)
 
@@ -274,13 +275,14 @@ def shown_binds(spec: SandboxSpec) -> list[Bind]:
     return [bind for bind in _there(spec.binds) if not is_below(bind.target, WORKSPACE)]
 
 
-def late_binds(binds: list[Bind]) -> tuple[Bind, ...]:
-    """The folders below which nothing else is bound: it would be covered."""
+def late_binds(binds: list[Bind], hidden: Collection[str]) -> tuple[Bind, ...]:
+    """The folders below which nothing else is bound or hidden: what comes later would cover it."""
     late = [
         bind
         for bind in binds
         if bind.source.is_dir()
         and not any(one is not bind and is_below(one.target, bind.target) for one in binds)
+        and not any(is_below(path, str(bind.source)) for path in hidden)
     ]
     return tuple(late[:MOST_LATE])
 
@@ -443,11 +445,40 @@ def arguments(
         source = paths.get(f"bind{number}")
         how = "--bind" if bind.writable else "--ro-bind"
         argv += ["--dir", bind.target] if source is None else [how, source, bind.target]
+    for target, instead in _masks(spec, binds):
+        argv += ["--ro-bind", f"{paths['etc']}/{instead}", target]
     for place in others:
         argv += ["--dir", place] if tree is None else ["--bind", tree, place]
     argv += ["--ro-bind", holder, f"/run/{name}", "--remount-ro", "/"]
     argv += ["--seccomp", str(SECCOMP_FD), "--info-fd", str(INFO_FD), "--chdir", "/"]
     return [*argv, "--", f"/run/{name}"]
+
+
+def _masks(spec: SandboxSpec, binds: list[Bind]) -> Iterator[tuple[str, str]]:
+    """What is put over hidden files and folders, by its name in our /etc. What the sandbox's user
+    cannot get at needs none, and bubblewrap, which runs as that user, could not put one there."""
+    named = {str(bind.source) for bind in binds}
+    for bind in binds:
+        top = str(bind.source)
+        for path in spec.hidden:
+            if path in named or not is_below(path, top) or not _is_real(Path(path)):
+                continue
+            if all(map(_passes, _folders_between(top, path))):
+                suffix = "folder" if os.path.isdir(path) else os.path.splitext(path)[1]
+                instead = f"{WITHHELD}{suffix}"
+                yield bind.target + path[len(top) :], instead if instead in _OWN else WITHHELD
+
+
+def _folders_between(top: str, path: str) -> Iterator[str]:
+    while path != top:
+        path = os.path.dirname(path)
+        yield path
+
+
+def _passes(folder: str) -> bool:
+    if os.geteuid() == 0:
+        return bool(os.stat(folder).st_mode & stat.S_IXOTH)
+    return os.access(folder, os.X_OK)
 
 
 def tree_places(spec: SandboxSpec) -> list[str]:
@@ -511,7 +542,8 @@ FRESH_S = 5.0
 """How long a look at the host's /etc is good for: a renewed certificate or resolver reaches
 sandboxes that start later than this."""
 
-_OWN = {
+WITHHELD = "carrel-withheld"
+_OWN: dict[str, str | None] = {
     "passwd": (
         "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
         f"user:x:{INSIDE_ID}:{INSIDE_ID}::{HOME}:/bin/sh\n"
@@ -521,6 +553,11 @@ _OWN = {
     "hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
     "hostname": "carrel\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    # What sandboxes have in place of hidden settings. Some programs fail if those are empty.
+    WITHHELD: "",
+    f"{WITHHELD}.json": "{}\n",
+    f"{WITHHELD}.xml": "<settings/>\n",
+    f"{WITHHELD}folder": None,
 }
 _NEVER = frozenset({"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname"})
 
@@ -559,6 +596,9 @@ class EtcFolder:
             for name, content in _OWN.items():
                 path = partial / name
                 path.unlink(missing_ok=True)
+                if content is None:
+                    path.mkdir(mode=0o755)
+                    continue
                 path.write_text(content)
                 path.chmod(0o644)
             partial.rename(target)
