@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
@@ -71,6 +71,10 @@ class Wire(Protocol):
 
     async def close(self) -> None: ...
 
+    def stop_reading(self) -> None:
+        """Also by what reads ahead."""
+        ...
+
 
 class LineWire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,6 +99,9 @@ class LineWire:
     async def close(self) -> None:
         self._writer.close()
 
+    def stop_reading(self) -> None:
+        cast(asyncio.ReadTransport, self._writer.transport).pause_reading()
+
 
 class FrameWire:
     def __init__(self, connection: ClientConnection) -> None:
@@ -117,6 +124,9 @@ class FrameWire:
 
     async def close(self) -> None:
         await self._connection.close()
+
+    def stop_reading(self) -> None:
+        self._connection.transport.pause_reading()
 
 
 class Peer:

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from carrel.domain.hub import Message
 from carrel.hub.client import MOST_UNSETTLED
 from carrel.hub.rates import Rate
+from carrel.interfaces.hub import sockets
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
     NOTE,
@@ -302,6 +304,61 @@ async def test_who_does_not_read_is_cut_off(tmp_path: Path, transport: str) -> N
         with pytest.raises(Ended):
             while True:
                 await slow.wire.receive()
+
+
+@shows("limit.slow")
+async def test_many_who_do_not_read_are_cut_off_together(tmp_path: Path, transport: str) -> None:
+    """Each leaves less unread than it may; together it is more than one account may."""
+    bounds = options(most_waiting=8 << 20, most_of_account=2 << 20)
+    async with open_rig(tmp_path, transport, bounds) as rig:
+        for _ in range(6):
+            (await rig.join("agent", "inside", types=("*",), spaces=(SPACE,))).wire.stop_reading()
+        good, speaker = await rig.join(types=(NOTE,), spaces=(SPACE,)), await rig.join()
+        payload = {"text": "x" * 60_000}
+        async with asyncio.timeout(60):
+            while (await speaker.ask("system_status"))["cut_off"].get("slow_reader", 0) < 3:
+                await speaker.ask(NOTE, payload, space=SPACE)
+                assert (await good.receive())["payload"] == payload
+                clients = (await speaker.ask("client_list", {"space": SPACE}))["clients"]
+                assert sum(one["waiting"] for one in clients) < 3 << 20
+
+
+async def test_who_stops_reading_is_cut_off_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "STALLED_S", 0.2)
+    async with open_rig(tmp_path, "unix", options(heartbeat_s=600.0)) as rig:
+        (await rig.join(types=("*",), spaces=(SPACE,))).wire.stop_reading()
+        speaker = await rig.join()
+        for _ in range(4):
+            await speaker.ask(NOTE, {"text": "x" * 500_000}, space=SPACE)
+        async with asyncio.timeout(WAIT_S):
+            while (await speaker.ask("system_status"))["cut_off"].get("slow_reader") is None:
+                await asyncio.sleep(0.01)
+
+
+async def test_who_was_cut_off_and_does_not_read_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no client any more, so nobody counts what waits for it."""
+    monkeypatch.setattr(sockets, "FLUSH_S", 0.2)
+    async with open_rig(tmp_path, "unix", options()) as rig:
+        silent = await rig.join(types=("*",), spaces=(SPACE,))
+        silent.wire.stop_reading()
+        speaker = await rig.join()
+        before = connections()
+        for _ in range(4):
+            await speaker.ask(NOTE, {"text": "x" * 500_000}, space=SPACE)
+        await silent.send("client_disconnect")
+        async with asyncio.timeout(WAIT_S):
+            while connections() == before:
+                await asyncio.sleep(0.01)
+
+
+def connections() -> int:
+    """That are open at the hub's side."""
+    found = psutil.Process().net_connections("unix")
+    return sum(str(one.laddr).endswith("/hub.sock") for one in found)
 
 
 @shows("garbage.json")

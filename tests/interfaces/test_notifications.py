@@ -23,7 +23,7 @@ from carrel.interfaces.notifications import (
     NotTold,
     find_desktop,
 )
-from tests.hub.rig import SPACE, HubRig, Peer, open_rig
+from tests.hub.rig import OTHER, SPACE, HubRig, Peer, open_rig
 
 WAIT_S = 30.0
 
@@ -108,9 +108,14 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-async def ask(agent: Peer, number: str) -> None:
+async def ask(agent: Peer, number: str, space: str = SPACE) -> None:
     payload = {"question": f"May I {number}?", "choices": ["yes", "no"]}
-    await agent.ask("buffer_user_question", payload, space=SPACE, id=number)
+    await agent.ask("buffer_user_question", payload, space=space, id=number)
+
+
+async def signal(agent: Peer, *texts: str) -> None:
+    said = [{"type": "buffer_taskspace_signal_user", "payload": {"message": t}} for t in texts]
+    await agent.ask("buffer_publish", {"messages": said}, space=SPACE)
 
 
 async def test_what_waits_for_a_person_is_sent_on(
@@ -177,6 +182,78 @@ async def test_nobody_is_there(rig: HubRig, tmp_path: Path) -> None:
         await ask(agent, "one")
         await until(lambda: failures)
     assert "cannot be reached" in failures[0][1]
+
+
+class Gated:
+    """A way on which what `SPACE` says stays until it is opened; notes what was told."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.told: list[Notice] = []
+        self.open = asyncio.Event()
+        self.fails = fails
+
+    async def tell(self, notice: Notice) -> None:
+        if notice["space"] == SPACE and self.fails is not None:
+            raise self.fails
+        if notice["space"] == SPACE:
+            await self.open.wait()
+        self.told.append(notice)
+
+    @property
+    def texts(self) -> list[str]:
+        return [one["text"] for one in self.told]
+
+
+async def test_a_flood_of_one_space_is_folded_and_keeps_no_other_waiting(
+    rig: HubRig, tmp_path: Path
+) -> None:
+    agent, other = await rig.agent(), await rig.join("agent", "other")
+    way, note = Gated(), tmp_path / "note"
+    async with telling(rig, note, way) as failures:
+        for start in range(0, 5000, 1000):
+            await signal(agent, *(f"flood {number}" for number in range(start, start + 1000)))
+        await ask(agent, "mine")
+        await ask(other, "honest", OTHER)
+        await until(lambda: way.told)
+        assert way.texts == ["May I honest?"]
+        way.open.set()
+        await until(lambda: "May I mine?" in way.texts)
+        place = await rig.hub.log.last_place()
+        await until(lambda: note.read_text() == str(place))
+    most = notifying.MOST_SIGNALS
+    assert way.texts[1 : most + 1] == [f"flood {number}" for number in range(most)]
+    assert [one["more"] for one in way.told if "more" in one] == [5000 - most]
+    assert f"{5000 - most} more" in way.told[-2]["text"] and failures == []
+
+
+@pytest.mark.parametrize("error", [NotTold("not now"), ValueError("embedded null byte")])
+async def test_what_fails_keeps_no_other_waiting(
+    rig: HubRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Neither another account's notices, nor another way."""
+    monkeypatch.setattr(notifying, "FIRST_PAUSE_S", WAIT_S)
+    agent, other = await rig.agent(), await rig.join("agent", "other")
+    failing, working = Gated(error), Gated()
+    working.open.set()
+    async with telling(rig, tmp_path / "note", failing, working):
+        await ask(agent, "one")
+        await ask(other, "two", OTHER)
+        await ask(agent, "three")
+        await until(lambda: len(working.told) == 3 and failing.told)
+        assert failing.texts == ["May I two?"]
+
+
+async def test_what_waits_is_told_after_a_restart(rig: HubRig, tmp_path: Path) -> None:
+    agent, other = await rig.agent(), await rig.join("agent", "other")
+    way, note = Gated(), tmp_path / "note"
+    async with telling(rig, note, way):
+        await ask(agent, "one")
+        await ask(other, "two", OTHER)
+        await until(lambda: way.told)
+    way = Gated()
+    way.open.set()
+    async with telling(rig, note, way):
+        await until(lambda: "May I one?" in way.texts)
 
 
 # The desktop

@@ -125,7 +125,7 @@ FAILED = "notice.failed"
 
 
 @asynccontextmanager
-async def notifying(settings: Settings, hub: HubServer) -> AsyncIterator[None]:
+async def notifying(settings: Settings, hub: HubServer, journal: Journal) -> AsyncIterator[None]:
     ways = _ways(settings)
     if not ways:
         yield
@@ -134,8 +134,12 @@ async def notifying(settings: Settings, hub: HubServer) -> AsyncIterator[None]:
     def failed(space_id: str, notice: dict[str, Any], why: str) -> None:
         hub.tell(space_id, FAILED, {"id": notice["id"], "why": why})
 
+    def account(space_id: str) -> str:
+        space = journal.get(space_id)
+        return space.counts_for if space is not None else space_id
+
     note = settings.data / "notified"
-    notifier = Notifier(hub.log, hub.keeper, note, ways, failed)
+    notifier = Notifier(hub.log, hub.keeper, note, ways, failed, account)
     hub.on_kept.append(notifier.ring)
     task = asyncio.create_task(notifier.run())
     try:

@@ -144,7 +144,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         open_store(settings.data / "carrel.db", durable=settings.durable, room=reserve) as store,
         open_messages(settings) as log,
         open_hub(settings, log, store, journal := Journal(store)) as hub,
-        notifying(settings, hub),
+        notifying(settings, hub, journal),
     ):
         recordings = FileRecordings(app.readers)
         services = _assemble(settings, app, Records(store, journal, hub, reserve), recordings)

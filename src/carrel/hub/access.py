@@ -39,10 +39,15 @@ class VisibleSpaces(Protocol):
 @dataclass(frozen=True)
 class Identity:
     """Who is at the other end, as the transport knows it: nothing in it was claimed.
-    `inside` is what speaks through a space's own socket."""
+    `inside` is what speaks through a space's own socket, and `account` whose space that is."""
 
     caller: Caller
     inside: bool = False
+    account: str = ""
+
+    @property
+    def counts_for(self) -> str:
+        return self.account or self.caller.account
 
     def consumer(self, name: str) -> str:
         """Under what a durable consumer of this name is kept: the same name of somebody else

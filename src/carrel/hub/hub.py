@@ -69,6 +69,9 @@ MAX_OPEN_SYSTEM = 32
 """Requests to the system of one client: each may make a whole space."""
 DELIVER_S = 0.002
 """Between two deliveries of what was said; the first after a pause goes at once."""
+MANY = 512
+"""Who leaves less unread than such a part of what an account may is not looked at: all of them
+together have no more."""
 MISSED = 3
 """Heartbeats that may be missed before a client counts as lost."""
 
@@ -92,6 +95,8 @@ class Options:
     rate: Rate = field(default_factory=lambda: Rate(5000.0, 10_000))
     most_waiting: int = 8 << 20
     """Bytes that a client may leave unread."""
+    most_of_account: int = 32 << 20
+    """… and all of one account together, inside and outside of its spaces."""
     keep: Keep = field(default_factory=Keep)
     sync: Sync = Sync.DISK
 
@@ -288,7 +293,17 @@ class HubServer:
             asyncio.get_running_loop().call_soon(self._flush, client)
 
     def _flush(self, client: Client) -> None:
-        if client.flush() > self.options.most_waiting and not client.closed:
+        waiting = client.flush()
+        if waiting > self.options.most_waiting:
+            self._cut_slow(client)
+        elif waiting > self.options.most_of_account // MANY:
+            account = client.identity.counts_for
+            found = [one for one in self._clients.values() if one.identity.counts_for == account]
+            if sum(one.sink.waiting() for one in found) > self.options.most_of_account:
+                self._cut_slow(max(found, key=lambda one: one.sink.waiting()))
+
+    def _cut_slow(self, client: Client) -> None:
+        if not client.closed:
             client.sink.close("slow_reader")
             self.gone(client, "slow_reader")
 

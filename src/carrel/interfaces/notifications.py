@@ -18,6 +18,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ TRIES = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Between two tries: a service that is restarted is back soon, one that is gone is not asked
 more often than that."""
+AT_ONCE_BY_WAY = 2
+"""Notices. Accounts take turns at them."""
+MOST_SIGNALS = 20
+"""Of one space that wait to be told; those beyond are told as one."""
 _log = logging.getLogger("carrel.notify")
 
 Notice = dict[str, Any]
@@ -58,16 +63,26 @@ class NoticeChannel(Protocol):
 
 
 class Notifier:
-    """`note` is the file in which it says how far it has come."""
+    """`note` is the file in which it says how far it has come. What one account has to say goes out
+    in order; accounts take turns, and none waits for another's tries."""
 
     def __init__(
-        self, log: HubLog, end: LogEnd, note: Path, ways: Sequence[NoticeChannel], failed: Failed
+        self,
+        log: HubLog,
+        end: LogEnd,
+        note: Path,
+        ways: Sequence[NoticeChannel],
+        failed: Failed,
+        account: Callable[[str], str] = str,
     ) -> None:
+        """`account` gives whose a space is."""
         self._log = log
         self._end = end
         self._note = note
-        self._ways = ways
+        self._ways = [(way, asyncio.Semaphore(AT_ONCE_BY_WAY)) for way in ways]
         self._failed = failed
+        self._account = account
+        self._lanes: dict[tuple[str, int], _Lane] = {}
         self._bell = asyncio.Event()
 
     def ring(self) -> None:
@@ -76,17 +91,25 @@ class Notifier:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        place = await self._begin()
-        while True:
-            self._bell.clear()
-            await self._end.settled()
-            found = await self._log.read(PlaceQuery(place, None, TYPES, BATCH))
-            for one in found:
-                await self._tell(one)
-                place = one.place
-                await asyncio.to_thread(self._write, place)
-            if not found:
-                await self._bell.wait()
+        place = noted = await self._begin()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._bell.clear()
+                await self._end.settled()
+                found = await self._log.read(PlaceQuery(place, None, TYPES, BATCH))
+                for one in found:
+                    self._take(one, tasks)
+                    place = one.place
+                # What waits is told again after a crash, with what came after it.
+                untold = [lane.waiting[0].place for lane in self._lanes.values()]
+                told = min([place, *(one - 1 for one in untold)])
+                if told != noted:
+                    # A full disk may have room the next time.
+                    with contextlib.suppress(OSError):
+                        await asyncio.to_thread(self._write, told)
+                        noted = told
+                if not found:
+                    await self._bell.wait()
 
     async def _begin(self) -> int:
         """What was there before anybody wanted to hear of it is not told."""
@@ -98,29 +121,97 @@ class Notifier:
             await asyncio.to_thread(self._write, place)
             return place
 
-    async def _tell(self, placed: Placed) -> None:
-        notice = _notice(placed)
-        await asyncio.gather(*(self._tell_by(way, placed.space_id, notice) for way in self._ways))
+    def _take(self, placed: Placed, tasks: asyncio.TaskGroup) -> None:
+        try:
+            notice = _notice(placed)
+        except (ValueError, KeyError, TypeError):
+            _log.warning("message %d of %s cannot be read", placed.seq, placed.space_id)
+            return
+        account = self._account(placed.space_id)
+        for number in range(len(self._ways)):
+            lane = self._lanes.get((account, number))
+            if lane is not None:
+                lane.add(_Waiting(placed.place, notice))
+                continue
+            lane = self._lanes[account, number] = _Lane()
+            lane.add(_Waiting(placed.place, notice))
+            tasks.create_task(self._serve(account, number))
 
-    async def _tell_by(self, way: NoticeChannel, space_id: str, notice: Notice) -> None:
+    async def _serve(self, account: str, number: int) -> None:
+        lane = self._lanes[account, number]
+        while lane.waiting:
+            await self._tell_by(*self._ways[number], lane.begin())
+            lane.waiting.popleft()
+            self._bell.set()
+        del self._lanes[account, number]
+
+    async def _tell_by(self, way: NoticeChannel, turns: asyncio.Semaphore, notice: Notice) -> None:
         pause_s, why = FIRST_PAUSE_S, ""
         for _ in range(TRIES):
             try:
-                await way.tell(notice)
+                async with turns:
+                    await way.tell(notice)
                 return
             except NotTold as error:
                 why = str(error)
                 if error.for_good:
                     break
+            except Exception as error:
+                # What a stranger wrote is not to end all notices.
+                why = f"{type(error).__name__}: {error}"
+                break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         _log.warning("a person could not be told: %s", why)
-        self._failed(space_id, notice, why)
+        self._failed(notice["space"], notice, why)
 
     def _write(self, place: int) -> None:
         draft = self._note.with_suffix(".new")
         draft.write_text(str(place))
         os.replace(draft, self._note)
+
+
+@dataclass
+class _Waiting:
+    """`more`: it stands for so many signals, of which it is the first place."""
+
+    place: int
+    notice: Notice
+    more: int = 0
+
+
+class _Lane:
+    """What one account has to say by one way, in order. The first is being told."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Waiting] = deque()
+        self._more: dict[str, _Waiting] = {}
+
+    def add(self, one: _Waiting) -> None:
+        space = one.notice["space"]
+        if one.notice["kind"] != "signal":
+            self.waiting.append(one)
+        elif (more := self._more.get(space)) is not None:
+            more.more += 1
+            more.notice = one.notice
+        else:
+            signals = [
+                of.notice["kind"] == "signal" for of in self.waiting if of.notice["space"] == space
+            ]
+            if sum(signals) >= MOST_SIGNALS:
+                one.more = 1
+                self._more[space] = one
+            self.waiting.append(one)
+
+    def begin(self) -> Notice:
+        """The first, which takes no more signals from now on."""
+        one = self.waiting[0]
+        if not one.more:
+            return one.notice
+        space = one.notice["space"]
+        del self._more[space]
+        text = f"… and {one.more} more. The log has them: carrel log {space}"
+        return {**one.notice, "text": text, "more": one.more}
 
 
 def _notice(placed: Placed) -> Notice:

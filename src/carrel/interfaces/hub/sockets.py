@@ -31,6 +31,11 @@ from carrel.interfaces.mcp import McpProcess
 
 HIGH_WATER = 1 << 18
 """Bytes that wait for the client before a replay pauses."""
+STALLED_S = 60.0
+"""For a client to read so much that little waits; one that is alive and reads needs far less."""
+FLUSH_S = 10.0
+"""From the end of a connection to its abort, if the client does not read the rest: nobody counts
+any more what waits for it."""
 
 
 class LineConnection(asyncio.Protocol):
@@ -47,6 +52,7 @@ class LineConnection(asyncio.Protocol):
         self._rest = bytearray()
         self._writable = asyncio.Event()
         self._writable.set()
+        self._stall: asyncio.TimerHandle | None = None
 
     # asyncio
 
@@ -103,9 +109,23 @@ class LineConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self._abort_in(STALLED_S)
 
     def resume_writing(self) -> None:
         self._writable.set()
+        if self._stall is not None and self._transport and not self._transport.is_closing():
+            self._stall.cancel()
+
+    def _abort_in(self, seconds: float) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+        self._stall = asyncio.get_running_loop().call_later(seconds, self._stalled)
+
+    def _stalled(self) -> None:
+        if self._connection is not None:
+            self._connection.closed("slow_reader")
+        if self._transport is not None:
+            self._transport.abort()
 
     def eof_received(self) -> bool:
         """Half a connection is none: who does not send heartbeats any more is gone."""
@@ -113,6 +133,8 @@ class LineConnection(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._transport = None
+        if self._stall is not None:
+            self._stall.cancel()
         if self._intake is not None:
             self._intake.close()
         self._writable.set()
@@ -139,6 +161,7 @@ class LineConnection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._transport.close()
+            self._abort_in(FLUSH_S)
 
 
 # The listener
@@ -196,7 +219,9 @@ class HubListener:
         caller = Caller(f"space:{space_id}", Scope(ScopeKind.SPACE, space_id))
         session = McpSession(space_id, str(folder), account, True, uid=owner.uid, gid=owner.gid)
         pace = self._paces.setdefault(account, Pace(SHARE, AT_ONCE_S))
-        self._open(folder, Identity(caller, inside=True), session, owner, pace, groups)
+        self._open(
+            folder, Identity(caller, inside=True, account=account), session, owner, pace, groups
+        )
 
     def _open(
         self,
