@@ -9,9 +9,10 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # The folders that hold Python today; benchmarks, adapters and examples may be left out of an archive.
 CODE := src tests $(patsubst %/,%,$(sort $(dir $(wildcard bench/*.py contrib/*/*.py examples/*.py))))
-# One more than there are cores, for tests wait now and then. Each worker mounts file systems and
-# starts sandboxes: more than eight only wait for the disk.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Twice as many as there are cores, for most tests wait as long as they work: for a process that
+# starts, a disk, an agent. Each worker mounts file systems and starts sandboxes: more than eight
+# only wait for the disk.
+WORKERS ?= $(shell expr $$(nproc) \* 2)
 TESTS ?=
 # The tests that try a sample by default, as they ask tests/sampling.py how much to try.
 SAMPLED = $(shell grep -rl --include='test_*.py' 'from tests.sampling import' tests)

@@ -1,18 +1,25 @@
-"""Running things as an ordinary user, from tests that run as root."""
+"""Running things as an ordinary user, from tests that run as root. Tests that are run again are
+forked from a process that has loaded what they load."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import multiprocessing
 import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.forking import forked
 from tests.sampling import EXHAUSTIVE, VARIABLE
 
 SOURCE = Path(__file__).resolve().parent.parent
@@ -28,6 +35,8 @@ PROBE_TIMEOUT_S = 30.0
 """An interpreter starts in a fraction of a second; the rest is for a loaded machine."""
 RUN_TIMEOUT_S = 100.0
 """Less than a test may take, so that its failure shows what the command had said."""
+
+_PR_SET_DUMPABLE = 4
 
 _PROBE = """
 import sys
@@ -82,6 +91,9 @@ def run_as(
         if EXHAUSTIVE:
             full[VARIABLE] = "1"
     full.update(env or {})
+    first = len(PYTEST)
+    if words[0] == sys.executable and tuple(words[1:first]) == PYTEST[1:]:
+        return _run_tests(account, words[3:], full, cwd, timeout)
     return _run(account, words, full, cwd, timeout)
 
 
@@ -135,6 +147,50 @@ def _run(
         check=False,
         **identity,
     )
+
+
+def _run_tests(
+    account: Account, words: list[str], env: dict[str, str], cwd: Path | str, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryFile() as said:
+        with Connection(os.dup(said.fileno()), readable=False) as output:
+            args = (account, words, env, str(cwd), output)
+            process = forked.Process(target=_become_tests, args=args)
+            process.start()
+        process.join(timeout)
+        code = process.exitcode
+        if code is None:
+            process.kill()
+            process.join()
+        process.close()
+        said.seek(0)
+        text = said.read().decode(errors="surrogateescape")
+    if code is None:
+        raise subprocess.TimeoutExpired(words, timeout, text)
+    return subprocess.CompletedProcess(words, code, text, "")
+
+
+def _become_tests(
+    account: Account, words: list[str], env: dict[str, str], cwd: str, output: Connection
+) -> None:
+    """As `_run` begins a process. What they fork in turn is not root's."""
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+    os.chdir(cwd)
+    if os.geteuid() == 0:
+        os.setgroups(())
+        os.setgid(account.gid)
+        os.setuid(account.uid)
+        # What it has in /proc would else stay root's, until it executes something.
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.dont_write_bytecode = True
+    tempfile.tempdir = None
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+    forkserver._forkserver._forkserver_address = None  # type: ignore[attr-defined]
+    forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    raise SystemExit(pytest.main(["-Wignore::pytest.PytestAssertRewriteWarning", *words]))
 
 
 def _is_mapped(number: int) -> bool:

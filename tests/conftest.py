@@ -28,13 +28,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is given more time than usual begins first: at the end, one worker would be alone
-    with it. What is only in the whole set is left out of a sample."""
+    """What takes long begins first: at the end, one worker would be alone with it. What is only in
+    the whole set is left out of a sample."""
     if not EXHAUSTIVE:
         items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    items.sort(key=lambda item: not _takes_long(item))
     for item in items:
         _name_group(item)
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    """It is given more time than usual, or may run whole files again as another user."""
+    more_time = item.get_closest_marker("timeout") is not None
+    return more_time or "ordinary_user" in getattr(item, "fixturenames", ())
 
 
 def _name_group(item: pytest.Item) -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from carrel.daemon import control
+from tests.accounts import Account
 from tests.etc import share_etc
 from tests.service.rig import leftovers
+from tests.trees.again import run_again
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,7 +34,7 @@ def blocks(file: Path) -> list[tuple[str, str]]:
 
 def test_there_are_examples() -> None:
     names = {file.name for file in FILES if blocks(file)}
-    assert {"README.md", "api.md"} <= names
+    assert {"README.md", "api.md", "tutorial.md"} <= names
 
 
 @pytest.fixture
@@ -71,3 +73,10 @@ def test_examples(file: Path, place: dict[str, str]) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    if file.name == "tutorial.md":
+        changed = Path(place["PWD"], "greet", "greet.py").read_text()
+        assert changed == 'def greet(name): return f"Hello, {name}!"\n'
+
+
+def test_the_tutorial_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    run_again(__file__, ordinary_user, data, "-k", "examples and tutorial")

@@ -133,6 +133,8 @@ async def test_a_turn_and_the_next_one(
     assert "HEY" in str(answers[1].payload["output"])
 
 
+# Claude's is stopped below; both are interrupted in the same way.
+@pytest.mark.parametrize("real", [CodexAcp, *beyond(ClaudeAgentAcp)], indirect=True, ids=name_of)
 async def test_it_is_interrupted_and_gone_on_with(
     real: DrivenFrontend, setup: AgentSetup, api: Standin, tmp_path: Path
 ) -> None:

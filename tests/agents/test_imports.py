@@ -121,6 +121,79 @@ def test_links_and_large_files_are_left_out(home: Path, tmp_path: Path) -> None:
     assert "skills/greet/huge: it is larger" in told
 
 
+def test_a_part_brings_nothing_else_of_the_folder_along(home: Path) -> None:
+    """By no name that is in it: somebody else may have written it."""
+    claude = home / ".claude"
+    skill = claude / "skills" / "greet"
+    put(claude, **{"commands__.hidden.md": "HIDDEN", "skills__.env": "HIDDEN"})
+    for name, leads in {
+        "history.md": "../../history.jsonl",
+        "talk.md": "../../projects/x/talk.jsonl",
+        "login.json": "../../.credentials.json",
+        "command.md": "../../commands/ship.md",
+        "env.md": "../.env",
+        "own.sh": "run.sh",
+    }.items():
+        (skill / name).symlink_to(leads)
+    os.link(claude / ".credentials.json", skill / "config.json")
+    (claude / "CLAUDE.md").unlink()
+    (claude / "CLAUDE.md").symlink_to("history.jsonl")
+    for with_keys in (False, True):
+        made = drafted("claude-code", home, with_keys=with_keys)
+        below = {path for path in made.imported.files if path.startswith("skills/")}
+        assert below == {"skills/greet/SKILL.md", "skills/greet/run.sh", "skills/greet/own.sh"}
+        assert "CLAUDE.md" not in made.imported.files and REFRESH not in str(made.imported)
+        told = "\n".join(made.left)
+        for name in ("history.md: it is a link", "config.json: it has another name", "CLAUDE.md"):
+            assert name in told, name
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ({"command": "srv", "args": ["--token", "hunter2"]}, "--token"),
+        ({"command": "srv", "args": ["--api-key=hunter2"]}, "api-key"),
+        ({"command": "sh", "args": ["-c", "TOKEN=hunter2 exec srv"]}, "TOKEN"),
+        ({"command": "sh", "args": ["-c", "exec srv --password 'hunter2' -v"]}, "--password"),
+        ({"command": "srv", "args": ["-H", "Authorization: Bearer hunter2"]}, "Authorization:"),
+        ({"command": "srv", "args": ["--header", "X-Api-Key:hunter2"]}, "X-Api-Key"),
+        ({"command": "srv", "args": ["https://hunter2@corp/"]}, "a password"),
+        ({"command": "SECRET=hunter2 srv"}, "SECRET"),
+        ({"url": "https://mcp.corp/sse?v=1&api_key=hunter2"}, "api_key"),
+        ({"url": "https://mcp.corp/sse?api_key=hunter2"}, "api_key"),
+        ({"url": "https://hunter2@mcp.corp/x"}, "a password"),
+        ({"url": "https://mcp.corp/x#access_token=hunter2"}, "access_token"),
+    ],
+)
+def test_keys_in_commands_and_addresses_are_found_by_their_names(
+    tmp_path: Path, said: Mapping[str, Any], where: str
+) -> None:
+    harmless = {"command": "srv", "args": ["--max-tokens", "9", "--key-file", "/k", "a=b", "-v"]}
+    servers = {"bad": said, "good": harmless, "far": {"url": "https://mcp.corp/x?version=1"}}
+    put(tmp_path, **{".claude.json": json.dumps({"mcpServers": servers})})
+    (tmp_path / ".claude").mkdir()
+    for with_keys in (False, True):
+        made = drafted("claude-code", tmp_path, with_keys=with_keys)
+        assert set(made.imported.servers) == {"good", "far"}
+        (told,) = (one for one in made.left if "MCP server bad" in one)
+        assert where in told and "hunter2" not in told
+
+
+def test_values_that_may_be_keys_are_copied_on_request_only(tmp_path: Path) -> None:
+    env = {"CONN": "Server=x;Password=hunter2", "DB": "postgres://hunter2@h/db", "MODE": "fast"}
+    headers = {"X-Custom": "hunter2", "Accept": "text/plain"}
+    servers = {"a": {"command": "srv", "env": env}, "b": {"url": "https://h/", "headers": headers}}
+    put(tmp_path, **{".claude.json": json.dumps({"mcpServers": servers})})
+    (tmp_path / ".claude").mkdir()
+    made = drafted("claude-code", tmp_path)
+    assert "hunter2" not in str(made.imported)
+    assert made.imported.servers["a"].env == {"MODE": "fast"}
+    assert made.imported.servers["b"].headers == {"Accept": "text/plain"}
+    assert any("CONN, DB" in one for one in made.left) and "X_CUSTOM" in str(made.left)
+    asked = drafted("claude-code", tmp_path, with_keys=True).imported
+    assert "hunter2" not in str(asked.servers) and len(asked.keys) == 3
+
+
 def test_broken_set_ups_import_what_they_can(tmp_path: Path) -> None:
     put(tmp_path / ".claude", **{"settings.json": "{", ".credentials.json": "[]", "CLAUDE.md": "x"})
     put(tmp_path, **{".claude.json": json.dumps({"mcpServers": {"a": 1, "b c": {}, "d": {}}})})
@@ -192,7 +265,9 @@ def test_claude_code_is_mine(carrel: Program, daemon: Daemon, standin: Standin) 
     assert REFRESH not in kept.read_text()
     (row,) = (one for one in carrel.json("agents")["frontends"] if one["name"] == "claude-code")
     assert row["imported"] and row["logged_in"]
-    space = made(carrel, "claude-code", "--env", f"ANTHROPIC_BASE_URL={standin.url}")
+    # The imported servers never answer, and each turn would wait for them.
+    env = ("--env", f"ANTHROPIC_BASE_URL={standin.url}", "--env", "MCP_TIMEOUT=500")
+    space = made(carrel, "claude-code", *env)
     script = "RUN sh -c '$CLAUDE_CONFIG_DIR/skills/greet/run.sh > made.txt'"
     carrel.good("send", space["id"], script, "--wait")
     carrel.good("send", space["id"], "more", "--wait", "--continue")

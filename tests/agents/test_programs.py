@@ -43,6 +43,36 @@ def test_its_own_folder_comes_before_path(tmp_path: Path) -> None:
     assert found.binds() == (str(tmp_path / "own" / "front" / "node_modules"),)
 
 
+def test_what_a_person_has_on_path(tmp_path: Path) -> None:
+    """Only where nobody else can put another program, and for the agent that it was found for."""
+    theirs, open_to_all = tmp_path / "theirs", tmp_path / "open"
+    mine = program(tmp_path / "mine" / "tool")
+    locator = Locator(tmp_path / "own", search="")
+    path = f"relative::{open_to_all}:{theirs}:{tmp_path}/none:{mine.parent}"
+    (open_to_all / "bin").mkdir(parents=True)
+    program(open_to_all / "tool").parent.chmod(0o777)
+    (theirs / "bin").mkdir(parents=True)
+    writable = program(theirs / "bin" / "tool")
+    writable.chmod(0o757)
+    (theirs / "tool").symlink_to(writable)
+    found = locator.on_path(path).find("front", "tool")
+    assert found is not None and found.path == mine
+    assert locator.on_path(str(theirs)).find("front", "tool") is None
+    assert locator.find("front", "tool") is None
+    locator.remember("front", path)
+    for one in (locator, locator.unasked(), Locator(tmp_path / "own", search="")):
+        found = one.find("front", "tool")
+        assert found is not None and found.path == mine
+        assert one.find("other", "tool") is None
+    mine.chmod(0o777)
+    assert locator.find("front", "tool") is None
+    assert not programs.is_owners(str(tmp_path / "none"))
+    if os.geteuid() == 0:
+        mine.chmod(0o755)
+        os.chown(mine, 1234, 1234)
+        assert locator.find("front", "tool") is None
+
+
 def test_where_the_login_shell_finds_it_comes_last(tmp_path: Path) -> None:
     """With the Node that a version manager has beside it, not the one that comes first."""
     node = tmp_path / "nvm" / "v22"

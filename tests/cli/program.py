@@ -41,6 +41,8 @@ class Program:
             "CARREL_DATA": str(data),
             "PYTHONUTF8": "1",
         }
+        # As most have it: written when there is enough of it.
+        self.env.pop("PYTHONUNBUFFERED", None)
 
     def __call__(
         self, *words: str, stdin: bytes = b"", env: Mapping[str, str] | None = None

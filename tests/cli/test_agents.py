@@ -44,6 +44,25 @@ def test_send_and_wait(carrel: Program, desk: str) -> None:
     assert " idle " in carrel.good("ls")
 
 
+def test_an_agent_on_the_callers_path(own_daemon: Daemon, project: Path) -> None:
+    """Also when the daemon was started before it was there, and by somebody with another PATH."""
+    carrel = Program(own_daemon.data, project)
+    folder = project.parent / "tools"
+    words = ("new", "--agent", "goose", "--name", "mine")
+    folder.mkdir()
+    (folder / "goose").write_text("#!/bin/sh\necho 1.2.3\n")
+    (folder / "goose").chmod(0o755)
+    assert "goose" in carrel.bad(None, *words)
+    mine = {"PATH": f"{folder}:{carrel.env['PATH']}"}
+    done = carrel(*words, env=mine)
+    assert (done.code, done.out) == (0, "mine\n"), done
+    assert carrel.good("exec", "mine", "--", str(folder / "goose")) == "1.2.3\n"
+    carrel.good("down")
+    (found,) = [one for one in carrel.json("agents")["frontends"] if one["name"] == "goose"]
+    assert (found["path"], found["version"]) == (str(folder / "goose"), "1.2.3")
+    carrel.good("rm", "mine")
+
+
 def test_the_exit_code_is_the_agents(carrel: Program, desk: str) -> None:
     done = carrel("send", desk, "fail so sad", "--wait")
     assert done.code == 1 and done.out == ""

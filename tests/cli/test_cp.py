@@ -61,6 +61,31 @@ def test_folders(carrel: Program, space: str, tmp_path: Path) -> None:
     assert found["target"] == "json" and found["bytes"] > 0 and found["skipped"] == []
 
 
+DEEP = """
+import os
+open("near", "w").write("x")
+os.mkfifo("pipe")
+for _ in range(80):
+    os.mkdir("d" * 250)
+    os.chdir("d" * 250)
+open("precious", "w").write("x")
+"""
+
+
+def test_what_cannot_be_copied_is_told(carrel: Program, tmp_path: Path) -> None:
+    """And counts as not copied out, as the rest does not; a pipe holds nothing that could be."""
+    carrel.good("new", "--empty", "--name", "deep")
+    carrel.good("exec", "deep", "--", "python3", "-c", DEEP)
+    done = carrel("cp", "deep:.", "out")
+    assert done.code != 0 and "not complete" in done.err and "nested deeper" in done.err
+    assert (tmp_path / "out" / "near").read_text() == "x"
+    refused = carrel("rm", "deep")
+    assert refused.code != 0 and "1 change " in refused.err
+    carrel.good("exec", "deep", "--", "sh", "-c", "rm -r d*")
+    carrel.good("cp", "deep:.", "again")
+    carrel.good("rm", "deep")
+
+
 def test_standard_streams(carrel: Program, space: str) -> None:
     data = os.urandom(500_000)
     carrel.good("cp", "-", f"{space}:bytes", stdin=data)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from carrel.cli.commands import COMMANDS, SECTIONS
-from carrel.cli.errors import exit_code
+from carrel.cli.errors import exit_code, report
 from carrel.client.problems import error_from
 from carrel.domain import errors
 from tests.cli.program import Program
@@ -51,6 +51,17 @@ def test_as_json(carrel: Program) -> None:
     assert found["detail"] and found["hint"]
     done = carrel("ls", "--nothing", "--json")
     assert json.loads(done.err)["code"] == "message_invalid"
+
+
+def test_text_of_others_steers_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also in a pipe: somebody may look at it later."""
+    message = "It said last:\n\x1b]0;title\x07\x1b[2J\u202ered\r"
+    assert report(errors.SetupFailed(message, hint="h\x1b[8m")) == exit_code(
+        errors.SetupFailed(message)
+    )
+    said = capfd.readouterr().err
+    assert said.startswith("carrel: It said last:\n\\x1b]0;title") and said.endswith("\n")
+    assert all(line.isprintable() for line in said.split("\n"))
 
 
 def test_every_code_has_an_exit_code_that_is_meant() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,8 +108,8 @@ def hijacked(tmp_path: Path) -> Path:
 def test_what_lies_in_the_current_folder_is_not_imported(
     carrel: Program, hijacked: Path, words: list[str]
 ) -> None:
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with carrel.start(*words, **streams) as process:
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    with carrel.start(*words, stderr=subprocess.STDOUT, **streams) as process:
         said, _ = process.communicate(timeout=TIMEOUT_S)
     assert not hijacked.exists() and process.returncode != 99, said
 

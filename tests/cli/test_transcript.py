@@ -364,6 +364,9 @@ def test_what_is_no_longer_kept(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("Bash", {"command": "make test", "description": "Tests"}, "Bash(make test)"),
         ("shell", {"command": "/bin/bash -lc 'ls -l'"}, "shell(ls -l)"),
+        ("shell", {"command": ["zsh", "-c", "ls -l"]}, "shell(ls -l)"),
+        ("shell", {"command": "./evil/bash -c 'ls -l'"}, "shell(./evil/bash -c 'ls -l')"),
+        ("shell", {"command": "/bin/../x/sh -c 'ls -l'"}, "shell(/bin/../x/sh -c 'ls -l')"),
         ("shell", {"command": ["ls", "a b"]}, "shell(ls 'a b')"),
         ("Read", {"file_path": "/workspace/a.py", "limit": 3}, "Read(/workspace/a.py)"),
         ("Grep", {"pattern": "TODO", "path": "src"}, "Grep(TODO in src)"),

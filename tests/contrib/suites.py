@@ -27,13 +27,13 @@ OPTIONS = [
 """None of the settings of Carrel's own tests, nor their fixtures: one takes CARREL_DATA away."""
 
 
-def check_suite(suite: str, gaps: Mapping[str, str], home: Path) -> None:
+def check_suite(suite: str, gaps: Mapping[str, str], home: Path, *words: str) -> None:
     """Runs the checks of a file here on a daemon of their own. Fails with the names of those that
-    failed, and with that of a gap that is none any more."""
+    failed, and with that of a gap that is none any more. `words` are for pytest."""
     if not (SUITES / ".setup").is_file():
         pytest.skip("not installed, as `make setup` said (network): the suites of peers")
     with fresh_daemon(listen=None) as daemon:
-        failed = _failing(daemon, suite, home)
+        failed = _failing(daemon, home, HERE / suite, *words)
         with Client(data=daemon.data, autostart=False) as client:
             assert list(client.spaces(states=["removed"])), "the suite used another daemon"
     new = {name: text for name, text in failed.items() if name not in gaps}
@@ -42,11 +42,11 @@ def check_suite(suite: str, gaps: Mapping[str, str], home: Path) -> None:
     assert set(failed) == set(gaps), "a known gap is none any more"
 
 
-def _failing(daemon: Daemon, suite: str, home: Path) -> dict[str, str]:
+def _failing(daemon: Daemon, home: Path, *words: str | Path) -> dict[str, str]:
     """The name of each that failed, with what it said."""
     report = home / "report.xml"
     ended = subprocess.run(
-        [PYTHON, "-m", "pytest", *OPTIONS, f"--junitxml={report}", HERE / suite],
+        [PYTHON, "-m", "pytest", *OPTIONS, f"--junitxml={report}", *words],
         cwd=home,
         env=_environment(daemon, home),
         capture_output=True,

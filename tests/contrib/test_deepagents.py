@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contrib.suites import check_suite
+from tests.accounts import Account
+from tests.contrib.suites import SUITE_S, check_suite
+from tests.sampling import whole_only
+from tests.trees.again import run_again
 
 NEWER = "deepagents itself, from 0.7 on, answers with absolute paths of files only."
 GAPS = {
@@ -20,8 +23,16 @@ GAPS = {
 }
 """`glob` and `write` are methods of deepagents that Carrel inherits; the newest tests are for those
 of 0.6, with which all of them pass."""
+SAMPLE = "not (test_grep or test_glob or test_edit or test_ls) or literal or single or lists_files"
+"""Likewise inherited are `grep`, `edit` and `ls`: one of each shows that what they run does run."""
 
 
 @pytest.mark.timeout(300)
 def test_the_suite(tmp_path: Path) -> None:
     check_suite("deepagents_suite.py", GAPS, tmp_path)
+
+
+@whole_only
+@pytest.mark.timeout(320)
+def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    run_again(__file__, ordinary_user, data, "-k", "the_suite", timeout_s=SUITE_S + 20)

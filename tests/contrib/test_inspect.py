@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contrib.suites import check_suite
+from tests.accounts import Account
+from tests.contrib.suites import SUITE_S, check_suite
+from tests.sampling import whole_only
+from tests.trees.again import run_again
 
 GAPS = {
     "test_exec_as_user": "It adds a user; a space has one, and no program in it may become another."
@@ -16,3 +19,9 @@ GAPS = {
 @pytest.mark.timeout(300)
 def test_the_suite(tmp_path: Path) -> None:
     check_suite("inspect_suite.py", GAPS, tmp_path)
+
+
+@whole_only
+@pytest.mark.timeout(320)
+def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    run_again(__file__, ordinary_user, data, "-k", "the_suite", timeout_s=SUITE_S + 20)

@@ -101,6 +101,9 @@ class TappedWire:
     async def close(self) -> None:
         await self._wire.close()
 
+    def stop_reading(self) -> None:
+        self._wire.stop_reading()
+
 
 class Speaker(Peer):
     """A client on a tapped wire. Fields that say nothing are left out."""

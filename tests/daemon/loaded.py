@@ -12,6 +12,7 @@ import carrel.cli.main
 import carrel.cli.program
 import carrel.daemon.main
 import carrel.daemon.server
+import tests.accounts
 import tests.cli.program
 import tests.daemon.forking
 from carrel.cli.commands import COMMANDS, load

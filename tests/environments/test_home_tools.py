@@ -10,8 +10,10 @@ import pytest
 
 from carrel.domain.environments import HomeTools
 from carrel.domain.errors import SpaceInvalid
-from carrel.environments.home_tools import ASKED, SECRETS, TABLE, HomeToolchains
+from carrel.environments import tool_secrets
+from carrel.environments.home_tools import ASKED, TABLE, HomeToolchains
 from carrel.environments.login_shell import LoginShell, PersonAccount
+from carrel.environments.tool_secrets import SECRETS
 from tests.environments.homes import fill, secret, tool
 
 
@@ -34,8 +36,15 @@ def shown(found: HomeTools) -> dict[str, list[str]]:
 
 def inside(found: HomeTools, path: Path) -> bool:
     """Whether a sandbox sees it."""
-    places = [Path(place) for tool in found.tools for place in tool.shown]
-    return any(path == place or place in path.parents for place in places)
+    around = {path, *path.parents}
+    places = {Path(place) for tool in found.tools for place in tool.shown}
+    return bool(around & places) and not around & set(map(Path, found.hidden))
+
+
+def settle(home: Path) -> None:
+    """Nothing in it has just changed."""
+    for path in (home, *home.rglob("*")):
+        os.utime(path, (1, 1), follow_symlinks=False)
 
 
 def test_by_the_table(home: Path) -> None:
@@ -121,14 +130,27 @@ def test_no_row_shows_what_is_secret(home: Path) -> None:
             ".local/share/uv/tools/x/uv-receipt.toml",
             ".sdkman/candidates/maven/3/conf/settings.xml",
         ),
+        *(".local/share/pipx/venvs/x/pipx_metadata.json", ".pyenv/plugins/x/.git/config"),
+        *(".asdf/plugins/x/.git/config", ".asdf/installs/nodejs/20/lib/node_modules/npm/npmrc"),
+        *(".sdkman/candidates/gradle/8/init.d/x.gradle", ".volta/tools/x/.aws/credentials"),
+        *(".sdkman/candidates/gradle/8/gradle.properties", ".local/share/pnpm/rc"),
+        *(".sdkman/candidates/maven/3/conf/settings-security.xml", ".volta/hooks.json"),
+        *(".local/share/pnpm/global/5/.modules.yaml", ".local/go/go.env"),
+        *(".bun/install/global/bunfig.toml", ".local/share/mise/plugins/x/.git/config"),
+        *(".pyenv/versions/3.12/pip.conf.bak", ".volta/tools/.npmrc~"),
+        "miniconda3/pkgs/x/info/repodata_record.json",
     ],
 )
 def test_settings_of_tools_are_not_shown(home: Path, path: str) -> None:
     """People put tokens there; what is beside them stays."""
     token = secret(home / path)
-    beside = tool(token.parent.parent / "bin" / "beside", "x")
-    for name in ("shims", "versions", "bin", "candidates", "installs", "envs"):
-        (home / path.split("/")[0] / name).mkdir(exist_ok=True)
+    hides = (".git", "pkgs", "init.d", ".aws", "activate.d", "condarc.d", "npm")
+    last = next((one for one in token.parents if one.name in hides), token)
+    beside = tool(last.parent / "lib" / "beside", "x")
+    top = home / "/".join(path.split("/")[: 3 if path.startswith(".local/share") else 1])
+    for name in ("shims", "versions", "bin", "candidates", "installs", "envs", "conda-meta"):
+        (top / name).mkdir(exist_ok=True)
+    tool(home / ".local" / "go" / "VERSION", "x")
     found = chains(home).find()
     assert inside(found, beside) and not inside(found, token)
 
@@ -139,9 +161,108 @@ def test_credentials_within_a_tool_are_left_out_and_all_else_stays(home: Path) -
     token = secret(node / "etc" / "npmrc")
     harmless = secret(node / "etc" / "other")
     found = chains(home).find()
-    assert not inside(found, token) and not inside(found, home / ".nvm")
+    assert not inside(found, token) and found.hidden == (str(token),)
     seen: Iterable[Path] = (harmless, node / "bin" / "nodetool", node.parent / "v9.0.0" / "bin")
     assert all(inside(found, path) for path in seen)
+
+
+URL = "https://ada:s3cr3t@index.corp/simple"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("miniconda3/envs/x/conda-meta/history", f"# cmd: conda install -c {URL}"),
+        ("miniconda3/envs/x/conda-meta/x.json", '{"url": "https://conda.corp/t/s3cr3t-1/ch/x"}'),
+        (
+            "miniconda3/envs/x/conda-meta/y.json",
+            f'{{"files": [{"0," * 200_000}0], "url": "{URL}"}}',
+        ),
+        (".volta/tools/inventory/registry.json", '{"token": "ghp_0123456789abcdefghij"}'),
+        (".pyenv/versions/3.12/lib/node_modules/.package-lock.json", f'{{"resolved": "{URL}"}}'),
+        (".pyenv/versions/3.12/src/x/y/z/a/b/settings.ini", "url = https://0123456789@git.corp/x"),
+        (".pyenv/versions/3.12/lib/python3.12/site-packages/distutils.cfg", f"index = {URL}"),
+        (".local/bin/deploy", "curl -H 'Authorization: Bearer ghp_0123456789abcdefghij'"),
+        (".nvm/alias/lts.ini.orig", "//h/:_authToken=abcdef"),
+        (".rustup/settings.toml", "-----BEGIN OPENSSH PRIVATE KEY-----"),
+    ],
+)
+def test_what_has_a_password_in_it_is_not_shown(home: Path, path: str, text: str) -> None:
+    fill(home)
+    (home / "miniconda3" / "envs").mkdir(parents=True)
+    token = secret(home / path)
+    (home / ".volta" / "bin").mkdir(parents=True, exist_ok=True)
+    beside = token.with_name(f"other-{token.name}")
+    for file in (token, beside):
+        file.write_text("pk_a_name_of_a_column = https://index.corp/simple git@corp: x@y\n")
+    settle(home)
+    toolchains = chains(home)
+    assert inside(toolchains.find(), token)
+    before = os.stat(token.parent)
+    token.write_text(text)
+    os.utime(token.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if token.parent.name != "conda-meta":
+        assert not inside(toolchains.find(), token)
+    # Also by a daemon that has not seen it harmless.
+    found = chains(home).find()
+    assert not inside(found, token) and inside(found, beside)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".nvm/versions/node/v20.1.0/etc/npmrc", ".pyenv/versions/3.99.0/pip.conf"),
+        *(".pyenv/versions/3.99.0/envs/x/.env", ".pyenv/plugins/x/.git/config"),
+        ".local/share/pipx/venvs/x/.condarc",
+    ],
+)
+def test_what_comes_later_is_not_shown_either(home: Path, path: str) -> None:
+    fill(home)
+    for folder in (home / path).parents:
+        if folder.name != ".git":
+            folder.mkdir(parents=True, exist_ok=True)
+    settle(home)
+    toolchains = chains(home)
+    earlier = toolchains.find()
+    token = secret(home / path)
+    assert inside(earlier, token)
+    assert not inside(toolchains.find(), token)
+    # Nor to a space that was made before, when it starts again.
+    later = toolchains.narrowed(earlier)
+    assert not inside(later, token) and inside(later, home / ".cargo" / "bin")
+    assert [one.env for one in later.tools] == [one.env for one in earlier.tools]
+    token.unlink()
+    assert inside(toolchains.find(), token) or ".git" in path
+
+
+def test_a_link_to_a_password_hides_what_it_leads_to(home: Path) -> None:
+    fill(home)
+    node = home / ".nvm" / "versions" / "node" / "v20.1.0"
+    token = secret(node / "etc" / "kept-elsewhere.txt")
+    (node / "etc" / "npmrc").symlink_to(token.name)
+    (node / "etc" / ".npmrc").symlink_to("/etc/passwd")
+    found = chains(home).find()
+    assert found.hidden == (str(token),)
+
+
+def test_a_folder_with_many_is_hidden_as_a_whole(home: Path) -> None:
+    fill(home)
+    for number in range(tool_secrets.MOST_IN_FOLDER + 1):
+        secret(home / ".nvm" / "cache" / f"{number}.json").write_text(f"url = {URL}")
+    secret(home / ".nvm" / "few" / ".npmrc")
+    found = chains(home).find()
+    assert set(found.hidden) == {f"{home}/.nvm/cache", f"{home}/.nvm/few/.npmrc"}
+
+
+def test_what_is_too_much_is_not_shown_unseen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_secrets, "MOST_FOLDERS", 6)
+    fill(home)
+    deep = home / ".volta" / "tools" / "a" / "b"
+    token = secret(deep / "c" / "d" / "e" / "f" / ".npmrc")
+    tool(home / ".volta" / "bin" / "volta", "volta")
+    found = chains(home).find()
+    assert inside(found, home / ".volta" / "bin") and not inside(found, token)
+    assert {one.name: one.partly for one in found.tools}["volta"]
 
 
 def test_links_and_folders_that_would_show_more(home: Path, tmp_path: Path) -> None:
@@ -163,7 +284,7 @@ def test_links_and_folders_that_would_show_more(home: Path, tmp_path: Path) -> N
     # A link of the person's own is followed, and shown at both paths.
     assert found["deno"] == sorted([f"{disk}/bin", f"{home}/.deno/bin"])
     assert not {"bun", "volta", "asdf", "rustup", "cargo"} & set(found)
-    assert not inside(tools, home / "private") and not inside(tools, home / ".nvm" / "more")
+    assert not inside(tools, home / "private")
     assert set(tools.tools[0].shown.values()) == {f"{home}/.pyenv"}
     assert "rustup" in shown(chains(home).find())
 

@@ -111,6 +111,38 @@ def test_somebody_elses_home_is_not_ones_own(tmp_path: Path) -> None:
         assert found is None or found.home != tmp_path
 
 
+def test_a_home_into_which_others_write_is_nobodys_own(tmp_path: Path) -> None:
+    for mode in (0o777, 0o1777, 0o757):
+        tmp_path.chmod(mode)
+        found = PersonAccount.own({"HOME": str(tmp_path)})
+        assert found is None or found.home != tmp_path
+    tmp_path.chmod(0o775)
+    own = PersonAccount.own({"HOME": str(tmp_path)})
+    assert own and own.home == tmp_path, "a group of one's own"
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 0, 12345)
+        found = PersonAccount.own({"HOME": str(tmp_path)})
+        assert found is None or found.home != tmp_path
+
+
+@pytest.mark.parametrize("name", [".bash_profile", ".zshenv", ".config/fish/conf.d", ".config"])
+@pytest.mark.parametrize("how", ["owner", "mode"])
+def test_start_files_of_others_are_not_run(home: Path, name: str, how: str) -> None:
+    (home / ".bashrc").write_text("printf x >> ~/count\n")
+    assert asked(home).variables() and started(home) == 1
+    theirs = home / name
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.touch()
+    if how == "mode":
+        theirs.chmod(0o757)
+    elif os.geteuid() == 0:
+        os.chown(theirs, 12345, 12345)
+    else:
+        pytest.skip("only root gives files away")
+    (home / ".bashrc").write_text("printf yy >> ~/count\n")
+    assert not asked(home).variables() and started(home) == 1
+
+
 def test_what_is_watched(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("x")
     paths = [str(tmp_path / name) for name in ("there", "a/b/c", "sdk/go*")]

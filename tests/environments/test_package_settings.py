@@ -10,7 +10,7 @@ import pytest
 from carrel.domain.environments import PackageSettings
 from carrel.environments.home_tools import HomeToolchains
 from carrel.environments.login_shell import PersonAccount
-from carrel.environments.package_settings import PackageManagers, without_password
+from carrel.environments.package_settings import NOBODY, PackageManagers, without_password
 
 SECRET = "s3cr3t"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -200,10 +200,84 @@ def test_what_changes_is_seen(home: Path) -> None:
         ("https://${TOKEN}@h/", ""),
         ("/opt/wheels", "/opt/wheels"),
         ("ssh://git:p@h/x", "ssh://h/x"),
+        ("https:///a:b@h/x", ""),
+        ("https:/a:b@h/x", ""),
+        ("sparse+https:///a:b@h/x", ""),
+        ("https:////a:b@h/x", ""),
+        ("///a:b@h/x", ""),
+        ("https://a:12/b@h/x", ""),
+        ("https://a:12/@b@h/x", ""),
+        ("a:12/b@proxy:1", ""),
+        ("https://h/@scope/simple", "https://h/@scope/simple"),
+        ("file:///srv/a@b", "file:///srv/a@b"),
+        ("/srv/a@b", "/srv/a@b"),
     ],
 )
 def test_passwords_in_addresses(url: str, bare: str) -> None:
     assert without_password(url) == bare
+
+
+def test_no_public_index_takes_the_place_of_one_that_cannot_be_passed(home: Path) -> None:
+    bad, token = f"https://ada:1/{SECRET}@corp.example.com/", "ghp_0123456789abcdefghij"
+    for name, text in {
+        ".config/pip/pip.conf": f"[global]\nindex-url = {bad}\nproxy = {bad}\n",
+        ".config/uv/uv.toml": f'index-url = "https://corp.example.com/{token}/"\n',
+        ".npmrc": f"registry={bad}\n@b:registry=https:///a:{SECRET}@h/\n",
+        ".cargo/config.toml": f'[registries.corp]\nindex = "sparse+https:/a:{SECRET}@h/"\n',
+    }.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    settings = found(home, PIP_EXTRA_INDEX_URL=bad, HTTPS_PROXY=bad)
+    assert SECRET not in str(settings) and token not in str(settings)
+    assert f"index-url = {NOBODY}\n" in settings.files[".config/pip/pip.conf"]
+    assert "proxy" not in settings.files[".config/pip/pip.conf"]
+    assert f"registry={NOBODY}\n@b:registry={NOBODY}\n" in settings.files[".npmrc"]
+    assert settings.env == {"PIP_EXTRA_INDEX_URL": NOBODY}
+    for name in (".config/uv/uv.toml", ".cargo/config.toml"):
+        assert NOBODY in settings.files[name]
+    assert f"an address in npm registry, in place of which there is {NOBODY}" in settings.withheld
+    assert "the password in HTTPS_PROXY" in settings.withheld
+
+
+def test_words_beside_addresses_and_names_of_tables(home: Path) -> None:
+    (home / ".cargo").mkdir()
+    (home / ".npmrc").write_text(
+        f"registry=https://h/ ; old token a/{SECRET}\n//a:{SECRET}@h/:_authToken=x\n"
+        f"//https://a:{SECRET}@h/:_authToken=x\n"
+    )
+    (home / ".pip").mkdir()
+    (home / ".pip" / "pip.conf").write_text(
+        f"[global]\nextra-index-url = https://h/ ; {SECRET} https://i/\n"
+    )
+    (home / ".cargo" / "config.toml").write_text(
+        f"""[source."git+https://ada:{SECRET}@h/x.git?branch=main"]
+replace-with = "corp"
+[source."https://{SECRET}@h/index"]
+replace-with = "corp"
+[source."https://h/index"]
+replace-with = "corp"
+"""
+    )
+    settings = found(home)
+    assert SECRET not in str(settings) and SECRET in str(found(home, credentials=True))
+    assert "registry=https://h/\n" in settings.files[".npmrc"]
+    assert "extra-index-url = https://h/ https://i/\n" in settings.files[".config/pip/pip.conf"]
+    cargo = tomllib.loads(settings.files[".cargo/config.toml"])
+    assert cargo == {"source": {"https://h/index": {"replace-with": "corp"}}}
+
+
+def test_certificates_that_become_keys_are_shown_no_longer(home: Path) -> None:
+    folder = home / "authorities"
+    folder.mkdir()
+    for path in (home / "ca.pem", folder / "one.pem"):
+        path.write_text(CERTIFICATE)
+    (home / ".npmrc").write_text(f"cafile={home}/ca.pem\n")
+    asked = managers(home, {"SSL_CERT_DIR": str(folder)})
+    assert set(asked.settings().shown) == {f"{home}/ca.pem", str(folder)}
+    (home / "ca.pem").write_text(CERTIFICATE + KEY)
+    assert set(asked.settings().shown) == {str(folder)}
+    (folder / "one.pem").write_text(CERTIFICATE + KEY)
+    assert not asked.settings().shown
 
 
 @pytest.mark.parametrize(

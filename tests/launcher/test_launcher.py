@@ -45,6 +45,16 @@ def _pid(launcher: Launcher) -> int:
     return int(launcher.call("hello", {}, [])[0]["pid"])
 
 
+def test_it_loads_little() -> None:
+    """Each command is a fork of it: a page more of memory is one more to be copied each time."""
+    package = str(Path(wire.__file__).parents[2])
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import carrel.launcher.start\n"
+    script += "print(*sys.modules)"
+    words = [sys.executable, "-I", "-S", "-c", script, package]
+    loaded = subprocess.run(words, capture_output=True, text=True, check=True, timeout=WAIT_S)
+    assert not {"dataclasses", "inspect", "pathlib", "urllib"} & set(loaded.stdout.split())
+
+
 def test_many_starts_at_once_make_one_launcher(data: Path) -> None:
     launchers = [Launcher(data) for _ in range(8)]
     found: list[int] = []

@@ -20,7 +20,7 @@ from carrel.domain.ids import new_id
 from carrel.domain.runtimes import ExitReason, LocalRun, Sandbox
 from carrel.launcher import control
 from carrel.linux import cgroupfs, processes
-from carrel.linux.cgroupfs import freeze_group, is_frozen
+from carrel.linux.processes import freeze_group, is_frozen
 from carrel.runtimes.limits.cgroups import Cgroups, Survey
 from tests.accounts import PYTEST, SOURCE, Account, run_as
 from tests.conformance.runtime_rig import RUNTIMES, WAIT_S, Rig, finish, open_rig

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import json
 import mmap
 import platform
 import re
@@ -18,9 +16,9 @@ from carrel.linux.libc import HIGHEST, NUMBERS
 from carrel.linux.seccomp import (
     ALLOW,
     AUDIT_ARCH,
+    ArgumentTest,
     FilterPolicy,
     SyscallRule,
-    Test,
     compile_filter,
     errno_action,
 )
@@ -52,7 +50,7 @@ def expected(policy: FilterPolicy, machine: str, number: int, arguments: list[in
 
 _values = st.integers(0, 15)
 _tests = st.builds(
-    Test,
+    ArgumentTest,
     argument=st.integers(0, 5),
     values=st.lists(_values, min_size=1, max_size=6).map(tuple),
     mask=st.sampled_from([0xFFFFFFFF, 0xF, 0x3]),
@@ -65,7 +63,7 @@ _rules = st.builds(
     action=st.integers(1, 4000).map(errno_action),
     when=st.lists(_tests, max_size=3).map(tuple),
 )
-_policies = st.builds(FilterPolicy, rules=st.lists(_rules, max_size=60).map(tuple))
+_policies = st.lists(_rules, max_size=60).map(lambda rules: FilterPolicy(tuple(rules)))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -95,7 +93,9 @@ def test_compiled_code_says_what_the_policy_says(
 def test_jumps_beyond_255_instructions() -> None:
     values = tuple(range(200))
     rules = tuple(
-        SyscallRule("ioctl", errno_action(1 + place), (Test(0, values), Test(1, (place,))))
+        SyscallRule(
+            "ioctl", errno_action(1 + place), (ArgumentTest(0, values), ArgumentTest(1, (place,)))
+        )
         for place in range(4)
     )
     policy = FilterPolicy(rules + tuple(SyscallRule(name, REFUSED) for name in NUMBERS["x86_64"]))
@@ -119,14 +119,13 @@ def test_what_cannot_be_compiled() -> None:
         compile_filter(DEFAULT, "vax")
     with pytest.raises(ValueError, match="no_such_call"):
         compile_filter(FilterPolicy((SyscallRule("no_such_call", REFUSED),)), "x86_64")
-    endless = SyscallRule("ioctl", REFUSED, (Test(0, tuple(range(5000))),))
+    endless = SyscallRule("ioctl", REFUSED, (ArgumentTest(0, tuple(range(5000))),))
     with pytest.raises(ValueError, match="instructions"):
         compile_filter(FilterPolicy((endless,)), "x86_64")
 
 
-def test_compiled_once_and_sayable_in_json() -> None:
+def test_compiled_once() -> None:
     assert compile_filter(DEFAULT, "x86_64") is compile_filter(DEFAULT, "x86_64")
-    assert json.loads(json.dumps(dataclasses.asdict(DEFAULT)))["default"] == ALLOW
 
 
 @pytest.mark.parametrize(
@@ -162,8 +161,10 @@ def test_the_kernel_takes_it_and_does_as_it_says() -> None:
     getppid = {"x86_64": 110, "aarch64": 173}[platform.machine()]
     policy = FilterPolicy(
         (
-            SyscallRule("keyctl", errno_action(77), (Test(0, (5, 6)), Test(1, (0,), mask=2))),
-            SyscallRule("keyctl", errno_action(78), (Test(0, (5,)),)),
+            SyscallRule(
+                "keyctl", errno_action(77), (ArgumentTest(0, (5, 6)), ArgumentTest(1, (0,), mask=2))
+            ),
+            SyscallRule("keyctl", errno_action(78), (ArgumentTest(0, (5,)),)),
         )
     )
     keyctl = NUMBERS[platform.machine()]["keyctl"]

@@ -11,9 +11,9 @@ import sys
 
 from carrel.linux import libc
 from carrel.linux.seccomp import (
+    ArgumentTest,
     FilterPolicy,
     SyscallRule,
-    Test,
     compile_filter,
     errno_action,
     install,
@@ -25,8 +25,8 @@ _ABSENT = errno_action(errno.ENOSYS)
 
 RULES = {
     "namespaces": (
-        SyscallRule("unshare", _DENIED, (Test(0, (0,), mask=_NAMESPACES, negate=True),)),
-        SyscallRule("clone", _DENIED, (Test(0, (0,), mask=_NAMESPACES, negate=True),)),
+        SyscallRule("unshare", _DENIED, (ArgumentTest(0, (0,), mask=_NAMESPACES, negate=True),)),
+        SyscallRule("clone", _DENIED, (ArgumentTest(0, (0,), mask=_NAMESPACES, negate=True),)),
         SyscallRule("setns", _DENIED),
         SyscallRule("clone3", _ABSENT),
     ),

@@ -16,7 +16,7 @@ from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space
 from carrel.service.family import Child
 from tests.accounts import Account
-from tests.environments.homes import fill, tool
+from tests.environments.homes import fill, secret, tool
 from tests.service.rig import family_of, make, opened, request, run
 from tests.trees.again import run_again
 
@@ -115,6 +115,27 @@ async def test_who_sees_them(services: Services, home: Path, data: Path, tmp_pat
         assert ("seen" in got, "of-cargo" in got) == (sees, sees) and "of-deno" not in got
 
 
+@pytest.mark.parametrize("runtime", ["bubblewrap", "landlock"])
+async def test_settings_that_come_later_are_hidden_at_the_next_start(
+    services: Services, home: Path, tmp_path: Path, runtime: str
+) -> None:
+    # In landlock, the space's user walks there by itself.
+    home.chmod(0o711)
+    space = await make(services, tmp_path, runtime=runtime)
+    node = home / ".nvm" / "versions" / "node" / "v20.1.0"
+    (node / "etc").mkdir(mode=0o755)
+    token = secret(node / "etc" / "npmrc")
+    secret(home / ".nvm" / ".git" / "config")
+    # As root, nobody else gets there: it needs no mask, and can have none.
+    secret(home / ".nvm" / "private" / ".npmrc").parent.chmod(0o700)
+    (node / "bin" / "current").symlink_to("nodetool")
+    script = f"cat {token} {home}/.nvm/.git/config {home}/.nvm/private/.npmrc; {node}/bin/current"
+    for later in (await make(services, tmp_path, runtime=runtime), space):
+        assert await says(services, later, f"({script}) 2>/dev/null") == "of-node-v20.1.0\n"
+        await services.spaces.restart(LOCAL, space.space_id)
+    await services.spaces.verify(LOCAL, space.space_id)
+
+
 async def test_they_are_recorded_with_the_space(home: Path, data: Path, tmp_path: Path) -> None:
     shown = home / "extra"
     shown.mkdir(mode=0o755)
@@ -167,4 +188,4 @@ async def test_landlock_reads_them_too(services: Services, home: Path, tmp_path:
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data, "-k", "tools_run or recorded")
+    run_again(__file__, ordinary_user, data, "-k", "tools_run or recorded or next_start")

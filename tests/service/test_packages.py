@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from carrel.api.types.runs import RunBody, RunListQuery, SignalBody
 from carrel.app.service import Services
 from carrel.config import parse_settings
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.agents import TurnRequest
 from carrel.domain.environments import NO_SETTINGS
-from carrel.domain.errors import Forbidden, NameTaken, SetupFailed, SpaceInvalid
+from carrel.domain.errors import (
+    Forbidden,
+    NameTaken,
+    SetupFailed,
+    SpaceInvalid,
+    SpaceNotFound,
+    StateConflict,
+)
+from carrel.domain.instances import InstanceRequest, Server
 from carrel.domain.projects import Project, ProjectKind
-from carrel.domain.runtimes import Network
-from carrel.domain.spaces import Space, SpaceRequest
+from carrel.domain.runtimes import Command, Network
+from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
 from carrel.service.family import Child
+from carrel.service.spaces import SpaceChanges
 from tests.accounts import Account
 from tests.environments.registries import TARBALL, Registry, serving
 from tests.environments.test_package_settings import CERTIFICATE
-from tests.service.rig import family_of, leftovers, make, opened, request, run
+from tests.service.rig import RUN_S, family_of, leftovers, make, opened, request, run
 from tests.trees.again import run_again
 from tests.trees.git.repositories import make_repository
 
@@ -185,6 +197,81 @@ async def test_a_set_up_that_fails_leaves_nothing(
         await make(services, tmp_path, run_setup=True)
     assert services.journal.all() == [] and leftovers(data / "data") == []
     assert not (data / "data" / "setups").exists()
+
+
+SLOW = '{"image": "x", "postCreateCommand": "mkfifo pipe; read go < pipe; rm pipe; echo > made"}'
+
+
+async def setting_up(services: Services) -> Space:
+    """The space in which set-up commands run, when the first has begun."""
+    async with asyncio.timeout(RUN_S):
+        while True:
+            found = [one for one in services.journal.all() if one.setting_up]
+            if found and found[0].state is SpaceState.RUNNING:
+                return found[0]
+            await asyncio.sleep(0.01)
+
+
+async def test_nobody_works_where_a_project_is_set_up(
+    services: Services, data: Path, tmp_path: Path
+) -> None:
+    """What is there, others begin with: neither a token, nor the owner, nor what runs in it."""
+    (tmp_path / ".devcontainer.json").write_text(SLOW)
+    labels = {"team": "blue"}
+    making = asyncio.create_task(make(services, tmp_path, run_setup=True, labels=labels))
+    space = await setting_up(services)
+    own, spaces, runs = space.space_id, services.spaces, services.operations.runs
+    assert (await spaces.list(TENANT, SpaceQuery())).total == 0 and not space.labels
+    with pytest.raises(SpaceNotFound):
+        await spaces.get(TENANT, own)
+    body = RunBody(argv=("touch", "evil"))
+    (run_id,) = (one.id for one in (await runs.list(LOCAL, own, RunListQuery())).runs)
+    server = InstanceRequest(Server("small", ("true",)), space_id=own)
+    for caller in (LOCAL, Caller("tk_2", Scope(ScopeKind.SPACE, own))):
+        for door in (
+            runs.begin(caller, own, body),
+            runs.signal(caller, run_id, SignalBody(signal="KILL")),
+            spaces.update(caller, own, SpaceChanges(labels=labels)),
+            spaces.stop(caller, own),
+            spaces.restart(caller, own),
+            spaces.start(caller, own),
+            spaces.verify(caller, own),
+            services.files.use(caller, own, id, writes=True),
+            services.files.unpack(caller, own, BytesIO(), "."),
+            services.turns.start(caller, own, TurnRequest("scripted", "x")),
+            services.instances.start(caller, server),
+            family_of(services).spawn(own, Child()),
+        ):
+            with pytest.raises(StateConflict, match="set up"):
+                await door
+    await services.runs.start(
+        own, Command(("sh", "-c", "until [ -p pipe ]; do :; done; echo > pipe"))
+    )
+    made = await making
+    assert made.labels == labels and not made.setting_up
+    later = await make(services, tmp_path, run_setup=True)
+    assert later.base_id == made.base_id
+    assert await says(services, later, "ls") == "made\n"
+
+
+async def test_a_set_up_can_be_given_up(services: Services, data: Path, tmp_path: Path) -> None:
+    (tmp_path / ".devcontainer.json").write_text(SLOW)
+    making = asyncio.create_task(make(services, tmp_path, run_setup=True))
+    space = await setting_up(services)
+    await services.spaces.remove(LOCAL, space.space_id, force=True)
+    with pytest.raises(SetupFailed):
+        await making
+    assert services.journal.all() == [] and leftovers(data / "data") == []
+
+
+async def test_what_has_ended_stays_so_until_it_is_kept(services: Services, tmp_path: Path) -> None:
+    space = await make(services, tmp_path)
+    async with services.spaces.at_rest(space.space_id) as rested:
+        assert rested.state is SpaceState.STOPPED
+        starting = asyncio.create_task(services.spaces.start(LOCAL, space.space_id))
+        done, _ = await asyncio.wait({starting}, timeout=0.1)
+        assert not done
+    assert (await starting).state is SpaceState.READY
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from carrel.domain.errors import (
     PathNotFound,
     PathWrongKind,
 )
+from carrel.domain.tar import TarReader
 from carrel.domain.trees import Skipped, Tree
 from carrel.trees import archives
 from carrel.trees.archives import archive
@@ -45,6 +47,14 @@ def names(rig: Rig, tree: Tree, path: str = ".") -> list[str]:
         return tar.getnames()
 
 
+def left_out(content: bytes) -> str:
+    """What the archive says that it lacks."""
+    reader = TarReader(io.BytesIO(content))
+    for _ in reader:
+        pass
+    return reader.left_out
+
+
 def test_whole_trees(any_rig: Rig, tmp_path: Path) -> None:
     """As programs made it, read by GNU tar."""
     tree = any_rig.tree(any_rig.base_of(make_project(tmp_path / "project")))
@@ -52,6 +62,7 @@ def test_whole_trees(any_rig: Rig, tmp_path: Path) -> None:
     skipped: list[Skipped] = []
     content = b"".join(archive(any_rig.driver, tree, on_skip=skipped.append))
     assert {one.path for one in skipped} == {"fifo", "socket"}
+    assert left_out(zstandard.ZstdDecompressor().decompressobj().decompress(content)) == ""
     assert len(content) < 2_000_000
     target = tmp_path / "target"
     target.mkdir()
@@ -176,6 +187,7 @@ def test_what_changes_while_it_is_read(copy_rig: Rig, tree: Tree) -> None:
 
     copy_rig.act(tree, disturb)
     content += b"".join(stream)
+    assert left_out(content) == "'a' was cut short while it was read; the rest is zeros"
     with opened(content) as tar:
         found = {member.name: member for member in tar.getmembers()}
         assert set(found) == {"a", "c", "d", "last"}
@@ -300,6 +312,7 @@ def test_deeper_than_paths(copy_rig: Rig, tree: Tree) -> None:
         found = tar.getnames()
     assert len(found) == 82 and found[-1] == "z"
     assert [one.why for one in skipped] == ["is nested deeper than a path can be long"]
+    assert left_out(content) == f"'{'n' * 80}...' is nested deeper than a path can be long"
 
 
 def test_memory(copy_rig: Rig, tree: Tree) -> None:

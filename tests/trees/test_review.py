@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import subprocess
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from carrel.trees.folders import Root
-from carrel.trees.git.history import (
-    Effort,
-    HistoryUnread,
-    ObjectStore,
-    TreeGitFiles,
-    new_commits,
-)
+from carrel.trees.git.history import new_commits
+from carrel.trees.git.object_store import Effort, HistoryUnread, ObjectStore, TreeGitFiles
 from carrel.trees.ignored import IgnoredFiles
 
 GIT_S = 60.0
@@ -75,6 +72,50 @@ def test_ignored_as_git_has_it(repository: Path) -> None:
         assert own.has("plain") and not own.has("force.log") and not own.has("keep.log.not")
 
 
+def test_ignored_by_the_nearest_repository(repository: Path, tmp_path: Path) -> None:
+    """Its rules and its index, also of a submodule. Where the index cannot be read nothing is."""
+    write(repository, ".gitignore", "vendor/\nbuild/\nlib/*.o\n")
+    for path in ("build/forced", "build/other", "lib/a.o", "vendor/lib/.gitignore"):
+        write(repository, path, "out/\n")
+    for path in ("vendor/plain/x", "vendor/lib/code", "vendor/lib/out/forced", "vendor/lib/out/x"):
+        write(repository, path)
+    git(repository, "add", "-f", "build/forced")
+    git(repository, "init", "-q", "vendor/lib")
+    git(repository / "vendor/lib", "add", "-f", "code", "out/forced")
+    wanted = {"build/other", "lib/a.o", "vendor/plain/x", "vendor/lib/out/x"}
+    paths = {"build/forced", "vendor/lib/code", "vendor/lib/new", "vendor/lib/out/forced", *wanted}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    def ignored() -> set[str]:
+        with Root.at(repository) as root, Root.at(empty) as nothing:
+            found = IgnoredFiles(TreeGitFiles(root), TreeGitFiles(nothing), b"")
+            return {path for path in paths if found.has(path)}
+
+    assert ignored() == wanted
+    (repository / "vendor/lib/.git").rename(repository / ".git/modules")
+    write(repository, "vendor/lib/.git", "gitdir: ../../.git/modules\n")
+    assert ignored() == wanted
+    git(repository, "update-index", "--split-index")
+    write(repository, "build/second")
+    git(repository, "add", "-f", "build/second")
+    assert ignored() == wanted, "in two files"
+    index = repository / ".git/index"
+    data = index.read_bytes()
+    index.write_bytes(data[:-1] + b"x")
+    assert ignored() == {"vendor/lib/out/x"}
+    index.unlink()
+    index.symlink_to("elsewhere")
+    assert ignored() == {"vendor/lib/out/x"}
+    for shared in (repository / ".git").glob("sharedindex.*"):
+        shared.unlink()
+    index.unlink()
+    index.write_bytes(data)
+    assert ignored() == {"vendor/lib/out/x"}
+    index.unlink()
+    assert ignored() == {*wanted, "build/forced"}
+
+
 def test_rules_without_end_hide_nothing_and_take_no_time(repository: Path) -> None:
     write(repository, ".gitignore", "*\n" * 300_000)
     write(repository, "sub/.gitignore", "*a*a*a*a*a*a*b\n" * 900 + "!x\n")
@@ -98,11 +139,16 @@ def found_commits(now: Path, before: Path, effort: Effort | None = None) -> list
         return [(commit.oid, commit.subject) for commit in made]
 
 
-def test_commits_that_were_made(repository: Path, tmp_path: Path) -> None:
+def copied(folder: Path) -> Path:
+    before = folder.with_name("before")
+    subprocess.run(["cp", "-a", folder, before], check=True, timeout=GIT_S)
+    return before
+
+
+def test_commits_that_were_made(repository: Path) -> None:
     for number in range(3):
         commit(repository, f"old {number}")
-    before = tmp_path / "before"
-    subprocess.run(["cp", "-a", repository, before], check=True, timeout=GIT_S)
+    before = copied(repository)
     assert found_commits(repository, before) == []
     git(repository, "checkout", "-q", "-b", "side", "HEAD~1")
     side = commit(repository, "on a side")
@@ -118,6 +164,7 @@ def test_commits_that_were_made(repository: Path, tmp_path: Path) -> None:
     # As references and objects are after git has tidied up, deltas included.
     for number in range(40):
         commit(repository, "x" * 500 + f" {number}")
+    git(repository, "remote", "add", "origin", "https://forge.invalid/x.git")
     git(repository, "update-ref", "refs/remotes/origin/main", "HEAD~5")
     git(repository, "gc", "-q", "--aggressive", "--prune=now")
     wanted = git(repository, "rev-list", "main", "side", "--not", "main~41", "origin/main")
@@ -136,15 +183,164 @@ def test_what_is_no_repository(repository: Path, tmp_path: Path) -> None:
     bomb = zlib.compress(b"commit 9\0" + bytes(50 << 20))
     for content in (b"", b"not zlib", zlib.compress(b"blob 1\0x"), bomb):
         loose.write_bytes(content)
-        assert found_commits(repository, empty) == []
+        with pytest.raises(HistoryUnread):
+            found_commits(repository, empty)
     loose.unlink()
     os.mkfifo(loose)
-    (repository / ".git/refs/heads/loop").symlink_to("loop")
     (repository / ".git/packed-refs").write_bytes(b"\xff" * 1000)
     (repository / ".git/objects/pack/pack-1.idx").write_bytes(b"\xfftOc\0\0\0\2" + b"\xff" * 2000)
-    assert found_commits(repository, empty) == []
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty)
     with Root.at(repository) as root, ObjectStore(TreeGitFiles(root), ".git", Effort()) as store:
-        assert not store.has(b"0" * 64) and store.read(b"f" * 40) == (0, b"")
+        assert not store.has(b"0" * 64)
+        with pytest.raises(HistoryUnread):
+            store.read(b"f" * 40)
+    (repository / ".git/refs/heads/main").unlink()
+    assert found_commits(repository, empty) == [], "nothing leads to it"
+
+
+def _as_link(path: Path) -> None:
+    other = path.with_name(f"other-{path.name}")
+    path.rename(other)
+    path.symlink_to(other.name)
+
+
+def _long_message(folder: Path) -> None:
+    git(folder, "commit", "-q", "--allow-empty", "-F", "-", given=os.urandom(1 << 20).hex())
+
+
+def _old_index(folder: Path) -> None:
+    git(folder, "-c", "pack.indexVersion=1", "repack", "-adq")
+
+
+def _packed_behind_link(folder: Path) -> None:
+    git(folder, "pack-refs", "--all")
+    _as_link(folder / ".git/packed-refs")
+
+
+def _checkout_behind_link(folder: Path) -> None:
+    git(folder, "worktree", "add", "-q", "--detach", str(folder.parent / "further"))
+    _as_link(folder / ".git/worktrees/further")
+
+
+def _blob(folder: Path) -> None:
+    oid = git(folder, "hash-object", "-w", "--stdin", given="work").strip()
+    git(folder, "update-ref", "refs/kept/blob", oid)
+
+
+UNREAD: dict[str, Callable[[Path], object]] = {
+    "a commit of more than a megabyte": _long_message,
+    "an index of a pack in the first format": _old_index,
+    "packed references behind a link": _packed_behind_link,
+    "a further checkout behind a link": _checkout_behind_link,
+    "a reference to no commit": _blob,
+    "a reference to nothing": lambda folder: write(folder, ".git/refs/x", "1" * 40),
+    "a reference that says nothing": lambda folder: write(folder, ".git/refs/x", "what?"),
+    "references behind a link": lambda folder: _as_link(folder / ".git/refs"),
+    "a branch behind a link": lambda folder: _as_link(folder / ".git/refs/heads/main"),
+    "a loop": lambda folder: (folder / ".git/refs/loop").symlink_to("loop"),
+    "branches behind a link": lambda folder: _as_link(folder / ".git/refs/heads"),
+    "objects behind a link": lambda folder: _as_link(folder / ".git/objects"),
+    "all of it behind a link": lambda folder: _as_link(folder / ".git"),
+}
+
+
+@pytest.mark.parametrize("how", UNREAD)
+def test_what_cannot_be_read_is_not_taken_for_nothing(repository: Path, how: str) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    commit(repository, "two")
+    UNREAD[how](repository)
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, before)
+
+
+def test_history_that_is_cut_off(repository: Path) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    middle = commit(repository, "two")
+    last = commit(repository, "three")
+    (repository / ".git/objects" / middle[:2] / middle[2:]).unlink()
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, before)
+    # As git fetches it with --depth.
+    write(repository, ".git/shallow", f"{last}\n")
+    assert found_commits(repository, before) == [(last, "three")]
+    # What was broken before is none of ours.
+    for folder in (repository, before):
+        write(folder, ".git/refs/heads/broken", f"{'1' * 40}\n")
+        (folder / ".git/refs/heads/loop").symlink_to("loop")
+    assert found_commits(repository, before) == [(last, "three")]
+
+
+REMOTES = {
+    "https://forge.invalid/x.git": True,
+    "git@forge.invalid:x.git": True,
+    "forge.invalid:/srv/x.git": True,
+    "ssh://forge.invalid/x.git": True,
+    "/tmp/x.git": False,
+    "../x.git": False,
+    "file:///tmp/x.git": False,
+    "ext::sh -c true": False,
+    "git://127.0.0.1/x.git": False,
+    "http://u:p@localhost:3000/x.git": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("address", REMOTES)
+def test_only_another_machine_has_what_was_pushed(repository: Path, address: str) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    commit(repository, "two")
+    git(repository, "update-ref", "refs/remotes/o/main", "HEAD")
+    if address:
+        git(repository, "config", "remote.o.url", address)
+    found = [] if REMOTES[address] else ["two"]
+    assert [subject for _, subject in found_commits(repository, before)] == found
+    git(repository, "config", "remote.o.pushurl", "/tmp/x.git")
+    assert [subject for _, subject in found_commits(repository, before)] == ["two"]
+    git(repository, "config", "--unset", "remote.o.pushurl")
+    git(repository, "config", "url./tmp/.insteadOf", "https://forge.invalid/")
+    assert [subject for _, subject in found_commits(repository, before)] == ["two"]
+
+
+def test_commits_that_only_unusual_references_have(repository: Path, tmp_path: Path) -> None:
+    commit(repository, "one")
+    before = copied(repository)
+    further = tmp_path / "further"
+    git(repository, "worktree", "add", "-q", "--detach", str(further))
+    for name in ("refs/stash-backup", "refs/worktree/keep", "refs/bisect/bad"):
+        commit(further, name)
+        git(further, "update-ref", name, "HEAD")
+        git(further, "checkout", "-q", "--detach", "HEAD~1")
+    git(repository, "tag", "-a", "-m", "v1", "v1", "refs/stash-backup")
+    git(repository, "tag", "-a", "-m", "v2", "v2", "refs/stash-backup")
+    found = [subject for _, subject in found_commits(repository, before)]
+    assert sorted(found) == ["refs/bisect/bad", "refs/stash-backup", "refs/worktree/keep"]
+
+
+def test_a_file_in_place_of_a_git_folder(repository: Path, tmp_path: Path) -> None:
+    commit(repository, "one")
+    lib = repository / "lib"
+    (repository / ".git/modules").mkdir()
+    git(repository, "init", "-q", "--separate-git-dir", str(repository / ".git/modules/lib"), "lib")
+    before = tmp_path / "empty"
+    before.mkdir()
+    for named, read in (
+        ("../.git/modules/lib", True),
+        ("/workspace/.git/modules/lib", True),
+        ("/tmp/elsewhere.git", False),
+        ("../../elsewhere.git", False),
+    ):
+        (lib / ".git").write_text(f"gitdir: {named}\n")
+        with Root.at(repository) as one, Root.at(before) as other:
+            files = TreeGitFiles(one), TreeGitFiles(other)
+            if read:
+                assert new_commits(*files, "lib/.git", Effort()) == []
+                continue
+            with pytest.raises(HistoryUnread):
+                new_commits(*files, "lib/.git", Effort())
 
 
 def _number(value: int) -> bytes:
@@ -156,35 +352,52 @@ def _number(value: int) -> bytes:
     return bytes((*found, value))
 
 
+def _place(back: int) -> bytes:
+    """How far before it the object is that a difference stands on."""
+    found = [back & 0x7F]
+    back >>= 7
+    while back:
+        back -= 1
+        found.insert(0, 0x80 | back & 0x7F)
+        back >>= 7
+    return bytes(found)
+
+
+def _write_pack(folder: Path, pack: bytes, places: dict[bytes, int]) -> None:
+    """With an index that says where each name is, and a branch for each."""
+    names = sorted(places)
+    counts = [sum(name[0] <= first for name in names) for first in range(256)]
+    index = b"\xfftOc\0\0\0\2" + struct.pack(">256I", *counts) + b"".join(names)
+    index += bytes(4 * len(names)) + struct.pack(f">{len(names)}I", *map(places.get, names))
+    place = folder / ".git/objects/pack/pack-1"
+    place.with_suffix(".idx").write_bytes(index + bytes(40))
+    place.with_suffix(".pack").write_bytes(pack)
+    lines = [f"{name.hex()} refs/heads/b{number}\n" for number, name in enumerate(names)]
+    (folder / ".git/packed-refs").write_text("".join(lines))
+
+
+def _entry(kind: int, content: bytes, before: bytes = b"") -> bytes:
+    size = len(content)
+    head = bytes((kind << 4 | 0x80 | size & 15,)) + _number(size >> 4)
+    return head + before + zlib.compress(content)
+
+
 def _deltas(folder: Path, step: bytes) -> None:
     """A pack with one commit, fifty differences upon one another of a million bytes of such steps,
     and a branch that has the last one."""
     base = b"tree " + b"0" * 40 + b"\ncommitter x <x> 1 +0000\n\nhello\n"
     pack = bytearray(b"PACK\0\0\0\2\0\0\0\x33")
     last = len(pack)
-    pack += bytes((0x10 | 0x80 | len(base) & 15, len(base) >> 4)) + zlib.compress(base)
+    pack += _entry(1, base)
     count = 500_000
     size = len(base)
     for _ in range(50):
         after = count if step[0] else size
         delta = _number(size) + _number(after) + step * count
-        at, back = len(pack), len(pack) - last
-        head = len(delta)
-        pack += bytes((0x60 | 0x80 | head & 15,)) + _number(head >> 4)
-        places = [back & 0x7F]
-        back >>= 7
-        while back:
-            back -= 1
-            places.insert(0, 0x80 | back & 0x7F)
-            back >>= 7
-        pack += bytes(places) + zlib.compress(delta)
+        at = len(pack)
+        pack += _entry(6, delta, _place(at - last))
         last, size = at, after
-    name = bytes(20)
-    index = b"\xfftOc\0\0\0\2" + struct.pack(">I", 1) * 256 + name + bytes(4)
-    place = folder / ".git/objects/pack/pack-1"
-    place.with_suffix(".idx").write_bytes(index + struct.pack(">I", last) + bytes(40))
-    place.with_suffix(".pack").write_bytes(pack)
-    (folder / ".git/packed-refs").write_text(f"{name.hex()} refs/heads/bomb\n")
+    _write_pack(folder, bytes(pack), {bytes(20): last})
 
 
 def test_differences_without_end_take_a_bounded_time(repository: Path, tmp_path: Path) -> None:
@@ -195,4 +408,49 @@ def test_differences_without_end_take_a_bounded_time(repository: Path, tmp_path:
     with pytest.raises(HistoryUnread):
         found_commits(repository, empty, Effort(100_000))
     _deltas(repository, b"\0")
-    assert found_commits(repository, empty, Effort(100_000)) == []
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty, Effort(100_000))
+
+
+def _large_commits(folder: Path, count: int) -> list[bytes]:
+    """Each of a megabyte, told by a few bytes: it repeats another object. Gives their names."""
+    base = b"x\n" * 4096
+    pack = bytearray(b"PACK\0\0\0\2" + struct.pack(">I", count + 1))
+    first = len(pack)
+    pack += _entry(1, base)
+    places = {}
+    for number in range(count):
+        head = b"tree %b\nauthor x <x> 1 +0\ncommitter x <x> 1 +0\n\n%d\n" % (b"0" * 40, number)
+        content = head + base * 127
+        steps = bytes((len(head),)) + head + b"\xa0\x20" * 127
+        name = hashlib.sha1(b"commit %d\0" % len(content) + content).digest()
+        at = places[name] = len(pack)
+        delta = _number(len(base)) + _number(len(content)) + steps
+        pack += _entry(6, delta, _place(at - first))
+    _write_pack(folder, bytes(pack), places)
+    return list(places)
+
+
+def test_small_packs_of_large_commits_take_a_bounded_time(repository: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    names = _large_commits(repository, 20)
+    found = found_commits(repository, empty)
+    assert {bytes.fromhex(oid) for oid, _ in found} == set(names)
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty, Effort(100_000))
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty, Effort(most_s=0.0))
+
+
+def test_an_object_has_one_name(repository: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    one = commit(repository, "one")
+    objects = repository / ".git/objects"
+    other = "1" * 40
+    (objects / "11").mkdir()
+    (objects / "11" / other[2:]).write_bytes((objects / one[:2] / one[2:]).read_bytes())
+    write(repository, ".git/refs/heads/other", f"{other}\n")
+    with pytest.raises(HistoryUnread):
+        found_commits(repository, empty)

@@ -57,6 +57,7 @@ def test_a_reboot(vm: Machine) -> None:
     vm.wait("ling", "systemctl --user is-active -q carrel")
     assert "running" not in vm.run("ling", f"carrel run show {run}").ok()
     for user in ("dev", "ling"):
+        vm.run(user, "carrel start kept").ok()
         assert vm.run(user, "carrel exec kept -- cat file").ok() == "kept"
         eaten = vm.run(user, "carrel exec kept -- python3 -c 'x = bytearray(400 << 20)'")
         assert eaten.code == 137

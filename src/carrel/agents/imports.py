@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,12 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 SKIPPED = frozenset({"node_modules", "__pycache__"})
 MOST_SETTINGS = 8 << 20
 """Of a file of settings: `.claude.json` has a note on every project in it."""
+HARMLESS_HEADERS = frozenset(
+    {"accept", "accept-encoding", "accept-language", "content-type", "user-agent", "origin"}
+)
+"""Whatever else a server is sent may be what it knows its users by."""
+_USER = re.compile(r"://(?!\$)[^/\s@]+@")
+_ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)[=:]([^\s&;,'\"?#]+)")
 _REFERENCE = re.compile(r"\$\{(\w+)(?::-[^}]*)?\}")
 
 
@@ -149,7 +156,7 @@ def _files(made: ImportDraft, with_keys: bool) -> None:
     files: dict[str, bytes] = {}
     size = 0
     for path in sorted(_walk(made)):
-        data = _read(made, path, MOST_FILE)
+        data = _read(made, path, MOST_FILE, path.partition("/")[0])
         if data is None:
             continue
         if size + len(data) > MOST_BYTES or len(files) >= MOST_FILES:
@@ -173,7 +180,7 @@ def _short(paths: Sequence[str], part: str) -> list[str]:
 
 
 def _walk(made: ImportDraft) -> Iterator[str]:
-    """Paths of files. A link within the folder is followed as far as a file, not to a folder."""
+    """Paths of files. A link within a part is followed as far as a file, not to a folder."""
     waiting = [(part, 0) for part in PARTS[made.frontend]]
     seen = 0
     while waiting and seen < 20 * MOST_FILES:
@@ -196,17 +203,23 @@ def _is_plain(name: str) -> bool:
     return not name.startswith(".") and name not in SKIPPED and name.isprintable()
 
 
-def _read(made: ImportDraft, path: str, most: int) -> bytes | None:
-    """None, and why, when it is no file of that folder."""
-    real = os.path.realpath(made.folder / path)
-    if not Path(real).is_relative_to(made.folder):
-        made.left.append(f"{path}: it is a link that leads out of {made.folder}")
+def _read(made: ImportDraft, path: str, most: int, part: str = "") -> bytes | None:
+    """None, and why, when it is no file of that folder. What is in a part that is copied may be
+    somebody else's: by a second name it would bring the login or a conversation along."""
+    real, top = Path(os.path.realpath(made.folder / path)), made.folder / part
+    if not real.is_relative_to(top):
+        made.left.append(f"{path}: it is a link that leads out of {top}")
+        return None
+    if part and not all(map(_is_plain, real.relative_to(top).parts)):
+        made.left.append(f"{path}: it is a link to something hidden")
         return None
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or (part and found.st_nlink > 1):
             os.close(descriptor)
-            made.left.append(f"{path}: it is no file")
+            why = "it has another name too" if stat.S_ISREG(found.st_mode) else "it is no file"
+            made.left.append(f"{path}: {why}")
             return None
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(most + 1)
@@ -342,15 +355,19 @@ def _unfit(name: str, said: object, number: int) -> str:
     args, url = said.get("args", []), said.get("url", "")
     if not isinstance(args, list) or not isinstance(url, str):
         return "it is not understood"
-    if looks_like_key("", url) or any(looks_like_key("", str(one)) for one in args):
-        return "there is something like a key in its command or address"
+    if where := _key_in([str(said.get("command", "")), *map(str, args)]) or _key_in([url]):
+        return f"there is something like a key in its command or address ({where})"
     return "" if url or isinstance(said.get("command"), str) else "it has no command and no address"
 
 
 def _server(name: str, said: Mapping[str, Any]) -> tuple[ImportedServer, dict[str, str]]:
     """With the values that look like keys, by variable; empty where only a variable is named."""
     env, headers = _texts(said.get("env")), _texts(said.get("headers") or said.get("http_headers"))
-    values = {one: env.pop(one) for one in list(env) if looks_like_key(one, env[one])}
+    values = {
+        one: env.pop(one)
+        for one in list(env)
+        if looks_like_key(one, env[one]) or _key_in([env[one]])
+    }
     values = {one: _plain(one, value) for one, value in values.items() if VARIABLE.fullmatch(one)}
     values |= {one: "" for one in said.get("env_vars") or () if isinstance(one, str)}
     secret: dict[str, str] = {}
@@ -381,7 +398,29 @@ def _plain(name: str, value: str) -> str:
 
 
 def _is_secret(header: str, value: str) -> bool:
-    return header.lower() == "authorization" or named_like_key(header) or looks_like_key("", value)
+    return header.lower() not in HARMLESS_HEADERS or bool(_key_in([value]))
+
+
+def _key_in(texts: Sequence[str]) -> str:
+    """The name of something like a key in the words of a command, an address or a value: that of
+    an option, of an assignment, of a part of a query; empty where there is none."""
+    words = [word.strip("\"'") for text in texts for word in text.split()]
+    for word, following in pairwise([*words, ""]):
+        if looks_like_key("", word) or _USER.search(word):
+            return "a password"
+        if word.startswith("-") and named_like_key(word) and _is_value(following):
+            return word
+        for name, value in _ASSIGNED.findall(word):
+            if named_like_key(name) and _is_value(value):
+                return str(name)
+        if word.lower() == "authorization:" or (word.endswith(":") and named_like_key(word)):
+            return word
+    return ""
+
+
+def _is_value(text: str) -> bool:
+    """Neither a number, a path, another option, nor the name of a variable."""
+    return bool(text) and not text.isdigit() and not text.startswith(("-", "/", "~", "./", "$"))
 
 
 def _texts(found: object) -> dict[str, str]:

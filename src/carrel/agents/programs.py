@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import platform
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,8 @@ NODE = "node"
 SHOWN = ("/usr", "/bin", "/lib", "/lib64", "/sbin")
 """What every sandbox shows."""
 
+MOST_ENTRIES = 200
+"""On a PATH that somebody sends."""
 _VERSION = re.compile(r"\d+\.\d+[^\s()]*")
 
 
@@ -51,7 +55,8 @@ class AgentProgram:
 class Locator:
     """Looks in Carrel's own folder first, where `install` puts things, then on PATH, then where
     the login shell of the daemon's user would find it: the daemon may have been started elsewhere.
-    `beyond` says where that is; quick."""
+    `beyond` says where that is; quick. Last comes what the owner's own PATH had when somebody
+    called who has this agent there."""
 
     def __init__(
         self, own: Path, search: str | None = None, beyond: Callable[[], str] = str
@@ -60,6 +65,7 @@ class Locator:
         self._search = search
         self._beyond = beyond
         self._versions: dict[tuple[str, int], str] = {}
+        self._paths = own / "paths.json"
 
     def find(self, frontend: str, name: str) -> AgentProgram | None:
         """None also when it is a script whose interpreter is missing."""
@@ -108,12 +114,64 @@ class Locator:
     def _look(self, frontend: str, name: str) -> str | None:
         own = str(self._own / frontend / MODULES / ".bin")
         found = shutil.which(name, path=own) or shutil.which(name, path=self._search)
-        return found or shutil.which(name, path=self._beyond())
+        found = found or shutil.which(name, path=self._beyond())
+        return found or _trusted(name, self._told().get(frontend, ""))
+
+    def on_path(self, path: str) -> Locator:
+        """A locator that looks on this PATH only, for what is nobody's but the owner's and root's,
+        and starts no program."""
+        return _OnPath(self._own, path)
+
+    def remember(self, frontend: str, path: str) -> None:
+        """The PATH of a caller that has this frontend's program. Raises OSError."""
+        told = {**self._told(), frontend: path}
+        self._own.mkdir(mode=0o700, exist_ok=True)
+        draft = self._paths.with_suffix(".new")
+        draft.write_text(json.dumps(told))
+        draft.rename(self._paths)
+
+    def _told(self) -> dict[str, str]:
+        try:
+            told: dict[str, str] = json.loads(self._paths.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return told
 
 
 class _Unasked(Locator):
     def version(self, program: AgentProgram) -> str:
         return "?"
+
+
+class _OnPath(_Unasked):
+    def _look(self, frontend: str, name: str) -> str | None:
+        return _trusted(name, self._search or "")
+
+
+def _trusted(name: str, path: str) -> str | None:
+    """A program on a PATH, in a folder that others cannot write to, as the program itself."""
+    entries = [one for one in path.split(":")[:MOST_ENTRIES] if os.path.isabs(one)]
+    for entry in entries:
+        found = shutil.which(name, path=entry)
+        if found and is_owners(entry) and is_owners(os.path.realpath(found)):
+            return found
+    return None
+
+
+def is_owners(path: str) -> bool:
+    """Whether only the daemon's user and root can put something else there."""
+    path = os.path.realpath(path)
+    for place in (path, *map(str, Path(path).parents)):
+        try:
+            found = os.stat(place)
+        except OSError:
+            return False
+        own_group = found.st_gid == os.getegid() and not found.st_mode & stat.S_IWOTH
+        writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.geteuid()) or (writable and not own_group and not sticky):
+            return False
+    return True
 
 
 def install_command(frontend: str) -> str:

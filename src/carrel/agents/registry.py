@@ -80,6 +80,12 @@ class Registry:
         used says why, and spoils it for nobody else. Blocking."""
         return [self._find(name) for name in self.names()]
 
+    def look(self, path: str) -> None:
+        known, there = self._locator.unasked(), self._locator.on_path(path)
+        for name in self.names():
+            if not self._find(name, known).installed and self._find(name, there).installed:
+                self._locator.remember(name, path)
+
     def _find(self, name: str, locator: Locator | None = None) -> FoundFrontend:
         try:
             return (self._make(name, locator) if locator else self.get(name)).find()

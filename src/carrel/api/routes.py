@@ -470,6 +470,13 @@ OPERATIONS = (
         long=True,
     ),
     Operation(
+        *("agents.look", "PUT", "/v1/agents/path", "admin"),
+        body="PathBody",
+        answer="FrontendList",
+        again=True,
+        long=True,
+    ),
+    Operation(
         *("agents.install", "POST", "/v1/agents/{name}/install", "admin"),
         answer="FoundFrontend",
         again=True,

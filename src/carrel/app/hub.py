@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,11 @@ class KnownSpaces:
             return True
         space = self._journal.get(space_id)
         return space is not None and may_see(caller, space)
+
+    def account(self, space_id: str) -> str:
+        """Whose it is."""
+        space = self._journal.get(space_id)
+        return space.counts_for if space is not None else space_id
 
 
 @asynccontextmanager
@@ -125,7 +130,10 @@ FAILED = "notice.failed"
 
 
 @asynccontextmanager
-async def notifying(settings: Settings, hub: HubServer, journal: Journal) -> AsyncIterator[None]:
+async def notifying(
+    settings: Settings, hub: HubServer, account: Callable[[str], str] = str
+) -> AsyncIterator[None]:
+    """`account` gives whose a space is."""
     ways = _ways(settings)
     if not ways:
         yield
@@ -133,10 +141,6 @@ async def notifying(settings: Settings, hub: HubServer, journal: Journal) -> Asy
 
     def failed(space_id: str, notice: dict[str, Any], why: str) -> None:
         hub.tell(space_id, FAILED, {"id": notice["id"], "why": why})
-
-    def account(space_id: str) -> str:
-        space = journal.get(space_id)
-        return space.counts_for if space is not None else space_id
 
     note = settings.data / "notified"
     notifier = Notifier(hub.log, hub.keeper, note, ways, failed, account)

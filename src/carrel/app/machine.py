@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,7 @@ from carrel.domain.files import Files
 from carrel.domain.ids import is_id
 from carrel.domain.runtimes import LocalRuntime, Runtime
 from carrel.domain.spaces import AUTO
-from carrel.domain.trees import Tree, TreeDriver
+from carrel.domain.trees import Skipped, Tree, TreeDriver
 from carrel.environments.discovery import inspect_files
 from carrel.environments.files import FolderFiles
 from carrel.environments.login_shell import stamp_of
@@ -118,8 +118,10 @@ class TreeContents:
     def files(self, driver: TreeDriver, tree: Tree) -> AbstractContextManager[Files]:
         return open_files(driver, tree)
 
-    def archive(self, driver: TreeDriver, tree: Tree, path: str) -> Iterator[bytes]:
-        return archive(driver, tree, path)
+    def archive(
+        self, driver: TreeDriver, tree: Tree, path: str, on_skip: Callable[[Skipped], None]
+    ) -> Iterator[bytes]:
+        return archive(driver, tree, path, on_skip=on_skip)
 
     def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None:
         unpack(driver, tree, stream, path)

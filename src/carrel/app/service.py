@@ -18,7 +18,7 @@ from carrel.agents.folders import Context
 from carrel.agents.imports import has_login
 from carrel.agents.programs import install
 from carrel.app.agents import HubTurnLog, open_agents
-from carrel.app.hub import notifying, open_hub, open_messages
+from carrel.app.hub import KnownSpaces, notifying, open_hub, open_messages
 from carrel.app.instances import Around, open_instances, open_servers
 from carrel.app.machine import LocalMachine, LocalSweeper, TreeContents, project_setup
 from carrel.app.requests import RequestsAround, open_requests
@@ -144,7 +144,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         open_store(settings.data / "carrel.db", durable=settings.durable, room=reserve) as store,
         open_messages(settings) as log,
         open_hub(settings, log, store, journal := Journal(store)) as hub,
-        notifying(settings, hub, journal),
+        notifying(settings, hub, KnownSpaces(journal).account),
     ):
         recordings = FileRecordings(app.readers)
         services = _assemble(settings, app, Records(store, journal, hub, reserve), recordings)

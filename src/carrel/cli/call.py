@@ -31,10 +31,33 @@ class VerbCall:
 
     def run(self) -> int:
         try:
-            return self._verb.run(self) or 0
+            return self._run()
         finally:
             if self._link is not None:
                 self._link.close()
+
+    def _run(self) -> int:
+        """An agent that the daemon does not find may be on the PATH of who calls. Nothing has
+        been made or printed when that is refused."""
+        try:
+            return self._verb.run(self) or 0
+        except Exception as error:
+            if getattr(error, "code", "") != "frontend_not_installed":
+                raise
+            missing = getattr(error, "details", {}).get("frontend")
+            if not any(one["name"] == missing and one["installed"] for one in self.agents()):
+                raise
+            return self._verb.run(self) or 0
+
+    def agents(self) -> list[dict[str, Any]]:
+        """All of them, when the daemon has looked on our PATH too. A daemon on another machine is
+        told nothing of ours."""
+        from os import environ
+
+        if not self.place.socket:
+            return []
+        content = {"path": environ.get("PATH", "")}
+        return list(self.ask("agents.look", content=content)["frontends"])
 
     # What was given
 

@@ -7,7 +7,7 @@ import json
 import os
 
 from carrel.cli.call import FAILED
-from carrel.cli.output import is_terminal, shown, tell
+from carrel.cli.output import clean, complain, flush, is_terminal, shown
 from carrel.domain.errors import CarrelError
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -44,7 +44,9 @@ def report(error: BaseException, as_json: bool = False) -> int:
         _write(json.dumps(problem(known)) + "\n")
     else:
         text = f"carrel: {known.message}\n" + (f"hint: {known.hint}\n" if known.hint else "")
-        _write(shown(text, 2))
+        # What a program of the project said may be in it, and somebody may look at a pipe later.
+        plain = "\n".join(map(clean, text.split("\n")))
+        _write(shown(text, 2) if is_terminal(2) else plain)
     return code
 
 
@@ -86,6 +88,9 @@ def _without_reader() -> int:
 
 
 def _write(text: str) -> None:
+    # Output that a full disk does not take must not keep the error back.
+    with contextlib.suppress(OSError):
+        flush()
     # When nobody listens on standard error either, the exit code says it.
     with contextlib.suppress(OSError):
-        tell(text)
+        complain(text)

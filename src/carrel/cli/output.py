@@ -30,8 +30,14 @@ def put(text: str) -> None:
 def tell(text: str) -> None:
     """Writes to standard error, at once: for who watches."""
     flush()
+    complain(text)
+
+
+def complain(text: str) -> None:
+    """The same, whatever becomes of the output that was written before."""
     _write(sys.stderr, text)
-    flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
 
 
 def flush() -> None:

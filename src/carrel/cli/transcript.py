@@ -48,7 +48,8 @@ _SUBJECTS = (
     *("question", "skill", "description", "prompt", "message", "name"),
 )
 """The fields of a tool's input that say what it is called on, in this order."""
-_SHELLS = ("sh", "bash", "zsh")
+_SHELLS = {f"{at}{name}" for at in ("", "/bin/", "/usr/bin/") for name in ("sh", "bash", "zsh")}
+"""A program elsewhere may have such a name and be another."""
 _SPACES = dict.fromkeys((0x00A0, 0x2007, 0x202F, *range(0x2000, 0x2007), 0x2008, 0x2009), " ")
 _JOINERS = ("\u200c", "\u200d")
 """They belong to letters and emoji, and steer nothing."""
@@ -108,7 +109,7 @@ def _subject_in(given: dict[str, Any]) -> object:
 def _command(text: str) -> str:
     """A command without the shell that an agent wraps around each."""
     program, _, rest = text.partition(" ")
-    if program.rpartition("/")[2] not in _SHELLS or not rest.startswith(("-c ", "-lc ")):
+    if program not in _SHELLS or not rest.startswith(("-c ", "-lc ")):
         return text
     import shlex
 

@@ -179,6 +179,7 @@ def unpack(pieces: Iterable[bytes], target: str, rename: tuple[str, str], on_ski
                 f"The archive from the space is damaged: {error}.", hint="Try again."
             ) from error
         place.finish()
+        unpacker.check_whole()
         return unpacker.files
 
 
@@ -194,6 +195,7 @@ def unpack_whole(archive: IO[bytes], target: str, on_skip: OnSkip, *, replace: b
         except (zlib.error, gzip.BadGzipFile, EOFError) as error:
             raise ArchiveInvalid(f"The archive is damaged: {error}.", hint="Try again.") from error
         place.finish()
+        unpacker.check_whole()
         return unpacker.names
 
 
@@ -238,6 +240,14 @@ class _Unpacker:
     def run(self) -> None:
         for member in self._reader:
             self._take(member)
+
+    def check_whole(self) -> None:
+        """Raises `ArchiveInvalid` when its writer could not read something."""
+        if self._reader.left_out:
+            raise ArchiveInvalid(
+                f"The copy is not complete. In the space, {self._reader.left_out}.",
+                hint="Everything else was copied. What is missing counts as not copied out.",
+            )
 
     def _take(self, member: Member) -> None:
         name = os.fsdecode(member.name)

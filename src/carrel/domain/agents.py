@@ -584,6 +584,11 @@ class Frontends(Protocol):
         """All of them as they are on this machine; blocking."""
         ...
 
+    def look(self, path: str) -> None:
+        """Finds those that are missing on this PATH of the owner's from now on, if it has them
+        where only the owner and root can write; blocking."""
+        ...
+
 
 PREFIX = "C-b"
 """The key that begins the commands of an agent's terminal. Another may be added to it, for who sits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -15,7 +15,7 @@ from carrel.domain.files import Files
 from carrel.domain.projects import BaseRequest, OnProgress, ignore_progress
 from carrel.domain.runtimes import Bind, Runtime
 from carrel.domain.spaces import Space, Trashed
-from carrel.domain.trees import Base, Owner, Review, ReviewQuery, Tree, TreeDriver
+from carrel.domain.trees import Base, Owner, Review, ReviewQuery, Skipped, Tree, TreeDriver
 
 
 class Bases(Protocol):
@@ -74,6 +74,10 @@ class Toolchains(Protocol):
 
     def find(self) -> HomeTools:
         """Quick, unless a start file of the login shell has changed. Raises nothing."""
+        ...
+
+    def narrowed(self, tools: HomeTools) -> HomeTools:
+        """What was found earlier, with what must not be seen of it by now."""
         ...
 
     def check(self, path: str) -> Mapping[str, str]:
@@ -135,8 +139,11 @@ class Contents(Protocol):
 
     def files(self, driver: TreeDriver, tree: Tree) -> AbstractContextManager[Files]: ...
 
-    def archive(self, driver: TreeDriver, tree: Tree, path: str) -> Iterator[bytes]:
-        """A tar.zst of a folder or file."""
+    def archive(
+        self, driver: TreeDriver, tree: Tree, path: str, on_skip: Callable[[Skipped], None]
+    ) -> Iterator[bytes]:
+        """A tar.zst of a folder or file. `on_skip` hears what is not in it, by its path from the
+        folder that `path` is in."""
         ...
 
     def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None: ...
@@ -150,9 +157,9 @@ class Reviews(Protocol):
 
     def taking(
         self, driver: TreeDriver, tree: Tree, path: str, query: ReviewQuery
-    ) -> Callable[[], None]:
-        """What is changed at and below a path now; whoever has sent all of that calls what this
-        gives."""
+    ) -> Callable[[Set[Skipped]], None]:
+        """What is changed at and below a path now; whoever has sent all of that, but for what was
+        skipped, calls what this gives."""
         ...
 
     def took(self, tree: Tree, path: str, status: os.stat_result) -> None:

@@ -239,6 +239,8 @@ class HomeTool:
     shown: Mapping[str, str]
     """What sandboxes show of it, read-only: the path inside, and the real path on the host."""
     env: Mapping[str, str] = field(default_factory=dict)
+    partly: bool = False
+    """There is too much in it to be looked through, and what is deeper is not shown."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,8 @@ class HomeTools:
     path_first: tuple[str, ...] = ()
     """Before the system's own programs, as the login shell has them."""
     path_last: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Real paths in what they show that sandboxes do not see: settings with passwords in them."""
 
 
 NO_TOOLS = HomeTools()

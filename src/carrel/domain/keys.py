@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
@@ -40,6 +40,11 @@ def named_like_key(name: str) -> bool:
 
 def looks_like_key(name: str, value: str) -> bool:
     return bool(value) and (named_like_key(name) or _SHAPE.search(value) is not None)
+
+
+def keys_in(text: str) -> Iterator[str]:
+    """All in it that has the shape of a key."""
+    return (found[0] for found in _SHAPE.finditer(text))
 
 
 def masked(env: Mapping[str, str]) -> dict[str, str]:

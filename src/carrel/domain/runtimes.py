@@ -73,6 +73,8 @@ class SandboxSpec:
     """The same, symlinks and where they lead."""
     account: str = ""
     """Those of one account have one share of the commands that can run; empty: none else."""
+    hidden: tuple[str, ...] = ()
+    """Paths of the host in folders among `binds` whose content the sandbox does not see."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,9 @@ class LocalRun(Run, Protocol):
 
 def host_pid(run: Run) -> int:
     """The number of its process on this machine; 0 when it is not here."""
-    return run.pid if isinstance(run, LocalRun) else 0
+    # Asked for every command: to ask whether it is a `LocalRun` takes the time of twenty such.
+    pid: int = getattr(run, "pid", 0)
+    return pid
 
 
 class Runtime(Protocol):

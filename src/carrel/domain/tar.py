@@ -42,6 +42,9 @@ _LONG = {tarfile.GNUTYPE_LONGNAME: b"path", tarfile.GNUTYPE_LONGLINK: b"linkpath
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
+_LEFT_OUT, _MAX_LEFT_OUT = b"carrel left out: ", 64 << 10
+
+
 # Writing
 
 _MAX_FIELD = 100
@@ -85,6 +88,13 @@ def pack_header(
     if rest:
         info.pax_headers["mtime"] = _decimal(mtime_ns)
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def pack_end(left_out: str = "") -> bytes:
+    """The end of an archive. `left_out` says what is not in it though it should be; it stands
+    behind the end, where other readers do not look."""
+    said = _LEFT_OUT + left_out.encode("utf-8", "replace") if left_out else b""
+    return END + said.ljust(-(-len(said) // BLOCK) * BLOCK, b"\0")
 
 
 def _block(name: bytes, kind: bytes, mode: int, seconds: int, size: int, target: bytes) -> bytes:
@@ -208,16 +218,23 @@ class TarReader:
         self._extended_header: _Header | None = None
         self._left = 0
         self._padding = 0
+        self.left_out = ""
+        """What its writer says that it lacks; known at its end."""
 
     def __iter__(self) -> Iterator[Member]:
         while (member := self._next()) is not None:
             yield member
         # Whatever fills the last record; and the checksum of what was compressed.
         rest = len(self._buffer) - self._at
+        said = self._buffer[self._at :]
         while piece := self._some():
             rest += len(piece)
             if rest > _MAX_REST:
                 raise bad("it goes on behind its end")
+            said += piece if len(said) < _MAX_LEFT_OUT else b""
+        said = said[:_MAX_LEFT_OUT].strip(b"\0")
+        if said.startswith(_LEFT_OUT):
+            self.left_out = said.removeprefix(_LEFT_OUT).decode("utf-8", "replace")
 
     def small(self, member: Member) -> bytes | None:
         """All of the member that came last; None of one that is large or sparse."""

@@ -7,7 +7,7 @@ leads nowhere in a sandbox.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import glob
 import os
 import re
@@ -21,6 +21,7 @@ from carrel.domain.environments import NO_TOOLS, HomeTool, HomeTools
 from carrel.domain.errors import SpaceInvalid
 from carrel.environments import package_settings
 from carrel.environments.login_shell import LoginShell, PersonAccount, is_same, watched
+from carrel.environments.tool_secrets import SECRETS, ToolSecrets, outermost
 
 
 @dataclass(frozen=True)
@@ -156,33 +157,6 @@ _SYSTEM_PROGRAMS = frozenset({"/usr/local/bin", "/usr/bin", "/bin"})
 _SEEN_ANYWAY = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 """What every sandbox shows."""
 
-SECRETS = frozenset(
-    {
-        *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".pki"),
-        *(".netrc", ".git-credentials", ".npmrc", ".pypirc", ".vault-token", ".pgpass", ".my.cnf"),
-        *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".m2/settings.xml"),
-        *(".gradle/gradle.properties", ".terraform.d", ".mozilla", ".thunderbird"),
-        *(".config/gh", ".config/hub", ".config/gcloud", ".config/git", ".config/carrel"),
-        *(".config/op", ".config/pip", ".config/containers", ".config/github-copilot"),
-        *(".local/share/keyrings", ".local/share/uv/credentials", ".local/share/atuin"),
-        *(".claude", ".claude.json", ".codex", ".gemini", ".pi", ".config/opencode"),
-        *(".bash_history", ".zsh_history", ".python_history", ".node_repl_history"),
-        *(".psql_history", ".mysql_history", ".local/share/fish", ".local/share/opencode"),
-    }
-)
-"""Below a home: keys, agents' credentials, histories."""
-_SETTINGS = frozenset(
-    {
-        *(".npmrc", ".yarnrc", ".yarnrc.yml", ".condarc", "condarc", "condarc.d", "pip.conf"),
-        *(".pypirc", ".netrc", "uv-receipt.toml", ".env", ".git-credentials", "credentials.toml"),
-    }
-)
-_SETTINGS_IN = frozenset(
-    {("etc", "npmrc"), ("conda-meta", "state"), ("conda", "activate.d"), ("conf", "settings.xml")}
-)
-"""Settings of tools in which people put passwords and tokens; the second by the folder too."""
-_SETTINGS_DEPTH = 5
-"""Folders between a tool's own and the last in which settings of a version are."""
 _SYSTEM = frozenset(
     {"/", "/home", "/root", "/var", "/tmp", "/var/tmp", "/var/lib", "/boot", "/mnt", "/media"}
 )
@@ -192,7 +166,7 @@ _SYSTEM_BELOW = ("/etc", "/dev", "/proc", "/sys", "/run", "/var/run", "/workspac
 
 class HomeToolchains:
     """Implements `carrel.domain.collaborators.Toolchains`. What was found holds until a start file
-    of the shell or one of the tools' folders changes."""
+    of the shell changes, or anything of the tools that was looked at."""
 
     def __init__(
         self,
@@ -212,13 +186,15 @@ class HomeToolchains:
         self._known = NO_TOOLS
         self._watched: dict[str, list[int]] = {}
         self._search = ""
+        self._secrets = ToolSecrets()
 
     def find(self) -> HomeTools:
         if self.home is None:
             return NO_TOOLS
         with self._lock:
             old = self._shell is not None and self._shell.is_old()
-            if old or not self._watched or not is_same(self._watched):
+            same = bool(self._watched) and is_same(self._watched) and self._secrets.is_same()
+            if old or not same:
                 self._look(self.home)
         return self._known if self._shows else NO_TOOLS
 
@@ -230,8 +206,14 @@ class HomeToolchains:
                 paths += [folder, *(f"{folder}/{part}" for part in _watched_parts(row))]
         # Before the look: what changes meanwhile is seen by the next.
         self._watched = watched(paths)
-        look = _Look(home, said, lambda path: not self.refusal(path))
+        look = _Look(home, said, lambda path: not self.refusal(path), self._secrets)
         self._known, self._search = look.tools(), look.search()
+
+    def narrowed(self, tools: HomeTools) -> HomeTools:
+        with self._lock:
+            places = {real for tool in tools.tools for real in tool.shown.values()}
+            hidden = {one for place in places for one in self._secrets.hidden(place)}
+        return dataclasses.replace(tools, hidden=outermost(hidden))
 
     def search(self) -> str:
         """Where else programs may be, as PATH says it; as it was when somebody last looked."""
@@ -291,10 +273,17 @@ def _watched_parts(row: ToolPlaces) -> Iterator[str]:
 class _Look:
     """One look at a home."""
 
-    def __init__(self, home: Path, said: Mapping[str, str], allowed: Callable[[str], bool]) -> None:
-        self._home = home
+    def __init__(
+        self,
+        home: Path,
+        said: Mapping[str, str],
+        allowed: Callable[[str], bool],
+        secrets: ToolSecrets,
+    ) -> None:
         self._said = said
         self._allowed = allowed
+        self._secrets = secrets
+        self._hidden: set[str] = set()
         self._found: list[tuple[ToolPlaces, str, HomeTool]] = []
         taken: set[str] = set()
         for row in TABLE:
@@ -304,7 +293,8 @@ class _Look:
                 if fresh:
                     taken |= fresh.keys()
                     env = {**_variables(row, folder, shown), **self._passed(fresh)}
-                    tool = HomeTool(row.name, fresh, env)
+                    partly = any(map(secrets.is_partly, fresh.values()))
+                    tool = HomeTool(row.name, fresh, env, partly)
                     self._found.append((row, folder, tool))
 
     def _shows(self, row: ToolPlaces, folder: str) -> dict[str, str]:
@@ -315,10 +305,10 @@ class _Look:
             real = os.path.join(os.path.realpath(folder), part).rstrip("/")
             if os.path.realpath(place) != real or not os.path.exists(place):
                 continue
-            for one in _without(place, set(_settings_in(place))):
-                places = _shown(one)
-                if all(map(self._allowed, places)):
-                    shown |= places
+            hidden = self._secrets.hidden(real)
+            if real not in hidden and all(map(self._allowed, (place, real))):
+                shown |= {place: real, real: real}
+                self._hidden |= hidden
         return {
             target: source
             for target, source in shown.items()
@@ -339,7 +329,8 @@ class _Look:
             if not any(_below(one, inside) for one in known for inside in tool.shown.values()):
                 last += [entry for entry in _entries(row, folder) if _inside(entry, tool.shown)]
         tools = tuple(tool for _, _, tool in self._found)
-        return HomeTools(tools, tuple(first), tuple(dict.fromkeys(last)))
+        path_last = tuple(dict.fromkeys(last))
+        return HomeTools(tools, tuple(first), path_last, outermost(self._hidden))
 
     def _of_the_shell(self, seen: Iterable[str]) -> tuple[list[str], list[str]]:
         """Its entries on PATH that sandboxes see: those before the system's programs, the rest."""
@@ -407,37 +398,6 @@ def _variables(row: ToolPlaces, folder: str, shown: Iterable[str]) -> dict[str, 
     values = {name: value for name, value in values.items() if _inside(value, shown)}
     values |= {name: folder for name, part in row.env.items() if part == "."}
     return {name: value for name, value in values.items() if os.path.exists(value)}
-
-
-def _settings_in(place: str) -> Iterator[str]:
-    """What may hold credentials of a tool: settings are beside each version that is installed."""
-    waiting = [(place, 0)] if os.path.isdir(place) else []
-    while waiting:
-        folder, level = waiting.pop()
-        above = os.path.basename(folder)
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name in _SETTINGS or (above, entry.name) in _SETTINGS_IN:
-                    yield entry.path
-                elif level < _SETTINGS_DEPTH and entry.is_dir(follow_symlinks=False):
-                    waiting.append((entry.path, level + 1))
-
-
-def _without(place: str, hidden: set[str]) -> Iterator[str]:
-    """The place, or what is in it, so that nothing of `hidden` is in what it gives. A link in it
-    would be shown as what it leads to, so it is not."""
-    if place in hidden:
-        return
-    if not any(_below(one, place) and os.path.lexists(one) for one in hidden):
-        yield place
-        return
-    try:
-        names = sorted(os.listdir(place))
-    except OSError:
-        return
-    for name in names:
-        if not os.path.islink(os.path.join(place, name)):
-            yield from _without(os.path.join(place, name), hidden)
 
 
 def _shown(path: str) -> dict[str, str]:

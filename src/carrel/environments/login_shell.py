@@ -8,11 +8,13 @@ is taken for it. The answer is kept on disk until one of the files changes.
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
 import pwd
 import secrets
 import select
+import stat
 import subprocess
 import threading
 import time
@@ -61,7 +63,8 @@ class PersonAccount:
     @staticmethod
     def own(env: Mapping[str, str]) -> PersonAccount | None:
         """None for a user without a home. The home that the environment names counts only if it
-        is this user's: root does not run what is in somebody else's."""
+        is this user's, and nobody else can put files into it: root does not run what is somebody
+        else's."""
         uid = os.geteuid()
         try:
             found = pwd.getpwuid(uid)
@@ -72,7 +75,8 @@ class PersonAccount:
             shell = ""
         for home in (env.get("HOME", ""), own):
             with contextlib.suppress(OSError, ValueError):
-                if os.path.isabs(home) and os.stat(home).st_uid == uid:
+                status = os.stat(home)
+                if os.path.isabs(home) and status.st_uid == uid and not _others_write(status):
                     return PersonAccount(name, Path(home), shell)
         return None
 
@@ -116,6 +120,18 @@ class LoginShell:
         """The start files that count."""
         return [*(f"{self._account.home}/{name}" for name in _OWN_FILES), *_SYSTEM_FILES]
 
+    def _is_of_others(self) -> bool:
+        """Whether another account has written a start file, or can. The shell would run it."""
+        home = str(self._account.home)
+        for name in _OWN_FILES:
+            parts = name.split("/")
+            for number in range(1, len(parts) + 1):
+                with contextlib.suppress(OSError):
+                    status = os.stat(os.path.join(home, *parts[:number]))
+                    if status.st_uid not in (os.geteuid(), 0) or _others_write(status):
+                        return True
+        return False
+
     def _now(self) -> Stamp:
         return [stamp_of(path) for path in self.files()]
 
@@ -129,7 +145,8 @@ class LoginShell:
     def _ask(self, stamp: Stamp) -> None:
         said: Mapping[str, str] = {}
         with contextlib.suppress(OSError):
-            said = ask(self._account, self._names) if self._account.shell else {}
+            may_ask = self._account.shell and not self._is_of_others()
+            said = ask(self._account, self._names) if may_ask else {}
         self._said, self._stamp, self._asked_at = said, stamp, time.time()
         self._write_cache()
 
@@ -165,6 +182,20 @@ class LoginShell:
 
     def _question(self) -> list[str]:
         return [str(self._account.home), self._account.shell, *self._names]
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """The group may, if it is the user's own and nobody else's: many systems give each user one."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP:
+        return False
+    try:
+        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return True
+    own = group.gr_gid == user.pw_gid and group.gr_name == user.pw_name
+    return not own or bool(set(group.gr_mem) - {user.pw_name})
 
 
 def watched(paths: Iterable[str]) -> dict[str, list[int]]:

@@ -3,8 +3,9 @@ proxy, which certificates.
 
 Each file is parsed as its program does, and written anew with the keys of a table. What is not in
 the table is not passed: commands, wrappers, helpers for credentials, paths of the home. Passwords
-are cut out of URLs. The URL itself stays, so that a private index refuses instead of being replaced
-by a public one, where somebody else may have taken the names of its packages.
+are cut out of URLs. The URL itself stays, or becomes one that nobody answers, so that a private
+index refuses instead of being replaced by a public one, where somebody else may have taken the
+names of its packages.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MOST_CERTIFICATE_BYTES = 4 << 20
 """A bundle with all authorities of the world has a quarter of a million bytes."""
 MOST_CERTIFICATES = 1000
 """In one folder."""
+NOBODY = "https://withheld.invalid/"
+"""No host has such a name."""
 _TOP = "\0"
 """The name under which what is before the first section of a file is kept."""
 
@@ -47,6 +50,8 @@ class ValueKind(Enum):
 
     URLS = "urls"
     """One or several, between blanks; or paths."""
+    URL = "url"
+    """The first word: what is behind it may be a note."""
     WORDS = "words"
     """Names of hosts, numbers, switches."""
     CERTIFICATES = "certificates"
@@ -178,7 +183,7 @@ MANAGERS = (
         _parse_npm,
         _write_npm,
         {
-            **_table(ValueKind.URLS, ("",), "registry", "@*:registry", "proxy", "https-proxy"),
+            **_table(ValueKind.URL, ("",), "registry", "@*:registry", "proxy", "https-proxy"),
             **_table(ValueKind.WORDS, ("",), "noproxy", "no-proxy", "strict-ssl"),
             **_table(ValueKind.WORDS, ("",), "fetch-retries", "fetch-timeout", "maxsockets"),
             "cafile": ValueKind.CERTIFICATES,
@@ -232,7 +237,7 @@ VARIABLES: Mapping[str, ValueKind] = {
     **_table(ValueKind.URLS, ("",), "PIP_PROXY", "UV_INDEX", "UV_DEFAULT_INDEX"),
     **_table(ValueKind.WORDS, ("PIP_",), "TRUSTED_HOST", "DEFAULT_TIMEOUT", "RETRIES"),
     **_table(ValueKind.WORDS, ("UV_",), "INSECURE_HOST", "NATIVE_TLS", "HTTP_TIMEOUT"),
-    **_table(ValueKind.URLS, ("npm_config_", "NPM_CONFIG_"), "registry", "REGISTRY"),
+    **_table(ValueKind.URL, ("npm_config_", "NPM_CONFIG_"), "registry", "REGISTRY"),
     **_table(ValueKind.URLS, ("CARGO_",), "HTTP_PROXY"),
     **_table(ValueKind.WORDS, ("CARGO_",), "HTTP_TIMEOUT", "NET_RETRY", "NET_OFFLINE"),
     **_table(ValueKind.CREDENTIAL, ("",), "CARGO_REGISTRY_TOKEN", "NPM_TOKEN", "NODE_AUTH_TOKEN"),
@@ -284,7 +289,7 @@ class PackageManagers:
                 return known
         places = [[*_places(manager, self._home, env)] for manager in MANAGERS]
         # Before the look: what changes meanwhile is seen by the next.
-        looked = [*chain(*places), self._home / NETRC, *_named(env)]
+        looked = [*chain(*places), self._home / NETRC]
         stamps = {str(path): stamp_of(str(path)) for path in looked}
         passing = _Passing(self._home, self._check, tuple(self._seen()), credentials)
         for manager, own in zip(MANAGERS, places, strict=True):
@@ -293,15 +298,8 @@ class PackageManagers:
         passing.take_variables(env)
         withheld = tuple(dict.fromkeys(passing.withheld))
         found = PackageSettings(passing.files, passing.env, passing.shown, withheld, credentials)
-        self._known[credentials] = found, env, stamps
+        self._known[credentials] = found, env, {**stamps, **passing.stamps}
         return found
-
-
-def _named(env: Mapping[str, str]) -> Iterator[str]:
-    """The certificates that variables name."""
-    for name, kind in VARIABLES.items():
-        if kind is ValueKind.CERTIFICATES and name in env:
-            yield from env[name].split(":")
 
 
 def _places(manager: ManagerFiles, home: Path, env: Mapping[str, str]) -> Iterator[Path]:
@@ -329,6 +327,8 @@ class _Passing:
     env: dict[str, str] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
     withheld: list[str] = field(default_factory=list)
+    stamps: dict[str, list[int]] = field(default_factory=dict)
+    """Of the certificates, as they were before they were looked at."""
 
     def take(self, manager: ManagerFiles, places: Iterable[Path]) -> None:
         merged: Settings = {}
@@ -377,7 +377,9 @@ class _Passing:
         for key, value in settings.items():
             path = (*above, key)
             found: object = None
-            if isinstance(value, dict):
+            if not self.credentials and not _is_plain_key(key):
+                self.withheld.append(f"a part of {who}'s settings that has a password in its name")
+            elif isinstance(value, dict):
                 found = self._kept(who, value, patterns, path) or None
             elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
                 tables = [one for one in value if isinstance(one, dict)]
@@ -401,26 +403,36 @@ class _Passing:
             return value
         if not isinstance(value, str):
             return None
-        if kind is ValueKind.URLS:
-            return self._urls(name, value)
+        if kind in (ValueKind.URL, ValueKind.URLS):
+            return self._urls(name, value, kind)
         if kind is ValueKind.CERTIFICATES:
             return self._certificates(name, value)
         words = " ".join(value.split())
         return words if _WORDS.fullmatch(words) else None
 
-    def _urls(self, name: str, value: str) -> str | None:
+    def _urls(self, name: str, value: str, kind: ValueKind) -> str | None:
+        words = value.split()
+        if kind is ValueKind.URL:
+            words = words[:1]
         if self.credentials:
-            return " ".join(value.split()) if _LINE.fullmatch(" ".join(value.split())) else None
-        cut = [(one, without_password(one)) for one in value.split()]
+            return " ".join(words) if _LINE.fullmatch(" ".join(words)) else None
+        # Of several, each has a slash; what has none is a note.
+        words = [one for number, one in enumerate(words) if not number or "/" in one]
+        cut = [(one, without_password(one)) for one in words]
         if any(one != bare for one, bare in cut):
             self.withheld.append(f"the password in {name}")
-        return " ".join(bare for _, bare in cut if bare) or None
+        if "proxy" in name.lower():
+            return " ".join(bare for _, bare in cut if bare) or None
+        if not all(bare for _, bare in cut):
+            self.withheld.append(f"an address in {name}, in place of which there is {NOBODY}")
+        return " ".join(bare or NOBODY for _, bare in cut) or None
 
     def _certificates(self, name: str, value: str) -> str | None:
         """A folder of them may be several, divided by colons."""
         places = []
         for one in value.split(":"):
             path = os.path.normpath(one.replace("~", str(self.home), 1) if one[:2] == "~/" else one)
+            self.stamps |= {file: stamp_of(file) for file in (path, *_files_in(path))}
             try:
                 if not _inside(path, self.seen):
                     _check_certificates(path)
@@ -446,12 +458,29 @@ def without_password(url: str) -> str:
         return ""
     scheme, authority, path, _ = found.groups(default="")
     user, _, host = authority.rpartition("@")
-    if not _HOST.fullmatch(host):
+    if not _HOST.fullmatch(host) or host.endswith(":"):
+        return ""
+    if scheme and not authority and "file:" not in scheme:
+        return ""
+    if authority and any("@" in part[1:] for part in path.split("/")):
         return ""
     if user and "ssh:" in scheme and ":" not in user:
         host = authority
     bare = f"{scheme}{host}{path}"
     return "" if looks_like_key("", bare) else bare
+
+
+def _is_plain_key(key: str) -> bool:
+    """The names of cargo's tables may be URLs."""
+    return not looks_like_key("", key) and ("//" not in key or without_password(key) == key)
+
+
+def _files_in(folder: str) -> list[str]:
+    try:
+        names = os.listdir(folder) if os.path.isabs(folder) else []
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in names[:MOST_CERTIFICATES]]
 
 
 def _check_certificates(path: str) -> None:

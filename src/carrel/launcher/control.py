@@ -35,7 +35,7 @@ from carrel.launcher.runs import LaunchedRuns
 from carrel.launcher.sandboxes import LiveSandbox, LiveSandboxes
 from carrel.launcher.wire import read_record, remove_record, write_record
 from carrel.linux import processes
-from carrel.linux.cgroupfs import freeze_group, group_members, is_frozen, kill_group, remove_group
+from carrel.linux.processes import freeze_group, group_members, is_frozen, kill_group, remove_group
 
 LOOK_S = 0.01
 """Between two looks at whether the last process is gone: the kernel tells of no such event

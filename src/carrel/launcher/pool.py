@@ -26,7 +26,7 @@ from carrel.launcher import child, wire
 from carrel.launcher.loop import LinePipe, Loop, OnExit
 from carrel.launcher.messages import CommandPlan, LauncherProblem, Orders, SandboxBase, failure
 from carrel.linux import processes
-from carrel.linux.cgroupfs import remove_group
+from carrel.linux.processes import remove_group
 
 READY = 3
 """A new sandbox takes two at once, a further command one."""

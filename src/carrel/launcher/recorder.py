@@ -31,10 +31,9 @@ import struct
 import termios
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import NoReturn, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 from carrel.launcher.loop import Answer, Loop, Timer, Workers
 from carrel.launcher.messages import ReaderHolds
@@ -58,8 +57,7 @@ MOST_READERS = 64
 """Of one stream. More of them do not hold it, and are told what they miss."""
 
 
-@dataclass(frozen=True)
-class RecordingSpec:
+class RecordingSpec(NamedTuple):
     """Whose streams: `names` is empty for a run that is not recorded."""
 
     run_id: str
@@ -76,13 +74,13 @@ class RecordingSpec:
         return f"{self.folder}/{name}"
 
 
-@dataclass
 class ReaderLease:
     """One reader of one stream."""
 
-    position: int
-    until: float
-    timer: Timer | None = None
+    def __init__(self, position: int, until: float) -> None:
+        self.position = position
+        self.until = until
+        self.timer: Timer | None = None
 
 
 class Recording:

@@ -27,7 +27,7 @@ from carrel.launcher.sandboxes import LiveSandbox
 from carrel.launcher.wire import close_all, write_record
 from carrel.launcher.zygotes import EarlyFork
 from carrel.linux import processes
-from carrel.linux.cgroupfs import group_members
+from carrel.linux.processes import group_members
 
 MARK = "CARREL_RUN"
 """The variable that all of a command has: where no control group tells what came of it."""

@@ -50,7 +50,7 @@ from carrel.launcher.sandboxes import LiveSandbox, LiveSandboxes
 from carrel.launcher.wire import remove_record, write_record
 from carrel.launcher.zygotes import EarlyFork, Zygotes
 from carrel.linux import processes
-from carrel.linux.cgroupfs import kill_group, remove_group
+from carrel.linux.processes import kill_group, remove_group
 from carrel.linux.reserve import Reserve
 
 ROUNDS = 3

@@ -10,7 +10,6 @@ import struct
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from carrel.launcher import messages, wire
@@ -62,7 +61,7 @@ class LauncherServer:
         self._version = version
         pool = ChildPool(self._loop)
         self._sandboxes = LiveSandboxes(self._loop, pool, os.path.join(folder, "holders"))
-        reserve = Reserve(Path(folder).parent / "reserve")
+        reserve = Reserve(os.path.join(os.path.dirname(folder), "reserve"))
         self._recorder = Recorder(self._loop, os.path.join(folder, "recordings"), reserve)
         self._zygotes = Zygotes(self._loop, pool, os.path.join(folder, "zygotes"))
         self._runs = LaunchedRuns(

@@ -12,9 +12,8 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from carrel.launcher import child
 from carrel.launcher.loop import Loop, Timer
@@ -43,8 +42,7 @@ OnMade = Callable[[ForkedChild | None], None]
 OnEarly = Callable[["Standby | None", LauncherProblem], None]
 
 
-@dataclass(frozen=True)
-class _Awaited:
+class _Awaited(NamedTuple):
     channel: socket.socket
     made: OnMade
     timer: Timer

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from carrel.linux.processes import freeze_group, kill_group
+
 PROCS = "cgroup.procs"
 _EVENTS = "cgroup.events"
 _UNIFIED = "0"
@@ -244,58 +246,3 @@ def enable(folder: Path, names: Iterable[str]) -> frozenset[str]:
         with contextlib.suppress(OSError):
             write(folder, "cgroup.subtree_control", f"+{name}")
     return subtree_controllers(folder) & wanted
-
-
-# One group by its path, without waiting
-
-
-def group_members(group: str) -> list[int]:
-    try:
-        with open(f"{group}/cgroup.procs") as file:
-            return [int(line) for line in file]
-    except OSError:
-        return []
-
-
-def kill_group(group: str) -> bool:
-    """At once and for all, where the kernel can (cgroup v2 since 5.14)."""
-    try:
-        with open(f"{group}/cgroup.kill", "w") as file:
-            file.write("1")
-    except OSError:
-        return False
-    return True
-
-
-def freeze_group(group: str, frozen: bool) -> bool:
-    """With all that is below it, or has it go on. Whether the kernel can, in this tree."""
-    for name, on, off in (("cgroup.freeze", "1", "0"), ("freezer.state", "FROZEN", "THAWED")):
-        try:
-            with open(f"{group}/{name}", "w") as file:
-                file.write(on if frozen else off)
-        except OSError:
-            continue
-        return True
-    return False
-
-
-def is_frozen(group: str) -> bool:
-    """Whether none of it runs any more; a group that is gone has none."""
-    for name, sign in (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN")):
-        try:
-            with open(f"{group}/{name}") as file:
-                return sign in file.read()
-        except OSError:
-            continue
-    return True
-
-
-def remove_group(group: str) -> bool:
-    """False while something that detached itself still lives in it."""
-    try:
-        os.rmdir(group)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True

@@ -14,7 +14,7 @@ import re
 import stat
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from carrel.linux.libc import AT_EMPTY_PATH, AT_FDCWD, call, syscall
 
@@ -30,6 +30,7 @@ _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG = 0
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
+_MOUNT_ATTR_RDONLY = 1
 _MOUNT_ATTR_NOSUID = 2
 _MOUNT_ATTR_NODEV = 4
 _MOUNT_ATTR_IDMAP = 0x00100000
@@ -38,8 +39,7 @@ _LAYER_BY_LAYER = (6, 5)
 _PATH = os.O_PATH | os.O_CLOEXEC
 
 
-@dataclass(frozen=True)
-class Overlay:
+class Overlay(NamedTuple):
     """Descriptors of the layers, the uppermost lower one first, and options such as
     `("metacopy", "on")` or `("userxattr", "")`. `source` is what mount tables show."""
 
@@ -134,6 +134,11 @@ def map_ids(mount: int, user_namespace: int) -> None:
 def distrust(mount: int) -> None:
     """A detached mount's set-user-id programs and devices are plain files."""
     _set_attributes(mount, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+
+
+def protect(mount: int) -> None:
+    """Nobody writes through a detached mount."""
+    _set_attributes(mount, _MOUNT_ATTR_RDONLY)
 
 
 def _set_attributes(mount: int, wanted: int, user_namespace: int = 0) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 MOST_BYTES = 64 << 20
@@ -34,7 +33,7 @@ class Free(NamedTuple):
     files: int
 
 
-def free_room(folder: Path) -> Free:
+def free_room(folder: str | os.PathLike[str]) -> Free:
     """On the file system of a folder, without what is set aside for root. Raises OSError."""
     disk = os.statvfs(folder)
     return Free(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else _UNCOUNTED)
@@ -49,18 +48,18 @@ class Reserve:
     """In a folder of its own, which `take_back` makes. Blocking, quick, any thread; other
     processes may use the same folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._room = folder / "room"
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = os.fspath(folder)
+        self._room = os.path.join(folder, "room")
 
     def free(self) -> Free:
         """Without the reserve. Raises OSError."""
-        return free_room(self._folder.parent)
+        return free_room(os.path.dirname(self._folder))
 
     def held(self) -> int:
         """How many bytes it keeps now."""
         try:
-            return self._room.stat().st_blocks * 512
+            return os.stat(self._room).st_blocks * 512
         except OSError:
             return 0
 
@@ -112,7 +111,7 @@ class Reserve:
     def take_back(self) -> None:
         """As far as there is room for it. What cannot be had now is tried another time."""
         with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
             disk = os.statvfs(self._folder)
             wanted = min(MOST_BYTES, max(LEAST_BYTES, disk.f_blocks * disk.f_frsize // _SHARE))
             free, held = self.free(), self.held()
@@ -120,7 +119,8 @@ class Reserve:
             if disk.f_files and free.files > _SHARE_OF_FREE * FILES:
                 there = set(os.listdir(self._folder))
                 for name in {str(number) for number in range(FILES)} - there:
-                    (self._folder / name).touch(mode=0o600)
+                    path = os.path.join(self._folder, name)
+                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def _lengthen(self, held: int, size: int) -> None:
         if size < held + min(NEED_BYTES, size):
@@ -153,5 +153,6 @@ class Reserve:
         except FileNotFoundError:
             return 0
         for name in names:
-            (self._folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, name))
         return len(names)

@@ -19,8 +19,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from carrel.linux import libc, namespaces
 from carrel.linux.libc import HIGHEST, NUMBERS
@@ -60,8 +60,7 @@ def errno_action(number: int) -> int:
     return _ERRNO | number
 
 
-@dataclass(frozen=True)
-class Test:
+class ArgumentTest(NamedTuple):
     """True when the low 32 bits of an argument, masked, are one of `values` (or, with
     `negate`, none of them). 32 bits are all that the kernel looks at in every argument
     that the policies here test."""
@@ -71,22 +70,17 @@ class Test:
     mask: int = _ALL_BITS
     negate: bool = False
 
-    __test__ = False  # not a test case, whatever its name says to pytest
 
-
-@dataclass(frozen=True)
-class SyscallRule:
+class SyscallRule(NamedTuple):
     """`action` for a call for which every test holds."""
 
     syscall: str
     action: int
-    when: tuple[Test, ...] = ()
+    when: tuple[ArgumentTest, ...] = ()
 
 
-@dataclass(frozen=True)
-class FilterPolicy:
-    """Rules in order; several for one call are tried one after the other. Holds only
-    plain values: `dataclasses.asdict` gives what JSON can say."""
+class FilterPolicy(NamedTuple):
+    """Rules in order; several for one call are tried one after the other."""
 
     rules: tuple[SyscallRule, ...]
     default: int = ALLOW
@@ -126,7 +120,7 @@ def _branch(
 
 
 def _tests(
-    tests: tuple[Test, ...], then: list[Instruction], otherwise: list[Instruction]
+    tests: tuple[ArgumentTest, ...], then: list[Instruction], otherwise: list[Instruction]
 ) -> list[Instruction]:
     """`then` when all tests hold. `otherwise` is repeated for each way to it."""
     if not tests:

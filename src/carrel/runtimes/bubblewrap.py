@@ -13,9 +13,11 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +59,28 @@ if TYPE_CHECKING:
 
 LEAST_MEMORY_FILES = 1 << 20
 """What semaphores and the like need, however little is allowed."""
+MountSource = Path | Callable[[], int]
+"""Where a mount leads, or what makes it."""
+MOST_LATE = 32
+"""Binds whose mounts go in one packet to the launcher, with the namespaces and the tree."""
+
+
+@dataclass(frozen=True)
+class ShownBinds:
+    """What a sandbox shows beside its tree."""
+
+    all: list[Bind]
+    late: tuple[Bind, ...] = ()
+    """Of those, what comes with the tree, where that is still being made: bubblewrap reads the
+    whole mount table for each that it binds."""
+
+
+@dataclass(frozen=True)
+class BegunSandbox:
+    """One that is set up while its tree is being made."""
+
+    sandbox: Sandbox
+    shown: ShownBinds
 
 
 class BubblewrapRuntime(EngineRuntime):
@@ -71,7 +95,7 @@ class BubblewrapRuntime(EngineRuntime):
         self._etc = EtcFolder(data)
         self._holders = data / "launcher" / "holders"
         """Where the launcher notes the sandboxes that it has set up."""
-        self._begun: dict[str, Sandbox] = {}
+        self._begun: dict[str, BegunSandbox] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -102,28 +126,25 @@ class BubblewrapRuntime(EngineRuntime):
             return
         with contextlib.suppress(CarrelError, OSError):
             # What goes wrong here goes wrong again at the start, and is told then.
-            sandbox = self._engine.prepare(spec)
-            self._engine.begin(sandbox, self._confine(sandbox, None, Command(())))
-            self._begun[spec.sandbox_id] = sandbox
+            sandbox, binds = self._engine.prepare(spec), shown_binds(spec)
+            shown = ShownBinds(binds, late_binds(binds, spec.hidden))
+            self._engine.begin(sandbox, self._confine(sandbox, None, Command(()), shown))
+            self._begun[spec.sandbox_id] = BegunSandbox(sandbox, shown)
 
     async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
-        sandbox = self._begun.pop(spec.sandbox_id, None)
-        if sandbox is not None and (
-            sandbox.spec != spec or tree.detached is None or tree.read_only or tree.namespace
-        ):
-            await self.stop(sandbox)
-            sandbox = None
-        begun = sandbox is not None
-        sandbox = sandbox or self._engine.prepare(spec)
+        begun = self._begun.pop(spec.sandbox_id, None)
+        late = _late_mounts(begun, spec, tree) if begun is not None else None
+        if begun is not None and late is None:
+            await self.stop(begun.sandbox)
+        sandbox = self._engine.prepare(spec) if begun is None or late is None else begun.sandbox
         stamp = _stamp(self._program)
         try:
-            if begun and tree.detached is not None:
-                mounts = [tree.detached() for _ in tree_places(spec)]
-                warming = self._engine.place(sandbox, mounts)
+            if late is not None:
+                warming = self._engine.place(sandbox, late)
             else:
                 warming = self._engine.warm(sandbox, self._confine(sandbox, tree, Command(())))
             if wait or not self._prover.is_proven(sandbox, stamp):
-                await self._complete(sandbox, tree, warming, begun=begun)
+                await self._complete(sandbox, tree, warming, begun=late is not None)
                 await self._prover.require(self, sandbox, tree, stamp)
         except BaseException:
             await self.stop(sandbox)
@@ -142,7 +163,13 @@ class BubblewrapRuntime(EngineRuntime):
             confinement = self._confine(sandbox, tree, Command(()))
             await asyncio.shield(self._engine.warm(sandbox, confinement))
 
-    def _confine(self, sandbox: Sandbox, tree: TreeMount | None, command: Command) -> Confinement:
+    def _confine(
+        self,
+        sandbox: Sandbox,
+        tree: TreeMount | None,
+        command: Command,
+        shown: ShownBinds | None = None,
+    ) -> Confinement:
         spec = sandbox.spec
         return Confinement(
             uid=INSIDE_ID,
@@ -152,48 +179,50 @@ class BubblewrapRuntime(EngineRuntime):
             env=environment(spec, command, HOME, "/tmp", HUB, filtered=True),
             scope_sockets=spec.network is Network.OPEN and _can_scope(),
             seccomp=policy.program(policy.DEFAULT),
-            hold=lambda: self._hold(spec, tree),
+            hold=lambda: self._hold(spec, tree, shown or ShownBinds(shown_binds(spec))),
         )
 
-    def _hold(self, spec: SandboxSpec, tree: TreeMount | None) -> SandboxSetup:
+    def _hold(self, spec: SandboxSpec, tree: TreeMount | None, shown: ShownBinds) -> SandboxSetup:
         program = shutil.which(self._program)
         if program is None:
             raise SandboxUnavailable(
                 "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
             )
-        paths, binds, staged = self._sources(spec, tree)
+        paths, binds, staged = self._sources(spec, tree, shown)
         places = tree_places(spec)
         namespace = tree.namespace if tree is not None else None
         return SandboxSetup(
             argv=arguments(program, spec, paths, binds, survive=namespace is None),
             namespace=namespace,
-            late=places if tree is None else [],
+            late=late_targets(spec, shown.late) if tree is None else [],
             staged=staged,
             points=_mount_points(spec, binds, places),
         )
 
     def _sources(
-        self, spec: SandboxSpec, tree: TreeMount | None
+        self, spec: SandboxSpec, tree: TreeMount | None, shown: ShownBinds
     ) -> tuple[dict[str, str], list[Bind], dict[str, int]]:
         """Where bubblewrap finds what the sandbox shows, by name; the binds, named `bind0` and
-        on; the mounts that lead to all of it. As root these are detached mounts: bubblewrap runs
-        as the sandbox's user, who cannot walk the data folder. Otherwise plain paths."""
+        on, with those that come later; the mounts that lead to all the others. As root these are
+        detached mounts: bubblewrap runs as the sandbox's user, who cannot walk the data folder.
+        Otherwise plain paths."""
         folders = SandboxFolders(spec.folder)
         # A space may be older than its folder for the hub.
         folders.hub.mkdir(mode=0o755, exist_ok=True)
         sources = {"home": folders.home, "tmp": folders.tmp, "hub": folders.hub}
         sources["etc"] = self._etc.current()
-        # What is below the tree could lead a mount elsewhere by a link; the tree has its own there.
-        binds = [bind for bind in _there(spec.binds) if not is_below(bind.target, WORKSPACE)]
+        binds = list(shown.all)
         if tree is not None:
             binds += [Bind(path, str(path)) for path in tree.read_only]
             sources["tree"] = tree.path
-        named = {f"bind{number}": bind for number, bind in enumerate(binds)}
+        numbered = enumerate(binds)
+        named = {f"bind{number}": bind for number, bind in numbered if bind not in shown.late}
         sources |= {name: bind.source for name, bind in named.items()}
         if os.geteuid() != 0:
             return {name: str(path) for name, path in sources.items()}, binds, {}
         real = {name for name, bind in named.items() if bind.if_real}
-        staged = _stage(sources, tree.detached if tree is not None else None, real)
+        detached = {} if tree is None or tree.detached is None else {"tree": tree.detached}
+        staged = _stage({**sources, **detached}, real)
         return {name: f"{STAGE}/{name}" for name in sources}, binds, staged
 
     async def warm_up(self, zygote: Zygote) -> None:
@@ -225,14 +254,12 @@ def _memory_files(limits: Limits) -> int:
     return max(LEAST_MEMORY_FILES, min([half, *(one for one in asked if one is not None)]))
 
 
-def _stage(
-    sources: dict[str, Path], tree: Callable[[], int] | None, real: Collection[str]
-) -> dict[str, int]:
+def _stage(sources: Mapping[str, MountSource], real: Collection[str]) -> dict[str, int]:
     staged: dict[str, int] = {}
     with ExitStack() as undo:
         for name, source in sources.items():
-            if tree is not None and name == "tree":
-                staged[name] = tree()
+            if callable(source):
+                staged[name] = source()
             elif name in real:
                 with Descriptor(open_real(source, os.O_PATH)) as place:
                     staged[name] = mounts.clone_mount(place)
@@ -241,6 +268,46 @@ def _stage(
             undo.callback(os.close, staged[name])
         undo.pop_all()
     return staged
+
+
+def shown_binds(spec: SandboxSpec) -> list[Bind]:
+    """What is below the tree could lead a mount elsewhere by a link; the tree has its own there."""
+    return [bind for bind in _there(spec.binds) if not is_below(bind.target, WORKSPACE)]
+
+
+def late_binds(binds: list[Bind], hidden: Collection[str]) -> tuple[Bind, ...]:
+    """The folders below which nothing else is bound or hidden: what comes later would cover it."""
+    late = [
+        bind
+        for bind in binds
+        if bind.source.is_dir()
+        and not any(one is not bind and is_below(one.target, bind.target) for one in binds)
+        and not any(is_below(path, str(bind.source)) for path in hidden)
+    ]
+    return tuple(late[:MOST_LATE])
+
+
+def late_targets(spec: SandboxSpec, late: tuple[Bind, ...]) -> list[str]:
+    """Where a sandbox that was begun gets its tree, and the binds that come with it."""
+    first, *others = tree_places(spec)
+    return [first, *(bind.target for bind in late), *others]
+
+
+def _late_mounts(begun: BegunSandbox, spec: SandboxSpec, tree: TreeMount) -> list[int] | None:
+    """As `late_targets` has them. None when the sandbox cannot be completed as it was begun."""
+    if begun.sandbox.spec != spec or tree.detached is None or tree.read_only or tree.namespace:
+        return None
+    sources: dict[str, MountSource] = dict.fromkeys(tree_places(spec), tree.detached)
+    sources |= {bind.target: bind.source for bind in begun.shown.late}
+    try:
+        staged = _stage(sources, {bind.target for bind in begun.shown.late if bind.if_real})
+    except OSError:
+        # Something has gone since then, or leads elsewhere.
+        return None
+    for bind in begun.shown.late:
+        if not bind.writable:
+            mounts.protect(staged[bind.target])
+    return [staged[target] for target in late_targets(spec, begun.shown.late)]
 
 
 def _there(binds: tuple[Bind, ...]) -> list[Bind]:
@@ -351,8 +418,8 @@ HIDDEN = ("/proc/keys", "/proc/key-users")
 def arguments(
     program: str, spec: SandboxSpec, paths: dict[str, str], binds: list[Bind], *, survive: bool
 ) -> list[str]:
-    """`paths` says where bubblewrap finds what the sandbox shows. Without a `tree` in it, that
-    comes later, and finds folders to be put on."""
+    """`paths` says where bubblewrap finds what the sandbox shows. What is not in it comes later,
+    and finds folders to be put on."""
     holder, name = _holder()
     tree = paths.get("tree")
     argv = [program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
@@ -375,13 +442,43 @@ def arguments(
     first, *others = tree_places(spec)
     argv += ["--dir", first] if tree is None else ["--bind", tree, first]
     for number, bind in enumerate(binds):
+        source = paths.get(f"bind{number}")
         how = "--bind" if bind.writable else "--ro-bind"
-        argv += [how, paths[f"bind{number}"], bind.target]
+        argv += ["--dir", bind.target] if source is None else [how, source, bind.target]
+    for target, instead in _masks(spec, binds):
+        argv += ["--ro-bind", f"{paths['etc']}/{instead}", target]
     for place in others:
         argv += ["--dir", place] if tree is None else ["--bind", tree, place]
     argv += ["--ro-bind", holder, f"/run/{name}", "--remount-ro", "/"]
     argv += ["--seccomp", str(SECCOMP_FD), "--info-fd", str(INFO_FD), "--chdir", "/"]
     return [*argv, "--", f"/run/{name}"]
+
+
+def _masks(spec: SandboxSpec, binds: list[Bind]) -> Iterator[tuple[str, str]]:
+    """What is put over hidden files and folders, by its name in our /etc. What the sandbox's user
+    cannot get at needs none, and bubblewrap, which runs as that user, could not put one there."""
+    named = {str(bind.source) for bind in binds}
+    for bind in binds:
+        top = str(bind.source)
+        for path in spec.hidden:
+            if path in named or not is_below(path, top) or not _is_real(Path(path)):
+                continue
+            if all(map(_passes, _folders_between(top, path))):
+                suffix = "folder" if os.path.isdir(path) else os.path.splitext(path)[1]
+                instead = f"{WITHHELD}{suffix}"
+                yield bind.target + path[len(top) :], instead if instead in _OWN else WITHHELD
+
+
+def _folders_between(top: str, path: str) -> Iterator[str]:
+    while path != top:
+        path = os.path.dirname(path)
+        yield path
+
+
+def _passes(folder: str) -> bool:
+    if os.geteuid() == 0:
+        return bool(os.stat(folder).st_mode & stat.S_IXOTH)
+    return os.access(folder, os.X_OK)
 
 
 def tree_places(spec: SandboxSpec) -> list[str]:
@@ -445,7 +542,8 @@ FRESH_S = 5.0
 """How long a look at the host's /etc is good for: a renewed certificate or resolver reaches
 sandboxes that start later than this."""
 
-_OWN = {
+WITHHELD = "carrel-withheld"
+_OWN: dict[str, str | None] = {
     "passwd": (
         "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
         f"user:x:{INSIDE_ID}:{INSIDE_ID}::{HOME}:/bin/sh\n"
@@ -455,6 +553,11 @@ _OWN = {
     "hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
     "hostname": "carrel\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    # What sandboxes have in place of hidden settings. Some programs fail if those are empty.
+    WITHHELD: "",
+    f"{WITHHELD}.json": "{}\n",
+    f"{WITHHELD}.xml": "<settings/>\n",
+    f"{WITHHELD}folder": None,
 }
 _NEVER = frozenset({"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname"})
 
@@ -493,6 +596,9 @@ class EtcFolder:
             for name, content in _OWN.items():
                 path = partial / name
                 path.unlink(missing_ok=True)
+                if content is None:
+                    path.mkdir(mode=0o755)
+                    continue
                 path.write_text(content)
                 path.chmod(0o644)
             partial.rename(target)

@@ -217,6 +217,7 @@ class Engine:
         sandbox_id = sandbox.spec.sandbox_id
         if sandbox_id in self._warm or sandbox_id in self._warming:
             return
+        SandboxFolders(sandbox.spec.folder).put_carrel(sandbox.spec.carrel)
         limits = self._enforcement.put_in_force(sandbox.spec)
         if limits != sandbox.limits:
             self._on_event(LimitsChanged(sandbox_id, limits))

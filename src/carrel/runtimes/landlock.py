@@ -6,7 +6,9 @@ The tree is at its own path on the host; what is out of reach is refused, not hi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -81,7 +83,7 @@ class LandlockRuntime(EngineRuntime):
         folders.let_pass(spec.owner)
         own_user = spec.owner.uid != os.geteuid()
         shown = tuple(Bind(path, str(path)) for path in tree.read_only)
-        binds = (*spec.binds, *shown)
+        binds = (*without_hidden(spec), *shown)
         allowed = LandlockSpec(
             tree.path,
             folders.home,
@@ -120,6 +122,24 @@ class LandlockRuntime(EngineRuntime):
         spec = sandbox.spec
         folder = SandboxFolders(spec.folder).shared_memory
         await asyncio.to_thread(remove_shared_memory, spec.owner.uid, folder)
+
+
+def without_hidden(spec: SandboxSpec) -> Iterator[Bind]:
+    """What it shows, in parts where something in a folder is hidden: rules can only allow. Links
+    have no rule of their own, and lead to what has one."""
+    waiting = [*reversed(spec.binds)]
+    while waiting:
+        bind = waiting.pop()
+        source = str(bind.source)
+        if bind.writable or not any(one.startswith(f"{source}/") for one in spec.hidden):
+            yield bind
+            continue
+        with contextlib.suppress(OSError), os.scandir(source) as entries:
+            waiting += [
+                Bind(Path(entry.path), entry.path, if_real=True)
+                for entry in entries
+                if entry.path not in spec.hidden and not entry.is_symlink()
+            ]
 
 
 def _gaps() -> tuple[str, ...]:

@@ -29,7 +29,13 @@ from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.runtimes import Bind, Network
 from carrel.linux import landlock, libc
 from carrel.linux.landlock import Rules
-from carrel.linux.seccomp import FilterPolicy, SyscallRule, Test, compile_filter, errno_action
+from carrel.linux.seccomp import (
+    ArgumentTest,
+    FilterPolicy,
+    SyscallRule,
+    compile_filter,
+    errno_action,
+)
 from carrel.runtimes.sandbox import TOOLCHAIN
 
 # fmt: off
@@ -283,33 +289,42 @@ def _common() -> tuple[SyscallRule, ...]:
         *(SyscallRule(name, _ABSENT) for name in _HIDDEN),
         *_no_set_ids(),
         SyscallRule("file_setattr", _REFUSED),  # as FS_IOC_FSSETXATTR
-        SyscallRule("clone", _REFUSED, (Test(0, (0,), mask=_CLONE_NEW, negate=True),)),
+        SyscallRule("clone", _REFUSED, (ArgumentTest(0, (0,), mask=_CLONE_NEW, negate=True),)),
         SyscallRule(
-            "unshare", _REFUSED, (Test(0, (0,), mask=_CLONE_NEW | _CLONE_NEWTIME, negate=True),)
+            "unshare",
+            _REFUSED,
+            (ArgumentTest(0, (0,), mask=_CLONE_NEW | _CLONE_NEWTIME, negate=True),),
         ),
-        SyscallRule("personality", _REFUSED, (Test(0, _PERSONALITIES, negate=True),)),
-        SyscallRule("ioctl", _REFUSED, (Test(1, (*_TTY_ATTACKS, *_QUOTA_ESCAPES, *_SUBVOLUMES)),)),
-        SyscallRule("ioctl", _NOT_SUPPORTED, (Test(1, _RESERVATIONS),)),
-        SyscallRule("fallocate", _NOT_SUPPORTED, (Test(1, (0,), mask=_MAKES_ROOM),)),
-        SyscallRule("fcntl", _REFUSED, (Test(1, _LEASES),)),
-        SyscallRule("socketpair", _NO_FAMILY, (Test(_FAMILY, (AF_UNIX,), negate=True),)),
+        SyscallRule("personality", _REFUSED, (ArgumentTest(0, _PERSONALITIES, negate=True),)),
+        SyscallRule(
+            "ioctl", _REFUSED, (ArgumentTest(1, (*_TTY_ATTACKS, *_QUOTA_ESCAPES, *_SUBVOLUMES)),)
+        ),
+        SyscallRule("ioctl", _NOT_SUPPORTED, (ArgumentTest(1, _RESERVATIONS),)),
+        SyscallRule("fallocate", _NOT_SUPPORTED, (ArgumentTest(1, (0,), mask=_MAKES_ROOM),)),
+        SyscallRule("fcntl", _REFUSED, (ArgumentTest(1, _LEASES),)),
+        SyscallRule("socketpair", _NO_FAMILY, (ArgumentTest(_FAMILY, (AF_UNIX,), negate=True),)),
     )
 
 
 def _sockets() -> tuple[SyscallRule, ...]:
-    internet = Test(_FAMILY, (AF_INET, AF_INET6))
+    internet = ArgumentTest(_FAMILY, (AF_INET, AF_INET6))
     known = (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)
-    types = Test(_TYPE, (_STREAM, _DATAGRAM, _RAW), mask=_TYPE_MASK, negate=True)
+    types = ArgumentTest(_TYPE, (_STREAM, _DATAGRAM, _RAW), mask=_TYPE_MASK, negate=True)
     return (
-        SyscallRule("socket", _NO_FAMILY, (Test(_FAMILY, known, negate=True),)),
+        SyscallRule("socket", _NO_FAMILY, (ArgumentTest(_FAMILY, known, negate=True),)),
         SyscallRule("socket", _NO_TYPE, (internet, types)),
         SyscallRule(
-            "socket", _NO_PROTOCOL, (internet, Test(_PROTOCOL, _INTERNET_PROTOCOLS, negate=True))
+            "socket",
+            _NO_PROTOCOL,
+            (internet, ArgumentTest(_PROTOCOL, _INTERNET_PROTOCOLS, negate=True)),
         ),
         SyscallRule(
             "socket",
             _NO_PROTOCOL,
-            (Test(_FAMILY, (AF_NETLINK,)), Test(_PROTOCOL, _NETLINK_PROTOCOLS, negate=True)),
+            (
+                ArgumentTest(_FAMILY, (AF_NETLINK,)),
+                ArgumentTest(_PROTOCOL, _NETLINK_PROTOCOLS, negate=True),
+            ),
         ),
     )
 
@@ -323,15 +338,17 @@ def _no_set_ids() -> tuple[SyscallRule, ...]:
     return (
         *(SyscallRule(name, _REFUSED, (_sets_id(mode),)) for name, mode in (*chmods, *makes)),
         *(
-            SyscallRule(name, _REFUSED, (Test(flags, (bit,), mask=bit), _sets_id(flags + 1)))
+            SyscallRule(
+                name, _REFUSED, (ArgumentTest(flags, (bit,), mask=bit), _sets_id(flags + 1))
+            )
             for name, flags in opens
             for bit in (_O_CREAT, _O_TMPFILE)
         ),
     )
 
 
-def _sets_id(argument: int) -> Test:
-    return Test(argument, (0,), mask=_SET_IDS, negate=True)
+def _sets_id(argument: int) -> ArgumentTest:
+    return ArgumentTest(argument, (0,), mask=_SET_IDS, negate=True)
 
 
 DEFAULT = FilterPolicy(_common() + _sockets())
@@ -344,9 +361,15 @@ def _no_others() -> tuple[SyscallRule, ...]:
     by_number = ("prlimit64", *(f"sched_set{what}" for what in _SCHEDULING))
     everybody = (("setpriority", 2), ("ioprio_set", 3))
     return (
-        *(SyscallRule(name, _REFUSED, (Test(0, (0,), negate=True),)) for name in by_number),
-        *(SyscallRule(name, _REFUSED, (Test(1, (0,), negate=True),)) for name, _ in everybody),
-        *(SyscallRule(name, _REFUSED, (Test(0, (account,)),)) for name, account in everybody),
+        *(SyscallRule(name, _REFUSED, (ArgumentTest(0, (0,), negate=True),)) for name in by_number),
+        *(
+            SyscallRule(name, _REFUSED, (ArgumentTest(1, (0,), negate=True),))
+            for name, _ in everybody
+        ),
+        *(
+            SyscallRule(name, _REFUSED, (ArgumentTest(0, (account,)),))
+            for name, account in everybody
+        ),
     )
 
 
@@ -366,13 +389,13 @@ def without_namespaces(
     """
     rules = _common() + tuple(SyscallRule(name, _ABSENT) for name in _SYSTEM_V)
     if network is Network.NONE:
-        rules += (SyscallRule("socket", _NO_SOCKET, (Test(_FAMILY, (AF_INET, AF_INET6)),)),)
+        rules += (SyscallRule("socket", _NO_SOCKET, (ArgumentTest(_FAMILY, (AF_INET, AF_INET6)),)),)
     if not unix_sockets:
         rules += (
-            SyscallRule("socket", _NO_SOCKET, (Test(_FAMILY, (AF_UNIX,)),)),
+            SyscallRule("socket", _NO_SOCKET, (ArgumentTest(_FAMILY, (AF_UNIX,)),)),
             # A datagram pair can be connected anew, to a socket outside.
             SyscallRule(
-                "socketpair", _NO_SOCKET, (Test(_TYPE, (_DATAGRAM, _RAW), mask=_TYPE_MASK),)
+                "socketpair", _NO_SOCKET, (ArgumentTest(_TYPE, (_DATAGRAM, _RAW), mask=_TYPE_MASK),)
             ),
         )
     if not own_user:

@@ -17,7 +17,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +81,9 @@ class FileRecordings:
                 await ended.wait()
                 return
             async with self._held(run_id, stream, "" if ended.is_set() else reader, offset) as held:
-                with self._watches.watch(place / stream) as changed, _woken(changed, ended) as wake:
+                with self._waiting(place / stream, ended) as wait:
                     over = False
                     while not over:
-                        wake.clear()
                         # Before the look: all is there when the command is told to have ended.
                         over = ended.is_set()
                         while piece := await self._next(file, folder, run_id, stream, offset):
@@ -94,7 +93,7 @@ class FileRecordings:
                             if held is not None and self._readers is not None:
                                 self._readers.move(held, offset)
                         if not over:
-                            await _wait(wake, None if changed is not None else POLL_S)
+                            await wait()
                 record = _exit_record(place)
                 if held is not None and self._readers is not None and f"{stream}_closed" in record:
                     # Nothing comes any more that would have to be kept, or not.
@@ -102,6 +101,31 @@ class FileRecordings:
         written = _written(record, stream)
         if written > offset:
             yield Piece(stream, written, b"")
+
+    @contextmanager
+    def _waiting(
+        self, path: Path, ended: asyncio.Event
+    ) -> Iterator[Callable[[], Awaitable[object]]]:
+        """Gives what waits until the file has changed since it was last asked, or the run has
+        ended."""
+        if ended.is_set():
+            yield ended.wait
+            return
+        with self._watches.watch(path) as changed:
+            wake = changed or asyncio.Event()
+            ending = asyncio.ensure_future(ended.wait())
+            ending.add_done_callback(lambda _: wake.set())
+
+            async def wait() -> None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if changed is not None else POLL_S):
+                        await wake.wait()
+                wake.clear()
+
+            try:
+                yield wait
+            finally:
+                ending.cancel()
 
     @asynccontextmanager
     async def _held(
@@ -142,24 +166,6 @@ class FileRecordings:
         self._watches.close()
         if self._readers is not None:
             self._readers.close()
-
-
-@contextmanager
-def _woken(changed: asyncio.Event | None, ended: asyncio.Event) -> Iterator[asyncio.Event]:
-    """An event that is set when the file has changed, and when the run has ended."""
-    wake = changed or asyncio.Event()
-    ending = asyncio.ensure_future(ended.wait())
-    ending.add_done_callback(lambda _: wake.set())
-    try:
-        yield wake
-    finally:
-        ending.cancel()
-
-
-async def _wait(wake: asyncio.Event, timeout_s: float | None) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await wake.wait()
 
 
 def _folder_of(folder: Path, run_id: str) -> Path:

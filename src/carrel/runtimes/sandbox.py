@@ -25,8 +25,6 @@ from carrel.linux import ids
 WORKSPACE = "/workspace"
 HOME = "/home/user"
 HUB = "/run/carrel"
-PROGRAMS = "bin"
-"""Below the folder of the hub: first of where commands look for programs."""
 INSIDE_ID = 1000
 """Every sandbox with a user namespace shows its own user as this one."""
 
@@ -42,16 +40,31 @@ class SandboxFolders:
 
     def __init__(self, space: Path) -> None:
         self.space = space
-        self.home = space / "home"
-        self.tmp = space / "tmp"
-        self.hub = space / "hub"
+
+    @property
+    def home(self) -> Path:
+        return self.space / "home"
+
+    @property
+    def tmp(self) -> Path:
+        return self.space / "tmp"
+
+    @property
+    def hub(self) -> Path:
         """Shown to the sandbox, which may use what is in it, and put nothing there."""
-        self.shared_memory = space / "shm"
+        return self.space / "hub"
+
+    @property
+    def shared_memory(self) -> Path:
         """Its /dev/shm, where it has none of its own by namespaces."""
-        self.runs = space / "runs"
+        return self.space / "shm"
+
+    @property
+    def runs(self) -> Path:
+        return self.space / "runs"
 
     def run(self, run_id: str) -> Path:
-        return self.runs / run_id
+        return self.space.joinpath("runs", run_id)
 
     def make(
         self,
@@ -79,14 +92,15 @@ class SandboxFolders:
         filled.rename(self.home)
 
     def put_carrel(self, command: tuple[str, ...]) -> None:
-        """Puts a program of that name where the sandbox finds it, and an upgrade puts another."""
+        """Puts a program of that name beside the hub's socket, where commands look for programs
+        first; an upgrade puts another. Not as a link to another space's: where modes are not
+        confined (landlock), one space could take it from all."""
         if not command:
             return
         script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'.encode()
-        path = self.hub / PROGRAMS / "carrel"
+        path = self.hub / "carrel"
         if path.exists() and path.read_bytes() == script:
             return
-        path.parent.mkdir(mode=0o755, exist_ok=True)
         draft = path.with_suffix(".new")
         draft.write_bytes(script)
         draft.chmod(0o755)
@@ -131,10 +145,14 @@ def _make_above(top: Path, name: str, owner: Owner, made: set[str]) -> None:
 
 
 def _write_own(path: Path, content: bytes, owner: Owner) -> None:
-    path.touch(0o600)
-    path.write_bytes(content)
-    if os.geteuid() == 0:
-        os.chown(path, owner.uid, owner.gid)
+    """Opened once: what is opened again to be filled goes to the disk when it is closed."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, content)
+        if os.geteuid() == 0:
+            os.fchown(file, owner.uid, owner.gid)
+    finally:
+        os.close(file)
 
 
 def close_folders(above: Path) -> None:
@@ -170,7 +188,7 @@ def environment(
 ) -> dict[str, str]:
     """All that a command finds, built up from nothing; what it brings itself wins. `hub` is the
     folder with the hub's socket."""
-    programs = (f"{hub}/{PROGRAMS}",) if spec.carrel else ()
+    programs = (hub,) if spec.carrel else ()
     terminal = {"TERM": "xterm-256color"} if command.output is Output.PTY else {}
     return {
         "PATH": ":".join((*programs, *spec.path_first, PATH, *spec.path_last)),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.domain.access import Caller, ScopeKind
-from carrel.domain.errors import Forbidden, SpaceInvalid, SpaceNotFound
+from carrel.domain.errors import Forbidden, SpaceInvalid, SpaceNotFound, StateConflict
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import AUTO, Space, SpaceQuery, SpaceRequest
 
@@ -31,6 +31,17 @@ def check_visible(caller: Caller, space: Space, word: str) -> Space:
     if not may_see(caller, space):
         raise not_found(word)
     return space
+
+
+def check_untouched(space: Space) -> None:
+    """What is in a space that is being set up is what others begin with, whoever they are: nobody
+    works in it but the service, the owner included. `StateConflict`."""
+    if space.setting_up:
+        raise StateConflict(
+            f"{space.name} is where a project is set up; nobody else works in it.",
+            hint="Wait until the space that it is for is made. `carrel rm --force` gives it up.",
+            state=str(space.state),
+        )
 
 
 def not_found(word: str) -> SpaceNotFound:

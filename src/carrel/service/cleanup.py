@@ -144,8 +144,11 @@ class Collector:
                 lambda: self._spaces.stop(LOCAL, space.space_id),
             )
         force = space.retention.discard
-        if dry_run and not force and await self._spaces.unexported(space):
-            return Action(verb, space.space_id, "it has unexported changes", done=False)
+        try:
+            if dry_run and not force and await self._spaces.unexported(space):
+                return Action(verb, space.space_id, "it has unexported changes", done=False)
+        except CarrelError as error:
+            return Action(verb, space.space_id, str(error), done=False)
         return await _tried(
             Action(verb, space.space_id, why),
             dry_run,

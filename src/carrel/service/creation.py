@@ -483,12 +483,16 @@ class Creator:
 
     async def start_again(self, opened: OpenSpace, operation: JournaledOperation) -> Space:
         """A space that was stopped, or failed."""
-        await operation.begin(SANDBOX)
+        space_id = opened.space.space_id
+        tools = await asyncio.to_thread(self.toolchains.narrowed, opened.space.tools)
+        space = self.journal.amend(space_id, tools=tools)
+        await operation.begin(SANDBOX, space)
+        opened = await self.open_spaces.of(space)
         await self.open_spaces.mend(opened)
         async with self.open_spaces.mounted(opened) as mount:
             sandbox = await opened.runtime.start(opened.sandbox.spec, mount, wait=False)
         space, event = self.journal.moved(
-            opened.space.space_id,
+            space_id,
             SpaceState.READY,
             enforced=sandbox.limits,
             stopped_at=None,

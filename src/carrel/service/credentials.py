@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from carrel.api.types.common import moment
-from carrel.domain.access import Caller, ScopeKind
+from carrel.domain.access import LOCAL, Caller, ScopeKind
 from carrel.domain.agents import (
     CredentialStore,
     FoundFrontend,
@@ -28,6 +28,7 @@ from carrel.domain.agents import (
 )
 from carrel.domain.errors import (
     CredentialNotFound,
+    Forbidden,
     KeyMissing,
     LoginExpired,
     MessageInvalid,
@@ -354,6 +355,15 @@ class Keyring:
         if caller.scope.kind is ScopeKind.ADMIN:
             return found
         return [dataclasses.replace(one, path="") for one in found]
+
+    async def look(self, caller: Caller, path: str) -> Sequence[FoundFrontend]:
+        """With what the owner has on PATH. A token is no person's shell."""
+        if caller != LOCAL:
+            raise Forbidden(
+                "Only the daemon's own user may say where agents are.", hint="Use its socket."
+            )
+        await asyncio.to_thread(self._frontends.look, path)
+        return await self.found(caller)
 
     async def install(self, caller: Caller, name: str) -> FoundFrontend:
         """Raises `UnsupportedFrontend` and `FrontendNotInstalled`."""

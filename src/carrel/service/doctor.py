@@ -165,11 +165,22 @@ class Doctor:
         found = [
             Finding("toolchain", tool.name, Grade.GOOD, ", ".join(tool.shown))
             for tool in self._toolchains.find().tools
+            if not tool.partly
+        ]
+        found += [
+            Finding("toolchain", tool.name, Grade.WARNING, _IN_PART, "Remove what you do not use.")
+            for tool in self._toolchains.find().tools
+            if tool.partly
         ]
         if withheld := self._packages.settings().withheld:
             what = f"Spaces do not get: {'; '.join(withheld)}."
             found.append(Finding("packages", "withheld", Grade.GOOD, what))
         return found
+
+
+_IN_PART = (
+    "Its folder is too large to be looked through for passwords: spaces do not see the deeper part."
+)
 
 
 def _finding(area: str, name: str, answer: Availability, *, needed: bool) -> Finding:

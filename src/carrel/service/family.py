@@ -22,7 +22,7 @@ from carrel.domain.errors import Forbidden, NameTaken, StateConflict
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space, SpaceRequest, SpaceState
 from carrel.lifecycle.table import LIVE
-from carrel.service.access import has_agent, not_found
+from carrel.service.access import check_untouched, has_agent, not_found
 from carrel.service.feed import Feed
 from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
@@ -84,6 +84,7 @@ class Family:
         """Returns when it is ready. `Forbidden`, `StateConflict`, `NameTaken`, and
         `AgreementNeeded` while a person has not agreed to its agent."""
         space = self._journal.current(own)
+        check_untouched(space)
         parent = self._journal.get(space.parent)
         # Those that it asked for itself are told apart by the store.
         if child.name in (space.name, parent.name if parent else space.name):

@@ -17,6 +17,7 @@ from carrel.domain.collaborators import Contents
 from carrel.domain.errors import PathNotFound, SpaceNotFound, StateConflict, TreeDamaged
 from carrel.domain.files import Files
 from carrel.domain.spaces import SpaceState
+from carrel.domain.trees import Skipped
 from carrel.lifecycle.table import SETTLED
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
@@ -24,6 +25,8 @@ from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
 T = TypeVar("T")
+MOST_SKIPPED = 1000
+"""Of one archive. One that lacks more counts as not taken at all."""
 Took = Callable[[], None]
 
 
@@ -70,15 +73,22 @@ class SpaceFiles:
 
     async def archive(self, caller: Caller, word: str, path: str) -> Iterator[bytes]:
         """A tar.zst, made while it is read (in a worker thread). What is in it was taken out when
-        all of it was."""
+        all of it was; what could not be read is told at its end."""
         space = await self._spaces.existing(caller, word)
         opened = await self._open(space.space_id)
         took = await self._spaces.taking(caller, opened, path)
-        pieces = self._contents.archive(opened.driver, opened.tree, path)
+        skipped: set[Skipped] = set()
+
+        def skip(one: Skipped) -> None:
+            if len(skipped) <= MOST_SKIPPED:
+                skipped.add(one)
+
+        pieces = self._contents.archive(opened.driver, opened.tree, path, skip)
 
         def complete() -> None:
             self._check_there(space.space_id)
-            took()
+            if len(skipped) <= MOST_SKIPPED:
+                took(skipped)
 
         return whole(pieces, complete)
 

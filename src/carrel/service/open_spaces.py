@@ -85,6 +85,7 @@ class OpenSpaces:
             limits=limits_of(space),
             family=space.family or space.space_id,
             binds=self.binds(space),
+            hidden=space.tools.hidden,
             carrel=self._program.command,
             env={**_tool_variables(space), **space.packages.env, **space.env},
             path_first=space.tools.path_first,
@@ -206,7 +207,8 @@ def without_project(tools: HomeTools, project: str) -> HomeTools:
         return tuple(one for one in entries if not any(is_below(one, place) for place in places))
 
     left = tuple(tool for tool in tools.tools if tool not in gone)
-    return HomeTools(left, kept(tools.path_first), kept(tools.path_last))
+    first, last = kept(tools.path_first), kept(tools.path_last)
+    return dataclasses.replace(tools, tools=left, path_first=first, path_last=last)
 
 
 def is_below(path: str, folder: str) -> bool:

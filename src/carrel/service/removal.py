@@ -143,7 +143,7 @@ class Remover:
             return Removal(space.space_id, 0)
         try:
             found = await self._reviewed(space, query)
-            if not found.worth_keeping:
+            if found is not None and not found.worth_keeping:
                 return Removal(space.space_id, 0)
             # Keys are not kept: whoever wants it back gives them again.
             plain = [one for one in space.env.items() if not looks_like_key(*one)]
@@ -151,23 +151,24 @@ class Remover:
             bare = dataclasses.replace(space, env=dict(plain), packages=packages)
             kept = await asyncio.to_thread(self.trash.keep, bare, opened.tree, opened.driver)
         except TooLarge as error:
-            return Removal(space.space_id, found.files, lost=error.message)
+            return Removal(space.space_id, found.files if found else 0, lost=error.message)
         except CarrelError as error:
             # A tree that cannot be read any more has nothing to keep, and must be removable.
             return Removal(space.space_id, 0, lost=f"The changes could not be read: {error}")
+        if found is None:
+            return Removal(space.space_id, kept.changes if kept else 0, kept)
         if kept is not None:
             kept = dataclasses.replace(kept, changes=found.files)
         return Removal(space.space_id, found.files, kept)
 
-    async def _reviewed(self, space: Space, query: ReviewQuery) -> Review:
-        """Whatever strangers wrote, a space can be removed; what cannot be told is kept."""
+    async def _reviewed(self, space: Space, query: ReviewQuery) -> Review | None:
+        """Whatever strangers wrote, a space can be removed. None: what changed cannot be told, so
+        all of it is kept, which needs no review."""
         try:
             return await self.reviews.of(space, query)
-        except CarrelError:
-            raise
         except Exception:
             _log.exception("the changes of %s cannot be told", space.space_id)
-            return Review(worth_keeping=True)
+            return None
 
     async def _drop(self, space: Space) -> None:
         """The sandbox and the tree, as far as they were made."""

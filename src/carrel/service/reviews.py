@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from carrel.domain.errors import (
     counted,
 )
 from carrel.domain.spaces import Space
-from carrel.domain.trees import Review, ReviewQuery
+from carrel.domain.trees import Review, ReviewQuery, Skipped
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class SpaceReviews:
                 first=list(found.left),
             )
 
-    async def taking(self, opened: OpenSpace, path: str) -> Callable[[], None]:
+    async def taking(self, opened: OpenSpace, path: str) -> Callable[[Set[Skipped]], None]:
         """See `Reviews.taking`."""
         asked = _asked(opened.space, COUNTED)
         return await self._look(

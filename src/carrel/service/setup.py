@@ -31,6 +31,7 @@ from carrel.domain.errors import (
     ProjectError,
     SetupFailed,
     SpaceInvalid,
+    SpaceNotFound,
     TreeDamaged,
 )
 from carrel.domain.limits import Limits
@@ -124,7 +125,10 @@ class Setups:
             space_id="",
             agent="",
             mcp=(),
+            # By a label others would see it, and write what the owner's spaces begin with.
+            labels={},
             transient=True,
+            setting_up=True,
             description="Runs the set-up commands of the project.",
             retention=Retention(ttl_s=LEFT_S, discard=True),
         )
@@ -166,7 +170,9 @@ class Setups:
                 await self._run_one(space, command, on_progress)
             base = await self._frozen(space_id)
         finally:
-            await self.spaces.remove(LOCAL, space_id, force=True)
+            # Its owner may have given it up.
+            with contextlib.suppress(SpaceNotFound):
+                await self.spaces.remove(LOCAL, space_id, force=True)
         texts = [_shown(command) for command in commands]
         return {"base": base.base_id, "commands": texts, "programs": dict(found.programs)}
 
@@ -202,8 +208,7 @@ class Setups:
 
     async def _frozen(self, space_id: str) -> Base:
         """When all that ran in it has ended, so that nothing writes meanwhile."""
-        stopped = await self.spaces.stop(LOCAL, space_id)
-        async with self.locks.alone(space_id):
+        async with self.spaces.at_rest(space_id) as stopped:
             opened = await self.open_spaces.of(stopped)
             await self.open_spaces.ensure(opened)
             return await asyncio.to_thread(opened.driver.freeze, opened.tree)

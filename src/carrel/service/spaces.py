@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,12 +39,13 @@ from carrel.domain.spaces import (
     Trashed,
 )
 from carrel.domain.store import Claim, Forget, Record, Store
-from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
+from carrel.domain.trees import Review, ReviewQuery, Skipped, Tree, TreeDriver, TreeUsage
 from carrel.lifecycle.table import LIVE, SETTLED
 from carrel.service import agents, creation
 from carrel.service.access import (
     admit,
     check_relabel,
+    check_untouched,
     check_visible,
     may_see,
     narrow,
@@ -146,7 +147,12 @@ class Spaces:
         return self._journal.get(seen[0].space_id) or seen[0]
 
     async def existing(self, caller: Caller, word: str) -> Space:
-        """As `get`, but not a removed one."""
+        """As `get`, but not a removed one, nor one that nobody may work in."""
+        space = await self._there(caller, word)
+        check_untouched(space)
+        return space
+
+    async def _there(self, caller: Caller, word: str) -> Space:
         space = await self.get(caller, word)
         if space.state is SpaceState.REMOVED:
             raise SpaceNotFound(
@@ -306,6 +312,12 @@ class Spaces:
         space = await self.existing(caller, word)
         return await self._tasks.see_through(self._stop(space.space_id, grace_s))
 
+    @contextlib.asynccontextmanager
+    async def at_rest(self, space_id: str) -> AsyncIterator[Space]:
+        """Stopped, and nobody can start it or write to it until the block ends."""
+        async with self._locks.alone(space_id):
+            yield await self._stop_now(space_id, GRACE_S)
+
     async def _stop(self, space_id: str, grace_s: float) -> Space:
         stopped = await self._stop_alone(space_id, grace_s)
         for child in self._going_with(stopped):
@@ -380,7 +392,7 @@ class Spaces:
         """Nothing of it is left when this returns, but what `undelete` needs.
         `UnexportedChanges` unless `force`."""
         _check_grace(grace_s)
-        space = await self.existing(caller, word)
+        space = await self._there(caller, word)
         return await self._tasks.see_through(self._remove(space.space_id, force, grace_s))
 
     async def _remove(self, space_id: str, force: bool, grace_s: float) -> Removal:
@@ -548,8 +560,11 @@ class Spaces:
         async with self._looks.of(caller.account):
             return await self._reviews.of(space, query)
 
-    async def taking(self, caller: Caller, opened: OpenSpace, path: str) -> Callable[[], None]:
-        """What is changed there is taken out when what this gives is called."""
+    async def taking(
+        self, caller: Caller, opened: OpenSpace, path: str
+    ) -> Callable[[Set[Skipped]], None]:
+        """What is changed there is taken out when what this gives is called, but for what was
+        skipped."""
         async with self._looks.of(caller.account):
             return await self._reviews.taking(opened, path)
 

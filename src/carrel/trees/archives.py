@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import zstandard
 
 from carrel.domain.errors import PathNotFound, PathWrongKind
-from carrel.domain.tar import BLOCK, CHUNK, END, pack_header
+from carrel.domain.tar import BLOCK, CHUNK, pack_end, pack_header
 from carrel.domain.trees import Skipped, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_beneath
@@ -142,6 +142,11 @@ LEVEL = 3
 _MAX_PATH = 16 << 10
 """Four times what a program can name at once; what is deeper costs ever more to reach."""
 _GONE = "went away while it was read"
+SPECIAL = "is no file, folder or symlink"
+_QUIET = (_GONE, SPECIAL)
+"""Nobody misses these in an archive of a tree that is in use."""
+_TOLD, _MOST_TOLD = 80, 20
+"""Letters of a path, and paths, that an archive says it lacks."""
 _REASONS = {
     errno.ENOENT: _GONE,
     errno.ENOTDIR: _GONE,
@@ -159,6 +164,29 @@ OnSkip = Callable[[Skipped], None]
 
 def ignore_skipped(_skipped: Skipped) -> None:
     """The listener of callers that do not ask what is missing."""
+
+
+@dataclass
+class LeftOut:
+    """The listener of one archive, at whose end what is missing is told."""
+
+    on_skip: OnSkip = ignore_skipped
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def __call__(self, skipped: Skipped) -> None:
+        self.on_skip(skipped)
+        if skipped.why in _QUIET:
+            return
+        self.count += 1
+        if self.count <= _MOST_TOLD:
+            path = skipped.path
+            shown = path if len(path) <= _TOLD else f"{path[:_TOLD]}..."
+            self.first.append(f"{shown!r} {skipped.why}")
+
+    def end(self) -> bytes:
+        more = [f"and {self.count - _MOST_TOLD} more"] if self.count > _MOST_TOLD else []
+        return pack_end("; ".join([*self.first, *more]))
 
 
 def archive(
@@ -207,9 +235,10 @@ def gather(pieces: Generator[bytes, None, None]) -> Generator[bytes, None, None]
 def _pieces(
     driver: TreeDriver, tree: Tree, path: str, on_skip: OnSkip
 ) -> Generator[bytes, None, None]:
+    left_out = LeftOut(on_skip)
     with _opened(driver, tree, path) as (root, name):
-        yield from Packer(root, on_skip).pack(_top_names(root, name, path))
-    yield END
+        yield from Packer(root, left_out).pack(_top_names(root, name, path))
+    yield left_out.end()
 
 
 @contextlib.contextmanager
@@ -337,7 +366,7 @@ class Packer:
 
     def _begin(self, path: str, is_file: bool) -> _Begun:
         if len(path) > _MAX_PATH // 4 and len(os.fsencode(path)) > _MAX_PATH:
-            self.on_skip(Skipped(f"{path[:80]}...", "is nested deeper than a path can be long"))
+            self.on_skip(Skipped(path, "is nested deeper than a path can be long"))
             return _Begun()
         try:
             return self._look_at_file(path) if is_file else self._look(path)
@@ -363,7 +392,7 @@ class Packer:
             return _Begun(header(path, status, tarfile.SYMTYPE, target=target))
         if stat.S_ISREG(status.st_mode):
             return self._look_at_file(path)
-        self.on_skip(Skipped(path, "is no file, folder or symlink"))
+        self.on_skip(Skipped(path, SPECIAL))
         return _Begun()
 
     def _look_at_file(self, path: str) -> _Begun:

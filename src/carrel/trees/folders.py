@@ -148,9 +148,8 @@ class Root(FolderCache):
     def open_file(self, path: str) -> int:
         """A regular file to read; the caller closes it. Raises FileNotFoundError for
         anything else."""
-        above, name = split(path)
-        folder = self.folder(above)
-        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        status = self.status(path)
+        if status is None or not stat.S_ISREG(status.st_mode):
             raise _gone(path)
         return self.open_regular(path)[0]
 
@@ -161,8 +160,8 @@ class Root(FolderCache):
         try:
             descriptor = _open_file(name, self.folder(above))
         except OSError as error:
-            # It was another thing than a file by now: a symlink, a socket.
-            if error.errno in (errno.ELOOP, errno.ENXIO):
+            # It was another thing than a file by now: a symlink, a socket; or the folder was.
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
                 raise _gone(path) from None
             raise
         status = os.fstat(descriptor)
@@ -193,6 +192,11 @@ class Root(FolderCache):
         except PermissionError:
             self._loosen(path)
             return self._open_as_it_is(path)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                # A symlink is no folder, neither at the end of a path nor on the way.
+                raise NotADirectoryError(errno.ENOTDIR, "not a folder", path) from None
+            raise
         status = os.fstat(opened)
         if status.st_mode & _ENTER != _ENTER and 0 != os.geteuid() == status.st_uid:
             self._loosen(path)

@@ -3,12 +3,14 @@ the owner ignores everywhere.
 
 The rules are the tree's own, so an agent may have written them. They only hide files from a list
 that says how many it leaves out, and never one that git has in its index, then or now. New rules
-are themselves seen: a .gitignore is never ignored, and `exclude` is that of the project.
+are themselves seen: a .gitignore is never ignored, and `exclude` is that of the project. As git has
+it, a repository within another goes by its own rules and its own index.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import suppress
 
@@ -16,9 +18,10 @@ from carrel.domain.errors import ProjectInvalid
 from carrel.trees.bases.scan import Exclusion
 from carrel.trees.folders import split
 from carrel.trees.git import index
-from carrel.trees.git.history import GitFiles, read_small
+from carrel.trees.git.history import git_folder
+from carrel.trees.git.object_store import GitFiles, read_small
 
-_RULES, _EXCLUDE, _INDEX = ".gitignore", ".git/info/exclude", ".git/index"
+_RULES, _EXCLUDE, _GIT = ".gitignore", ".git/info/exclude", ".git"
 _MAX_FILE = 64 << 10
 """Bytes of one file of rules; a larger one says nothing."""
 _MOST_RULES = 5000
@@ -39,46 +42,56 @@ class IgnoredFiles:
         self._base = base
         self._left = _MOST_RULES
         self._until = time.monotonic() + _REVIEW_S
-        exclude = read_small(base, _EXCLUDE, _MAX_FILE)
-        self._everywhere = (self._rules(exclude), self._rules(personal))
+        exclude = read_small(base, _EXCLUDE, _MAX_FILE) or b""
+        self._exclude, self._personal = self._rules(exclude), self._rules(personal)
         self._known: dict[str, Exclusion] = {}
-        self._folders: dict[str, bool] = {"": False}
-        self._tracked: frozenset[bytes] | None = None
+        self._folders = {"": (False, "")}
+        """Whether it is ignored, and the top of the repository that it is in."""
+        self._tracked: dict[str, set[bytes] | None] = {}
+        """By repository; None where the index cannot be read."""
+        self._index_left = 2 * index.MAX_BYTES
 
     def has(self, path: str) -> bool:
         """Whether git ignores this file, or one that was there."""
-        if split(path)[1] == _RULES:
+        above, name = split(path)
+        if name == _RULES:
             return False
-        if not (self._has_folder(split(path)[0]) or self._decides(path, folder=False)):
+        ignored, top = self._folder(above)
+        if not (ignored or self._decides(path, top, folder=False)):
             return False
-        if self._tracked is None:
-            self._tracked = frozenset(_names(self._files) | _names(self._base))
-        return os.fsencode(path) not in self._tracked
+        if top not in self._tracked:
+            now, before = (self._names(files, top) for files in (self._files, self._base))
+            self._tracked[top] = None if now is None or before is None else now | before
+        tracked = self._tracked[top]
+        return tracked is not None and os.fsencode(_within(path, top)) not in tracked
 
-    def _has_folder(self, path: str) -> bool:
+    def _folder(self, path: str) -> tuple[bool, str]:
         """What is in an ignored folder is ignored, whatever else is said of it."""
         below = []
         while path not in self._folders:
             below.append(path)
             path = split(path)[0]
-        found = self._folders[path]
+        ignored, top = self._folders[path]
         for one in reversed(below):
-            found = self._folders[one] = found or self._decides(one, folder=True)
-        return found
+            if self._files.mode(f"{one}/{_GIT}") or self._base.mode(f"{one}/{_GIT}"):
+                ignored, top = False, one
+            else:
+                ignored = ignored or self._decides(one, top, folder=True)
+            self._folders[one] = ignored, top
+        return ignored, top
 
-    def _decides(self, path: str, *, folder: bool) -> bool:
+    def _decides(self, path: str, top: str, *, folder: bool) -> bool:
         """The rules nearest to it have the first word."""
         place = split(path)[0]
         while True:
-            rules = self._rules_of(place)
-            said = self._look(rules, path[len(place) + 1 :] if place else path, folder)
+            said = self._look(self._rules_of(place), _within(path, place), folder)
             if said is not None:
                 return said
-            if not place:
+            if place == top:
                 break
             place = split(place)[0]
-        for rules in self._everywhere:
-            said = self._look(rules, path, folder)
+        for rules in (self._personal,) if top else (self._exclude, self._personal):
+            said = self._look(rules, _within(path, top), folder)
             if said is not None:
                 return said
         return False
@@ -94,7 +107,7 @@ class IgnoredFiles:
             found = _NOTHING
             if self._left > 0 and time.monotonic() <= self._until:
                 path = f"{folder}/{_RULES}" if folder else _RULES
-                found = self._rules(read_small(self._files, path, _MAX_FILE))
+                found = self._rules(read_small(self._files, path, _MAX_FILE) or b"")
             self._known[folder] = found
         return found
 
@@ -112,6 +125,40 @@ class IgnoredFiles:
         except ProjectInvalid:
             return Exclusion([line for line in wanted if _is_rule(line)], joined=False)
 
+    def _names(self, files: GitFiles, top: str) -> set[bytes] | None:
+        """What git has in its index there; None where that cannot be read."""
+        folder = f"{top}/{_GIT}" if top else _GIT
+        if stat.S_ISREG(files.mode(folder)):
+            folder = git_folder(files, folder)
+        mode = files.mode(folder)
+        if not stat.S_ISDIR(mode):
+            return None if mode else set()
+        return self._index(files, folder, "index")
+
+    def _index(self, files: GitFiles, folder: str, name: str) -> set[bytes] | None:
+        content = read_small(files, f"{folder}/{name}", self._index_left)
+        if not content:
+            return set() if content == b"" else None
+        self._index_left -= len(content)
+        try:
+            data, places = index.parse(content)
+        except index.MalformedIndex:
+            return None
+        found = {path for _, path in places}
+        for extension, said in data.extensions:
+            if extension == index.SPLIT:
+                shared = said[: data.hash_size].hex()
+                more = (
+                    None
+                    if name != "index"
+                    else self._index(files, folder, f"shared{name}.{shared}")
+                )
+                if not more:
+                    return None
+                # Those that were removed since count too: that hides nothing.
+                found |= more
+        return found
+
 
 _NOTHING = Exclusion(())
 
@@ -127,9 +174,5 @@ def _is_rule(line: str) -> bool:
     return False
 
 
-def _names(files: GitFiles) -> set[bytes]:
-    """What git has in its index. A part of a split one is elsewhere, and not read."""
-    try:
-        return {path for _, path in index.parse(read_small(files, _INDEX, index.MAX_BYTES))[1]}
-    except index.MalformedIndex:
-        return set()
+def _within(path: str, folder: str) -> str:
+    return path[len(folder) + 1 :] if folder else path

@@ -88,7 +88,7 @@ def read_mounts() -> list[Mount]:
 
 def inner_path(real: str) -> Inner:
     """Of a path without symlinks."""
-    found = _mount_of(real)
+    found = _mount_of(real, read_mounts())
     if found is None:
         return Inner("", real)
     below = real[len(found.point.rstrip("/")) :].rstrip("/")
@@ -97,8 +97,7 @@ def inner_path(real: str) -> Inner:
 
 def mounted_below(real: str) -> list[Mount]:
     """What is mounted in a folder, its own top apart."""
-    inside = real.rstrip("/") + "/"
-    return [mount for mount in read_mounts() if mount.point.startswith(inside)]
+    return _below(real, read_mounts())
 
 
 def pseudo_file_system(device: int) -> str | None:
@@ -113,22 +112,29 @@ def pseudo_file_system(device: int) -> str | None:
 def folder_times_tell(path: bytes) -> bool:
     """Whether every file system at or below a real path is of a kind whose folders show by
     their times that entries came or went. Network and user-space ones may not."""
-    real = os.fsdecode(path)
-    if any(mount.kind not in _TRUSTED | _PSEUDO for mount in mounted_below(real)):
+    real, mounts = os.fsdecode(path), read_mounts()
+    if any(mount.kind not in _TRUSTED | _PSEUDO for mount in _below(real, mounts)):
         return False
-    here = _mount_of(real)
+    here = _mount_of(real, mounts)
     return here is not None and here.kind in _TRUSTED
 
 
-def _mount_of(real: str) -> Mount | None:
+def _below(real: str, mounts: list[Mount]) -> list[Mount]:
+    inside = real.rstrip("/") + "/"
+    return [mount for mount in mounts if mount.point.startswith(inside)]
+
+
+def _mount_of(real: str, mounts: list[Mount]) -> Mount | None:
     """The mount that shows a path."""
-    found, best = None, -1
-    for mount in read_mounts():
+    found, best, whole = None, -1, f"{real}/"
+    for mount in mounts:
         point = mount.point.rstrip("/")
-        if len(point) >= best and f"{real}/".startswith(f"{point}/"):
+        if len(point) >= best and whole.startswith(f"{point}/"):
             found, best = mount, len(point)
     return found
 
 
 def _unescape(field: bytes) -> str:
+    if b"\\" not in field:
+        return os.fsdecode(field)
     return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))

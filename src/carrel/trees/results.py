@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from carrel.domain.requests import ChangedFile, Collected
-from carrel.domain.tar import END
 from carrel.domain.trees import Change, ChangeKind, EntryType, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
-from carrel.trees.archives import Packer, gather, ignore_skipped
+from carrel.trees.archives import LeftOut, Packer, gather
 from carrel.trees.drivers.common import Comparable, tree_errors
 from carrel.trees.folders import ENTRY_ERRORS, Root
 
@@ -309,13 +308,14 @@ class _Tally:
 
 def _packed(driver: TreeDriver, tree: Tree, everything: bool) -> Generator[bytes, None, None]:
     paths = [] if everything else _there(driver, tree)
+    left_out = LeftOut()
     with Root(driver.open_root(tree)) as root:
-        packer = Packer(root, ignore_skipped, leave_out=_is_git)
+        packer = Packer(root, left_out, leave_out=_is_git)
         if everything:
             yield from packer.pack_all()
         else:
             yield from packer.pack_each(paths)
-    yield END
+    yield left_out.end()
 
 
 def _there(driver: TreeDriver, tree: Tree) -> list[str]:

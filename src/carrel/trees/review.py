@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,9 +26,11 @@ from carrel.domain.trees import (
     EntryType,
     Review,
     ReviewQuery,
+    Skipped,
     Tree,
     TreeDriver,
 )
+from carrel.trees.archives import SPECIAL
 from carrel.trees.drivers.common import (
     Comparable,
     DriverBases,
@@ -36,14 +38,9 @@ from carrel.trees.drivers.common import (
     open_roots,
     tree_errors,
 )
-from carrel.trees.folders import Root
-from carrel.trees.git.history import (
-    Effort,
-    HistoryUnread,
-    LayerGitFiles,
-    TreeGitFiles,
-    new_commits,
-)
+from carrel.trees.folders import Root, join, split
+from carrel.trees.git.history import new_commits
+from carrel.trees.git.object_store import Effort, HistoryUnread, LayerGitFiles, TreeGitFiles
 from carrel.trees.ignored import IgnoredFiles
 from carrel.trees.layers import Layers
 
@@ -87,12 +84,15 @@ def is_git(path: str) -> bool:
     return GIT in path and GIT in path.split("/")
 
 
-def is_bookkeeping(path: str) -> bool:
+def is_bookkeeping(change: Change) -> bool:
     """Of git's own files: what it writes by the way, and nobody would miss."""
-    parts = path.split("/")
+    parts = change.path.split("/")
     inside = parts[parts.index(GIT) + 1 :]
     while len(inside) >= 2 and inside[0] in ("modules", "worktrees"):
         inside = inside[2:]
+    if inside[:1] == ["objects"]:
+        # What was only staged is there and nowhere else.
+        return change.kind is not ChangeKind.ADDED
     if not inside or inside[0] not in _WORK:
         return True
     # Folders of references are made and removed as references come and go.
@@ -120,23 +120,32 @@ class TreeReviews:
 
     def taking(
         self, driver: TreeDriver, tree: Tree, path: str, query: ReviewQuery
-    ) -> Callable[[], None]:
+    ) -> Callable[[Set[Skipped]], None]:
         if driver.capabilities.stays:
-            return lambda: None
+            return lambda _skipped: None
         top = _normal(path)
-        lines, repositories = [], set()
+        files: dict[str, bytes] = {}
+        repositories = set()
         with self._look(driver, tree, query) as look:
             for change, sort in look.changes():
                 if not _is_below(change.path, top):
                     continue
                 if sort is Sort.FILE:
-                    lines.append(_line(change.path, _identity(look.root.status(change.path))))
+                    files[change.path] = _line(
+                        change.path, _identity(look.root.status(change.path))
+                    )
                 elif sort is Sort.GIT:
                     repositories.add(_git_folder(change.path))
             whole = {one for one in repositories if _is_below(one, top)}
             made = [one for one in look.commits(whole) if one.id != _UNREAD]
-            lines += [_line("", (commit.id,)) for commit in made]
-        return lambda: _append(tree, lines)
+            commits = [_line("", (commit.id,)) for commit in made]
+
+        def took(skipped: Set[Skipped]) -> None:
+            left = {join(split(top)[0], one.path) for one in skipped if one.why != SPECIAL}
+            sent = [line for one, line in files.items() if not (left and _is_in(one, left))]
+            _append(tree, sent if any(map(is_git, left)) else sent + commits)
+
+        return took
 
     def took(self, tree: Tree, path: str, status: os.stat_result) -> None:
         # What is older than the tree is as it was in the project.
@@ -218,7 +227,7 @@ class _Tally:
         self.counts[sort] += 1
         if sort is Sort.GIT and len(self.repositories) < _MOST_SEEN:
             self.repositories.add(_git_folder(change.path))
-        self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change.path)
+        self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change)
         if left:
             self.left_files += 1
             if len(self.left) < _SHOWN_LEFT:
@@ -294,6 +303,13 @@ def _normal(path: str) -> str:
 
 def _is_below(path: str, top: str) -> bool:
     return not top or path == top or path.startswith(f"{top}/")
+
+
+def _is_in(path: str, tops: set[str]) -> bool:
+    """Whether it is one of these, or below one."""
+    while path and path not in tops:
+        path = split(path)[0]
+    return bool(path)
 
 
 def _line(path: str, identity: Identity) -> bytes:

@@ -98,6 +98,7 @@ ROUTES = [
     Route("POST", "/v1/turns/{turn}/input", "hidden", body={"text": "more"}),
     Route("POST", "/v1/turns/{turn}/permissions/{permission}", "hidden", body={"allow": True}),
     Route("GET", "/v1/agents", "own"),
+    Route("PUT", "/v1/agents/path", "admin", body={"path": "/usr/bin"}),
     Route("POST", "/v1/agents/{name}/install", "admin"),
     Route("PUT", "/v1/agents/{name}/import", "admin", body={}),
     Route("DELETE", "/v1/agents/{name}/import", "admin"),
@@ -369,6 +370,10 @@ def test_where_programs_are_is_for_administrators(daemon: Daemon, client: httpx.
         found = good(other.get("/v1/servers"))["servers"]
     assert [one["name"] for one in found] == [one["name"] for one in known]
     assert not any(one["command"] or one["where"] for one in found)
+    # Nor does any token say where they are.
+    with daemon.tcp(daemon.token("admin")) as admin:
+        refused = admin.put("/v1/agents/path", json={"path": "/usr/bin"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
 
 
 @pytest.fixture

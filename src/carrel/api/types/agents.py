@@ -190,6 +190,11 @@ class FrontendList(Answer, frozen=True, kw_only=True):
     frontends: tuple[FoundFrontend, ...]
 
 
+class PathBody(Body, frozen=True, kw_only=True):
+    path: Annotated[str, Meta(max_length=65_536)]
+    """The variable of who calls, on the daemon's own machine."""
+
+
 class ImportBody(Body, frozen=True, kw_only=True):
     """The owner's own set-up of an agent, as `carrel agents import` finds it."""
 

@@ -100,7 +100,14 @@ def _names(kind: type[Any]) -> set[str]:
 def shared(source: Any, kind: type[Any]) -> dict[str, Any]:
     """The members of `source` that `kind` has by the same name. A plain field needs no line where
     one becomes the other."""
-    return {name: getattr(source, name) for name in _names(type(source)) & _names(kind)}
+    kinds = (type(source), kind)
+    if kinds not in _SHARED:
+        _SHARED[kinds] = frozenset(_names(type(source)) & _names(kind))
+    return {name: getattr(source, name) for name in _SHARED[kinds]}
+
+
+_SHARED: dict[tuple[type[Any], type[Any]], frozenset[str]] = {}
+"""By both kinds: looking for them takes longer than all else of an answer."""
 
 
 def moment(at: float) -> Moment:

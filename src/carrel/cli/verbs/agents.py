@@ -74,6 +74,8 @@ def agents(call: VerbCall) -> int | None:
             hint="Use: carrel agents install NAME, or: carrel agents import",
         )
     answer = call.ask("agents.list")
+    if not all(one["installed"] for one in answer["frontends"]):
+        answer["frontends"] = call.agents() or answer["frontends"]
     call.answer(answer, AGENTS)
     if not call.json:
         for name, without in _without_key(answer["frontends"]).items():

@@ -12,7 +12,6 @@ import base64
 import codecs
 import contextlib
 import secrets
-import signal
 import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -33,6 +32,7 @@ from carrel.api.types.runs import (
     ResizeFrame,
     RunBody,
     RunInfo,
+    SignalBody,
     SignalFrame,
     SocketCommand,
     WaitQuery,
@@ -69,6 +69,8 @@ async def execute(request: Request) -> Response:
     found = await tails(runs, record, asked.max_output_bytes)
     run = operations.info(who, record)
     pieces = told(runs, record, run, found, as_base64=asked.base64)
+    if all(tail.data is not None for tail in found):
+        return Response(b"".join([piece async for piece in pieces]), media_type=JSON)
     return StreamingResponse(pieces, media_type=JSON)
 
 
@@ -384,8 +386,8 @@ class RunSession:
         if live is None:
             return
         if isinstance(control, SignalFrame):
-            number = signal.Signals[f"SIG{control.signal}"]
-            await self.here.services.runs.signal(record.run_id, number)
+            asked = SignalBody(signal=control.signal)
+            await self.runs.signal(self.caller, record.run_id, asked)
         elif isinstance(control, ResizeFrame):
             live.run.resize(control.rows, control.cols)
         elif (target := self.runs.inputs.of(record.run_id)) is not None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 Targets = Mapping[str, object]
 
@@ -67,8 +67,7 @@ def once(_targets: Targets) -> Sequence[str]:
     return ("",)
 
 
-@dataclass(frozen=True)
-class ProbeAttempt:
+class ProbeAttempt(NamedTuple):
     """`over` gives the subjects to try, each one entry of the result; `name` may hold `{}`
     for the subject. `runtimes` and `networks` are those that claim to refuse it."""
 

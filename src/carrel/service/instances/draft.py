@@ -33,7 +33,7 @@ from carrel.domain.limits import NO_LIMITS, Limits
 from carrel.domain.server_adapter import ServerAdapter
 from carrel.domain.spaces import AUTO, Space
 from carrel.domain.trees import Owner
-from carrel.service.access import may_see, realm_of
+from carrel.service.access import check_untouched, may_see, realm_of
 from carrel.service.instances.book import InstanceBook, InstanceParts, LiveInstance
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpaces
@@ -188,6 +188,7 @@ class Drafts:
         space = None
         if request.space_id:
             space = await self._parts.spaces.get(caller, request.space_id)
+            check_untouched(space)
         check_caller(caller, request, space)
         server = self._server(request)
         check_server(caller, server, space, request.env)

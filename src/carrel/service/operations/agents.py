@@ -173,6 +173,10 @@ class AgentOperations:
         """What is installed, and how to install what is not."""
         return types.FrontendList(frontends=tuple(await self._keyring.found(caller)))
 
+    async def look(self, caller: Caller, at: types.PathBody) -> types.FrontendList:
+        """Looks for those that are missing on a person's own PATH too, now and later."""
+        return types.FrontendList(frontends=tuple(await self._keyring.look(caller, at.path)))
+
     async def install(self, caller: Caller, name: str) -> FoundFrontend:
         """A pinned version, into Carrel's own folder; at once when it is there already."""
         return await self._keyring.install(caller, name)

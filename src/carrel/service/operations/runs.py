@@ -14,7 +14,7 @@ from carrel.domain.errors import MessageInvalid, RunNotFound, SpaceNotFound
 from carrel.domain.runs import RunRecord
 from carrel.domain.runtimes import Command, Exit, Output
 from carrel.domain.store import Store
-from carrel.service.access import concealed, is_owner
+from carrel.service.access import check_untouched, concealed, is_owner
 from carrel.service.runs import Inputs, Runs
 from carrel.service.spaces import Spaces
 
@@ -88,6 +88,7 @@ class RunOperations:
 
     async def signal(self, caller: Caller, run: str, asked: types.SignalBody) -> types.RunInfo:
         record = await self.find(caller, run)
+        check_untouched(await self._spaces.get(caller, record.space_id))
         await self._runs.signal(run, signals.Signals[f"SIG{asked.signal}"])
         return self.info(caller, self._newest(record))
 

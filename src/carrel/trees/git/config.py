@@ -19,6 +19,8 @@ _REMARK = re.compile(rb"[ \t\r\n]*[#;][^\n]*(?:\n|\Z)")
 _MARK = b"\xef\xbb\xbf"
 MAX_ITEMS = 50_000
 """More than any person's repository has; the rest stays one piece that nobody looks into."""
+_ODD = re.compile(rb'["\\\s]')
+"""In what is more than a word."""
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"b": b"\b"}
 
 
@@ -96,6 +98,9 @@ def _section(found: re.Match[bytes]) -> str:
 
 
 def _unquote(raw: bytes) -> bytes:
+    word = raw.strip()
+    if not _ODD.search(word):
+        return word
     value, solid, quoted = bytearray(), 0, False
     at = 0
     while at < len(raw):

@@ -158,10 +158,13 @@ class RepositoryReader:
         except OSError:
             return None
         try:
-            if not stat.S_ISREG(os.fstat(found).st_mode):
+            shown = os.fstat(found)
+            if not stat.S_ISREG(shown.st_mode):
                 return None
-            with open(b"/proc/self/fd/%d" % found, "rb", buffering=0) as file:
-                return file.read(_MAX_SMALL_FILE)
+            with Descriptor(
+                os.open(b"/proc/self/fd/%d" % found, os.O_RDONLY | os.O_CLOEXEC)
+            ) as file:
+                return os.read(file, min(shown.st_size, _MAX_SMALL_FILE))
         except OSError:
             return None
         finally:
@@ -171,15 +174,25 @@ class RepositoryReader:
         """What a folder holds, sorted; nothing when it cannot be read."""
         return sorted(name for name, _ in self.entries(folder))
 
+    def links(self, folder: bytes) -> list[bytes]:
+        """The names of the symlinks in a folder, sorted."""
+        found = self._scan(folder, lambda entry: (entry.name, entry.is_symlink()))
+        return sorted(name for name, is_link in found if is_link)
+
     def entries(self, folder: bytes) -> list[tuple[bytes, bool]]:
         """Names, and whether each is a folder."""
+        return self._scan(folder, lambda entry: (entry.name, entry.is_dir(follow_symlinks=False)))
+
+    def _scan(
+        self, folder: bytes, told: Callable[[os.DirEntry[bytes]], tuple[bytes, bool]]
+    ) -> list[tuple[bytes, bool]]:
         try:
             found = self.open(folder)
         except OSError:
             return []
         try:
             with os.scandir(b"/proc/self/fd/%d" % found) as entries:
-                return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+                return [told(entry) for entry in entries]
         except OSError:
             return []
         finally:

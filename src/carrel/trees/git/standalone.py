@@ -241,7 +241,7 @@ class _Planner:
                     self._replace[_join(git, part)] = path
         self._objects.append((_join(git, b"objects"), os.path.join(common, b"objects")))
         self._take_borrowed(git, common)
-        self._note_partial(git, common)
+        self._note_partial(git, items)
         self._omit.update(_join(git, path) for path in lock_files(self._files, common))
         self._add_index(git, target, root)
         self._generate[_join(git, b"config")] = _kept(items) + b"[core]\n\tbare = false\n"
@@ -268,10 +268,12 @@ class _Planner:
             return
         self._owned[git] = folder
         self._note_links(git, folder)
-        for name in (b"config", b"config.worktree"):
-            self._fix_worktree_setting(git, folder, name, root)
+        names = (b"config", b"config.worktree")
+        settings = {name: self._settings(os.path.join(folder, name)) for name in names}
+        for name, items in settings.items():
+            self._fix_worktree_setting(git, name, items, root)
         self._take_borrowed(git, folder)
-        self._note_partial(git, folder)
+        self._note_partial(git, settings[b"config"])
         self._omit.update(_join(git, path) for path in lock_files(self._files, folder))
 
     def _add_index(self, git: bytes, folder: bytes, root: bytes) -> None:
@@ -283,20 +285,18 @@ class _Planner:
         """Parts that are symlinks to another repository (git-new-workdir, repo) stay links,
         and lead nowhere when that is outside."""
         parents = (b"", b"logs", b"objects")
-        parts = (_join(up, name) for up in parents for name in self._files.names(_join(folder, up)))
+        parts = (_join(up, name) for up in parents for name in self._files.links(_join(folder, up)))
         noted = 0
         for part in parts:
-            path = os.path.join(folder, part)
-            if self._files.link(path) is not None and self._files.leads_out(path):
+            if self._files.leads_out(os.path.join(folder, part)):
                 noted += 1
                 if noted <= _MAX_NOTED_LINKS:
                     self._note(_join(git, part), "a link out of the project; stays a link")
 
     def _fix_worktree_setting(
-        self, git: bytes, folder: bytes, name: bytes, root: bytes | None
+        self, git: bytes, name: bytes, items: list[config.ConfigItem], root: bytes | None
     ) -> None:
         """`core.worktree` must lead to the checkout's place in the result."""
-        items = self._settings(os.path.join(folder, name))
         current = config.last(items, "core.worktree")
         if current is None:
             return
@@ -330,8 +330,7 @@ class _Planner:
         for name in (b"alternates", b"commit-graphs"):
             self._omit.add(_join(git, b"objects/info", name))
 
-    def _note_partial(self, git: bytes, folder: bytes) -> None:
-        items = self._settings(os.path.join(folder, b"config"))
+    def _note_partial(self, git: bytes, items: list[config.ConfigItem]) -> None:
         if any(item.name.endswith(".promisor") and config.is_true(item.value) for item in items):
             self._note(git, "a partial clone: objects that were never fetched are not in it")
 
