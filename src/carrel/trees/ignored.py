@@ -40,8 +40,11 @@ class IgnoredFiles:
         self._left = _MOST_RULES
         self._until = time.monotonic() + _REVIEW_S
         exclude = read_small(base, _EXCLUDE, _MAX_FILE)
-        self._everywhere = (self._rules(exclude), self._rules(personal))
+        rules = (self._rules(exclude), self._rules(personal))
+        self._everywhere = tuple((0, one) for one in rules if one)
         self._known: dict[str, Exclusion] = {}
+        self._chains: dict[str, tuple[tuple[int, Exclusion], ...]] = {}
+        """By folder, all rules that have a word there, and where the path begins for each."""
         self._folders: dict[str, bool] = {"": False}
         self._tracked: frozenset[bytes] | None = None
 
@@ -68,25 +71,26 @@ class IgnoredFiles:
 
     def _decides(self, path: str, *, folder: bool) -> bool:
         """The rules nearest to it have the first word."""
-        place = split(path)[0]
-        while True:
-            rules = self._rules_of(place)
-            said = self._look(rules, path[len(place) + 1 :] if place else path, folder)
-            if said is not None:
-                return said
-            if not place:
-                break
-            place = split(place)[0]
-        for rules in self._everywhere:
-            said = self._look(rules, path, folder)
-            if said is not None:
-                return said
+        for start, rules in self._chain(split(path)[0]):
+            if len(path) - start <= _MAX_PATH and time.monotonic() <= self._until:
+                said = rules.decides(path[start:], folder=folder)
+                if said is not None:
+                    return said
         return False
 
-    def _look(self, rules: Exclusion, path: str, folder: bool) -> bool | None:
-        if not rules or len(path) > _MAX_PATH or time.monotonic() > self._until:
-            return None
-        return rules.decides(path, folder=folder)
+    def _chain(self, place: str) -> tuple[tuple[int, Exclusion], ...]:
+        below = []
+        while place and place not in self._chains:
+            below.append(place)
+            place = split(place)[0]
+        found = self._chains.get(place)
+        if found is None:
+            own = self._rules_of("")
+            found = self._chains[""] = ((0, own), *self._everywhere) if own else self._everywhere
+        for one in reversed(below):
+            own = self._rules_of(one)
+            found = self._chains[one] = ((len(one) + 1, own), *found) if own else found
+        return found
 
     def _rules_of(self, folder: str) -> Exclusion:
         found = self._known.get(folder)
