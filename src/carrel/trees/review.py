@@ -127,7 +127,8 @@ class TreeReviews:
         files: dict[str, bytes] = {}
         repositories = set()
         with self._look(driver, tree, query) as look:
-            for change, sort in look.changes():
+            # Where a file was before is taken out as what it is: a deletion.
+            for change, sort in look.changes(renames=False):
                 if not _is_below(change.path, top):
                     continue
                 if sort is Sort.FILE:
@@ -183,12 +184,11 @@ class _Look:
             return Sort.IGNORED
         return Sort.FILE
 
-    def changes(self) -> Iterator[tuple[Change, Sort]]:
+    def changes(self, *, renames: bool = True) -> Iterator[tuple[Change, Sort]]:
         """Sorted by path, without folders. Only the project's files are told as renamed."""
         if isinstance(self.driver, Comparable):
-            found = self.driver.compare(
-                self.tree, links=False, renames=lambda path: self.sort(path) is Sort.FILE
-            )
+            paired = (lambda path: self.sort(path) is Sort.FILE) if renames else None
+            found = self.driver.compare(self.tree, links=False, renames=paired)
         else:
             found = self.driver.changes(self.tree)
         for change in found:
