@@ -333,4 +333,7 @@ def test_who_ends_it_hears_what_it_still_does(stopped: Daemon) -> None:
     assert told[0] == "1 space is being removed"
     stopped.start()
     with stopped.local() as client:
+        # Who calls the space while the next daemon goes on waits until it is gone.
+        again = client.delete(f"/v1/spaces/{space}", params={"force": True}, timeout=SOON_S)
+        assert again.status_code == 404
         assert good(client.get("/v1/spaces"))["spaces"] == []

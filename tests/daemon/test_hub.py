@@ -69,7 +69,7 @@ def test_a_restart_keeps_numbers_cursors_and_sockets(daemon: Daemon) -> None:
 def test_the_socket_goes_with_its_space(daemon: Daemon) -> None:
     space = make(daemon)
     folder = daemon.data / "spaces" / space / "hub"
-    assert sorted(path.name for path in folder.iterdir()) == ["bin", "hub.sock", "mcp.sock"]
+    assert sorted(path.name for path in folder.iterdir()) == ["carrel", "hub.sock", "mcp.sock"]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.glob("*.sock"))
     with daemon.local() as client:
         good(client.delete(f"/v1/spaces/{space}", params={"force": "true"}))
