@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from carrel.daemon import places, service
+from carrel.daemon import places
 from carrel.domain.errors import DaemonError, DaemonUnavailable
 from carrel.linux.processes import is_alive
 
@@ -21,6 +21,8 @@ STOP_S = 40.0
 """Since the last sign of life. A daemon that ends gives one every second, for a minute at most;
 see `carrel.daemon.main`."""
 LOG_LINES = 15
+SYSTEMD = "/run/systemd/system"
+"""Is there where systemd manages the machine: only then is it asked."""
 _LOOK_S = 1.0
 _STEP_S = 0.02
 
@@ -50,10 +52,13 @@ def start(data: Folder, listen: str | None = None, timeout: float = START_S) -> 
     if other is not None:
         _await_socket(data, until)
         raise places.running(data, other)
-    if not listen and service.is_installed(data):
-        service.start(data)
-        _await_socket(data, until)
-        return status(data).pid
+    if not listen and os.path.isdir(SYSTEMD):
+        from carrel.daemon import service
+
+        if service.is_installed(data):
+            service.start(data)
+            _await_socket(data, until)
+            return status(data).pid
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         _spawn(data, listen, theirs)
@@ -105,7 +110,7 @@ def stop(
 
 def _spawn(data: Folder, listen: str | None, ready: int) -> None:
     """A process that leaves the daemon behind and ends at once."""
-    words = [*service.daemon(data), "--detach", "--ready-fd", str(ready)]
+    words = [*places.command(data), "--detach", "--ready-fd", str(ready)]
     if listen:
         words += ["--listen", listen]
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from carrel.domain.errors import DaemonRunning, DaemonUnavailable
-from carrel.linux.processes import is_alive, start_time
+from carrel.linux.processes import is_alive, python, start_time
 
 Folder = str | os.PathLike[str]
 
@@ -20,6 +20,8 @@ LOCK = "lock"
 LOG = "log"
 ADDRESS = "address"
 ENDING = "ending"
+UTF8 = ("-X", "utf8")
+"""Whatever the language of the terminal that starts it: names of files stay what they are."""
 MAX_ADDRESS = 107
 """Bytes that fit into the address of a Unix socket."""
 
@@ -48,6 +50,11 @@ def address(data: Folder) -> str:
 def ending(data: Folder) -> str:
     """A file: what a daemon that was told to end still does; written again while it does."""
     return os.path.join(folder(data), ENDING)
+
+
+def command(data: Folder) -> list[str]:
+    """The words that become the daemon."""
+    return [*python("carrel.daemon", *UTF8), "--data", os.path.abspath(data)]
 
 
 def told_logout(data: Folder) -> str:

@@ -40,15 +40,6 @@ WantedBy={target}
 """
 
 
-UTF8 = ("-X", "utf8")
-"""Whatever the language of the terminal that starts it: names of files stay what they are."""
-
-
-def daemon(data: places.Folder) -> list[str]:
-    """The words that become the daemon."""
-    return [*python("carrel.daemon", *UTF8), "--data", os.path.abspath(data)]
-
-
 class ServiceState(NamedTuple):
     """`active` is systemd's own word: active, inactive, failed …"""
 
@@ -125,8 +116,8 @@ def _text(data: places.Folder) -> str:
     target = "multi-user.target" if os.geteuid() == 0 else "default.target"
     return _TEXT.format(
         data=_quoted(folder),
-        ending=_line([*python("carrel.cli.main", *UTF8), "--data", folder, "down"]),
-        daemon=_line(daemon(folder)),
+        ending=_line([*python("carrel.cli.main", *places.UTF8), "--data", folder, "down"]),
+        daemon=_line(places.command(folder)),
         environment="".join(given),
         target=target,
     )

@@ -30,9 +30,9 @@ def up(call: VerbCall) -> None:
     """
     data, listen = _own_data(call), call.text("listen")
     if call.flag("foreground"):
-        from carrel.daemon import service
+        from carrel.daemon import places
 
-        words = service.daemon(data) + (["--listen", listen] if listen else [])
+        words = places.command(data) + (["--listen", listen] if listen else [])
         flush()
         os.execv(words[0], words)
     from carrel.daemon import control
