@@ -20,7 +20,7 @@ from carrel.service.spaces import SpaceChanges
 from tests.accounts import Account
 from tests.etc import share_etc
 from tests.load.clearing import end_everything
-from tests.service.rig import leftovers, make, request, run
+from tests.service.rig import RUN_S, leftovers, make, request, run
 from tests.trees.again import run_again
 
 
@@ -146,6 +146,8 @@ async def test_a_daemon_that_was_killed_meanwhile(
             space = await _interrupted(services, project, step, monkeypatch)
         monkeypatch.undo()
         async with open_service(Settings(data=data)) as services:
+            async with asyncio.timeout(RUN_S):
+                await services.reconciler.cleared()
             there = await services.spaces.get(LOCAL, space)
             assert there.state is SpaceState.REMOVED
             assert content(project) == before

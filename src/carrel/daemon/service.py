@@ -61,7 +61,7 @@ def unit_path(data: places.Folder) -> Path:
 
 
 def _is_for(path: Path, data: places.Folder) -> bool:
-    return f"--data {_quoted(os.path.abspath(data))}\n" in path.read_text()
+    return f"{_line(['--data', os.path.abspath(data)])}\n" in path.read_text()
 
 
 def is_installed(data: places.Folder) -> bool:

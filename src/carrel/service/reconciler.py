@@ -39,6 +39,9 @@ _UNRECORDED = "no record says what it was, and it may hold work: look at it, and
 _OVER = (RunState.ENDED, RunState.FAILED)
 REBOOTED = Problem("reboot", "machine_restarted", "The machine was restarted.", "Start it again.")
 
+MOST_TRIES = 8
+"""Of daemons that ended while they kept the changes of one space. Work is lost by giving up, but
+one tree that ends every daemon would keep everybody out."""
 _HALF = frozenset({SpaceState.CREATING, SpaceState.REMOVING})
 """Half made or half gone: what an earlier daemon left so goes."""
 
@@ -200,11 +203,12 @@ class Reconciler:
         operation = self._journal.operation(space.space_id, removal.OPERATION)
         # Then what is left of the tree is not the whole.
         kept = removal.TREE in steps
-        if removal.KEEP_AGAIN in steps and not kept:
-            _log.warning("the changes of %s are not kept: it failed twice", space.space_id)
+        tries = sum(name.startswith(removal.KEEP_AGAIN) for name in steps)
+        if tries >= MOST_TRIES and not kept:
+            _log.warning("the changes of %s are not kept: it failed too often", space.space_id)
             kept = True
         elif not kept:
-            await operation.begin(removal.KEEP_AGAIN)
+            await operation.begin(f"{removal.KEEP_AGAIN} {tries + 1}")
         await self._remover.carry_on_remove(space.space_id, operation, kept=kept)
         return Action("remove", space.space_id, "its removal was interrupted")
 

@@ -112,8 +112,6 @@ def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
     begin += ["set", "-g", "status-right", hint, ";"]
     # Else two keys that come at once count as text.
     begin += ["set", "-g", "assume-paste-time", "0", ";"]
-    # Also where the terminal is closed, and nobody is left to end it.
-    begin += ["set", "-g", "destroy-unattached", "on", ";"]
     windows: list[str] = []
     for space in spaces:
         kind = ["new-window"] if windows else ["new-session"]
