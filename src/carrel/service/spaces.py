@@ -40,7 +40,7 @@ from carrel.domain.spaces import (
 )
 from carrel.domain.store import Claim, Forget, Record, Store
 from carrel.domain.trees import Review, ReviewQuery, Skipped, Tree, TreeDriver, TreeUsage
-from carrel.lifecycle.table import LIVE, SETTLED
+from carrel.lifecycle.table import LIVE
 from carrel.service import agents, creation
 from carrel.service.access import (
     admit,
@@ -260,12 +260,11 @@ class Spaces:
 
     async def _claim(self, caller: Caller, key: str) -> Claim | None:
         """Of a space that an earlier daemon left half made or half gone there is none when that is
-        cleared, for which this waits."""
+        cleared, for which this waits. Asked again then: it may have gone since it was read."""
         claim = await self._store.claim(caller.name, key)
-        space = None if claim is None else self._journal.get(claim.space_id)
-        if space is None or space.state in SETTLED:
-            return claim
-        async with self._locks.shared(space.space_id):
+        if claim is None:
+            return None
+        async with self._locks.shared(claim.space_id):
             return await self._store.claim(caller.name, key)
 
     # Changing
