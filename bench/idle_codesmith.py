@@ -95,7 +95,7 @@ def open_codesmith(data: Path) -> Iterator[Codesmith]:
     env = {**os.environ, "CARREL_DATA": str(data)}
     env.pop("CARREL_URL", None)
     process = subprocess.Popen(
-        [str(program), "codesmith"],
+        [str(program), "codesmith", "--agent", "scripted"],
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -16,8 +16,8 @@ from carrel.agents.folders import CONTEXT, HUB, STATE, WORKSPACE
 from carrel.agents.programs import Locator
 from carrel.agents.registry import Registry
 from carrel.client import AsyncClient, Space
-from carrel.domain.agents import AgentSetup, TurnRequest
 from carrel.domain.hub import HUB_SOCKET
+from carrel.domain.turns import AgentSetup, TurnRequest
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "tools" / "agents"
 """Where `make setup` puts the pinned ones."""

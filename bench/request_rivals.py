@@ -16,7 +16,8 @@ from bench.own_requests import RequestFailed, Took, Wanted
 from bench.projects import git
 from carrel.agents.programs import Locator
 from carrel.agents.registry import Registry
-from carrel.domain.agents import AgentSetup, Prepared, TurnRequest
+from carrel.domain.agents import Prepared
+from carrel.domain.turns import AgentSetup, TurnRequest
 
 AGENT = "scripted"
 TURN_S = 60.0

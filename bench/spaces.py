@@ -36,13 +36,14 @@ DOCKER = "docker run"
 LS_CLI, PYTHON = "carrel ls, the program", "python -c pass"
 COPY_IN, COPY_OUT = "carrel cp, small files into a space", "carrel cp, small files out of it"
 TAR = "tar | tar"
+PROCESSOR = ", processor time"
 RESTART = "restart after SIGKILL: until all spaces are listed"
 PAUSE_S = 0.02
 """Before each subject: what the last one leaves to be done in the background is not the
 next one's."""
 BURSTS = 3
 RESTARTS = 3
-COPIES = 3
+COPIES = 5
 PAGE = 10
 """As many spaces as there are when there are few: the same answer from a longer list."""
 QUICK = 5
@@ -210,30 +211,40 @@ class Comparison:
     # Many small files, into a space and out of it
 
     def _small_files(self) -> None:
-        """Against two processes of tar with a pipe between them."""
+        """Against two processes of tar with a pipe between them. Nothing is removed before the last
+        round, so that none pays for the removal of what the one before has made."""
         program = Path(sys.executable).with_name("carrel")
         if not program.exists():
             self._report.skip(COPY_IN, f"{program} is not installed")
             return
-        source, target = self._place / "small", self._place / "copied"
+        source, targets = self._place / "small", self._place / "copied"
         make_plain_folder(source, self._options.small)
+        targets.mkdir()
+        spaces = []
         for number in range(min(COPIES, self._options.rounds)):
             say(f"{self._options.small:,} small files, round {number + 1}")
-            space = self._daemon.client.create()
-            pipe = f"mkdir {target} && tar -C {source} -cf - . | tar -C {target} -xf -"
-            for name, argv in (
-                (TAR, ("sh", "-c", pipe)),
-                (COPY_IN, (str(program), "cp", str(source), f"{space.id}:small")),
-                (COPY_OUT, (str(program), "cp", f"{space.id}:small", str(target))),
-            ):
-                shutil.rmtree(target, ignore_errors=True)
-                settle()
-                with self._board.timed(name, number):
-                    self._execute(argv)
-            shutil.rmtree(target)
+            spaces.append(self._daemon.client.create())
+            there, target = f"{spaces[-1].id}:small", targets / f"{number}"
+            pipe = f"mkdir {target}-tar && tar -C {source} -cf - . | tar -C {target}-tar -xf -"
+            self._copy(TAR, number, ("sh", "-c", pipe))
+            self._copy(COPY_IN, number, (str(program), "cp", str(source), there))
+            self._copy(COPY_OUT, number, (str(program), "cp", there, str(target)))
+        shutil.rmtree(targets)
+        for space in spaces:
             space.remove(force=True)
         for name in (COPY_IN, COPY_OUT):
-            self._report.at_most(f"{name} / {TAR}", 2, "x", self._board.ratio(name, TAR))
+            for kind in ("", PROCESSOR):
+                ratio = self._board.ratio(name + kind, TAR + kind)
+                self._report.at_most(f"{name} / {TAR}{kind}", 2, "x", ratio)
+
+    def _copy(self, name: str, number: int, argv: tuple[str, ...]) -> None:
+        """In elapsed time, and in that of the processor: the daemon's, and of what is run here."""
+        settle()
+        before = self._daemon.cpu_s() + _children_s()
+        with self._board.timed(name, number):
+            self._execute(argv)
+        spent = self._daemon.cpu_s() + _children_s() - before
+        self._board.add(name + PROCESSOR, number, spent)
 
     # Few and many
 
@@ -335,6 +346,12 @@ class Comparison:
 
 def _verb(verb: str, count: int) -> str:
     return f"carrel: {verb}, {count} spaces"
+
+
+def _children_s() -> float:
+    """Processor time of all that was run here and has ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _one(value: float, count: int = 1) -> Spread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -48,11 +49,11 @@ def remove_folder(folder: Path) -> None:
 
 
 def _open_up(folder: Path) -> None:
-    for parent, names, _files in os.walk(folder):
+    # By descriptors: a path may be longer than the kernel takes.
+    for _parent, names, _files, descriptor in os.fwalk(folder):
         for name in names:
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
+            if stat.S_ISDIR(os.lstat(name, dir_fd=descriptor).st_mode):
+                os.chmod(name, 0o700, dir_fd=descriptor)
 
 
 def _unescape(field: bytes) -> bytes:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carrel.domain.agents import (
+from carrel.domain.agents import FoundFrontend, FrontendKind, Prepared
+from carrel.domain.errors import ContinuationNotFound
+from carrel.domain.turns import (
     AgentEventType,
     AgentSetup,
-    FoundFrontend,
-    FrontendKind,
-    Prepared,
     Provider,
     Told,
     TurnError,
     TurnRequest,
     TurnResult,
 )
-from carrel.domain.errors import ContinuationNotFound
 
 
 class Shell:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from carrel.client import Hub as Hub
     from carrel.client import HubMessage as HubMessage
     from carrel.domain import errors as errors
-    from carrel.domain.agents import Attachment as Attachment
     from carrel.domain.limits import Limits as Limits
     from carrel.domain.spaces import Retention as Retention
+    from carrel.domain.turns import Attachment as Attachment
 
 _PLACES = {
     "AsyncClient": "carrel.client.aio",

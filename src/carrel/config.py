@@ -177,7 +177,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many seconds messages are kept; 0: no limit."""
     hub_clients: int = 1000
     """How many clients may be connected to the hub at the same time, beside as many of the daemon's
-    own user. One token may have a quarter of them."""
+    own user. One token, or all tokens of one label together, may have a quarter of them."""
     hub_clients_in_space: int = 32
     """How many clients may be connected to the hub from inside one space."""
     hub_questions: int = 100
@@ -212,8 +212,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many requests run at the same time; 0: two for each core."""
     requests_waiting: int = 1000
     """How many requests may wait; further ones are refused."""
-    request_agent: str = "scripted"
-    """The agent of a request that names none."""
+    request_agent: str = ""
+    """The agent of a request that names none; empty: the first that is installed and has a key."""
     request_tier: str = "default"
     """The tier of limits for a request that names none."""
     request_s: float = 1800.0
@@ -234,7 +234,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """HOST:PORT to listen on beside the Unix socket; empty: none."""
     tcp_connections: int = 2048
     """How many TCP connections may be open at the same time: at most an eighth of them without a
-    token yet, and a quarter of one caller. The Unix socket does not count."""
+    token yet, and a quarter of one token or of one label's. The Unix socket does not count."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names under which TCP clients may call the daemon, beside those of the loopback."""
     allowed_origins: tuple[str, ...] = ()

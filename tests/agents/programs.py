@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.agents.programs import Locator
-from carrel.domain.agents import (
+from carrel.domain.agents import Frontend, Prepared
+from carrel.domain.turns import (
     AgentEventType,
     AgentSetup,
     Continuation,
-    Frontend,
-    Prepared,
     Told,
     TurnRequest,
     TurnResult,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from carrel.domain.agents import AgentEventType, Told, Translator, TurnResult
+from carrel.domain.agents import Translator
+from carrel.domain.turns import AgentEventType, Told, TurnResult
 
 STREAMS = Path(__file__).with_name("streams")
 

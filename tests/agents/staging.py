@@ -13,16 +13,8 @@ from typing import Any
 
 from carrel.agents import wire
 from carrel.agents.programs import Locator
-from carrel.domain.agents import (
-    AgentEventType,
-    AgentSetup,
-    Control,
-    ControlKind,
-    Prepared,
-    Told,
-    Translator,
-    TurnResult,
-)
+from carrel.domain.agents import Prepared, Translator
+from carrel.domain.turns import AgentEventType, AgentSetup, Control, ControlKind, Told, TurnResult
 from tests.agents.installed import require_programs
 
 WAIT_S = 60.0

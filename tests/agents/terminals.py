@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from carrel.domain.agents import AgentSetup, Prepared
+from carrel.domain.agents import Prepared
+from carrel.domain.turns import AgentSetup
 from tests.agents.programs import environment, write_files
 
 WAIT_SECONDS = 60.0

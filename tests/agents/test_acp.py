@@ -19,8 +19,9 @@ from carrel.agents.frontends.acp_presets import PRESETS
 from carrel.agents.programs import Locator
 from carrel.agents.turns import conduct
 from carrel.agents.wire import load
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import (
+from carrel.domain.errors import FrontendNotInstalled
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import (
     AgentSetup,
     Continuation,
     Control,
@@ -30,7 +31,6 @@ from carrel.domain.agents import (
     TurnRequest,
     TurnResult,
 )
-from carrel.domain.errors import FrontendNotInstalled
 from tests.agents.staging import (
     INTERRUPT,
     PINNED,

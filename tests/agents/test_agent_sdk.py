@@ -18,8 +18,9 @@ from carrel.agents.frontends.agent_sdk import AgentSdk, bundled
 from carrel.agents.frontends.agent_sdk_driver import AgentSdkDriver
 from carrel.agents.programs import Locator
 from carrel.agents.turns import conduct
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import (
+from carrel.domain.errors import ContinuationNotFound
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import (
     AgentSetup,
     Continuation,
     Control,
@@ -29,7 +30,6 @@ from carrel.domain.agents import (
     TurnRequest,
     TurnResult,
 )
-from carrel.domain.errors import ContinuationNotFound
 from tests.agents.staging import INTERRUPT, WAIT_S, Heard, Held, setup_in
 from tests.agents.standins import Standin, serving
 

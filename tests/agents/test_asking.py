@@ -15,12 +15,12 @@ from carrel.agents.frontends.claude_driver import ClaudeAskingDriver
 from carrel.agents.frontends.pi_driver import PiDriver
 from carrel.agents.registry import Registry
 from carrel.agents.turns import conduct
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import (
+from carrel.domain.agents import Frontend
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import (
     AgentSetup,
     Control,
     ControlKind,
-    Frontend,
     Permission,
     Told,
     TurnRequest,

@@ -14,15 +14,7 @@ import pytest
 
 from carrel.agents.frontends.claude_code import ClaudeCode, session_key
 from carrel.agents.programs import Locator
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import (
-    AgentSetup,
-    Continuation,
-    Frontend,
-    Interactive,
-    Permission,
-    TurnRequest,
-)
+from carrel.domain.agents import Frontend, Interactive
 from carrel.domain.errors import (
     ContinuationNotFound,
     FrontendNotInstalled,
@@ -30,6 +22,8 @@ from carrel.domain.errors import (
     ProviderMismatch,
     ResolveFailed,
 )
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import AgentSetup, Continuation, Permission, TurnRequest
 from tests.agents.programs import pinned, run, seat_at
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
 from tests.agents.terminals import terminal

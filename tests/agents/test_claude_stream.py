@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carrel.agents.frontends.claude_driver import ClaudeTranslator
 from carrel.agents.frontends.lines import MAX_OUTPUT, MAX_RAW
-from carrel.domain.agents import AgentEventType as Type
+from carrel.domain.turns import AgentEventType as Type
 from tests.agents.recordings import SESSION, made_up, play, replay
 
 

@@ -13,8 +13,8 @@ from carrel.agents.frontends.codex_driver import (
 )
 from carrel.agents.frontends.lines import Object, encode
 from carrel.agents.turns import DENIED
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import Told
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import Told
 
 
 def told(method: str, params: Object) -> list[Told]:

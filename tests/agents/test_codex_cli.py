@@ -18,17 +18,10 @@ from hypothesis import strategies as st
 from carrel.agents.frontends import codex_config
 from carrel.agents.frontends.codex_cli import CodexCli
 from carrel.agents.programs import Locator
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import (
-    AgentSetup,
-    Attachment,
-    Continuation,
-    Frontend,
-    Interactive,
-    Permission,
-    TurnRequest,
-)
+from carrel.domain.agents import Frontend, Interactive
 from carrel.domain.errors import ContinuationNotFound, FrontendNotInstalled, ProviderMismatch
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import AgentSetup, Attachment, Continuation, Permission, TurnRequest
 from tests.agents.programs import pinned, run, seat_at
 from tests.agents.standins import UNKNOWN_MODEL, Standin, serving
 from tests.agents.terminals import terminal

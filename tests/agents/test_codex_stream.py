@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.agents.frontends.codex_driver import CodexTranslator
-from carrel.domain.agents import AgentEventType as Type
+from carrel.domain.turns import AgentEventType as Type
 from tests.agents.recordings import SESSION, made_up, play, replay
 
 

@@ -13,7 +13,7 @@ import pytest
 from carrel.agents.frontends import acp
 from carrel.agents.registry import BUILT_IN
 from carrel.cli.commands import find_command, load
-from carrel.domain.agents import AgentEventType
+from carrel.domain.turns import AgentEventType
 from tests import test_docs as examples
 from tests.agents.plugins import EXAMPLE
 

@@ -17,15 +17,9 @@ from carrel.agents import programs, wire
 from carrel.agents.driven import DrivenTranslator
 from carrel.agents.frontends.scripted import Scripted
 from carrel.agents.programs import Locator
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import (
-    AgentSetup,
-    Continuation,
-    Control,
-    ControlKind,
-    TurnRequest,
-)
 from carrel.domain.errors import ProviderMismatch, ResolveFailed
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import AgentSetup, Continuation, Control, ControlKind, TurnRequest
 from tests.agents.staging import INTERRUPT, Program, setup_in, started
 
 FRONTEND = Scripted(Locator(Path("/nonexistent")))

@@ -16,8 +16,8 @@ from carrel.agents.frontends.acp_driver import AcpTranslator
 from carrel.agents.frontends.claude_driver import ClaudeTranslator
 from carrel.agents.frontends.codex_driver import CodexTranslator
 from carrel.agents.frontends.pi_driver import PiTranslator
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import Told, TurnResult
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import Told, TurnResult
 from tests.agents.recordings import STREAMS, made_up, replay
 from tests.agents.staging import code_of
 

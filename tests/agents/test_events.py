@@ -6,15 +6,9 @@ import pytest
 
 from carrel.agents.events import MAX_KEY, Emitter, failed
 from carrel.agents.frontends.lines import log, message
-from carrel.domain.agents import (
-    AgentEvent,
-    Continuation,
-    Told,
-    TurnRequest,
-    TurnResult,
-)
-from carrel.domain.agents import AgentEventType as Type
 from carrel.domain.errors import AgentCrashed
+from carrel.domain.turns import AgentEvent, Continuation, Told, TurnRequest, TurnResult
+from carrel.domain.turns import AgentEventType as Type
 
 REQUEST = TurnRequest("scripted", "hello", session_id="s", run_id="r")
 DONE = TurnResult(True, "bye")

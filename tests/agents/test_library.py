@@ -14,17 +14,17 @@ import pytest
 
 from carrel.agents.library import Library, TurnOutcome
 from carrel.agents.registry import Registry
-from carrel.domain.agents import (
+from carrel.domain.agents import IoMode
+from carrel.domain.errors import ResolveFailed, StateConflict, UnsupportedFrontend
+from carrel.domain.turns import (
     AgentEvent,
     AgentSetup,
     Continuation,
     InteractionMode,
-    IoMode,
     Permission,
     TurnRequest,
 )
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.errors import ResolveFailed, StateConflict, UnsupportedFrontend
+from carrel.domain.turns import AgentEventType as Type
 from tests.agents.staging import WAIT_S, code_of, pinned, setup_in
 
 

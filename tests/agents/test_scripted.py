@@ -13,8 +13,8 @@ import pytest
 
 from carrel.agents.frontends.scripted_driver import ScriptedDriver, ScriptStep, steps
 from carrel.agents.turns import conduct
-from carrel.domain.agents import AgentEventType as Type
-from carrel.domain.agents import (
+from carrel.domain.turns import AgentEventType as Type
+from carrel.domain.turns import (
     AgentSetup,
     Continuation,
     Control,

@@ -11,11 +11,11 @@ import pytest
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.agents import Control, ControlKind, InteractionMode, Permission, TurnRequest
 from carrel.domain.errors import ServerNotFound, ServerNotInstalled, SpaceInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance, InstanceState, Server, Transport
 from carrel.domain.spaces import Space
+from carrel.domain.turns import Control, ControlKind, InteractionMode, Permission, TurnRequest
 from tests.instances.rig import WAIT_S, serving, until
 from tests.instances.small import PYTHON, put_small
 from tests.load.clearing import end_everything

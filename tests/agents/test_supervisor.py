@@ -27,7 +27,7 @@ from carrel.agents.terminals.supervisor import (
     heard,
     redacted,
 )
-from carrel.domain.agents import (
+from carrel.domain.turns import (
     KEY,
     Activity,
     AgentEventType,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pytest
 
 from carrel.agents import wire
-from carrel.domain.agents import (
+from carrel.domain.turns import (
     AgentEventType,
     AgentServer,
     AgentSetup,
@@ -38,6 +38,7 @@ SEAT = AgentSetup(
     server_env={"TOKEN": "shown"},
     untrusted=(".claude",),
     agreed=(".mcp.json",),
+    also_read=("/srv/docs",),
 )
 REQUEST = TurnRequest(
     "scripted",

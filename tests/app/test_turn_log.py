@@ -10,9 +10,9 @@ import pytest
 
 from carrel.app import agents
 from carrel.app.agents import HubTurnLog
-from carrel.domain.agents import AgentEvent, AgentEventType, Turn, TurnState
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy, StoreDamaged
 from carrel.domain.hub import Replay
+from carrel.domain.turns import AgentEvent, AgentEventType, Turn, TurnState
 from carrel.hub.hub import HubServer, Options
 from tests.hub.memory_log import MemoryLog
 from tests.hub.rig import SPACE, WAIT_S, KnownSpaces

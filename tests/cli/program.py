@@ -185,6 +185,12 @@ class Terminal:
         self.rest()
         return self.process.wait(TIMEOUT_S)
 
+    def close(self) -> int:
+        """As somebody does who closes the window."""
+        os.close(self.master)
+        self.master = -1
+        return self.process.wait(TIMEOUT_S)
+
     def resize(self, rows: int, cols: int) -> None:
         """As a window does: the program that has the terminal is told."""
         termios.tcsetwinsize(self.master, (rows, cols))
@@ -200,7 +206,7 @@ def in_terminal(
 ) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (rows, cols))
-    process = None
+    terminal = process = None
     try:
         # `setsid --ctty` makes it the terminal's own, so that keys and windows reach it.
         process = program.start(
@@ -208,13 +214,14 @@ def in_terminal(
         )
         os.close(slave)
         slave = -1
-        yield Terminal(master, process)
+        terminal = Terminal(master, process)
+        yield terminal
     finally:
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGKILL)
         if process is not None:
             process.wait(TIMEOUT_S)
-        for descriptor in (master, slave):
+        for descriptor in (master if terminal is None else terminal.master, slave):
             if descriptor >= 0:
                 os.close(descriptor)
 

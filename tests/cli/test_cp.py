@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from carrel.cli.verbs.cp import split
-from tests.cli.program import Program
+from tests.cli.program import TIMEOUT_S, Program
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,35 @@ def test_what_cannot_be_copied_is_told(carrel: Program, tmp_path: Path) -> None:
     carrel.good("exec", "deep", "--", "sh", "-c", "rm -r d*")
     carrel.good("cp", "deep:.", "again")
     carrel.good("rm", "deep")
+
+
+FULL = 'mkdir -p full && mount -t tmpfs -o size=16k full full && exec "$@"'
+WORK = "mkdir d; echo w > w; echo v > d/v; head -c 100000 /dev/urandom > d/big"
+
+
+def test_what_did_not_arrive_is_not_copied_out(carrel: Program, tmp_path: Path) -> None:
+    """Although all of it was sent; and what arrived is, file by file or as a folder."""
+    carrel.good("new", "--empty", "--name", "one")
+    carrel.good("exec", "one", "--", "sh", "-c", WORK)
+    full = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL, "sh")
+    for before, target in ((full, "full"), ((), "-")):
+        for path in ("d/big", ".") if before else ("w", "d/big"):
+            with open("/dev/full", "wb") as out:
+                copying = carrel.start(
+                    *("cp", f"one:{path}", target), before=before, stdout=out, stderr=PIPE
+                )
+                _, said = copying.communicate(timeout=TIMEOUT_S)
+            assert copying.returncode == 1 and b"No space left" in said, said
+            assert "3 changes " in carrel.bad(4, "rm", "one")
+    carrel.good("cp", "one:w", "-")
+    assert "2 changes " in carrel.bad(4, "rm", "one")
+    carrel.good("cp", "one:d/v", "v")
+    assert "1 change " in carrel.bad(4, "rm", "one")
+    carrel.good("exec", "one", "--", "sh", "-c", "echo new > w")
+    carrel.good("cp", "one:d", "d")
+    assert "1 change " in carrel.bad(4, "rm", "one")
+    carrel.good("cp", "one:.", "all")
+    carrel.good("rm", "one")
 
 
 def test_standard_streams(carrel: Program, space: str) -> None:

@@ -35,6 +35,12 @@ def test_mistakes_of_usage(carrel: Program, words: list[str], said: str) -> None
     assert said in carrel.bad(2, *words)
 
 
+def test_a_bad_name_is_told_in_a_sentence(carrel: Program) -> None:
+    said = carrel.bad(2, "new", "--empty", "--name", "Bad Name")
+    assert said.startswith("carrel: name: A space's name has up to 63 lower-case letters")
+    assert "--help" in said and "body" not in said and "openapi" not in said
+
+
 def test_errors_of_the_daemon(carrel: Program) -> None:
     assert "no space 'nobody'" in carrel.bad(3, "show", "nobody")
     assert "/nonexistent" in carrel.bad(3, "new", "/nonexistent")

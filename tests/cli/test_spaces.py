@@ -53,6 +53,37 @@ def test_all_that_can_be_said(carrel: Program, project: Path) -> None:
         carrel.good("rm", "--force", "all-said")
 
 
+def test_variables_that_look_like_keys_are_not_shown(carrel: Program) -> None:
+    key = "sk-abcdefghij0123456789"
+    words = ("new", "--empty", "--name", "keyed", "--env", f"OPENAI_API_KEY={key}", "--env", "X=1")
+    try:
+        said = [carrel.good(*words, "--json")]
+        for verb in (("show", "keyed"), ("ls",), ("ls", "-l"), ("events",)):
+            said += [carrel.good(*verb), carrel.good(*verb, "--json")]
+        assert key not in "".join(said) and json.loads(said[0])["env"]["X"] == "1"
+        assert carrel.good("exec", "keyed", "--", "printenv", "OPENAI_API_KEY") == f"{key}\n"
+    finally:
+        carrel("rm", "--force", "keyed")
+
+
+def test_a_project_whose_git_tidies_up_meanwhile(carrel: Program, project: Path) -> None:
+    """As `git gc` does by itself after a commit: thousands of objects become one file."""
+    git = ["git", "-C", str(project)]
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    for number in range(1500):
+        (project / f"{number}.txt").write_text(f"{number}\n")
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    with subprocess.Popen([*git, "gc", "-q", "--prune=now"]) as tidying:
+        name = carrel.good("new", str(project)).strip()
+        assert tidying.wait(timeout=60) == 0
+    try:
+        check = "git fsck --strict && git status --porcelain && git log --format=%s"
+        assert carrel.good("exec", name, "--", "sh", "-ec", check) == "x\n"
+    finally:
+        carrel("rm", "--force", name)
+
+
 def test_repositories_archives_and_nothing(carrel: Program, project: Path) -> None:
     git = ["git", "-C", str(project)]
     subprocess.run([*git, "init", "-q", "-b", "main"], check=True)

@@ -40,6 +40,9 @@ class KnownSpaces:
             return space_id == caller.scope.value
         return space_id in self.known or not space_id
 
+    def may_agree(self, caller: Caller, space_id: str) -> bool:
+        return caller.scope.kind is ScopeKind.ADMIN
+
 
 class Serving:
     """`socket` is the user's, `inside` that of the space DESK."""

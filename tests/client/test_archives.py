@@ -75,6 +75,39 @@ def test_a_folder_comes_back_as_it_was(places: tuple[Path, Path]) -> None:
     assert skipped == []
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0])
+def test_modes_are_those_of_the_archive(places: tuple[Path, Path], umask: int) -> None:
+    source, target = places
+    modes = (0o644, 0o664, 0o755, 0o600, 0o444, 0o666, 0)
+    for mode in modes:
+        (source / f"{mode:o}").write_text("x")
+        (source / f"{mode:o}").chmod(mode)
+    before = os.umask(umask)
+    try:
+        pieces = pack(str(source), "", lambda *_: None, plain=True)
+        unpack(pieces, str(target), ("", ""), lambda *_: None)
+    finally:
+        os.umask(before)
+    for mode in modes:
+        assert stat.S_IMODE((target / f"{mode:o}").stat().st_mode) == mode
+
+
+def test_deep_folders_in_any_order(places: tuple[Path, Path]) -> None:
+    _, target = places
+    descriptors = len(os.listdir("/proc/self/fd"))
+    deep = "/".join(f"d{level}" for level in range(40))
+    depths = [1, 40, 39, 17, 16, 15, 18, 40, 2, 16, 17, 0, 40]
+    folders = ["/".join(deep.split("/")[:depth]) for depth in depths]
+    folders += [f"{folder}/beside" for folder in folders if folder]
+    names = [f"{folder}/{number}".lstrip("/") for number, folder in enumerate(folders)]
+    parts = [pack_header(name, tarfile.REGTYPE, 0o644, 0, size=len(name)) for name in names]
+    bodies = [name.encode().ljust(-(-len(name) // 512) * 512, b"\0") for name in names]
+    archive = b"".join(head + body for head, body in zip(parts, bodies, strict=True)) + END
+    unpack([archive], str(target), ("", ""), lambda *_: None)
+    assert all((target / name).read_text() == name for name in names)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def test_under_another_name(places: tuple[Path, Path]) -> None:
     source, target = places
     fill(source)
@@ -189,6 +222,34 @@ def test_names_that_lead_out_are_refused(places: tuple[Path, Path], name: str) -
     with pytest.raises(ArchiveInvalid, match="outside of the folder"):
         unpack(archive((member(name), b"x")), str(target), ("", ""), lambda *_: None)
     assert os.listdir(target) == []
+
+
+@pytest.mark.parametrize("becomes", ["old", "new"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        member(".bashrc"),
+        member("./.bashrc"),
+        member(".ssh", tarfile.DIRTYPE),
+        member("older/x"),
+        member(".", tarfile.DIRTYPE),
+        member("key", tarfile.LNKTYPE, "old/ok"),
+        member("old/key", tarfile.LNKTYPE, ".bashrc"),
+        member("rc", tarfile.SYMTYPE, "old/ok"),
+    ],
+    ids=lambda info: f"{info.name}-{info.type.decode()}",
+)
+def test_nothing_is_put_beside_the_copied_folder(
+    places: tuple[Path, Path], becomes: str, entry: tarfile.TarInfo
+) -> None:
+    """A daemon that lies has other folders packed than the one that was asked for."""
+    _, target = places
+    (target / ".bashrc").write_text("mine")
+    packed = archive((member("old", tarfile.DIRTYPE), b""), (member("old/ok"), b""), (entry, b""))
+    with pytest.raises(ArchiveInvalid, match="outside of 'old'"):
+        unpack(packed, str(target), ("old", becomes), lambda *_: None)
+    assert sorted(os.listdir(target)) == [".bashrc", becomes]
+    assert os.listdir(target / becomes) == ["ok"] and (target / ".bashrc").read_text() == "mine"
 
 
 def test_no_symlink_is_followed(places: tuple[Path, Path]) -> None:

@@ -79,7 +79,7 @@ async def test_what_is_live_before_the_replay_does_not_overtake_it(
         await writer.publish(NOTE, {"n": 0}, space=DESK)
         await take(hub, 1)
         for again in range(20):
-            here.hub.cut_off(here.hub._clients[hub.client_id], "connection_lost")
+            here.hub.cut_off(here.hub._clients._by_id[hub.client_id], "connection_lost")
             await here.until(lambda: not hub.connected)
             first = 10 * again + 1
             for n in range(first, first + 5):
@@ -130,7 +130,7 @@ async def test_what_was_not_acknowledged_is_published_again(here: Serving, time:
             asyncio.create_task(hub.publish(NOTE, {"n": n}, space=DESK)) for n in range(3)
         ]
         await here.until(lambda: here.log.waiting == 3)
-        here.hub.cut_off(here.hub._clients[hub.client_id], "connection_lost")
+        here.hub.cut_off(here.hub._clients._by_id[hub.client_id], "connection_lost")
         await here.until(lambda: not hub.connected)
         publishing.append(asyncio.create_task(hub.publish(NOTE, {"n": 3}, space=DESK)))
         here.log.release()
@@ -150,7 +150,7 @@ async def test_a_request_is_not_repeated(here: Serving, time: FakeTime) -> None:
     ):
         asking = asyncio.create_task(hub.request("ide_get_selection", space=DESK))
         await take(ide, 1)
-        here.hub.cut_off(here.hub._clients[hub.client_id], "connection_lost")
+        here.hub.cut_off(here.hub._clients._by_id[hub.client_id], "connection_lost")
         with pytest.raises(errors.DaemonUnavailable) as caught:
             await asking
         assert isinstance(caught.value, ConnectionLost) and caught.value.code == "connection_lost"
@@ -187,7 +187,7 @@ def test_the_pause_varies() -> None:
 
 async def test_silence_is_a_lost_connection(here: Serving, time: FakeTime) -> None:
     async with client(here, time) as hub:
-        server = here.hub._clients[hub.client_id]
+        server = here.hub._clients._by_id[hub.client_id]
         first = hub.client_id
         for _ in range(11):
             await here.until(lambda: time.now + 3.75 in time.asleep)
@@ -202,7 +202,7 @@ async def test_silence_is_a_lost_connection(here: Serving, time: FakeTime) -> No
 
 async def test_a_word_from_the_hub_is_enough(here: Serving, time: FakeTime) -> None:
     async with client(here, time) as hub:
-        server = here.hub._clients[hub.client_id]
+        server = here.hub._clients._by_id[hub.client_id]
         for _ in range(30):
             await here.until(lambda: time.now + 3.75 in time.asleep)
             time.pass_by(3.75)
@@ -213,7 +213,7 @@ async def test_a_word_from_the_hub_is_enough(here: Serving, time: FakeTime) -> N
 
 async def test_heartbeats_are_sent(here: Serving, time: FakeTime) -> None:
     async with client(here, time) as hub:
-        server = here.hub._clients[hub.client_id]
+        server = here.hub._clients._by_id[hub.client_id]
         for _ in range(2):
             before = server.heard_at
             await here.until(lambda: time.now + 3.75 in time.asleep)

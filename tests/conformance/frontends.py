@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from carrel.domain.agents import Provider
+from carrel.domain.turns import Provider
 from tests.agents.standins import UNKNOWN_MODEL
 
 PROGRAMS = Path(__file__).parents[2] / "tools" / "agents"

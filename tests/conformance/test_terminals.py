@@ -435,7 +435,10 @@ def test_the_connection_is_lost(impatient: Room) -> None:
     impatient.until(lambda: impatient.tmux(*attached) == "0")
 
 
-def test_several_spaces_at_once(daemon: Daemon, standin: Standin, tmp_path: Path) -> None:
+@pytest.mark.parametrize("leave", ["by its key", "by closing the window", "by a kill"])
+def test_several_spaces_at_once(
+    daemon: Daemon, standin: Standin, tmp_path: Path, leave: str
+) -> None:
     rooms = [Room(daemon, SCRIPTED, standin) for _ in range(2)]
     for number, room in enumerate(rooms):
         room.start(f"hello {number}")
@@ -447,10 +450,21 @@ def test_several_spaces_at_once(daemon: Daemon, standin: Standin, tmp_path: Path
         until(terminal, "turn 1: hello 0")
         terminal.type(b"\x01n")
         until(terminal, "turn 1: hello 1")
-        terminal.type(b"\x01d")
-        assert terminal.end() == 0
+        if leave == "by a kill":
+            terminal.process.kill()
+        elif leave == "by closing the window":
+            terminal.close()
+        else:
+            terminal.type(b"\x01d")
+            assert terminal.end() == 0
     assert all(room.activity == "waiting for input" for room in rooms)
-    assert list(tmp_path.iterdir()) == []
+    rooms[0].until(lambda: not _speak_of(str(tmp_path)))
+    assert leave == "by a kill" or list(tmp_path.iterdir()) == []
+
+
+def _speak_of(word: str) -> list[str]:
+    found = (" ".join(one.info["cmdline"] or ()) for one in process_iter(["cmdline"]))
+    return [line for line in found if word in line]
 
 
 @pytest.mark.parametrize("agent", ["agent-sdk", "pi-sdk", "codex-acp"])

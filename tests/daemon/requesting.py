@@ -83,12 +83,18 @@ def talking(daemon: Daemon) -> Iterator[Talk]:
         yield Talk(connection)
 
 
+SCRIPTED = {"request_agent": "scripted"}
+"""For tests that name no agent."""
+
+
 @contextlib.contextmanager
 def daemon_with(settings: Mapping[str, object]) -> Iterator[Daemon]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         config = Path(folder) / "config.toml"
         config.write_text(
-            "".join(f"{name} = {json.dumps(one)}\n" for name, one in settings.items())
+            "".join(
+                f"{name} = {json.dumps(one)}\n" for name, one in {**SCRIPTED, **settings}.items()
+            )
         )
         patch.setenv("CARREL_CONFIG", str(config))
         with fresh_daemon() as daemon:

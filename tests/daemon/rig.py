@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from carrel.daemon import control, places
@@ -45,9 +46,19 @@ class Daemon:
     def start(self) -> Daemon:
         if self.forked:
             share_etc(self.data)
-        with forking() if self.forked else contextlib.nullcontext():
+        with forking() if self.forked else contextlib.nullcontext(), self._settings():
             self.pid = control.start(self.data, self.listen)
         return self
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        """Tests that name no agent mean the scripted one."""
+        with pytest.MonkeyPatch.context() as patch:
+            if "CARREL_CONFIG" not in os.environ:
+                own = self.data.parent / "config.toml"
+                own.write_text('request_agent = "scripted"\n')
+                patch.setenv("CARREL_CONFIG", str(own))
+            yield
 
     @property
     def address(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from carrel import __version__
 from carrel.api.types.hub import SYSTEM_REQUESTS
+from carrel.domain.hub import ANSWER, NOT_YOURS
 from tests.daemon.hub_rig import PYTHON, line_to, make, speak
 from tests.daemon.rig import Daemon, bad, fresh_daemon, good
 
@@ -368,28 +370,46 @@ def test_a_yes_is_for_one_prompt(daemon: Daemon) -> None:
     assert again["code"] == "agreement_needed" and again["question_id"] != number, again
 
 
-def test_who_has_no_more_than_the_space_agrees_to_nothing(daemon: Daemon) -> None:
-    own = make(daemon, agent="scripted")
-    secret = daemon.token(f"space:{own}")
+@pytest.mark.parametrize("scope", ["space:{}", "label:team=blue"])
+def test_who_has_less_than_the_owner_agrees_to_nothing(daemon: Daemon, scope: str) -> None:
+    own = make(daemon, agent="scripted", labels={"team": "blue"})
+    secret = daemon.token(scope.format(own))
     number = ask(daemon, own, "system_spawn_space", frontend=AGENT)["question_id"]
     with daemon.tcp(secret) as client:
-        good(client.post(f"/v1/inbox/{number}/answer", json={"answer": "yes"}))
+        for answer in ("yes", "no"):
+            answered = client.post(f"/v1/inbox/{number}/answer", json={"answer": answer})
+            bad(answered, 403, "forbidden")
     refused = ask(daemon, own, "system_spawn_space", frontend=AGENT, agreed=number)
-    assert refused["code"] == "forbidden"
-    number = ask(daemon, own, "system_spawn_space", frontend=AGENT)["question_id"]
+    assert refused["question_id"] == number, "the owner can still answer it"
+    for sender in ({}, {"owner": True}):
+        told = answer_on_hub(daemon, secret, own, number, **sender)
+        assert (told["code"], told["message"]) == ("forbidden", NOT_YOURS), told
     with daemon.tcp_websocket("/v1/hub", secret) as hub:
         say(hub, "client_register", {"kind": "app"})
-        said = {"space": own, "reply_to": number}
-        assert say(hub, "buffer_user_answer", {"answer": "yes"}, **said)["status"] == "success"
+        many = {"messages": [{"type": ANSWER, "payload": {"answer": "no"}, "reply_to": number}]}
+        assert say(hub, "buffer_publish", many, space=own)["code"] == "forbidden"
     refused = ask(daemon, own, "system_spawn_space", frontend=AGENT, agreed=number)
-    assert refused["code"] == "forbidden"
-    number = ask(daemon, own, "system_spawn_space", frontend=AGENT)["question_id"]
+    assert refused["question_id"] == number, "it is still open"
     with daemon.local() as client:
         good(client.post(f"/v1/inbox/{number}/answer", json={"answer": "no"}))
     refused = ask(daemon, own, "system_spawn_space", frontend=AGENT, agreed=number)
     assert refused["code"] == "forbidden"
     with daemon.local() as client:
         assert [one["id"] for one in good(client.get("/v1/spaces"))["spaces"]] == [own]
+
+
+def answer_on_hub(
+    daemon: Daemon, secret: str, space: str, number: str, **claims: bool
+) -> dict[str, Any]:
+    """Says yes, and gives what came of that; at most once with what it claims to be."""
+    with daemon.tcp_websocket("/v1/hub", secret) as hub:
+        welcome = data(say(hub, "client_register", {"kind": "app"}))
+        said: dict[str, Any] = {"space": space, "reply_to": number}
+        if claims:
+            sender = {"client_id": welcome["client_id"], "kind": "app", **claims}
+            told = say(hub, ANSWER, {"answer": "yes"}, **said, sender=sender)
+            assert told["code"] == "forbidden", told
+        return say(hub, ANSWER, {"answer": "yes"}, **said)
 
 
 def say(hub: Any, type: str, payload: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -399,6 +419,120 @@ def say(hub: Any, type: str, payload: dict[str, Any], **fields: Any) -> dict[str
         envelope = json.loads(hub.recv())
         if envelope.get("reply_to") == type:
             return dict(envelope["payload"])
+
+
+LOGIN = "sk-ant-oat01-of-the-owner"
+
+
+@pytest.fixture
+def recording(daemon: Daemon) -> Iterator[None]:
+    """The owner has imported a login. In place of the agent is a program that writes down its
+    variables, and stays where there is a file of that name."""
+    program = daemon.data / "agents" / AGENT / "node_modules" / ".bin" / "claude"
+    program.parent.mkdir(parents=True)
+    version = "case \"$*\" in *--version*) echo '2.1.0 (Claude Code)'; exit;; esac"
+    script = "env > env.txt; [ ! -e stay ] || exec sleep 300; exit 1"
+    program.write_text(f"#!/bin/sh\n{version}\n{script}\n")
+    program.chmod(0o755)
+    content = {
+        "files": {"CLAUDE.md": "TUFSSw=="},
+        "login": {"credential": "anthropic", "value": LOGIN},
+    }
+    imports = f"/v1/agents/{AGENT}/import"
+    with daemon.local() as client:
+        good(client.put(imports, json=content))
+        yield
+        good(client.delete(imports))
+        client.delete("/v1/credentials/anthropic")
+    shutil.rmtree(daemon.data / "agents" / AGENT)
+
+
+def was_given(daemon: Daemon, space: str) -> tuple[bool, bool]:
+    """Whether the first turn of its agent had the owner's login, and his instructions."""
+    with daemon.local() as client:
+        (turn,) = good(client.get(f"/v1/spaces/{space}/turns"))["turns"]
+        good(client.get(f"/v1/turns/{turn['id']}", params={"wait_s": 60}))
+    claude = daemon.data / "spaces" / space / "agent" / "state" / "claude"
+    return LOGIN in run(daemon, space, "cat env.txt"), (claude / "CLAUDE.md").exists()
+
+
+@pytest.mark.usefixtures("recording")
+def test_the_owners_login_is_the_owners_to_give(daemon: Daemon) -> None:
+    own = make(daemon, agent=AGENT, network="open", labels={"team": "blue"})
+    wanted = {"frontend": AGENT, "initial_prompt": "print your login"}
+    number = ask(daemon, own, "system_spawn_space", **wanted)["question_id"]
+    (text,) = (one["text"] for one in questions(daemon) if one["id"] == number)
+    assert f"is given the imported login of {AGENT} and the network open" in text
+    told = answer_on_hub(daemon, daemon.token("label:team=blue"), own, number)
+    assert told["code"] == "forbidden"
+    refused = ask(daemon, own, "system_spawn_space", **wanted, agreed=number)
+    assert refused["question_id"] == number
+    with daemon.local() as client:
+        good(client.post(f"/v1/inbox/{number}/answer", json={"answer": "yes"}))
+    made = data(ask(daemon, own, "system_spawn_space", **wanted, agreed=number))["space"]
+    assert was_given(daemon, made["id"]) == (True, True)
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("who", ["label", "owner"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_child_is_begun_by_who_began_the_turn(daemon: Daemon, who: str, stored: bool) -> None:
+    """Of what the owner has imported, the child of a label's turn gets nothing."""
+    own = make(daemon, agent=AGENT, network="open", labels={"team": "blue"})
+    blue = daemon.tcp(daemon.token("label:team=blue"))
+    with blue, daemon.local() as client:
+        if stored:
+            good(client.put("/v1/credentials/anthropic", json={"value": "stored"}))
+        good(client.put(f"/v1/spaces/{own}/files", params={"path": "stay"}, content=b""))
+        env = {} if stored or who == "owner" else {"ANTHROPIC_API_KEY": "of-the-turn"}
+        turn = {"prompt": "work", "env": env}
+        starter = blue if who == "label" else client
+        good(starter.post(f"/v1/spaces/{own}/turns", json=turn))
+        wanted = {"frontend": AGENT, "initial_prompt": "print your login"}
+        asked = ask(daemon, own, "system_spawn_space", **wanted)
+        good(client.post(f"/v1/spaces/{own}/stop", json={}))
+    if who == "label" and not stored:
+        assert asked["code"] == "key_missing", asked
+        return
+    child = data(asked)["space"]["id"]
+    assert was_given(daemon, child) == (who == "owner" and not stored, who == "owner")
+
+
+@pytest.mark.usefixtures("equipped")
+def test_a_label_agrees_to_what_its_own_space_asks(daemon: Daemon) -> None:
+    with daemon.tcp(daemon.token("label:team=blue")) as blue:
+        own = good(blue.post("/v1/spaces", json={}))["id"]
+        number = ask(daemon, own, "system_spawn_space", frontend=AGENT)["question_id"]
+        good(blue.post(f"/v1/inbox/{number}/answer", json={"answer": "yes"}))
+    made = data(ask(daemon, own, "system_spawn_space", frontend=AGENT, agreed=number))["space"]
+    assert made["parent"] == own
+
+
+@pytest.mark.parametrize(
+    ("scope", "moved", "counts"),
+    [
+        ("space:{}", False, False),
+        ("label:team=blue", False, True),
+        ("label:team=blue", True, False),
+    ],
+)
+def test_who_may_not_remove_it_does_not_agree_to_that(
+    daemon: Daemon, scope: str, moved: bool, counts: bool
+) -> None:
+    # Of a label that no token has had until now.
+    scope = scope.replace("blue", label := f"blue-{moved}")
+    own = make(daemon, labels={"team": label})
+    child = data(ask(daemon, own, "system_spawn_space"))["space"]["id"]
+    run(daemon, child, "echo work > file")
+    if moved:
+        with daemon.local() as client:
+            good(client.patch(f"/v1/spaces/{child}", json={"labels": {"team": "red"}}))
+    payload = {"question": f"Delete {child}?", "choices": ["yes", "no"]}
+    asked = {"type": "buffer_user_question", "id": "q", "space": own, "payload": payload}
+    speak(daemon, own, asked)
+    assert data(answer_on_hub(daemon, daemon.token(scope.format(own)), own, "q"))
+    told = ask(daemon, own, "system_delete_space", space=child, agreed="q")
+    assert told.get("code") == (None if counts else "unexported_changes"), told
 
 
 def test_a_token_of_one_space_is_outside_of_it(daemon: Daemon) -> None:

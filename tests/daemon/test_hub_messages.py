@@ -41,7 +41,7 @@ async def test_the_examples_are_what_is_said(
     stopped: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "config.toml"
-    settings.write_text("desktop = false\n")
+    settings.write_text('desktop = false\nrequest_agent = "scripted"\n')
     monkeypatch.setenv("CARREL_CONFIG", str(settings))
     # As a daemon leaves it that was killed while it tried what works here.
     stopped.data.mkdir(mode=0o711)

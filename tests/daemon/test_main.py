@@ -12,15 +12,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from carrel import Client
 from carrel.daemon import control, main, places
-from carrel.domain.errors import DaemonRunning
+from carrel.domain.errors import DaemonRunning, DaemonUnavailable
 from carrel.launcher.client import Launcher
+from tests.accounts import Account
+from tests.daemon.rig import Daemon, good
+from tests.machine import inhabitants
 
 SOON_S = 60.0
 
@@ -158,6 +165,80 @@ def test_a_look_at_the_lock_keeps_nobody_from_it(data: Path) -> None:
         release.join()
 
 
+@pytest.fixture
+def stranger(ordinary_user: Account) -> Account:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make what is another account's")
+    return ordinary_user
+
+
+@pytest.mark.parametrize(
+    "prepared", ["data", "daemon", "daemon is a link", "lock is a link", "above", "writable"]
+)
+def test_what_another_account_has_prepared_is_not_used(
+    data: Path, stranger: Account, prepared: str
+) -> None:
+    """It would say which files of the daemon's user are cut, and answer in the daemon's place."""
+    above = data / "above"
+    own, precious = above / "data", data / "precious"
+    (own / "daemon").mkdir(parents=True)
+    precious.mkdir(mode=0o755)
+    (precious / "file").write_text("precious")
+    match prepared:
+        case "data":
+            os.chown(own, *stranger)
+        case "daemon":
+            os.chown(own / "daemon", *stranger)
+        case "daemon is a link":
+            (own / "daemon").rmdir()
+            (own / "daemon").symlink_to(precious)
+        case "lock is a link":
+            (own / "daemon" / "lock").symlink_to(precious / "file")
+        case "above":
+            above.chmod(0o777)
+        case "writable":
+            own.chmod(0o757)
+    with pytest.raises(DaemonUnavailable), places.held(own):
+        pass
+    assert precious.stat().st_mode & 0o777 == 0o755
+    assert [one.read_text() for one in precious.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o711, 0o755])
+def test_a_folder_of_ones_own_is_used(data: Path, mode: int) -> None:
+    """Also by a link, and below one in which all may write and nobody may rename."""
+    above, own, link = data / "above", data / "above" / "own", data / "link"
+    own.mkdir(parents=True)
+    above.chmod(0o1777)
+    own.chmod(mode)
+    link.symlink_to(own)
+    with places.held(link):
+        assert places.holder(own) is not None
+    assert own.stat().st_mode & 0o777 == mode
+
+
+def test_a_daemon_of_another_account_is_told_nothing(data: Path, stranger: Account) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{places.make_folder(data)}/{places.SOCKET}")
+        os.seteuid(stranger.uid)
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(DaemonUnavailable, match="another account"):
+            Client(data=data, autostart=False).info()
+        listener.settimeout(SOON_S)
+        with listener.accept()[0] as heard:
+            assert heard.recv(100) == b""
+
+
+def test_another_account_names_no_process(data: Path, stranger: Account) -> None:
+    """`carrel down` ends the one that stands in the lock."""
+    with places.held(data):
+        os.chown(places.lock(data), *stranger)
+        assert places.holder(data) is None
+
+
 def test_the_clients_side_is_light() -> None:
     """It is imported by every command that may have to start a daemon."""
     script = (
@@ -169,3 +250,41 @@ def test_the_clients_side_is_light() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=SOON_S, check=True
     )
     assert ran.stdout.strip() == "[]"
+
+
+def test_where_a_dead_daemon_set_up_a_project_the_next_one_clears_up(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """What ran there would go on, and the space would stay for hours."""
+    command = '{"image": "x", "postCreateCommand": "setsid sleep 1000 & exec sleep 1000"}'
+    (tmp_path / ".devcontainer.json").write_text(command)
+    body = {"project": {"kind": "folder", "location": str(tmp_path)}, "run_setup": True}
+
+    def make() -> None:
+        with daemon.local() as client, suppress(httpx.HTTPError):
+            client.post("/v1/spaces", json=body)
+
+    making = threading.Thread(target=make)
+    making.start()
+
+    def found() -> list[dict[str, Any]]:
+        with daemon.local() as client:
+            return list(good(client.get("/v1/spaces"))["spaces"])
+
+    def until(done: Callable[[], object]) -> None:
+        bound = time.monotonic() + SOON_S / 2
+        while not done():
+            assert time.monotonic() < bound
+            time.sleep(0.01)
+
+    try:
+        until(lambda: [one for one in found() if one["state"] == "running"])
+        (space,) = found()
+        until(lambda: len(inhabitants([space["id"]])) >= 2)
+    finally:
+        daemon.kill()
+        making.join(SOON_S)
+    daemon.start()
+    until(lambda: not found())
+    assert not inhabitants([space["id"]])
+    assert not (daemon.data / "spaces" / space["id"]).exists()

@@ -18,12 +18,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from carrel.daemon.main import THREAD_SHARES, SharedThreads
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, working_for
 from carrel.domain.errors import RateLimited
+from carrel.domain.tar import pack_header
 from carrel.hub.access import Identity
 from carrel.hub.client import Sink
 from carrel.hub.hub import HubServer
@@ -34,6 +36,7 @@ from carrel.interfaces.http.body_limits import MAX_COMMAND, MAX_ITEMS
 from carrel.interfaces.http.connections import UNFINISHED_BYTES
 from carrel.interfaces.http.files import WHOLE
 from carrel.interfaces.http.services import (
+    ARCHIVES,
     BODY_BYTES,
     DIFFS,
     OUTCOMES,
@@ -58,6 +61,7 @@ hub_clients_in_space = 3
 hub_questions = 5
 requests_at_once = 1
 requests_waiting = 8
+request_agent = "scripted"
 """
 
 
@@ -129,6 +133,33 @@ def test_one_token_has_its_share_of_connections(small: Daemon) -> None:
         pytest.fail("the place of one that has gone is not given out again")
 
 
+def test_tokens_of_one_label_have_one_share_of_connections_and_of_the_hub(small: Daemon) -> None:
+    """Who has more of them has no larger one."""
+    blue = [small.token("label:team=blue") for _ in range(3)]
+    red = small.token("label:team=red")
+    with contextlib.ExitStack() as stack:
+        for secret in blue[:2]:
+            client = stack.enter_context(small.tcp_websocket("/v1/hub", secret))
+            client.send(json.dumps(REGISTER))
+            assert "code" not in json.loads(client.recv(ANSWER_S))["payload"]
+        with small.tcp_websocket("/v1/hub", blue[2]) as third:
+            assert json.loads(third.recv(ANSWER_S))["payload"]["code"] == "insufficient_resources"
+        with small.tcp_websocket("/v1/hub", red) as other:
+            other.send(json.dumps(REGISTER))
+            assert "code" not in json.loads(other.recv(ANSWER_S))["payload"]
+    with contextlib.ExitStack() as stack:
+        answers = []
+        for number in range(10):
+            mine = stack.enter_context(knock(small))
+            mine.sendall(head(blue[number % 3]))
+            answers.append(status(mine))
+        assert answers.count(200) <= 8 and answers[-1] == 503
+        free = stack.enter_context(knock(small))
+        free.sendall(head(red))
+        assert status(free) == 200
+
+
+REGISTER = {"type": "client_register", "id": "r", "payload": {"kind": "app"}}
 JOIN = """
 import json, os, socket
 answers, kept = [], []
@@ -448,7 +479,7 @@ def test_two_callers_who_trickle_keep_no_third_waiting() -> None:
     nobody = cast(Any, None)
     context = ApiContext(nobody, nobody, nobody)
     kinds = ((context.streams, STREAMS), (context.diffs, DIFFS), (context.outcomes, OUTCOMES))
-    for slots, most in kinds:
+    for slots, most in (*kinds, (context.archives, ARCHIVES)):
         with contextlib.closing(IdleTimeLoop()) as loop:
             loop.run_until_complete(scenario(slots, most))
 
@@ -469,3 +500,96 @@ def test_files_that_wait_for_a_thread_have_a_bound() -> None:
         for _ in range(2 * BODY_BYTES // WHOLE):
             held.enter_context(context.body(LOCAL, WHOLE))
     assert not context.bodies
+
+
+@contextlib.contextmanager
+def uploading(daemon: Daemon, space: str, *, archive: bool) -> Iterator[list[httpx.Response]]:
+    """By a token of the space, without an end until this ends; then it has its answer."""
+    over, sent, answers = threading.Event(), threading.Event(), list[httpx.Response]()
+
+    def body() -> Iterator[bytes]:
+        """More than is taken before it is being written."""
+        yield pack_header("big", b"0", 0o644, 0, size=1 << 30)
+        yield from (bytes(1 << 20) for _ in range(64))
+        sent.set()
+        while not over.wait(0.1):
+            yield bytes(8192)
+
+    def upload() -> None:
+        with daemon.tcp(daemon.token(f"space:{space}")) as client:
+            path = {"path": "." if archive else "big"}
+            where = f"/v1/spaces/{space}/{'archive' if archive else 'files'}"
+            answers.append(client.put(where, params=path, content=body()))
+
+    thread = threading.Thread(target=upload)
+    thread.start()
+    try:
+        assert sent.wait(ANSWER_S)
+        yield answers
+    finally:
+        over.set()
+        thread.join(ANSWER_S)
+
+
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("verb", ["stop", "remove"])
+def test_an_upload_keeps_nobody_from_stopping_its_space(
+    daemon: Daemon, verb: str, archive: bool
+) -> None:
+    space = make(daemon)
+    with uploading(daemon, space, archive=archive) as answers, daemon.local() as client:
+        if verb == "stop":
+            good(client.post(f"/v1/spaces/{space}/stop"))
+        else:
+            good(client.delete(f"/v1/spaces/{space}", params={"force": True}))
+    bad(answers[0], 409, "state_conflict")
+
+
+def test_one_label_has_its_share_of_archives(daemon: Daemon) -> None:
+    """Who does not read them has no more, by whichever of its tokens, and keeps nobody else out."""
+    spaces = {team: make(daemon, labels={"team": team}) for team in ("blue", "red")}
+    for space in spaces.values():
+        body = {"argv": ["sh", "-c", "head -c 50000000 /dev/zero > big"]}
+        with daemon.local() as owner:
+            good(owner.post(f"/v1/spaces/{space}/exec", json=body))
+
+    def archive(team: str, secret: str) -> socket.socket:
+        connection = stack.enter_context(knock(daemon))
+        where = f"GET /v1/spaces/{spaces[team]}/archive?path=.&plain=true HTTP/1.1\r\n"
+        words = f"{where}Host: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n\r\n"
+        connection.sendall(words.encode())
+        return connection
+
+    blue = itertools.cycle([daemon.token("label:team=blue") for _ in range(2)])
+    with contextlib.ExitStack() as stack:
+        mine = [archive("blue", next(blue)) for _ in range(ARCHIVES // 2)]
+        assert {status(one) for one in mine} == {200}
+        waiting = archive("blue", next(blue))
+        for secret in (daemon.token("label:team=red"), daemon.token("admin")):
+            assert status(archive("red", secret)) == 200
+        assert not select.select([waiting], [], [], 0)[0]
+        mine[0].close()
+        assert status(waiting) == 200
+
+
+def test_an_upload_and_a_start_keep_nobody_waiting(daemon: Daemon) -> None:
+    """The space is ready, so the start has nothing to wait for, and nobody waits behind it."""
+    space = make(daemon)
+    token = daemon.token(f"space:{space}")
+    with uploading(daemon, space, archive=False) as answers:
+        with daemon.tcp(token) as client, daemon.local() as owner:
+            good(client.post(f"/v1/spaces/{space}/start"))
+            good(owner.post(f"/v1/spaces/{space}/exec", json={"argv": ["true"]}))
+        assert not answers, "nor does the upload end"
+    good(answers[0])
+
+
+def test_who_is_not_the_owner_stops_with_a_short_grace(daemon: Daemon) -> None:
+    """The owner's removal waits for it."""
+    space = make(daemon)
+    with daemon.tcp(daemon.token(f"space:{space}")) as client, daemon.local() as owner:
+        for verb in ("stop", "restart"):
+            where = f"/v1/spaces/{space}/{verb}"
+            bad(client.post(where, json={"grace_s": 31}), 422, "message_invalid")
+            good(client.post(where, json={"grace_s": 30}))
+            good(owner.post(where, json={"grace_s": 600}))

@@ -1,5 +1,5 @@
-"""A package index on loopback, for pip and npm, with one package that the tests make. Files have
-names as the public ones give them, and may be kept as long."""
+"""A package index on loopback, for pip, uv, npm and cargo, with one package that the tests make.
+Files have names as the public ones give them, and may be kept as long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import json
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +20,7 @@ WHEEL = "hello-1.0-py3-none-any.whl"
 KEEP = {"text/html": "max-age=600, public", "application/json": "public, max-age=300"}
 """How long pages may be kept; files for ever."""
 TARBALL = "/npm/hello/-/hello-1.0.0.tgz"
+CRATE = "/crates/hello/1.0.0"
 
 
 def wheel() -> bytes:
@@ -47,6 +48,16 @@ def tarball(says: str = "hi") -> bytes:
         "package/package.json": json.dumps({"name": "hello", "version": "1.0.0"}),
         "package/index.js": f"module.exports = {json.dumps(says)};\n",
     }
+    return packed(files)
+
+
+def crate(says: str = "hi") -> bytes:
+    manifest = '[package]\nname = "hello"\nversion = "1.0.0"\nedition = "2021"\n'
+    source = f"pub const SAYS: &str = {json.dumps(says)};\n"
+    return packed({"hello-1.0.0/Cargo.toml": manifest, "hello-1.0.0/src/lib.rs": source})
+
+
+def packed(files: Mapping[str, str]) -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for name, text in files.items():
@@ -77,6 +88,10 @@ class Registry:
         return f"http://{self.host}/simple"
 
     @property
+    def cargo(self) -> str:
+        return f"sparse+http://{self.host}/index/"
+
+    @property
     def npm(self) -> str:
         return f"http://{self.host}/npm/"
 
@@ -96,6 +111,18 @@ class Registry:
             return "application/json", json.dumps(packument).encode()
         if path == TARBALL:
             return "application/octet-stream", tarball()
+        return self._answer_cargo(path)
+
+    def _answer_cargo(self, path: str) -> tuple[str, bytes] | None:
+        if path == "/index/config.json":
+            return "application/json", json.dumps({"dl": f"http://{self.host}/crates"}).encode()
+        if path == "/index/he/ll/hello":
+            digest = hashlib.sha256(crate()).hexdigest()
+            version = {"name": "hello", "vers": "1.0.0", "deps": [], "cksum": digest}
+            line = {**version, "features": {}, "yanked": False}
+            return "application/json", json.dumps(line).encode()
+        if path == f"{CRATE}/download":
+            return "application/octet-stream", crate()
         return None
 
 
@@ -118,7 +145,11 @@ def serving() -> Iterator[Registry]:
                 keep = KEEP.get(kind, "max-age=365000000, immutable, public")
                 self.send_header("Cache-Control", keep)
             self.end_headers()
-            self.wfile.write(content)
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def do_POST(self) -> None:
             # What is left of it would be the next request: npm tries again after ten seconds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from carrel.environments import tool_secrets
 from carrel.environments.home_tools import ASKED, TABLE, HomeToolchains
 from carrel.environments.login_shell import LoginShell, PersonAccount
 from carrel.environments.tool_secrets import SECRETS
+from tests.accounts import Account
 from tests.environments.homes import fill, secret, tool
+from tests.trees.again import run_again
 
 
 @pytest.fixture
@@ -228,7 +231,7 @@ def test_what_comes_later_is_not_shown_either(home: Path, path: str) -> None:
     assert inside(earlier, token)
     assert not inside(toolchains.find(), token)
     # Nor to a space that was made before, when it starts again.
-    later = toolchains.narrowed(earlier)
+    later = toolchains.narrowed(earlier, ())
     assert not inside(later, token) and inside(later, home / ".cargo" / "bin")
     assert [one.env for one in later.tools] == [one.env for one in earlier.tools]
     token.unlink()
@@ -263,6 +266,47 @@ def test_what_is_too_much_is_not_shown_unseen(home: Path, monkeypatch: pytest.Mo
     found = chains(home).find()
     assert inside(found, home / ".volta" / "bin") and not inside(found, token)
     assert {one.name: one.partly for one in found.tools}["volta"]
+
+
+def test_sockets_and_pipes_are_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(home)
+    folder = home / "notes.d"
+    (folder / "a" / "b").mkdir(parents=True)
+    doors = [home / ".nvm" / "pipe", home / ".pyenv" / "shims" / "pipe", folder / "a" / "pipe"]
+    for door in (*doors, folder / "a" / "b" / "pipe"):
+        os.mkfifo(door)
+    with socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.chdir(folder)
+        listener.bind("socket")
+    toolchains = chains(home)
+    assert set(toolchains.find().hidden) == set(map(str, doors[:2]))
+    monkeypatch.setattr(tool_secrets, "MOST_FOLDERS", 2)
+    narrowed = toolchains.narrowed(HomeTools(), set(toolchains.check(str(folder)).values()))
+    # What is deeper than that is not looked at.
+    assert set(narrowed.hidden) == {str(doors[2]), f"{folder}/socket"}
+
+
+def test_locks_of_tools_are_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(home)
+    tool(home / ".volta" / "bin" / "volta", "volta")
+    locks = [home / ".volta" / name for name in ("volta.lock", "tools/.lock", "tools/a/b/.lock")]
+    for lock in locks:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    (home / ".volta" / "Cargo.lock").write_text("# of a project\n" * 9)
+    monkeypatch.setattr(tool_secrets, "MOST_LOCKS", 2)
+    assert set(chains(home).find().hidden) == set(map(str, locks[:2]))
+
+
+def test_a_folder_of_many_sockets_is_not_shown(home: Path) -> None:
+    (home / "many").mkdir()
+    toolchains = chains(home)
+    shown = toolchains.check(str(home / "many")).values()
+    for number in range(tool_secrets.MOST_IN_FOLDER + 1):
+        os.mkfifo(home / "many" / str(number))
+    with pytest.raises(SpaceInvalid, match="too many sockets"):
+        toolchains.check(str(home / "many"))
+    assert toolchains.narrowed(HomeTools(), set(shown)).hidden == (f"{home}/many",)
 
 
 def test_links_and_folders_that_would_show_more(home: Path, tmp_path: Path) -> None:
@@ -309,3 +353,7 @@ def test_what_may_be_shown_by_name(home: Path, tmp_path: Path) -> None:
         with pytest.raises(SpaceInvalid) as error:
             toolchains.check(bad)
         assert error.value.message.endswith(".") and error.value.hint
+
+
+def test_without_root(ordinary_user: Account, data: Path) -> None:
+    run_again(__file__, ordinary_user, data, "-k", "table or login_shell or comes_and_goes")

@@ -169,7 +169,10 @@ SCENARIOS: dict[str, Callable[[Services, Killer], Awaitable[None]]] = {
 async def main(data: Path, scenario: str, moment: str, number: int) -> None:
     killer = Killer(moment, number)
     killer.install()
-    async with asyncio.timeout(SCENARIO_S), open_service(Settings(data=data)) as services:
+    async with (
+        asyncio.timeout(SCENARIO_S),
+        open_service(Settings(data=data, request_agent="scripted")) as services,
+    ):
         await SCENARIOS[scenario](services, killer)
         killer.armed = False
         tell(writes=killer.count)

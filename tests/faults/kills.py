@@ -125,6 +125,7 @@ class Kills:
             async with asyncio.TaskGroup() as group:
                 following = group.create_task(follower.follow())
                 listening = [group.create_task(one.listen()) for one in listeners]
+                await self._heard(follower, listeners)
                 living = [group.create_task(self._lives(load)) for load in loads]
                 await self._moments(own)
                 await asyncio.wait(living)
@@ -137,6 +138,12 @@ class Kills:
         self.ledger.made(space)
         run = await space.start_run(["sh", "-c", _TICKS])
         return Listener(run)
+
+    async def _heard(self, follower: Follower, listeners: list[Listener]) -> None:
+        """Whoever has heard nothing yet does not wait for a daemon to come back."""
+        async with asyncio.timeout(END_S):
+            while not (follower.count and all(one.lines for one in listeners)):
+                await asyncio.sleep(TICK_S)
 
     async def _lives(self, load: LoadClient) -> None:
         while not self._over:

@@ -34,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 async def serving(data: Path) -> AsyncIterator[Services]:
     """A service on the folder, whose launcher stays."""
     share_etc(data)
-    async with open_service(Settings(data=data)) as services:
+    async with open_service(Settings(data=data, request_agent="scripted")) as services:
         yield services
 
 

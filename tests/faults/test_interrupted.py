@@ -13,12 +13,12 @@ import pytest
 from carrel.app import service
 from carrel.cleanup.trash import Trash
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, working_for
-from carrel.domain.errors import SpaceNotFound
+from carrel.domain.errors import SpaceNotFound, TreeUnavailable
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space, SpaceState
-from carrel.service import reconciler
+from carrel.service import reconciler, removal
 from carrel.service.open_spaces import OpenSpace
 from carrel.service.reviews import COUNTED, ROUGH
 from carrel.service.runs import Runs
@@ -102,6 +102,27 @@ async def test_an_end_while_it_is_cleared(data: Path, large: LargeTrees) -> None
             while not large.removed_for:
                 await asyncio.sleep(0.01)
         large.small.set()
+        async with asyncio.timeout(RUN_S), serving(data) as services:
+            await services.reconciler.cleared()
+            back = await services.spaces.undelete(LOCAL, space.space_id)
+            await assert_works(services, back, "cat work.txt", "work\n")
+            await remove_all(services, data)
+
+
+async def test_a_removal_after_one_that_failed(data: Path) -> None:
+    """What that one had kept is older than the work since."""
+    async with ending(data):
+        async with serving(data) as services:
+            space = await make(services)
+            await services.spaces.stop(LOCAL, space.space_id, 0.2)
+            failing = services.journal.operation(space.space_id, removal.OPERATION)
+            for state, step in (("REMOVING", removal.KEEP), ("FAILED", removal.TREE)):
+                records = services.journal.moved(space.space_id, SpaceState[state])
+                await failing.begin(step, *records)
+            await failing.fail(TreeUnavailable("The machine refused to unmount the tree."))
+            await services.spaces.start(LOCAL, space.space_id)
+            await run(services, space, WORK)
+            await interrupt(services, space)
         async with asyncio.timeout(RUN_S), serving(data) as services:
             await services.reconciler.cleared()
             back = await services.spaces.undelete(LOCAL, space.space_id)

@@ -7,20 +7,24 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 from carrel.app.service import Services
+from carrel.cleanup.trash import Trash
 from carrel.domain.access import LOCAL
-from carrel.domain.errors import LauncherUnavailable
+from carrel.domain.errors import CarrelError, LauncherUnavailable
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.runtimes import Command, ExitReason, Output
-from carrel.domain.spaces import Space, SpaceState
+from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.launcher import client
 from carrel.launcher.client import Launcher, Reply
+from carrel.linux import processes
 from carrel.runtimes import engine
 from tests.accounts import Account
 from tests.faults.rig import (
@@ -68,7 +72,10 @@ except OSError:
 os.read(os.pipe()[0], 1)
 """
 """As many terminals as there are for it."""
-OF_AN_ORDINARY_USER = "test_another_launcher or test_descriptors or test_one_space"
+OF_AN_ORDINARY_USER = (
+    "test_another_launcher or test_descriptors or test_one_space or test_changes_are_kept"
+    " or test_what_was_being"
+)
 LINES = 100
 """At least: it is told to end when its launcher has been killed often enough."""
 
@@ -114,6 +121,86 @@ async def test_another_launcher_takes_its_place(data: Path) -> None:
         await asyncio.to_thread(kill_launcher, data)
         assert (await services.spaces.verify(LOCAL, space.space_id)).holds
         await remove_all(services, data)
+
+
+async def test_changes_are_kept_without_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary user's tree is no longer mounted then, and is mounted again."""
+    keep = Trash.keep
+    deaths: list[Callable[[Path], None]] = [kill_launcher]
+
+    def die_first(*asked: Any) -> Trashed | None:
+        if deaths:
+            deaths.pop(0)(data)
+        return keep(*asked)
+
+    async with ending(data), serving(data) as services:
+        spaces = [await make(services), await make(services)]
+        for space in spaces:
+            await run(services, space, "echo work > work.txt")
+        monkeypatch.setattr(Trash, "keep", die_first)
+        removal = await services.spaces.remove(LOCAL, spaces[0].space_id, force=True)
+        assert removal.kept is not None and not removal.lost
+        # Where none can be had, nothing is removed.
+        deaths += [_unavailable, _unavailable]
+        with pytest.raises(LauncherUnavailable):
+            await services.spaces.remove(LOCAL, spaces[1].space_id, force=True)
+        removal = await services.spaces.remove(LOCAL, spaces[1].space_id, force=True)
+        assert removal.kept is not None and not removal.lost
+        for space in spaces:
+            back = await services.spaces.undelete(LOCAL, space.space_id)
+            await assert_works(services, back, "cat work.txt", "work\n")
+        await remove_all(services, data)
+
+
+def _unavailable(_data: Path) -> None:
+    raise LauncherUnavailable("The launcher cannot be started.")
+
+
+@pytest.fixture
+def slow() -> Iterator[Path]:
+    """A folder with a bubblewrap that sets nothing up. Not in /tmp, which root's launcher covers
+    before it executes that."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        program = Path(folder, "bwrap")
+        program.write_text(f"#!/bin/sh\nexec sleep {RUN_S}\n")
+        program.chmod(0o755)
+        yield program.parent
+
+
+async def test_what_was_being_set_up_ends(
+    data: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next launcher finds it, though nobody had written it down."""
+    async with ending(data), serving(data) as services:
+        space = await make(services)
+        await services.spaces.stop(LOCAL, space.space_id, 0.2)
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", f"{slow}:{os.environ['PATH']}")
+            starting = asyncio.create_task(services.spaces.start(LOCAL, space.space_id))
+            left = await asyncio.to_thread(_sleeper, launcher_pid(data))
+            await asyncio.to_thread(kill_launcher, data)
+            with pytest.raises(CarrelError):
+                await starting
+        try:
+            await services.spaces.remove(LOCAL, space.space_id)
+            await assert_works(services, await make(services), "echo works", "works\n")
+            assert select.select([left], [], [], RUN_S / 2)[0]
+        finally:
+            os.close(left)
+        await remove_all(services, data)
+
+
+def _sleeper(launcher: int) -> int:
+    """A descriptor of the process below it that is no more than that."""
+    until = time.monotonic() + BOUND_S
+    while time.monotonic() < until:
+        for pid in processes.descendants(launcher):
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep\0"):
+                    return os.pidfd_open(pid)
+        time.sleep(0.01)
+    raise AssertionError("nothing is being set up")
 
 
 @pytest.mark.parametrize("runtime", ["bubblewrap", "landlock"])

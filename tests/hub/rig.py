@@ -57,6 +57,9 @@ class KnownSpaces:
         key, _, value = caller.scope.value.partition("=")
         return self.labels.get(space_id, {}).get(key) == value
 
+    def may_agree(self, caller: Caller, space_id: str) -> bool:
+        return caller.scope.kind is ScopeKind.ADMIN
+
 
 class Ended(Exception):
     """The hub has ended the connection."""
@@ -106,6 +109,7 @@ class LineWire:
 class FrameWire:
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
+        self._silent = False
 
     async def send(self, data: bytes) -> None:
         """What is no text goes as a binary frame."""
@@ -123,9 +127,13 @@ class FrameWire:
         return frame.encode()
 
     async def close(self) -> None:
+        if self._silent:
+            # It would not hear that the other side has closed, too, and wait for that.
+            self._connection.transport.abort()
         await self._connection.close()
 
     def stop_reading(self) -> None:
+        self._silent = True
         self._connection.transport.pause_reading()
 
 

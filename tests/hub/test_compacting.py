@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.hub import Keep
-from carrel.hub.log import compact
+from carrel.domain.hub import OWNED, Keep
+from carrel.hub.log import MOST_NAMED, compact
 from tests.hub.rig import OTHER, SPACE, HubRig, Peer, open_rig, options
 
 NOTE = "buffer_custom_note"
@@ -75,6 +75,21 @@ async def test_what_a_consumer_misses_is_told_first(rig: HubRig) -> None:
     await fill(rig, 3)
     await compacted(rig, Keep(4, 0, 0))
     assert (await rig.hub.log.spans())[SPACE].last == 14, "nothing was missed, nothing is told"
+
+
+async def test_of_many_that_miss_something_some_are_named(rig: HubRig) -> None:
+    """Whoever hears of it could not take a message of any size."""
+    await fill(rig, 10)
+    for number in range(MOST_NAMED + 7):
+        await rig.hub.log.acknowledge(f"tk_{number}{OWNED}c{number}", SPACE, number % 7)
+    peer = await consumer(rig)
+    for _ in range(10):
+        await peer.receive()
+    await compacted(rig, Keep(1, 0, 0))
+    told = (await peer.receive())["payload"]
+    assert (told["first"], told["last"], told["others"]) == (1, 9, 7)
+    assert len(told["consumers"]) == MOST_NAMED
+    assert sorted(told["consumers"].values()) == sorted(n % 7 for n in range(107))[:MOST_NAMED]
 
 
 async def test_a_removed_space_is_forgotten_when_its_time_is_over(rig: HubRig) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carrel.domain.hub import Replay
+from carrel.domain.errors import MessageInvalid
+from carrel.domain.hub import ANSWER, QUESTION, Replay
 from carrel.hub.client import Patterns
-from carrel.hub.connection import Connection
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
     NOTE,
@@ -42,26 +40,21 @@ async def test_one_hears_the_types_that_one_asked_for(rig: HubRig) -> None:
     await hearer.nothing_more()
 
 
-def test_a_pattern_of_many_stars_takes_no_time() -> None:
-    """Who tries all ways in which such a one could fit is not done before the sun is."""
-    heard = Patterns(("*a" * 60 + "*b", "custom_a*a*a"))
+def test_patterns_take_no_time() -> None:
+    """All that are subscribed are asked for each new type, while everybody waits."""
+    heard = Patterns(("*a*a*a*b", "custom_a*a*a", "custom_x", "custom_y*"))
     assert not heard.fit("custom_" + "a" * 80 + "c")
     assert heard.fit("custom_" + "a" * 80 + "b") and heard.fit("custom_aaa")
     assert not heard.fit("custom_aa")
-
-
-async def test_patterns_are_read_while_their_client_waits(rig: HubRig) -> None:
-    """And not in a task, whose time would be counted for nobody."""
-    consumer = await rig.join(types=("custom_old",), spaces=(SPACE,), consumer="c")
-    (client,) = (one for one in rig.hub._clients.values() if one.consumer)
-    wanted = {"subscriptions": {"types": ["custom_n*w"], "spaces": [SPACE]}}
-    envelope = {"type": "client_update", "id": "u", "payload": wanted}
-    re.purge()
-    Connection(rig.hub, client).received(json.dumps(envelope).encode())
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("carrel.hub.client.re.compile", None)
-        assert (await consumer.receive())["type"] == "response"
-    assert client.types.fit("custom_new")
+    assert heard.fit("custom_x") and not heard.fit("custom_xx")
+    assert heard.fit("custom_y") and heard.fit("custom_yy") and not heard.fit("x_custom_y")
+    assert Patterns(("a*a",)).fit("aa") and not Patterns(("a*a",)).fit("a")
+    assert Patterns(("*a*b*",)).fit("xaxbx") and not Patterns(("*a*b*",)).fit("xbxax")
+    assert Patterns(("*",)).fit("anything") and not Patterns(()).fit("anything")
+    Patterns(f"custom_{number}*" for number in range(100))
+    for wrong in (["*a*a*a*a*b"], [f"*_{number}" for number in range(5)], ["a**********b"]):
+        with pytest.raises(MessageInvalid, match="before their end"):
+            Patterns(wrong)
 
 
 @shows("subscribe.spaces", "subscribe.all")
@@ -125,11 +118,12 @@ async def test_an_editor_speaks_to_the_spaces_it_is_connected_to(rig: HubRig) ->
     assert (await editor.refused("custom_x", {}, space=OTHER))["code"] == "forbidden"
 
 
+@pytest.mark.parametrize("spaces", [("*",), (SPACE,)])
 @shows("access.label")
-async def test_a_label_is_a_border(tmp_path: Path) -> None:
+async def test_a_label_is_a_border(tmp_path: Path, spaces: tuple[str, ...]) -> None:
     """Tokens come over HTTP only."""
     async with open_rig(tmp_path, "websocket") as rig:
-        blue = await rig.join("app", "blue", types=("*",), spaces=("*",))
+        blue = await rig.join("app", "blue", types=("*",), spaces=spaces)
         local = await rig.join()
         assert (await blue.refused(NOTE, {}, space=OTHER))["code"] == "space_not_found"
         await local.ask(NOTE, {"number": 1}, space=OTHER)
@@ -183,3 +177,22 @@ async def test_agents_do_not_answer_for_people(rig: HubRig) -> None:
     problem = await agent.refused("agent_command", {"command": "x"}, space=SPACE)
     assert problem["code"] == "forbidden"
     await person.ask("buffer_user_answer", {"answer": "yes"}, **answer)
+
+
+async def test_who_may_not_agree_answers_nothing_that_carrel_asks(tmp_path: Path) -> None:
+    """Neither of this daemon nor of the one before."""
+    answers: list[dict[str, Any]] = [{"space": SPACE, "reply_to": id} for id in ("q1", "q2")]
+    for number in ("q1", "q2"):
+        async with open_rig(tmp_path, "websocket") as rig:
+            await asyncio.wait(rig.hub._regular[-1:], timeout=WAIT_S)
+            await rig.hub.ask(SPACE, {"question": "May it?"}, QUESTION, number)
+            blue = await rig.join(who="blue")
+            for answer in answers[: 1 if number == "q1" else 2]:
+                problem = await blue.refused(ANSWER, {"answer": "yes"}, **answer)
+                assert problem["code"] == "forbidden"
+    async with open_rig(tmp_path, "websocket") as rig:
+        await asyncio.wait(rig.hub._regular[-1:], timeout=WAIT_S)
+        blue, owner = await rig.join(who="blue"), await rig.join()
+        for answer in answers:
+            await owner.ask(ANSWER, {"answer": "yes"}, **answer)
+            await blue.ask(ANSWER, {"answer": "no"}, **answer)

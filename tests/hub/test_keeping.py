@@ -21,21 +21,25 @@ class Rig:
         self.log = MemoryLog()
         self.told: list[int] = []
         self.batches: list[int] = []
+        self.bodies: list[bytes] = []
         self.answers: list[tuple[int, str]] = []
         self.keeper = LogWriter(self.log, self._kept)
 
     def _kept(self, batch: list[Pending]) -> None:
         self.batches.append(len(batch))
         self.told += [seq for one in batch for seq in range(one.first, one.last + 1)]
+        self.bodies += [body for one in batch for body in one.bodies]
 
     def _done(self, one: Pending, error: CarrelError | None) -> None:
         self.answers.append((one.first, "" if error is None else error.code))
 
-    def keep(self, number: int, origin: int = 0, many: int = 1) -> None:
+    def keep(self, number: int, origin: int = 0, many: int = 1, account: str = "local") -> None:
         done = None if origin else self._done
         type = "space.state" if origin else "buffer_custom_x"
         said = [Said(type, raw({"number": number}), f"m{number}.{n}") for n in range(many)]
-        self.keeper.keep(Pending(SPACE, 1.0, SYSTEM, said, origin=origin, done=done))
+        self.keeper.keep(
+            Pending(SPACE, 1.0, SYSTEM, said, origin=origin, done=done, account=account)
+        )
 
     async def settled(self) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -76,6 +80,35 @@ async def test_too_much_is_counted_by_messages(rig: Rig, monkeypatch: pytest.Mon
     rig.keep(2)
     await rig.settled()
     assert rig.told == list(range(1, 12))
+
+
+async def test_who_floods_waits_and_keeps_nobody_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accounts take turns, and each has a part of the room; the owner has his own."""
+    monkeypatch.setattr(log, "MOST", 4)
+    monkeypatch.setattr(log, "MOST_WAITING", 20)
+    monkeypatch.setattr(log, "MOST_OF_ACCOUNT", 10)
+    for number in range(10):
+        rig.keep(number, account="blue")
+    with pytest.raises(StoreBusy):
+        rig.keep(10, account="blue")
+    for number in range(10):
+        rig.keep(number, account="red")
+    with pytest.raises(StoreBusy):
+        rig.keep(0, account="green")
+    rig.keep(100)
+    settled = asyncio.create_task(rig.keeper.settled())
+    async with asyncio.timeout(WAIT_S):
+        while not rig.batches:
+            await asyncio.sleep(0)
+    # The third of the first four: blue, red, own, blue.
+    assert [b'"number":100' in body for body in rig.bodies[:4]] == [False, False, True, False]
+    assert not settled.done()
+    rig.keep(101)
+    await asyncio.wait_for(settled, WAIT_S)
+    await rig.settled()
+    assert sorted(rig.told) == list(range(1, 23)) and len(rig.answers) == 22
 
 
 async def test_carrels_own_words_wait_for_more_of_them(rig: Rig) -> None:
@@ -126,7 +159,7 @@ async def test_a_full_disk_leaves_no_gap_and_loses_nothing_of_carrels_own(
     rig.keep(1)
     rig.keep(2, origin=5)
     await rig.settled()
-    assert rig.answers == [(1, "insufficient_disk")] and rig.told == []
+    assert [code for _, code in rig.answers] == ["insufficient_disk"] and rig.told == []
     rig.log.failing = None
     rig.keep(3)
     async with asyncio.timeout(WAIT_S):

@@ -61,7 +61,9 @@ async def serving(
         patch.setattr(warm, "QUIET_S", 3600.0)
         if not warm_bridge:
             patch.setattr(Bridging, "started", lambda *_: None)
-        async with open_service(parse_settings({"data": data, **settings})) as services:
+        async with open_service(
+            parse_settings({"data": data, "request_agent": "scripted", **settings})
+        ) as services:
             yield services
 
 

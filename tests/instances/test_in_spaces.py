@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from carrel.api.types.admin import NewToken
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import (
@@ -30,6 +31,8 @@ from carrel.domain.instances import (
 )
 from carrel.domain.limits import Limits
 from carrel.domain.spaces import Space
+from carrel.service.instances import lifetime
+from carrel.service.spaces import SpaceChanges
 from tests.instances.installed import require
 from tests.instances.rig import WAIT_S, call, serving, until
 from tests.instances.small import put_small
@@ -190,6 +193,36 @@ async def test_a_key_of_the_owner_is_not_for_guests(data: Path, tmp_path: Path) 
             await services.instances.start(guest, ask)
         for space in (own, given, theirs):
             await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
+
+
+async def test_what_a_token_may_not_have_any_more_ends(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the address and the secret of a server that reads and writes in the space."""
+    monkeypatch.setattr(lifetime, "REACH_S", 0.05)
+    put_small(tmp_path)
+    async with serving(data, servers={"small": {"command": list(SMALL.command)}}) as services:
+        space = await make(services, tmp_path, labels={"team": "blue"})
+        token = await services.tokens.create(LOCAL, NewToken(scope="label:team=blue"))
+        blue = await services.tokens.caller(token.secret)
+        ask = InstanceRequest(server="small", space_id=space.space_id)
+        async with asyncio.timeout(WAIT_S):
+            theirs = (await services.instances.start(blue, ask)).instance
+            own = (await services.instances.start(LOCAL, ask)).instance
+        assert (await services.instances.get(blue, theirs.instance_id)).state not in OVER
+        # The space stays what it was: blue had it, and knows the secrets of what runs in it.
+        for labels in ({"team": "red"}, {}):
+            with pytest.raises(StateConflict, match="by the label team=blue"):
+                await services.spaces.update(LOCAL, space.space_id, SpaceChanges(labels=labels))
+        await services.tokens.revoke(LOCAL, token.id)
+        with pytest.raises(StateConflict):
+            await services.spaces.update(LOCAL, space.space_id, SpaceChanges(labels={}))
+        more = SpaceChanges(labels={"team": "blue", "more": "x"})
+        await services.spaces.update(LOCAL, space.space_id, more)
+        ended = await until(services, theirs.instance_id, *OVER)
+        assert ended.problem is not None and ended.problem.code == "out_of_reach"
+        assert (await services.instances.get(LOCAL, own.instance_id)).state not in OVER
+        await services.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.2)
 
 
 async def test_more_spaces_of_a_token_are_no_larger_share(data: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from carrel.domain.instances import (
 )
 from carrel.domain.runtimes import Network
 from carrel.domain.server_adapter import NotReady
-from carrel.service.instances import start as starting
+from carrel.service.instances import beginner as starting
 from tests.instances.rig import (
     PYTHON,
     SCRIPT,

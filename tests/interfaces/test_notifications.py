@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from carrel.domain.hub import ANSWER
 from carrel.interfaces import notifications as notifying
 from carrel.interfaces.notifications import (
     Notice,
@@ -220,10 +221,105 @@ async def test_a_flood_of_one_space_is_folded_and_keeps_no_other_waiting(
         await until(lambda: "May I mine?" in way.texts)
         place = await rig.hub.log.last_place()
         await until(lambda: note.read_text() == str(place))
-    most = notifying.MOST_SIGNALS
+    most = notifying.MOST_WAITING
     assert way.texts[1 : most + 1] == [f"flood {number}" for number in range(most)]
     assert [one["more"] for one in way.told if "more" in one] == [5000 - most]
     assert f"{5000 - most} more" in way.told[-2]["text"] and failures == []
+
+
+async def answer(person: Peer, number: str) -> None:
+    await person.ask(ANSWER, {"answer": "yes"}, space=SPACE, reply_to=number)
+
+
+async def taken_in(other: Peer, way: Gated) -> None:
+    """All that came until now: what another account says is told as soon as it is."""
+    number = f"o{len(way.told)}"
+    await ask(other, number, OTHER)
+    await until(lambda: f"May I {number}?" in way.texts)
+
+
+async def test_questions_beyond_some_are_told_as_one(rig: HubRig, tmp_path: Path) -> None:
+    """Those that are answered before that are not told, and not counted."""
+    agent, person, other = await rig.agent(), await rig.join(), await rig.join("agent", "other")
+    way, most, note = Gated(), notifying.MOST_WAITING, tmp_path / "note"
+    asked = [f"q{number}" for number in range(2 * most)]
+    async with telling(rig, note, way):
+        for number in asked:
+            question = {"question": f"{number} " + "x" * 20_000}
+            await agent.ask("buffer_user_question", question, id=number, space=SPACE)
+        await taken_in(other, way)
+        for number in (asked[1], asked[most], asked[-1], "nothing"):
+            await answer(person, number)
+        await taken_in(other, way)
+        way.open.set()
+        place = await rig.hub.log.last_place()
+        await until(lambda: note.read_text() == str(place))
+    told = [one for one in way.told if one["space"] == SPACE]
+    assert [one["id"] for one in told] == [asked[0], *asked[2:most], asked[-2]]
+    assert [one["more"] for one in told if "more" in one] == [most - 2]
+    assert max(map(len, way.texts)) == notifying.MOST_TOLD
+
+
+async def test_who_answers_itself_has_no_more_to_say_by_that(rig: HubRig, tmp_path: Path) -> None:
+    """Questions that were answered are bounded by nothing else: they do not wait in memory."""
+    agent, person, other = await rig.agent(), await rig.join(), await rig.join("agent", "other")
+    way = Gated()
+    async with telling(rig, tmp_path / "note", way):
+        await ask(agent, "first")
+        await taken_in(other, way)
+        for number in range(3 * notifying.MOST_WAITING):
+            await ask(agent, f"q{number}")
+            await answer(person, f"q{number}")
+        await signal(agent, "at last")
+        await taken_in(other, way)
+        way.open.set()
+        await until(lambda: "at last" in way.texts)
+    assert [one["text"] for one in way.told if one["space"] == SPACE] == ["May I first?", "at last"]
+
+
+class Closing(Gated):
+    """One that is closed for `SPACE` as soon as it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: list[str] = []
+
+    async def tell(self, notice: Notice) -> None:
+        self.tried.append(notice["id"])
+        await super().tell(notice)
+        if notice["space"] == SPACE:
+            raise NotTold("not now")
+
+
+async def test_what_is_answered_is_not_tried_again(rig: HubRig, tmp_path: Path) -> None:
+    agent, person, other = await rig.agent(), await rig.join(), await rig.join("agent", "other")
+    way = Closing()
+    async with telling(rig, tmp_path / "note", way) as failures:
+        await ask(agent, "one")
+        await until(lambda: way.tried)
+        await ask(agent, "two")
+        await answer(person, "one")
+        await taken_in(other, way)
+        way.open.set()
+        await until(lambda: failures)
+    assert way.tried.count("one") == 1
+    assert [number for number, _ in failures] == ["two"]
+
+
+async def test_what_was_answered_before_a_restart_is_not_told(rig: HubRig, tmp_path: Path) -> None:
+    """However many messages lie between."""
+    agent, person = await rig.agent(), await rig.join()
+    way, note = Gated(), tmp_path / "note"
+    async with telling(rig, note, way):
+        pass
+    await ask(agent, "one")
+    await signal(agent, *map(str, range(2 * notifying.BATCH)))
+    await answer(person, "one")
+    await ask(agent, "two")
+    way.open.set()
+    async with telling(rig, note, way):
+        await until(lambda: "May I two?" in way.texts)
+    assert "May I one?" not in way.texts
 
 
 @pytest.mark.parametrize("error", [NotTold("not now"), ValueError("embedded null byte")])

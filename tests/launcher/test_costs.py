@@ -5,8 +5,10 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import json
 import os
 import resource
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,10 +19,12 @@ import pytest
 from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.runtimes import Sandbox
 from carrel.launcher.loop import MOST_BYTES, LinePipe, Loop, Workers
+from carrel.launcher.mounts import BareNamespaces
 from carrel.launcher.runs import LEAST_RUNS
-from carrel.linux import processes
+from carrel.linux import mounts, processes
 from tests.accounts import Account
 from tests.conformance.runtime_rig import WAIT_S, Rig, open_rig
+from tests.launcher.disks import root_only
 from tests.trees.again import run_again
 
 NEWLINES = 200
@@ -68,6 +72,45 @@ def _shout(pid: int, number: int) -> bool:
     finally:
         os.close(target)
     return True
+
+
+@root_only
+async def test_a_sandbox_is_set_up_where_little_is_mounted(rig: Rig) -> None:
+    """Bubblewrap reads the whole mount table for each mount that it makes."""
+    sandbox = await rig.start()
+    await rig.sh(sandbox, "true")
+    record = rig.data / "launcher" / "holders" / f"{sandbox.spec.sandbox_id}.json"
+    table = Path(f"/proc/{json.loads(record.read_bytes())['monitor']}/mountinfo").read_text()
+    points = [line.split()[4] for line in table.splitlines()]
+    assert "/proc" in points and "/dev" in points
+    assert not [point for point in points if point.startswith(("/sys", str(rig.data)))]
+
+
+def _fork(become: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        become()
+    os.waitpid(child, 0)
+    return child
+
+
+@root_only
+def test_what_is_mounted_at_above_and_below_what_is_kept_stays(tmp_path: Path) -> None:
+    above, other = tmp_path / "above", tmp_path / "other"
+    kept = above / "kept"
+    with contextlib.ExitStack() as undo:
+        for folder in (above, kept, kept / "below", above / "kept not", other):
+            folder.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True, timeout=WAIT_S)
+            undo.callback(mounts.detach_all, str(folder))
+        namespace = BareNamespaces(_fork).get([str(kept), "/proc"])
+        assert namespace is not None
+        undo.callback(os.close, namespace)
+        enter = ["nsenter", f"--mount=/proc/self/fd/{namespace}", "cat", "/proc/self/mountinfo"]
+        table = subprocess.check_output(enter, pass_fds=[namespace], text=True, timeout=WAIT_S)
+    points = {line.split()[4] for line in table.splitlines()}
+    assert {"/", "/proc", *map(str, (above, kept, kept / "below"))} <= points
+    assert not [point for point in points if point.startswith((str(other), f"{kept}\\040"))]
 
 
 @pytest.mark.parametrize("number", [1, 2, 11, 12])

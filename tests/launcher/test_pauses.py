@@ -17,6 +17,7 @@ import pytest
 
 from carrel.domain.errors import CarrelError
 from carrel.domain.ids import new_id
+from carrel.domain.limits import Limits
 from carrel.domain.runtimes import ExitReason, LocalRun, Sandbox
 from carrel.launcher import control
 from carrel.linux import cgroupfs, processes
@@ -120,6 +121,28 @@ async def test_what_holds_a_sandbox_stands_still_too(rig: Rig) -> None:
         assert not any(map(processes.is_running, holding))
     await subject.ask("resume")
     await subject.works()
+
+
+async def test_who_waits_for_the_next_command_is_nobody(rig: Rig) -> None:
+    """A sandbox is looked after as long as it lingers nevertheless: code in there can take over
+    what holds it, and write on."""
+    limits = Limits(disk_bytes=1 << 30)
+    sandbox = await rig.start(limits=limits)
+    assert (await rig.sh(sandbox, "echo here")).out == "here\n"
+    engine = rig.runtime._engine  # type: ignore[attr-defined]
+    request = engine._requests.members(sandbox)
+
+    async def is_empty() -> bool:
+        reply, _ = await rig.launcher.ask("members", request, [])
+        grouped = rig.cgroups.load(sandbox.spec.sandbox_id) is not None
+        waits = bool(reply["waiting"]) or rig.name != "bubblewrap" or not grouped
+        return waits and not reply["pids"]
+
+    await until(is_empty)
+    watch = engine._watch(sandbox)
+    assert await watch._is_inhabited() == (rig.name == "bubblewrap")
+    await rig.runtime.stop(sandbox, grace_s=0.1)
+    assert not await watch._is_inhabited()
 
 
 def test_nobody_is_found_out_because_the_launcher_was_slow(

@@ -17,7 +17,8 @@ from carrel.domain.ids import new_id
 from carrel.domain.runs import Piece, Stream
 from carrel.domain.runtimes import LocalRun, Output, Sandbox
 from carrel.launcher.loop import Loop, Timer
-from carrel.launcher.recorder import MOST_READERS, STEP_BYTES, Recorder, RecordingSpec
+from carrel.launcher.recorder import MOST_READERS, Recorder, RecordingSpec
+from carrel.launcher.streams import STEP_BYTES, TURN_BYTES
 from carrel.runtimes.recordings import LEASE_S, PACE_BYTES, FileRecordings, Readers
 from tests.conformance.runtime_rig import (
     RUNTIMES,
@@ -30,7 +31,7 @@ from tests.conformance.runtime_rig import (
 from tests.idle_time import IdleTimeLoop
 
 KEEP = 1 << 20
-WINDOW = KEEP + STEP_BYTES + (1 << 19)
+WINDOW = KEEP + STEP_BYTES + TURN_BYTES
 """What a command may be ahead, with what one turn of the launcher and a pipe hold."""
 LAST = 1_000_000
 CONTENT = ("\n".join(map(str, range(1, LAST + 1))) + "\n").encode()

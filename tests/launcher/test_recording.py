@@ -20,7 +20,7 @@ import pytest
 from carrel.domain.errors import InsufficientDisk
 from carrel.domain.runs import Piece, Stream
 from carrel.domain.runtimes import ExitReason, LocalRun, Output, Sandbox
-from carrel.launcher.recorder import STEP_BYTES
+from carrel.launcher.streams import STEP_BYTES, TURN_BYTES
 from carrel.linux import processes
 from carrel.runtimes.limits.cgroups import Cgroups, Survey
 from carrel.runtimes.recordings import FileRecordings
@@ -98,11 +98,11 @@ async def test_100_mb_are_bounded_with_the_right_end_at_the_right_offsets(any_ri
     assert (record["stdout_bytes"], record["stderr_bytes"]) == (total, 0)
     assert "stdout_dropped" not in record
     assert isinstance(run.stdout, Path)
-    assert run.stdout.stat().st_blocks * 512 <= KEEP + STEP_BYTES + (1 << 19)
+    assert run.stdout.stat().st_blocks * 512 <= KEEP + STEP_BYTES + TURN_BYTES + BLOCK
     folder, recordings = sandbox.spec.folder, FileRecordings()
     assert recordings.size(folder, run.run_id, Stream.STDOUT) == total
     first = recordings.read(folder, run.run_id, Stream.STDOUT, 0, 1)
-    assert KEEP <= total - first.offset <= KEEP + STEP_BYTES + (1 << 19)
+    assert KEEP <= total - first.offset <= KEEP + STEP_BYTES + TURN_BYTES + BLOCK
     position = first.offset
     while position < total:
         piece = recordings.read(folder, run.run_id, Stream.STDOUT, position, 1 << 20)
@@ -128,7 +128,7 @@ async def test_a_flood_keeps_nobody_waiting(rig: Rig) -> None:
     assert (await finish(typed)).exit.code == 0
     for one, flood in zip((sandbox, other), floods, strict=True):
         assert isinstance(flood.stdout, Path)
-        assert flood.stdout.stat().st_blocks * 512 <= KEEP + STEP_BYTES + (1 << 19)
+        assert flood.stdout.stat().st_blocks * 512 <= KEEP + STEP_BYTES + TURN_BYTES + BLOCK
         await rig.runtime.signal(one, flood.run_id, signal.SIGKILL)
         async with asyncio.timeout(WAIT_S):
             assert (await flood.wait()).signal == 9
@@ -262,12 +262,17 @@ async def test_a_child_left_behind_is_recorded_to_its_end(any_rig: Rig) -> None:
     done = await rig.begin(sandbox, "sh", "-c", _LEAVES_A_CHILD)
     finished = await finish(done)
     assert (finished.exit.code, finished.out) == (3, "early\n")
-    assert (await _hello(rig))["recordings"] == 1
+    await _until_recordings(rig, 1)
     await rig.sh(sandbox, "echo > gate", timeout_s=WAIT_S)
     assert await rig.recorded(sandbox, done.run_id, "late\n") == "early\nlate\n"
     assert await rig.recorded(sandbox, done.run_id, "worse\n", Stream.STDERR) == "worse\n"
+    await _until_recordings(rig, 0)
+
+
+async def _until_recordings(rig: Rig, count: int) -> None:
+    """Those of commands that have just ended may still be there."""
     async with asyncio.timeout(WAIT_S):
-        while (await _hello(rig))["recordings"]:
+        while (await _hello(rig))["recordings"] != count:
             await asyncio.sleep(0)
 
 
@@ -402,7 +407,7 @@ async def test_a_child_left_behind_outlives_the_launcher_and_is_recorded_again(
         while not note.exists():
             await asyncio.sleep(0)
     await rig.kill_launcher()
-    assert (await _hello(rig))["recordings"] == 1
+    await _until_recordings(rig, 1)
     await rig.sh(sandbox, "echo > gate", timeout_s=WAIT_S)
     assert await rig.recorded(sandbox, run.run_id, "late\n") == "early\nlate\n"
     async with asyncio.timeout(WAIT_S):

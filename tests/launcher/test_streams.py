@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.launcher import recorder
-from carrel.launcher.recorder import (
+from carrel.launcher import streams
+from carrel.launcher.streams import (
     LEAST_BLOCK,
     ON_ITS_WAY_BYTES,
     STEP_BYTES,
@@ -266,7 +266,7 @@ def test_a_full_disk_is_waited_for_while_somebody_reads(monkeypatch: pytest.Monk
             assert tap.stream.take(BLOCK) == BLOCK and tap.stream.dropped == 0
             # It has an end, and then it is counted.
             fill(folder)
-            monkeypatch.setattr(recorder, "NO_ROOM_S", 0.0)
+            monkeypatch.setattr(streams, "NO_ROOM_S", 0.0)
             os.write(tap.write, _numbered(4))
             assert tap.stream.take(BLOCK) == BLOCK and tap.stream.dropped == BLOCK
             # Whoever reads it sees that, though nothing more can be written down.
@@ -281,7 +281,7 @@ def test_a_full_disk_is_waited_for_while_somebody_reads(monkeypatch: pytest.Monk
 @root_only
 def test_without_holes_a_file_grows_while_somebody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     most = ON_ITS_WAY_BYTES + 2 * STEP_BYTES
-    monkeypatch.setattr(recorder, "NO_HOLES_BYTES", most)
+    monkeypatch.setattr(streams, "NO_HOLES_BYTES", most)
     with disk("ramfs") as folder:
         tap = Tap(folder / "out")
         try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from carrel.linux import files
+from carrel.linux.ids import files_as
 
 BLOCK = 1 << 16
 
@@ -129,3 +131,23 @@ def test_a_removed_watch_is_told_of(queue: int, tmp_path: Path) -> None:
 def test_a_missing_file_cannot_be_watched(queue: int, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.add_watch(queue, str(tmp_path / "none"), files.WATCH_MODIFY)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_files_as_another_user(data: Path) -> None:
+    """Within, and in this thread only; afterwards everything is as before, whatever happened."""
+    data.chmod(0o777)
+    (closed := data / "closed").mkdir(mode=0o700)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(os.getpid).result(timeout=60)
+        with pytest.raises(PermissionError), files_as(12345, 12346) as able:
+            assert able
+            (data / "theirs").touch()
+            pool.submit((closed / "ours").touch).result(timeout=60)
+            (closed / "theirs").touch()
+    (closed / "later").touch()
+    made = {path.name: path.stat() for path in data.rglob("*")}
+    assert (made["theirs"].st_uid, made["theirs"].st_gid) == (12345, 12346)
+    assert {made[name].st_uid for name in ("closed", "ours", "later")} == {0}
+    with files_as(2**32 - 2, 2**32 - 2) as able:
+        assert not able

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,3 +131,20 @@ def test_everything_on_a_folder_is_detached(data: Path) -> None:
         os.close(busy)
     assert not mounts.detach_all(str(data / "nothing"))
     assert not mounts.is_mounted(data / "nothing")
+
+
+def test_what_is_mounted_in_a_copy_is_mounted_nowhere_else(data: Path) -> None:
+    """Where mounts are shared, as systemd has them."""
+    volume = data / "volume"
+    for name in ("place/inner", "copy"):
+        (volume / name).mkdir(parents=True)
+    for words in (["--bind", str(volume)], ["--make-shared"]):
+        subprocess.run(["mount", *words, str(volume)], check=True, timeout=60)
+    copy = mounts.clone_mount(str(volume / "place"))
+    try:
+        mounts.attach(copy, str(volume / "copy"))
+    finally:
+        os.close(copy)
+    inner = str(volume / "copy/inner")
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", inner], check=True, timeout=60)
+    assert mounts.is_mounted(inner) and not mounts.is_mounted(volume / "place/inner")

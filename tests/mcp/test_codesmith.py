@@ -384,7 +384,7 @@ async def test_it_starts_the_daemon(own_daemon: Daemon) -> None:
     await asyncio.to_thread(own_daemon.stop)
     async with smith(own_daemon.data) as tool:
         assert not running_daemon(own_daemon)
-        tool.call(1, instructions="write a.txt 1")
+        tool.call(1, instructions="write a.txt 1", frontend="scripted")
         assert paths(good(await tool.result(1))) == ["a.txt"]
 
 

@@ -25,7 +25,7 @@ async def services() -> AsyncIterator[Services]:
     share_etc(data)
     try:
         with forked_launchers():
-            async with open_service(Settings(data=data)) as opened:
+            async with open_service(Settings(data=data, request_agent="scripted")) as opened:
                 yield opened
     finally:
         await asyncio.to_thread(end_everything, data)

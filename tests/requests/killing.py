@@ -77,7 +77,10 @@ SCENARIOS: dict[str, Callable[[Services], Awaitable[None]]] = {
 
 async def main(data: Path, scenario: str, killer: Killer) -> None:
     killer.install()
-    async with asyncio.timeout(SCENARIO_S), open_service(Settings(data=data)) as services:
+    async with (
+        asyncio.timeout(SCENARIO_S),
+        open_service(Settings(data=data, request_agent="scripted")) as services,
+    ):
         killer.armed = True
         await SCENARIOS[scenario](services)
         killer.armed = False

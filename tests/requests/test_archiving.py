@@ -210,7 +210,7 @@ async def test_a_download_that_loses_its_tree_is_not_taken_for_all(
     if whose == "request":
         pieces = await services.requests.archive(LOCAL, request.key, everything=True)
     else:
-        pieces = await services.files.archive(LOCAL, request.space_id, ".")
+        _, pieces = await services.files.archive(LOCAL, request.space_id, ".")
     assert await asyncio.to_thread(next, pieces)
     await services.spaces.remove(LOCAL, request.space_id, force=True)
     with pytest.raises((WorkspaceGone, SpaceNotFound)):

@@ -57,7 +57,7 @@ async def test_killed_at_its_writes(
             told = tmp_path / "told"
             said = await asyncio.to_thread(act, told, data, scenario, moment, number)
             with forked_launchers():
-                async with open_service(Settings(data=data)) as services:
+                async with open_service(Settings(data=data, request_agent="scripted")) as services:
                     await check(
                         services, {key: value for one in said for key, value in one.items()}
                     )

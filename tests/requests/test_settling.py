@@ -46,6 +46,7 @@ from carrel.service.requests.stream import PART_BYTES
 from carrel.service.requests.work import FOREVER, PLACES
 from carrel.service.spaces import Spaces
 from tests.requests.rig import ANSWER_S, heard, made, paths
+from tests.service.rig import opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 EMPTY = Project(ProjectKind.EMPTY)
@@ -80,12 +81,12 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 @contextmanager
 def sending(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A receiver that is silent until this ends; what was sent to it."""
+    """A receiver that is silent until this ends; in whose share something was sent to it."""
     sent: list[str] = []
     go = asyncio.Event()
 
-    async def send(_self: OutcomeSender, _caller: str, webhook: Webhook, _body: object) -> None:
-        sent.append(webhook.url)
+    async def send(_self: OutcomeSender, account: str, _webhook: Webhook, _body: object) -> None:
+        sent.append(account)
         await go.wait()
 
     monkeypatch.setattr(OutcomeSender, "send", send)
@@ -170,6 +171,19 @@ async def test_nobody_waits_for_anothers_webhook(
     assert (await services.requests.get(LOCAL, first.key)).workspace is Workspace.GONE
 
 
+async def test_webhooks_of_one_labels_tokens_have_one_share(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(data, request_webhook_hosts=["127.0.0.1"]) as services:
+        with sending(monkeypatch) as sent:
+            for name in ("tk_1", "tk_2"):
+                caller = Caller(name, Scope(ScopeKind.LABEL, "team=blue"))
+                await services.requests.submit(caller, Generate("write a 1", webhook=NOWHERE))
+            await until(lambda: len(sent) == 2)
+            assert sent == ["team=blue"] * 2
+        await services.requests.settled()
+
+
 async def test_one_step_that_fails_keeps_no_other_from_being_done(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +244,9 @@ async def test_only_one_at_a_time_in_a_folder(
 
     def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
         wanted = real(parts, request)
+        if not request.space_id:
+            # It is only asked for.
+            return wanted
         looked.append(request.key)
         until_s = time.monotonic() + ANSWER_S
         while len(looked) < 2 and not (PLACES in locks and locks[PLACES].wanted):

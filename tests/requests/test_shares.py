@@ -6,10 +6,17 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from types import SimpleNamespace
+from typing import Any, ParamSpec, TypeVar
 
-from carrel.domain.access import Caller, Scope, ScopeKind, working_for
-from carrel.domain.requests import Generate
+import pytest
+
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, working_for
+from carrel.domain.errors import Capacity, SpaceInvalid
+from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.requests import Check, Generate, RequestState
+from carrel.domain.spaces import SpaceRequest
+from carrel.service.requests import stream
 from tests.instances.rig import serving
 from tests.requests.rig import ANSWER_S
 
@@ -44,3 +51,77 @@ async def test_each_request_works_in_the_share_of_its_own_caller(data: Path) -> 
                     pass
         collected = [who for what, who in threads.seen if what == "collect"]
         assert collected == [caller.account for caller in callers], threads.seen
+
+
+async def test_tokens_of_one_label_have_one_share_of_the_places(data: Path) -> None:
+    """However many there are: one place is left for others."""
+    blue = [Caller(f"tk_{number}", Scope(ScopeKind.LABEL, "team=blue")) for number in range(3)]
+    red = Caller("tk_red", Scope(ScopeKind.LABEL, "team=red"))
+    async with serving(data, requests_at_once=2) as services:
+        lasting = Generate("write x y", check=Check(("sleep", "600")))
+        asked = [await services.requests.submit(one, lasting) for one in blue]
+        other = await services.requests.submit(red, Generate("write x y"))
+        async with asyncio.timeout(ANSWER_S):
+            async for _frame in services.requests.follow(red, other.key):
+                pass
+        now = [
+            await services.requests.get(*one)
+            for one in zip(blue, (r.key for r in asked), strict=True)
+        ]
+        assert [one.state is RequestState.QUEUED for one in now] == [False, True, True]
+        for caller, request in zip(blue, asked, strict=True):
+            await services.requests.cancel(caller, request.key)
+
+
+async def test_who_follows_wakes_for_its_own_and_has_a_share(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said in other spaces is no news of a request that waits; and one account follows
+    only so many."""
+    monkeypatch.setattr(stream, "MOST_FOLLOWERS", 2)
+    blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+    looks: list[str] = []
+    real = stream.RequestEvents._waiting
+
+    def noted(*args: Any) -> Any:
+        looks.append("")
+        return real(*args)
+
+    async with serving(data, requests_at_once=1) as services:
+        lasting = Generate("write x y", check=Check(("sleep", "600")))
+        asked = [await services.requests.submit(blue, lasting) for _ in range(2)]
+        followed = [services.requests.follow(blue, asked[1].key) for _ in range(2)]
+        async with asyncio.timeout(ANSWER_S):
+            assert [(await anext(one)).kind for one in followed] == ["queued", "queued"]
+            waits = [asyncio.ensure_future(anext(one)) for one in followed]
+            monkeypatch.setattr(stream.RequestEvents, "_waiting", noted)
+            for _ in range(3):
+                await services.spaces.create(LOCAL, SpaceRequest(Project(ProjectKind.EMPTY)))
+            assert looks == []
+            with pytest.raises(Capacity):
+                await anext(services.requests.follow(blue, asked[1].key))
+            assert (await anext(services.requests.follow(LOCAL, asked[1].key))).kind == "queued"
+            for request in reversed(asked):
+                await services.requests.cancel(blue, request.key)
+            assert [(await one).kind for one in waits] == ["error", "error"]
+
+
+async def test_carrels_own_labels_are_not_the_callers(data: Path) -> None:
+    async with serving(data) as services:
+        with pytest.raises(SpaceInvalid, match="Carrel's own"):
+            await services.requests.submit(LOCAL, Generate("x", labels={"carrel.request": "rq_1"}))
+
+
+def test_files_may_appear_while_one_is_told() -> None:
+    """Whoever reads slowly is told of them all, each once."""
+    live: Any = SimpleNamespace(files=["a", "b"])
+    told: Any = SimpleNamespace(
+        accepted=True, files=0, view=SimpleNamespace(appeared=lambda path: path)
+    )
+    events: Any = None
+    heard = []
+    for path in stream.RequestEvents._files_of(events, live, told):
+        heard.append(path)
+        if len(live.files) < 5:
+            live.files.append("cde"[len(live.files) - 2])
+    assert "".join(map(str, heard)) == "abcde" and told.files == 5

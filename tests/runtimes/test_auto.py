@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from carrel.runtimes import bubblewrap
 from tests.accounts import PLUGINS, PYTHON, SOURCE, Account, run_as
 
 TIMEOUT_S = 110.0
@@ -94,3 +95,32 @@ def test_the_core_holds_where_namespaces_are_forbidden(data: Path, account: Acco
     suite += ["-k", f"landlock and ({CORE} or {SHARED})"]
     output = _run([*_forbidding("namespaces", account), *suite], account)
     assert "8 passed" in output and "skipped" not in output, output
+
+
+PROFILE = """\
+tee /etc/apparmor.d/bwrap
+abi <abi/4.0>,
+include <tunables/global>
+profile bwrap /usr/bin/bwrap flags=(unconfined) {
+  userns,
+}
+apparmor_parser -r /etc/apparmor.d/bwrap
+"""
+
+
+def test_what_allows_namespaces_where_apparmor_forbids_them(tmp_path: Path) -> None:
+    """One command, which a shell understands. The sysctl is Ubuntu's; the parser of AppArmor 4.1
+    takes the profile."""
+    (tmp_path / "apparmor_restrict_unprivileged_userns").write_text("1\n")
+    (tmp_path / "sudo").write_text('#!/bin/sh\necho "$@"\ncat\n')
+    (tmp_path / "sudo").chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", bubblewrap._remedy(tmp_path)],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    assert done.stdout == PROFILE

@@ -9,12 +9,14 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carrel.domain.limits import Limits
 from carrel.domain.runtimes import EagerRuntime, Network, Sandbox, SandboxSpec
 from carrel.domain.trees import TreeMount
+from carrel.launcher.messages import failure
 from carrel.linux import mounts
 from tests.conformance.runtime_rig import WAIT_S, Rig, open_rig
 from tests.launcher.disks import root_only
@@ -132,6 +134,25 @@ async def test_what_waits_too_long_ends_and_is_set_up_in_one_go(tmp_path: Path) 
         (spec.tree / "here").write_text("yes\n")
         sandbox = await _start(rig, spec)
         assert (await rig.sh(sandbox, "cat here")).out == "yes\n"
+
+
+async def test_what_gets_no_tree_is_ended_before_another_is_set_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the other would wait for the tree as long as the first does."""
+    await _prove(rig)
+    ask, refused = rig.launcher.ask, failure("place", "nobody waits for it")
+
+    async def refuse(op: str, *rest: Any, **named: Any) -> Any:
+        return ({"problem": refused}, []) if op == "place" else await ask(op, *rest, **named)
+
+    monkeypatch.setattr(rig.launcher, "ask", refuse)
+    spec = _begin(rig)
+    await _until(lambda: len(_members(spec)) >= 3)
+    (spec.tree / "here").write_text("yes\n")
+    async with asyncio.timeout(WAIT_S):
+        sandbox = await _start(rig, spec, wait=True)
+    assert (await rig.sh(sandbox, "cat here")).out == "yes\n"
 
 
 @pytest.mark.parametrize("wait", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
 import errno
@@ -14,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -352,6 +352,32 @@ async def test_a_command_does_not_pay_for_what_one_wrote_that_is_gone(again: boo
     for expected in ([], [], [], [14]):
         await watch.look()
         assert stage.hits == expected
+
+
+async def test_a_new_sandbox_is_walked_through_when_its_first_command_lasts() -> None:
+    stage = Stage([5, 20])
+    made = Remembered(free=Free(stage.free, PLENTY), is_new=True)
+    watch = stage.watch(made)
+    await watch.look()
+    assert stage.walks == 0
+    stage.now += 1.0
+    await watch.look()
+    assert stage.walks == 1 and stage.hits == []
+    stage.free -= 15 * MIB
+    stage.real = 20
+    await watch.look()
+    assert stage.hits == [20]
+
+
+@pytest.mark.parametrize("lost", [5, 15])
+async def test_a_new_sandbox_that_may_be_large_is_walked_through_at_once(lost: int) -> None:
+    """Somebody has copied much into it, or others have written: what is there is no growth."""
+    stage = Stage([20, 20, 23])
+    made = Remembered(free=Free(stage.free, PLENTY), is_new=True)
+    stage.free -= lost * MIB
+    watch = stage.watch(made)
+    await watch.look()
+    assert stage.walks == 1 and stage.hits == []
 
 
 async def test_files_are_walked_through_when_the_disk_has_lost_enough() -> None:
@@ -718,20 +744,28 @@ async def test_a_walk_that_nobody_waits_for_ends_and_has_its_turn_until_then(dat
     spec = SandboxSpec(
         *("sp_1", data, data, Owner(1, 1)), family="sp_1", limits=Limits(disk_bytes=MIB)
     )
-    inhabitants = Inhabitants(nobody, nobody, end, yes, yes)
+    inhabitants = Inhabitants(nobody, nobody, nobody, end, yes, yes)
     watch = LimitWatch(Sandbox("any", spec), enforcement, lambda _hit: None, inhabitants)
-    threads = _thread._count()
     watch.started("ru_1")
     async with asyncio.timeout(WAIT_S):
         await walking.wait()
+    assert "disk_use" in _functions()
     watch.close()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2), enforcement.measuring(spec):
             pass
     let_go.set()
     async with asyncio.timeout(watch_module.WALK_S / 2), enforcement.measuring(spec):
-        while _thread._count() > threads:
+        while "disk_use" in _functions():
             await asyncio.sleep(0)
+
+
+def _functions() -> set[str]:
+    """What all threads are in."""
+    found = set()
+    for frame in sys._current_frames().values():
+        found |= {one.name for one in traceback.extract_stack(frame)}
+    return found
 
 
 def test_a_look_that_is_given_up_ends_at_its_next_step(tmp_path: Path) -> None:

@@ -8,15 +8,24 @@ import pytest
 
 from carrel.domain.runtimes import Bind, SandboxSpec
 from carrel.domain.trees import Owner
-from carrel.runtimes.bubblewrap import arguments
+from carrel.runtimes.bubblewrap import (
+    ShownBinds,
+    arguments,
+    late_binds,
+    late_targets,
+    shown_binds,
+    tree_places,
+)
+from carrel.runtimes.sandbox import HOME
 
 
 def shown(path: str, *binds: Bind) -> list[str]:
     """The places to which bubblewrap binds the tree."""
     folder = Path("/data/sp_x")
     spec = SandboxSpec("sp_x", folder, folder / "project", Owner(1, 1), binds=binds, also_at=path)
-    paths = {name: name for name in ("etc", "tmp", "hub", "home", "tree", "bind0")}
-    argv = arguments("bwrap", spec, paths, list(binds), survive=True)
+    bound = shown_binds(spec)
+    paths = {name: name for name in ("etc", "tree", *(f"bind{at}" for at in range(len(bound))))}
+    argv = arguments("bwrap", spec, paths, bound, tree_places(spec), survive=True)
     return [argv[at + 2] for at, word in enumerate(argv) if argv[at : at + 2] == ["--bind", "tree"]]
 
 
@@ -37,3 +46,39 @@ def test_at_a_projects_own_path(path: str) -> None:
 )
 def test_not_where_the_sandbox_has_something_else(path: str) -> None:
     assert shown(path, Bind(Path("/x"), "/agent/state")) == ["/workspace"]
+
+
+def _spec(folder: Path, *binds: Bind) -> SandboxSpec:
+    for name in ("tmp", "hub", "home"):
+        (folder / name).mkdir()
+    return SandboxSpec("sp_x", folder, folder / "project", Owner(1, 1), binds=binds)
+
+
+def test_folders_come_with_the_tree(tmp_path: Path) -> None:
+    """First those of the sandbox itself, which others may be bound below."""
+    state, tools = tmp_path / "state", tmp_path / "tools"
+    state.mkdir()
+    tools.mkdir()
+    inside = Bind(state, f"{HOME}/state", writable=True)
+    spec = _spec(tmp_path, inside, Bind(tools, "/opt/tools"))
+    binds = shown_binds(spec)
+    late = late_binds(binds, ())
+    assert list(late) == binds
+    targets = late_targets(ShownBinds(binds, ["/workspace", "/srv/p"], late))
+    own = ["/tmp", "/run/carrel", HOME]
+    assert targets == [*own, "/workspace", inside.target, "/opt/tools", "/srv/p"]
+    argv = arguments("bwrap", spec, {"etc": "etc"}, binds, ["/workspace"], survive=True)
+    made = [argv[at + 1] for at, word in enumerate(argv) if word == "--dir"]
+    assert set(made) >= {*own, inside.target, "/opt/tools"}
+
+
+def test_what_bubblewrap_binds_is_not_covered(tmp_path: Path) -> None:
+    """A file, and what is hidden in a folder, have to be there before."""
+    file, tools = tmp_path / "file", tmp_path / "tools"
+    file.touch()
+    tools.mkdir()
+    spec = _spec(tmp_path, Bind(file, f"{HOME}/file"), Bind(tools, f"{HOME}/tools"))
+    binds = shown_binds(spec)
+    own = ["/tmp", "/run/carrel"]
+    assert [one.target for one in late_binds(binds, ())] == [*own, f"{HOME}/tools"]
+    assert [one.target for one in late_binds(binds, [str(tools / "key")])] == own

@@ -28,7 +28,9 @@ async def opened(data: Path, **settings: object) -> AsyncIterator[Services]:
     """A service with these settings; nothing of it stays."""
     try:
         with forked_launchers():
-            async with open_service(parse_settings({"data": data, **settings})) as services:
+            async with open_service(
+                parse_settings({"data": data, "request_agent": "scripted", **settings})
+            ) as services:
                 yield services
     finally:
         await asyncio.to_thread(end_everything, data)

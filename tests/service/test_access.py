@@ -11,8 +11,9 @@ import pytest
 
 from carrel.api.types.admin import NewToken
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, TokenRecord
-from carrel.domain.errors import AuthenticationFailed, Forbidden, SpaceNotFound
+from carrel.domain.errors import AuthenticationFailed, Forbidden, SpaceNotFound, StateConflict
 from carrel.domain.projects import GitReach, Project, ProjectKind
+from carrel.domain.requests import WORKSPACE
 from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
 from carrel.domain.store import Store
 from carrel.service import access
@@ -103,15 +104,29 @@ def test_tokens_read_only_what_was_opened(tmp_path: Path) -> None:
 
 
 def test_a_space_stays_in_reach() -> None:
-    access.check_relabel(BLUE, space(team="blue"))
+    own = dataclasses.replace(space(team="blue"), account="team=blue")
+    access.check_relabel(BLUE, own, space(team="blue", more="x"))
     with pytest.raises(Forbidden):
-        access.check_relabel(BLUE, space(team="red"))
+        access.check_relabel(BLUE, own, space(team="red"))
+    # What the owner made, a label does not give on.
+    with pytest.raises(Forbidden, match="Only who made"):
+        access.check_relabel(BLUE, space(team="blue"), space(team="blue", crew="red"))
     # Who has one space neither takes it from its label nor puts it into another's hands.
     for team in ("blue", "red"):
         with pytest.raises(Forbidden):
-            access.check_relabel(ONE, space(team=team))
+            access.check_relabel(ONE, space(team="blue"), space(team=team))
     with pytest.raises(Forbidden):
         access.require_admin(BLUE)
+
+
+def test_the_workspace_of_a_request_stays_its_callers() -> None:
+    """Who asked for it has it by the request, and removes it with that."""
+    labels = {"team": "blue", WORKSPACE: "rq_1"}
+    before = dataclasses.replace(space(**labels), transient=True)
+    access.check_relabel(LOCAL, before, space(**labels, more="x"))
+    for after in ({"team": "red", WORKSPACE: "rq_1"}, {"team": "blue"}, {}):
+        with pytest.raises(StateConflict, match="workspace of a request"):
+            access.check_relabel(LOCAL, before, space(**after))
 
 
 def test_what_is_read_for_a_token_has_nothing_of_the_owners(tmp_path: Path) -> None:

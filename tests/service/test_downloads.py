@@ -1,11 +1,14 @@
 """Packages that one space has fetched and the next of its project need not fetch again, with a real
-pip and a real npm; and what no space gets from another."""
+pip, npm and cargo; and what no space gets from another."""
 
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,9 @@ from carrel.domain.spaces import Space
 from carrel.service.family import Child
 from carrel.trees.download_caches import SHOWN_AT
 from tests.accounts import Account
+from tests.environments.homes import readable_rust, real_rust
 from tests.environments.registries import (
+    CRATE,
     TARBALL,
     Registry,
     integrity,
@@ -33,6 +38,14 @@ NPM = "npm install --no-audit --no-fund --no-update-notifier hello"
 SAYS = "PYTHONPATH=lib python3 -c 'import hello; print(hello.SAYS)'; node -p 'require(\"hello\")'"
 WORK = f"{PIP} && {NPM} && {SAYS}"
 OPEN = {"network": Network.OPEN}
+CARGO = "cargo run --quiet --locked"
+MANIFEST = """[package]
+name = "own"
+version = "0.1.0"
+edition = "2021"
+[dependencies]
+hello = "1"
+"""
 
 
 @pytest.fixture
@@ -52,6 +65,11 @@ async def services(
         f"[global]\nindex-url = {registry.pip}\ntrusted-host = {registry.host}\n"
     )
     (folder / ".npmrc").write_text(f"registry={registry.npm}\n")
+    (folder / ".cargo").mkdir()
+    (folder / ".cargo" / "config.toml").write_text(
+        '[source.crates-io]\nreplace-with = "mirror"\n'
+        f'[source.mirror]\nregistry = "{registry.cargo}"\n'
+    )
     for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))
@@ -102,6 +120,31 @@ async def test_the_next_space_fetches_no_package_again(
         services, third, "npm ci --no-audit --no-update-notifier && node -p 'require(\"hello\")'"
     )
     assert registry.asked == []
+
+
+async def test_cargo_fetches_no_crate_again(
+    services: Services, registry: Registry, tmp_path: Path
+) -> None:
+    """What the project's lock file names; a hostile space changes nothing about it."""
+    real_rust(Path(os.environ["HOME"]))
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.rs").write_text('fn main() { println!("{}", hello::SAYS) }\n')
+    (tmp_path / "Cargo.toml").write_text(MANIFEST)
+    first = await make(services, tmp_path, **OPEN)
+    lock = await does(services, first, "cargo generate-lockfile --quiet && cat Cargo.lock")
+    assert await does(services, first, CARGO) == "hi\n"
+    assert f"{CRATE}/download" in registry.asked
+    plain = await make(services, tmp_path, **OPEN)
+    assert await does(services, plain, "find ~/.cargo -type l") == "", "nothing says what is right"
+    (tmp_path / "Cargo.lock").write_text(lock)
+    evil = "for one in $(find ~/.cargo -name '*.crate'); do rm $one; echo evil > $one; done"
+    await does(services, plain, f"{CARGO.removesuffix(' --locked')}; {evil}")
+    hostile = await make(services, tmp_path, **OPEN)
+    await does(services, hostile, evil)
+    registry.asked.clear()
+    later = await make(services, tmp_path, **OPEN)
+    assert await does(services, later, CARGO) == "hi\n"
+    assert registry.asked and f"{CRATE}/download" not in registry.asked
 
 
 async def test_who_shares(services: Services, registry: Registry, tmp_path: Path) -> None:
@@ -167,6 +210,31 @@ async def test_nobody_gets_what_a_hostile_space_has_put_there(
     await does(services, later, "! grep -rl evil ~/.npm ~/.cache /run/carrel-downloads")
 
 
+async def test_a_home_with_many_of_them_keeps_nobody_waiting(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await make(services, tmp_path, **OPEN)
+    plant = """import gzip, hashlib, os
+for number in range(20):
+    content = gzip.compress(b"%d" % number)
+    name = hashlib.sha512(content).hexdigest()
+    folder = os.path.expanduser(f"~/.npm/_cacache/content-v2/sha512/{name[:2]}/{name[2:4]}")
+    os.makedirs(folder, exist_ok=True)
+    open(f"{folder}/{name[4:]}", "wb").write(content)
+"""
+    await does(services, first, f"python3 - <<'END'\n{plant}END")
+    link, threads = os.symlink, set()
+
+    def symlink(*words: Any, **named: Any) -> None:
+        threads.add(threading.current_thread())
+        link(*words, **named)
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    later = await make(services, tmp_path, **OPEN)
+    assert threads and threading.main_thread() not in threads
+    assert "20" in await does(services, later, "find ~/.npm -type l | wc -l")
+
+
 async def test_clean_up(services: Services, tmp_path: Path) -> None:
     space = await make(services, tmp_path, **OPEN)
     await does(services, space, NPM)
@@ -189,4 +257,5 @@ async def test_clean_up(services: Services, tmp_path: Path) -> None:
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data, "-k", "again or hostile")
+    env = readable_rust(data)
+    run_again(__file__, ordinary_user, data, "-k", "again or hostile", env=env)

@@ -11,11 +11,12 @@ import pytest
 from carrel.agents import wire
 from carrel.agents.frontends import lines
 from carrel.app.service import Services
-from carrel.domain.access import LOCAL
-from carrel.domain.agents import Told
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.errors import AgreementNeeded
 from carrel.domain.events import EventQuery
-from carrel.domain.hub import MESSAGE, QUESTION, SIGNAL
+from carrel.domain.hub import ANSWER, MESSAGE, QUESTION, SIGNAL
 from carrel.domain.nesting import MAX_DEPTH, is_too_deep
+from carrel.domain.turns import Told
 from carrel.hub.envelopes import Said
 from tests.service.rig import make
 
@@ -41,7 +42,7 @@ async def test_a_row_that_cannot_be_read_is_told_as_such(services: Services) -> 
     assert events[0].data["type"] == "buffer_custom_x" and events[3].data == {"text": "after it"}
     assert [one.seq for one in events] == sorted(one.seq for one in events)
     assert await services.inbox.items(LOCAL) == []
-    assert not await services.inbox.agreed(space.space_id, "q", "x")
+    assert not await services.inbox.agreed(space.space_id, "q", space)
 
 
 async def test_nothing_is_kept_in_memory_for_spaces_that_are_gone(services: Services) -> None:
@@ -102,3 +103,16 @@ async def test_the_words_of_one_space_do_not_push_out_those_of_another(
     assert found == ["mine", *map(str, range(45, 50))]
     assert await services.inbox.dismiss(LOCAL) == 6
     assert await services.inbox.items(LOCAL) == []
+
+
+async def test_an_answer_of_who_may_not_agree_is_none(services: Services) -> None:
+    """Also one that is in the log already."""
+    space_id, text = (await make(services)).space_id, "May it?"
+    with pytest.raises(AgreementNeeded) as asked:
+        await services.inbox.require(space_id, text, "")
+    number = str(asked.value.details["question_id"])
+    blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+    await services.hub.say_for(blue, space_id, {"answer": "yes"}, ANSWER, number)
+    assert [one.item_id for one in await services.inbox.items(LOCAL)] == [number]
+    await services.inbox.answer(LOCAL, number, "yes")
+    await services.inbox.require(space_id, text, number)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shlex
+import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,14 +19,37 @@ from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import CommandNotFound, Forbidden, SpaceInvalid
 from carrel.domain.runtimes import Command
 from carrel.domain.spaces import Space
+from carrel.environments import tool_secrets
 from carrel.service.family import Child
 from tests.accounts import Account
-from tests.environments.homes import fill, secret, tool
+from tests.environments.homes import (
+    EVERYDAY,
+    VARIABLES,
+    fill,
+    fill_with_everything,
+    secret,
+    tool,
+)
 from tests.service.rig import family_of, make, opened, request, run
 from tests.trees.again import run_again
 
 TENANT = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
 ALL = "nodetool; pytool; cargotool; piped"
+KNOCK = """
+import contextlib, os, socket, stat, sys
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    with contextlib.suppress(OSError):
+        socket.socket(socket.AF_UNIX).connect("socket")
+        print("reached a socket")
+    with contextlib.suppress(OSError):
+        pipe = os.open("pipe", os.O_WRONLY | os.O_NONBLOCK)
+        print("reached a pipe")
+"""
+WITHOUT_ROOT = (
+    "tools_run or recorded or next_start or many_people or virtual or who_sees or listens"
+    " or landlock_reads"
+)
 
 
 @pytest.fixture
@@ -73,6 +101,27 @@ async def test_tools_run_and_nothing_else_of_the_home_is_there(
     assert env.split()[:2] == [f"{home}/.pyenv", f"{home}/.rustup"] and str(home) not in env.split()
     proof = await services.spaces.verify(LOCAL, space.space_id)
     assert proof.holds, [one for one in proof.attempts if not one.refused]
+
+
+async def test_every_toolchain_that_many_people_have(
+    services: Services, home: Path, tmp_path: Path
+) -> None:
+    """Each runs, with its variables, at its own path; none can be written."""
+    for part in home.iterdir():
+        (shutil.rmtree if part.is_dir() else os.unlink)(part)
+    fill_with_everything(home)
+    space = await make(services, tmp_path)
+    names = {one.name for one in space.tools.tools}
+    expected = "pyenv uv uv-tools nvm fnm volta cargo rustup sdkman go go-bin local homebrew"
+    assert names == set(expected.split())
+    said = await says(services, space, ";".join(EVERYDAY))
+    assert said.split() == [f"{name}-runs" for name in EVERYDAY]
+    shown = await says(services, space, "env")
+    for name, place in VARIABLES.items():
+        assert f"\n{name}={home / place}\n" in f"\n{shown}", name
+    for name, folder in EVERYDAY.items():
+        refused = await says(services, space, f"echo x 2>&1 >> {home / folder / name}")
+        assert "cannot create" in refused, name
 
 
 async def test_a_virtual_environment_with_a_python_of_the_home(
@@ -129,11 +178,51 @@ async def test_settings_that_come_later_are_hidden_at_the_next_start(
     # As root, nobody else gets there: it needs no mask, and can have none.
     secret(home / ".nvm" / "private" / ".npmrc").parent.chmod(0o700)
     (node / "bin" / "current").symlink_to("nodetool")
+    # So many that all of the folder is hidden.
+    for number in range(tool_secrets.MOST_IN_FOLDER + 1):
+        (home / ".cargo" / "bin" / f"{number}").write_text("https://ada:password@example.com\n")
     script = f"cat {token} {home}/.nvm/.git/config {home}/.nvm/private/.npmrc; {node}/bin/current"
+    script = f"cat {home}/.cargo/bin/*; {script}"
     for later in (await make(services, tmp_path, runtime=runtime), space):
         assert await says(services, later, f"({script}) 2>/dev/null") == "of-node-v20.1.0\n"
         await services.spaces.restart(LOCAL, space.space_id)
     await services.spaces.verify(LOCAL, space.space_id)
+
+
+async def test_nobody_listens_in_what_is_shown(
+    services: Services, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is mounted read-only, which keeps nobody from a socket or from a pipe."""
+    shown, many, tools = home / "shown", home / "many", home / ".pyenv" / "versions"
+    for folder in (shown, many):
+        folder.mkdir(mode=0o755)
+        (folder / "file").write_text("seen\n")
+    by_name = (str(shown), str(many))
+    parent = await make(services, tmp_path, show=by_name)
+    with ExitStack() as ends:
+        for folder in (shown, tools):
+            listener = ends.enter_context(socket.socket(socket.AF_UNIX))
+            monkeypatch.chdir(folder)
+            listener.bind("socket")
+            listener.listen()
+            os.mkfifo("pipe")
+            ends.callback(os.close, os.open("pipe", os.O_RDWR))
+            os.chmod("socket", 0o777)
+            os.chmod("pipe", 0o777)
+        for number in range(tool_secrets.MOST_IN_FOLDER + 1):
+            os.mkfifo(many / str(number))
+        # Whom the tool on the host keeps waiting could keep the tool waiting, too.
+        lock = ends.enter_context(open(tools / ".lock", "w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        knock = f"python3 -c {shlex.quote(KNOCK)} {shown} {tools}; cat {shown}/file; ls -A {many}"
+        knock += f"; flock -n {tools}/.lock true || echo waits"
+        assert "reached" in await says(services, parent, knock)
+        for space in (
+            await make(services, tmp_path, show=by_name[:1]),
+            await family_of(services).spawn(parent.space_id, Child()),
+            await services.spaces.restart(LOCAL, parent.space_id),
+        ):
+            assert await says(services, space, f"({knock}) 2>/dev/null") == "seen\n"
 
 
 async def test_they_are_recorded_with_the_space(home: Path, data: Path, tmp_path: Path) -> None:
@@ -181,11 +270,17 @@ async def test_landlock_reads_them_too(services: Services, home: Path, tmp_path:
     if os.geteuid() == 0:
         # The space's user walks there by itself.
         home.chmod(0o711)
-    space = await make(services, tmp_path, runtime="landlock")
+    (home / "shown").mkdir(mode=0o755)
+    os.mkfifo(home / "shown" / "pipe")
+    shown = (str(home / "shown"),)
+    space = await make(services, tmp_path, runtime="landlock", show=shown)
+    # The folder is not closed for it.
+    got = await says(services, space, f"ls {shown[0]}; echo x > {shown[0]}/pipe")
+    assert got.startswith("pipe\n") and "denied" in got
     assert "of-cargo\n" in await says(services, space, ALL)
     got = await says(services, space, f"cat {home}/.ssh/id {home}/notes; echo x > {home}/.pyenv/x")
     assert "secret-of-the-owner" not in got and not (home / ".pyenv" / "x").exists()
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data, "-k", "tools_run or recorded or next_start")
+    run_again(__file__, ordinary_user, data, "-k", WITHOUT_ROOT)

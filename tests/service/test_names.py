@@ -76,17 +76,35 @@ async def test_renaming_tells_nothing(services: Services) -> None:
     """Whoever made the space: the name is of who gave it."""
     await make(services, name="secret")
     own = await named(services, BLUE, "mine")
-    given = await make(services, name="given", labels={"team": "blue"})
+    other = await named(services, BLUE, "other")
     alone = await make(services, name="alone")
     await services.spaces.update(token_of(alone), "alone", SpaceChanges(name="secret"))
     await services.spaces.update(BLUE, "mine", SpaceChanges(name="secret"))
     with pytest.raises(NameTaken):
-        await services.spaces.update(BLUE, given.space_id, SpaceChanges(name="secret"))
-    await services.spaces.update(BLUE, "secret", SpaceChanges(name="other"))
-    renamed = await services.spaces.update(BLUE, given.space_id, SpaceChanges(name="secret"))
+        await services.spaces.update(TOO, other.space_id, SpaceChanges(name="secret"))
+    await services.spaces.update(LOCAL, own.space_id, SpaceChanges(name="mine"))
+    renamed = await services.spaces.update(TOO, other.space_id, SpaceChanges(name="secret"))
     assert (await services.spaces.get(BLUE, "secret")).space_id == renamed.space_id
     with pytest.raises(NameTaken):
         await services.spaces.update(LOCAL, own.space_id, SpaceChanges(name="secret"))
+
+
+async def test_only_its_maker_and_the_owner_rename_a_space(services: Services) -> None:
+    given = await make(services, name="given", labels={"team": "blue"})
+    own = await named(services, BLUE, "own")
+    moved = await named(services, RED, "moved")
+    await services.spaces.update(LOCAL, "moved", SpaceChanges(labels={"team": "blue"}))
+    for space in (given, moved):
+        with pytest.raises(Forbidden):
+            await services.spaces.update(BLUE, space.space_id, SpaceChanges(name="new"))
+        change = SpaceChanges(name=space.name, description="mine")
+        kept = await services.spaces.update(BLUE, space.space_id, change)
+        assert (kept.name, kept.realm, kept.description) == (space.name, space.realm, "mine")
+    child = await family_of(services).spawn(own.space_id, Child(name="child"))
+    for caller, space in ((TOO, own), (TOO, child), (token_of(given), given), (LOCAL, moved)):
+        name = f"new-{space.name}"
+        renamed = await services.spaces.update(caller, space.space_id, SpaceChanges(name=name))
+        assert renamed.name == name
 
 
 async def test_undeleting_tells_nothing(services: Services) -> None:
@@ -150,6 +168,10 @@ async def test_keys_are_of_the_request_as_it_was_asked(services: Services) -> No
     assert made[0].space_id != made[1].space_id
     with pytest.raises(KeyReused):
         await services.spaces.create(BLUE, dataclasses.replace(asked, name="x"), key="k")
+    labels = SpaceChanges(labels={"team": "green"})
+    await services.spaces.update(LOCAL, made[0].space_id, labels)
+    with pytest.raises(SpaceNotFound):
+        await services.spaces.create(BLUE, asked, key="k")
 
 
 async def test_a_name_of_ones_own_is_no_share_of_ones_own(services: Services) -> None:

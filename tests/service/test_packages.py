@@ -1,4 +1,4 @@
-"""Package managers in spaces: their settings, with a real pip and a real npm."""
+"""Package managers in spaces: their settings, with a real pip, npm, uv and cargo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from carrel.api.types.runs import RunBody, RunListQuery, SignalBody
 from carrel.app.service import Services
 from carrel.config import parse_settings
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
-from carrel.domain.agents import TurnRequest
 from carrel.domain.environments import NO_SETTINGS
 from carrel.domain.errors import (
     Forbidden,
@@ -27,10 +26,12 @@ from carrel.domain.instances import InstanceRequest, Server
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
+from carrel.domain.turns import TurnRequest
 from carrel.service.family import Child
 from carrel.service.spaces import SpaceChanges
 from tests.accounts import Account
-from tests.environments.registries import TARBALL, Registry, serving
+from tests.environments.homes import readable_rust, real_rust, real_uv
+from tests.environments.registries import CRATE, TARBALL, Registry, serving, wheel_path
 from tests.environments.test_package_settings import CERTIFICATE
 from tests.service.rig import RUN_S, family_of, leftovers, make, opened, request, run
 from tests.trees.again import run_again
@@ -97,6 +98,51 @@ async def test_they_work_as_the_owner_has_set_them_up(
     assert {one.split()[0] for one in registry.passwords} == {"Basic", "Bearer"}
     assert not asked.packages.withheld
     assert await says(services, asked, "stat -c %a ~/.npmrc") == "600\n"
+
+
+async def test_uv_finds_what_the_project_was_set_up_with(
+    services: Services, home: Path, registry: Registry, tmp_path: Path
+) -> None:
+    """By the owner's settings, without the password; and later spaces fetch nothing."""
+    real_uv(home)
+    (home / ".config" / "uv").mkdir()
+    (home / ".config" / "uv" / "uv.toml").write_text(
+        f'[[index]]\nurl = "http://ada:{SECRET}@{registry.host}/simple"\ndefault = true\n'
+    )
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "own"\nversion = "1"\nrequires-python = ">=3.11"\n'
+        'dependencies = ["hello"]\n'
+    )
+    space = await make(services, tmp_path, network=Network.OPEN)
+    record, said = await run(services, space, "uv lock --quiet && cat uv.lock")
+    assert record.exit and record.exit.code == 0, said
+    (tmp_path / "uv.lock").write_text(said)
+    registry.asked.clear()
+    first = await make(services, tmp_path, network=Network.OPEN, run_setup=True)
+    assert first.setup == ("uv sync",) and wheel_path() in registry.asked
+    registry.asked.clear()
+    later = await make(services, tmp_path, network=Network.OPEN, run_setup=True)
+    says_hi = "uv sync && .venv/bin/python -c 'import hello; print(hello.SAYS)'"
+    assert "hi\n" in await says(services, later, says_hi)
+    assert registry.asked == [] == registry.passwords
+
+
+async def test_cargo_obeys_the_settings(
+    services: Services, home: Path, registry: Registry, tmp_path: Path
+) -> None:
+    (home / ".cargo").mkdir()
+    (home / ".cargo" / "config.toml").write_text(
+        f'[registries.mirror]\nindex = "{registry.cargo}"\n[registry]\ndefault = "mirror"\n'
+        '[source.crates-io]\nreplace-with = "mirror"\n[build]\nrustc-wrapper = "/bin/false"\n'
+        f'[source.mirror]\nregistry = "{registry.cargo}"\n'
+    )
+    (home / ".cargo" / "credentials.toml").write_text(f'[registries.mirror]\ntoken = "{SECRET}"\n')
+    real_rust(home)
+    space = await make(services, tmp_path, network=Network.OPEN)
+    work = "cargo init --quiet --name own && cargo add --quiet hello && cargo build --quiet"
+    record, said = await run(services, space, work)
+    assert record.exit and record.exit.code == 0, said
+    assert f"{CRATE}/download" in registry.asked and registry.passwords == []
 
 
 async def test_who_gets_them(services: Services, home: Path, tmp_path: Path) -> None:
@@ -275,4 +321,5 @@ async def test_what_has_ended_stays_so_until_it_is_kept(services: Services, tmp_
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    run_again(__file__, ordinary_user, data, "-k", "set_them_up or once_for_all or says_that")
+    words = "set_them_up or once_for_all or says_that or uv_finds or cargo_obeys"
+    run_again(__file__, ordinary_user, data, "-k", words, env=readable_rust(data))

@@ -44,7 +44,7 @@ def test_names_come_from_the_project() -> None:
 
 
 def test_labels() -> None:
-    creation.check_labels({"team": "blue", "a/b.c-d_e": ""})
+    creation.check_labels({"team": "blue", "a/b.c-d_e": ""}, {})
     bad: list[dict[str, str]] = [
         {"": "x"},
         {"a b": "x"},
@@ -55,7 +55,17 @@ def test_labels() -> None:
     ]
     for labels in bad:
         with pytest.raises(SpaceInvalid):
-            creation.check_labels(labels)
+            creation.check_labels(labels, {})
+
+
+def test_labels_of_carrels_own() -> None:
+    """By such a label a space would be taken for what it is not."""
+    own = {"carrel.request": "rq_1"}
+    creation.check_labels({**own, "more": "x"}, own)
+    creation.check_labels({}, own)
+    for before in ({}, {"carrel.request": "rq_2"}):
+        with pytest.raises(SpaceInvalid, match="Carrel's own"):
+            creation.check_labels(own, before)
 
 
 def test_environment() -> None:

@@ -42,10 +42,13 @@ from carrel.domain.runs import RunState, Stream
 from carrel.domain.runtimes import Command, ExitReason, Network
 from carrel.domain.spaces import Retention, Space, SpaceQuery, SpaceRequest, SpaceState
 from carrel.domain.trees import Base, Change, Owner, ReviewQuery, Tree, TreeDriver
+from carrel.runtimes.limits.disk import Use
+from carrel.runtimes.limits.watch import LimitWatch
 from carrel.service import doctor, open_spaces
 from carrel.service import runs as runs_module
 from carrel.service.creation import BUILDS, BUILDS_OF_ONE, Creator
 from carrel.service.spaces import LOOKS, SpaceChanges
+from carrel.trees import folders
 from carrel.trees.bases.store import BaseStore
 from tests.faults.rig import launcher_pid
 from tests.service.rig import RUN_S, leftovers, make, output, request, run
@@ -108,8 +111,16 @@ for _ in range(1000):
 """
 
 
-async def test_folders_nested_without_end(services: Services, data: Path) -> None:
+async def test_folders_nested_without_end(
+    services: Services, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody reads them through, and they keep no space from being removed."""
+
+    async def seen(*_: object) -> Use:
+        return Use(0, 0)
+
+    # Whoever is seen at it is ended: what cannot be measured is over the disk limit.
+    monkeypatch.setattr(LimitWatch, "_walk", seen)
     space = await make(services)
     record, said = await run(services, space, f"ulimit -n 2000; python3 -c '{NESTING}'")
     assert record.exit is not None and record.exit.code == 0, said
@@ -121,6 +132,21 @@ async def test_folders_nested_without_end(services: Services, data: Path) -> Non
             await asking
     removal = await services.spaces.remove(LOCAL, space.space_id, force=True)
     assert removal.kept is None and "nested too deep" in removal.lost
+    assert leftovers(data, space.space_id) == []
+
+
+async def test_a_folder_with_files_without_end(
+    services: Services, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "MOST_ENTRIES", 100)
+    space = await make(services)
+    await run(services, space, "mkdir many; cd many; touch $(seq 100)")
+    assert (await services.spaces.review(LOCAL, space.space_id)).total == 100
+    await run(services, space, "touch many/more")
+    with pytest.raises(PathInvalid, match="too many"):
+        await services.spaces.review(LOCAL, space.space_id)
+    removal = await services.spaces.remove(LOCAL, space.space_id, force=True)
+    assert removal.kept is None and "too many" in removal.lost
     assert leftovers(data, space.space_id) == []
 
 

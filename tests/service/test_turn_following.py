@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.domain.agents import (
+from carrel.domain.runs import Piece, Stream
+from carrel.domain.turns import (
     NOTHING_SPENT,
     AgentEvent,
     AgentEventType,
@@ -14,7 +15,6 @@ from carrel.domain.agents import (
     TurnResult,
     Usage,
 )
-from carrel.domain.runs import Piece, Stream
 from carrel.service import turn_follower
 from carrel.service.turn_follower import MAX_RESULT, MOST_SPENT, Followed, Lines, bounded, plus
 

@@ -72,3 +72,21 @@ def test_what_cannot_wait_is_refused(daemon: Daemon) -> None:
     refused = bad(begin(client, space, "x", queue=True), 409, "state_conflict")
     assert "--queued" in refused["hint"]
     good(client.delete(f"/v1/spaces/{space}", params={"force": True}))
+
+
+def test_what_a_token_left_does_not_begin_after_it_was_revoked(daemon: Daemon) -> None:
+    """Over a restart, too; and what others wait for begins."""
+    client = daemon.local()
+    space = good(client.post("/v1/spaces", json={"agent": "scripted"}))["id"]
+    first = good(begin(client, space, "sleep 600"))["id"]
+    token = good(client.post("/v1/tokens", json={"scope": f"space:{space}"}))
+    with daemon.tcp(token["secret"]) as theirs:
+        left = queue(theirs, space, "theirs")["id"]
+    own = queue(client, space, "own")["id"]
+    good(client.delete(f"/v1/tokens/{token['id']}"))
+    daemon.stop()
+    daemon.start()
+    client = daemon.local()
+    good(client.post(f"/v1/turns/{first}/interrupt"))
+    assert end(client, own)["result"]["final_output"] == "turn 2: own"
+    assert end(client, left)["result"]["error"]["code"] == "forbidden"

@@ -12,7 +12,7 @@ import pytest
 from carrel.app.machine import LocalSweeper
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
-from carrel.domain.agents import AgentEvent, AgentEventType, TurnRequest
+from carrel.domain.turns import AgentEvent, AgentEventType, TurnRequest
 from tests.accounts import PYTHON, SOURCE, Account, run_as
 from tests.service.rig import RUN_S, make
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carrel.domain.agents import Activity, AgentEvent, AgentEventType, Asked
+from carrel.domain.turns import Activity, AgentEvent, AgentEventType, Asked
 from carrel.service.turn_follower import MAX_INPUT, MOST_OPEN, Waiting
 
 

@@ -12,9 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carrel.domain.errors import StoreBusy
-from carrel.domain.hub import Dropped, HubLog, Keep, Message, Placed, PlaceQuery, Replay, Span
+from carrel.domain.hub import (
+    OWNED,
+    Dropped,
+    HubLog,
+    Keep,
+    Message,
+    Placed,
+    PlaceQuery,
+    Replay,
+    Span,
+)
 from carrel.store.database import DatabaseSettings, prepare
-from carrel.store.message_writes import DROP_MOST
+from carrel.store.message_writes import DROP_MOST, MOST_CONSUMERS
 from carrel.store.messages import APPLICATION_ID, MESSAGES, SqliteLog, open_log
 from carrel.store.migrations import Schema
 from tests.store.messages_records import (
@@ -262,6 +272,36 @@ async def test_cursors_move_forward_only(log: SqliteLog) -> None:
 
 
 # -- compaction
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_caller_has_a_bounded_number_of_cursors(path: Path, together: bool) -> None:
+    """In a space. Who is furthest behind goes, and nobody else's; also after a reopening."""
+    names = [f"tk_1{OWNED}{number}" for number in range(MOST_CONSUMERS + 30)]
+    async with open_log(path) as log:
+        await log.append([message(seq) for seq in range(1, len(names) + 1)])
+        await log.append([message(1, OTHER)])
+        for other in ("mine", f"tk_2{OWNED}0"):
+            await log.acknowledge(other, DESK, 1)
+        await log.acknowledge(names[0], OTHER, 1)
+        calls = [log.acknowledge(name, DESK, seq) for seq, name in enumerate(names, 1)]
+        if together:
+            assert await asyncio.gather(*calls) == list(range(1, len(names) + 1))
+        else:
+            for call in calls:
+                await call
+        kept = {name: seq for seq, name in enumerate(names, 1) if seq > 30}
+        kept |= {"mine": 1, f"tk_2{OWNED}0": 1}
+        assert await log.consumers(DESK) == kept
+        assert await log.cursors(names[0]) == {OTHER: 1}
+        # One that comes again begins anew, and another goes.
+        assert await log.acknowledge(names[0], DESK, 2) == 2
+        assert set(await log.consumers(DESK)) == {*kept, names[0]} - {names[30]}
+        before = await log.consumers(DESK)
+    async with open_log(path) as log:
+        assert await log.consumers(DESK) == before
+        assert await log.acknowledge(names[1], DESK, 9) == 9
+        assert set(await log.consumers(DESK)) == {*before, names[1]} - {names[0]}
 
 
 async def test_bounds_on_messages_bytes_and_age(log: SqliteLog) -> None:

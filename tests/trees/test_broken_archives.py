@@ -134,8 +134,11 @@ BROKEN: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken(copy_rig: Rig, tree: Tree, name: str) -> None:
-    with pytest.raises((ArchiveInvalid, TooLarge)):
-        unpacked(copy_rig, tree, BROKEN[name])
+    # Behind a file, also in a header that is like that one's.
+    for before in (b"", raw(b"0", b"before")):
+        with pytest.raises((ArchiveInvalid, TooLarge)):
+            unpacked(copy_rig, tree, before + BROKEN[name])
+    assert (tree.path / "header").read_bytes() == b"before"
     assert not [one for one in os.listdir(tree.path) if one.startswith(".carrel-")]
 
 

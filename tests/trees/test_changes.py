@@ -12,6 +12,7 @@ import pytest
 
 from carrel.domain.trees import Change, ChangeKind
 from carrel.linux import mounts
+from carrel.trees import changes as module
 from carrel.trees.changes import Comparison
 from carrel.trees.contents import digest, same_bytes
 from carrel.trees.folders import Root
@@ -234,16 +235,29 @@ def test_changes_flow_until_one_may_be_a_rename(layers: Path) -> None:
             root.close()
 
 
-def test_many_files_of_the_same_bytes(tmp_path: Path) -> None:
+def renamed(folder: Path, count: int) -> list[Change]:
+    """Of so many files of the same bytes, all of which have got other names."""
     for name in ("tree", "base"):
-        (tmp_path / name).mkdir()
-    for number in range(3000):
-        (tmp_path / "base" / f"old-{number}").write_text("same")
-        (tmp_path / "tree" / f"new-{number}").write_text("same")
-    with Root.at(tmp_path / "tree") as tree, Root.at(tmp_path / "base") as base:
-        found = list(Comparison(Layers([tree], None), Layers([base], USER)).changes())
+        (folder / name).mkdir()
+    for number in range(count):
+        (folder / "base" / f"old-{number}").write_text("same")
+        (folder / "tree" / f"new-{number}").write_text("same")
+    with Root.at(folder / "tree") as tree, Root.at(folder / "base") as base:
+        return list(Comparison(Layers([tree], None), Layers([base], USER)).changes())
+
+
+def test_many_files_of_the_same_bytes(tmp_path: Path) -> None:
+    found = renamed(tmp_path, 3000)
     assert len(found) == 3000
     assert len({one.old_path for one in found}) == 3000
+
+
+@pytest.mark.parametrize(("most", "told"), [(9, 10), (10, 5), (100, 5)])
+def test_too_many_to_be_held_are_not_paired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, told: int
+) -> None:
+    monkeypatch.setattr(module, "MOST_HELD", most)
+    assert len(renamed(tmp_path, 5)) == told
 
 
 def test_bytes_and_holes(tmp_path: Path) -> None:

@@ -13,8 +13,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.trees import Base, Owner
 from carrel.trees import download_caches
-from carrel.trees.download_caches import NPM, PIP, SHOWN_AT, SPLIT, WHOLE, DownloadCaches
+from carrel.trees.download_caches import (
+    CARGO,
+    NPM,
+    PIP,
+    SHOWN_AT,
+    SPLIT,
+    WHOLE,
+    DownloadCaches,
+)
 
 KEY = "ab" * 16
 HOST = "https://files.example.org"
@@ -55,6 +65,30 @@ def put_pip(home: Path, kind: str, url: str, body: bytes) -> Path:
     if kind == SPLIT:
         path.with_name(f"{name}.body").write_bytes(body)
     return path
+
+
+REGISTRY = "index.example-1949cf8c6b5b557f"
+
+
+def put_crate(home: Path, content: bytes, file: str = f"{REGISTRY}/hello-1.0.0.crate") -> Path:
+    path = home / CARGO / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def base_with(folder: Path, **locks: bytes) -> Base:
+    """A lock file in each of these folders, by the content of the crate that it names."""
+    for name, content in locks.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "Cargo.lock").write_text(
+            "version = 4\n\n[[package]]\n"
+            'name = "hello"\nversion = "1.0.0"\nsource = "registry+https://index.example.org/"\n'
+            f'checksum = "{hashlib.sha256(content).hexdigest()}"\n\n'
+            '[[package]]\nname = "own"\nversion = "0.1.0"\ndependencies = [\n "hello",\n]\n'
+        )
+    owner, project = Owner(os.geteuid(), os.getegid()), Project(ProjectKind.FOLDER, str(folder))
+    return Base("ba_1", project, folder, (folder,), 1, 1, 0.0, owner, owner)
 
 
 def page(*urls: str) -> bytes:
@@ -98,7 +132,13 @@ def test_pip_has_what_its_address_says(
     put_pip(home, kind, address(b"PK unheard of"), b"PK unheard of")
     plain = f"{HOST}/packages/hello-1.0-py3-none-any.whl"
     put_pip(home, kind, plain, b"PK whatever")
-    index = page(address(body), address(b"PK wanted"), plain)
+    beside = [
+        f"{address(body)}{more}" for more in (".metadata", ".asc", ".provenance", "-x", "%20")
+    ]
+    for url in beside:
+        # The digest in it is that of another file.
+        put_pip(home, kind, url, body)
+    index = page(address(body), address(b"PK wanted"), plain, *beside)
     put_pip(home, kind, f"{HOST}/simple/hello/", gzip.compress(index) if packed else index)
     links = caches.links(KEY, {home: inf})
     found = str(path.relative_to(home))
@@ -110,6 +150,44 @@ def test_pip_has_what_its_address_says(
     assert response["status"] == 200 and "x" not in response["headers"]
     assert response["headers"]["Content-Length"] == str(len(body))
     assert (response["body"] if kind == WHOLE else read(caches, links[f"{found}.body"])) == body
+
+
+def test_cargo_has_what_lock_files_of_the_project_say(
+    caches: DownloadCaches, home: Path, tmp_path: Path
+) -> None:
+    good = gzip.compress(b"good")
+    hostile, other = tmp_path / "hostile", tmp_path / "other"
+    # Who comes first has no advantage.
+    put_crate(hostile, gzip.compress(b"evil"))
+    path = put_crate(home, good)
+    put_crate(home, good, "noregistry/hello-1.0.0.crate")
+    put_crate(home, good, f"{REGISTRY}/hello=1.0.0.crate")
+    put_crate(other, good, f"{REGISTRY}/linked-1.0.0.crate").unlink()
+    (other / CARGO / REGISTRY / "linked-1.0.0.crate").symlink_to(path)
+    homes = dict.fromkeys((hostile, home, other), inf)
+    assert caches.links(KEY, homes) == {}
+    base = base_with(tmp_path / "base", app=good, another=good)
+    links = caches.links(KEY, {}, base)
+    assert list(links) == [str(path.relative_to(home))]
+    assert read(caches, *links.values()) == good
+    assert caches.links(KEY, {}, base_with(tmp_path / "else", app=gzip.compress(b"else"))) == {}
+    several = {"app": good, "another": gzip.compress(b"evil")}
+    assert caches.links(KEY, {}, base_with(tmp_path / "both", **several)) == {}
+
+
+def test_a_crate_stays_as_long_as_somebody_has_a_link_to_it(home: Path, tmp_path: Path) -> None:
+    """Through a link that leads nowhere, cargo writes, and fails."""
+    caches = DownloadCaches(tmp_path / "downloads", 4000, lambda: False)
+    put_crate(home, crate := bytes(800))
+    put_npm(home, b"\x1f\x8b" + bytes(180))
+    base = base_with(tmp_path / "base", app=crate)
+    assert len(caches.links(KEY, {home: inf}, base)) == 2
+    (action,) = caches.tidy({KEY}, everything=True, dry_run=False)
+    assert action.bytes_freed == 182
+    (left,) = caches.links(KEY, {}, base)
+    assert left.startswith(CARGO)
+    caches.tidy((), everything=True, dry_run=False)
+    assert caches.links(KEY, {}, base) == {}
 
 
 def test_what_takes_long_is_given_up(

@@ -28,6 +28,8 @@ from tests.trees.tars import HARD, LINK, Chunks, entry, odd_things, opened, pack
 TIMEOUT_S = 60.0
 """For a program that takes milliseconds, on a loaded machine."""
 
+MODES = {"old": 0o644, "read-only": 0o444, "program": 0o755, "shut": 0}
+
 
 @pytest.fixture
 def tree(copy_rig: Rig) -> Tree:
@@ -252,3 +254,34 @@ def test_folders_that_are_closed(any_rig: Rig, tmp_path: Path) -> None:
     assert modes["fixed"] == 0o555
     assert [modes[f"shut{end}"] for end in ("", "/inner", "/inner/file")] == [0, 0o444, 0]
     any_rig.driver.drop(tree)
+
+
+def test_small_files_are_the_owners_wherever_they_are(copy_rig: Rig, tree: Tree) -> None:
+    """Also where the owner may not make any, and where the folder says which group they have."""
+    if os.geteuid() != 0:
+        pytest.skip("only root has files to give away")
+    for name, mode in (("closed", 0o755), ("grouped", 0o2777)):
+        (tree.path / name).mkdir()
+        (tree.path / name).chmod(mode)
+    (tree.path / "grouped" / "old").write_text("old")
+    folders = ("", "closed/", "new/", "grouped/")
+    files = [(f"{folder}{name}", mode) for folder in folders for name, mode in MODES.items()]
+    content = tar_of(*((entry(path, mode=mode), path.encode()) for path, mode in files * 2))
+    assert unpacked(copy_rig, tree, content).entries == 2 * len(files)
+    owner = os.stat(tree.path)
+    for path, mode in files:
+        found = os.stat(tree.path / path)
+        assert (found.st_uid, found.st_gid) == (owner.st_uid, owner.st_gid)
+        assert stat.S_IMODE(found.st_mode) == mode
+        assert (tree.path / path).read_text() == path
+    made = tree.path / "ours"
+    made.touch()
+    assert made.stat().st_uid == 0
+
+
+def test_what_came_before_an_error_is_there(copy_rig: Rig, tree: Tree) -> None:
+    files = [(entry(name), b"x") for name in ("a/1", "a/2", "b/1")]
+    for last in (entry("../out"), entry("b", LINK, "a")):
+        with pytest.raises(CarrelError):
+            unpacked(copy_rig, tree, tar_of(*files, (last, b"")))
+        assert [(tree.path / one.name).read_bytes() for one, _ in files] == [b"x"] * 3

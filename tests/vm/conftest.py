@@ -22,9 +22,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("vm"))
 
 
+_TOLD: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _TOLD:
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     if os.geteuid() != 0 or not shutil.which("qemu-system-x86_64"):
         pytest.skip("needs root and qemu")
     with machine(tmp_path_factory.mktemp("vm")) as started:
         yield started
+        _TOLD.extend(started.told)

@@ -8,6 +8,7 @@ disk of its own that is made anew for each boot (`project_disk`).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import pwd
@@ -27,13 +28,18 @@ PROGRAMS = (
     *("systemd-sysv", "udev", "dbus", "dbus-user-session", "libpam-systemd", "polkitd"),
     *("python3", "python3-venv", "git", "bubblewrap", "tmux", "sudo", "iproute2", "passwd"),
     *("uidmap", "fuse-overlayfs", "xfsprogs", "e2fsprogs", "kmod", "procps", "quota"),
-    *("openssh-server", "ca-certificates", "apparmor", "attr", "strace", "make"),
+    *("openssh-server", "ca-certificates", "attr", "strace", "make"),
 )
 MODULES = (
     *("virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci"),
     "virtio_blk",
 )
 """In the order in which they are loaded to find the disk."""
+UNNEEDED = (
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "fstrim.timer", "e2scrub_reap.service"),
+    *("systemd-binfmt.service", "proc-sys-fs-binfmt_misc.automount"),
+)
+"""Units that only take time."""
 PEOPLE = ("dev", "ling")
 """Ordinary users; `ling` lingers: its services go on when it is logged out."""
 _TESTING = ("httpx", "hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
@@ -60,11 +66,19 @@ def _build() -> Path:
     # Not by HOME, which is another one in every run of tests.
     cache = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".cache/carrel-vm"
     folder = cache / _name()
-    if (folder / "complete").exists():
-        return folder
-    shutil.rmtree(cache, ignore_errors=True)
-    work = cache / "work"
-    work.mkdir(parents=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            # Others are of another state of the project. Machines that run have them open.
+            for other in (path for path in cache.iterdir() if path.is_dir()):
+                shutil.rmtree(other)
+            _build_in(cache / "work").rename(folder)
+    return folder
+
+
+def _build_in(work: Path) -> Path:
+    work.mkdir()
     _say("the kernel")
     version = _kernel(work)
     _say("the system")
@@ -77,9 +91,7 @@ def _build() -> Path:
     _disk(root, work / "root.img", "6G")
     for name in ("kernel", "rootfs", "wheels", "initrd.d"):
         shutil.rmtree(work / name)
-    work.rename(folder)
-    (folder / "complete").touch()
-    return folder
+    return work
 
 
 def project_disk(place: Path) -> None:
@@ -178,6 +190,8 @@ def _configure(root: Path, work: Path, version: str) -> None:
         "etc/systemd/network/any.network": "[Match]\nName=e*\n[Network]\nAddress=10.0.2.15/24\n",
         "etc/ssh/sshd_config.d/quick.conf": "UseDNS no\nPermitRootLogin prohibit-password\n"
         "MaxStartups 100\nMaxSessions 50\n",
+        # Ten seconds else, after each last logout. Less would start a manager for each command.
+        "etc/systemd/logind.conf.d/quick.conf": "[Login]\nUserStopDelaySec=4\n",
         "etc/profile.d/carrel.sh": f'PATH="{ENVIRONMENT}/bin:$PATH"\n',
         "etc/environment": f"PATH={ENVIRONMENT}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin"
         ":/usr/bin:/sbin:/bin\n",
@@ -188,7 +202,7 @@ def _configure(root: Path, work: Path, version: str) -> None:
         (root / name).write_text(text)
     (root / "data").mkdir()
     _inside(root, "systemctl -q enable systemd-networkd ssh")
-    _inside(root, "systemctl -q mask apt-daily.timer apt-daily-upgrade.timer fstrim.timer")
+    _inside(root, f"systemctl -q mask {' '.join(UNNEEDED)}")
 
 
 def _initrd(work: Path, version: str) -> None:

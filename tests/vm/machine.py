@@ -10,20 +10,31 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.vm import image
 
+PROCESSORS = 2
 BOOT_S = 300.0
 """Some twenty seconds when nothing else runs here."""
 CALL_S = 240.0
 """A first command starts a daemon, which proves its walls: twenty seconds under emulation."""
+
+SCRIPT_S = 600.0
+"""Some starts of a daemon, while others do the same."""
+EAT = "python3 -c 'x = bytearray(400 << 20); raise SystemExit(3)' || test $? = 137"
+"""The end of a step: a command that must not survive a limit of 200 MB."""
+QUICK = "mitigations=off tsc=reliable init_on_alloc=0 randomize_kstack_offset=off lsm=landlock,yama"
+"""What a kernel does for the processor that it is told of, or for safety, takes a third of the time
+under emulation; above all a clock that is read by leaving the machine."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +52,11 @@ class Machine:
     def __init__(self, folder: Path, port: int, built: Path) -> None:
         self._folder, self._port, self._built = folder, port, built
         self._qemu: subprocess.Popen[bytes] | None = None
+        self.told: list[str] = []
 
     def start(self) -> None:
+        # Not read from the cache at each login: another run may put another image there.
+        shutil.copy(self._built / "key", self._folder / "key")
         image.project_disk(self._folder / "project.img")
         subprocess.run(["truncate", "-s", "3G", self._folder / "data.img"], check=True)
         subprocess.run(["mkfs.xfs", "-q", self._folder / "data.img"], check=True)
@@ -68,11 +82,19 @@ class Machine:
         )
         return Answer(done.returncode, done.stdout, done.stderr)
 
+    def script(self, user: str, *steps: str) -> str:
+        """One login, in which every step must succeed; each login takes seconds. What it says."""
+        return self.run(user, "\n".join(("set -ex", *steps)), SCRIPT_S).ok()
+
     def wait(self, user: str, condition: str) -> None:
         """Until the command `condition` succeeds."""
         tries = int(CALL_S / 4)
         loop = f"for i in $(seq {tries}); do {condition} && exit 0; sleep 1; done; exit 1"
         assert self.run(user, loop).code == 0, condition
+
+    def tell(self, line: str) -> None:
+        """Shown at the end of all tests."""
+        self.told.append(line)
 
     def boot_id(self) -> str:
         return self.run("root", "cat /proc/sys/kernel/random/boot_id").ok()
@@ -110,9 +132,20 @@ class Machine:
         network = f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{self._port}-:22"
         return [
             *("qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi"),
-            *("-cpu", "max", "-smp", "2", "-m", "3G", "-display", "none", "-monitor", "none"),
+            *(
+                "-cpu",
+                "max,la57=off",
+                "-smp",
+                "2",
+                "-m",
+                "3G",
+                "-display",
+                "none",
+                "-monitor",
+                "none",
+            ),
             *("-kernel", str(self._built / "vmlinuz"), "-initrd", str(self._built / "initrd")),
-            *("-append", "console=ttyS0 root=/dev/vda rw quiet"),
+            *("-append", f"console=ttyS0 root=/dev/vda rw quiet {QUICK}"),
             *(word for disk in disks for word in ("-drive", f"file={disk},{drive}")),
             *("-device", "virtio-rng-pci", "-serial", f"file:{self._folder}/console.log"),
             *("-netdev", network, "-device", "virtio-net-pci,netdev=n0"),
@@ -127,8 +160,15 @@ class Machine:
             "ConnectTimeout": "20",
         }
         given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        key = ["-i", str(self._built / "key"), "-p", str(self._port)]
+        key = ["-i", str(self._folder / "key"), "-p", str(self._port)]
         return ["ssh", "-T", *given, *key, f"{user}@127.0.0.1"]
+
+
+def together(check: Callable[[str], None], users: Iterable[str]) -> None:
+    """For as many users at once as the machine has processors: most of what they do is one process
+    that starts."""
+    with ThreadPoolExecutor(PROCESSORS) as pool:
+        list(pool.map(check, users))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.vm.machine import Machine
+from tests.vm.machine import EAT, Machine, together
 
-EAT = "python3 -c 'x = bytearray(400 << 20)'"
+SPIN = "timeout 2 sh -c 'while :; do :; done'"
 UNITS = "/sys/fs/cgroup/user.slice/user-$(id -u).slice/user@$(id -u).service"
+GROUP = f"{UNITS}/app.slice/carrel-*.scope/carrel/sp_*.family"
+ENDS = {"dev": True, "ling": False}
+"""Whether what runs ends with the user's last login."""
 
 
 def _logged_out(vm: Machine, user: str) -> None:
@@ -16,23 +19,21 @@ def _logged_out(vm: Machine, user: str) -> None:
 
 
 def test_limits_hold_in_a_plain_login(vm: Machine) -> None:
-    """By memory, processes and processors; below a scope of systemd's, and nowhere else."""
-    vm.run("dev", "carrel new --empty --name plain --memory 200M --pids 40 --cpus 0.5").ok()
-    eaten = vm.run("dev", f"carrel exec plain -- {EAT}")
-    assert eaten.code == 137 and "memory limit" in eaten.err
+    """By memory, processes and processors; below a scope of systemd's, and nowhere else. And doctor
+    says so."""
     forks = "for i in $(seq 100); do sleep 100 & done; echo done"
-    refused = vm.run("dev", f"carrel exec plain -- timeout 20 bash -c '{forks}'")
-    assert "Resource temporarily unavailable" in refused.err
-    found = vm.run(
-        "dev", f"cd {UNITS} && find . -name cpu.max | grep /sp_ | xargs grep -l ^50000"
-    ).ok()
-    assert "/app.slice/carrel-" in found and ".scope/carrel/" in found
-    beside = vm.run("dev", f"ls -d {UNITS}/carrel {UNITS}/app.slice/carrel {UNITS}/carrel-self")
-    assert not beside.out.strip()
-
-
-def test_doctor_says_what_is_enforced(vm: Machine) -> None:
-    said = vm.run("dev", "carrel doctor").ok()
+    said = vm.script(
+        "dev",
+        "carrel new --empty --name plain --memory 200M --pids 40 --cpus 0.5",
+        f"carrel exec plain -- {EAT}",
+        f"carrel exec plain -- timeout 20 bash -c '{forks}' 2>&1 | grep 'Resource temporarily'",
+        f"carrel exec plain -- {SPIN} || test $? = 124",
+        f"test \"$(cat {GROUP}/cpu.max)\" = '50000 100000'",
+        f"grep -E 'nr_throttled ([6-9]|[0-9]{{2,}})$' {GROUP}/cpu.stat",
+        f'test -z "$(ls -d {UNITS}/carrel {UNITS}/app.slice/carrel {UNITS}/carrel-self)"',
+        "carrel doctor",
+        "carrel rm --force plain",
+    )
     for kind in ("memory", "cpu", "pids"):
         line = next(line for line in said.splitlines() if f" {kind}:" in line)
         assert "cgroup v2" in line and "ok" in line, said
@@ -51,54 +52,52 @@ def test_without_a_service_manager_it_is_said(vm: Machine) -> None:
     vm.run("root", f"cd /; {as_dev} carrel rm --force bare; {as_dev} carrel down").ok()
 
 
-@pytest.mark.parametrize(("user", "ends"), [("dev", True), ("ling", False)])
-def test_a_logout(vm: Machine, user: str, ends: bool) -> None:
-    """Without lingering what runs ends with the last login; files, limits and the log stay."""
+@pytest.mark.parametrize("kill", ["no", "yes"])
+def test_a_logout(vm: Machine, kill: str) -> None:
+    """Without lingering, what runs ends with the last login; files, limits and the log stay.
+    KillUserProcesses changes nothing: it is about what sessions leave, and the scope is in none."""
+    place = "/etc/systemd/logind.conf.d"
+    setting = f"printf '[Login]\\nKillUserProcesses={kill}\\n' > {place}/kill.conf"
+    vm.run("root", f"mkdir -p {place} && {setting} && systemctl restart systemd-logind").ok()
+    together(lambda user: _log_out(vm, user, first=kill == "no"), ENDS)
+
+
+def _log_out(vm: Machine, user: str, *, first: bool) -> None:
     started = vm.run(
         user,
-        "carrel new --empty --name work --memory 200M && rm -f ~/.local/share/carrel/daemon/told-*"
-        " && carrel exec work -- sh -c 'echo kept > file' && carrel exec -d work -- sleep 5000",
+        # The daemon starts in a session of this kind.
+        "carrel down; carrel new --empty --name work --memory 200M --agent scripted"
+        " && carrel exec work -- sh -c 'echo kept > file' && carrel send work 'say one' --wait"
+        " && carrel send work --continue 'sleep 5000' && carrel exec -d work -- sleep 5000",
     )
     run = started.ok().splitlines()[-1]
-    assert ("enable-linger" in started.err) is ends
+    # Said once.
+    assert ("enable-linger" in started.err) is (first and ENDS[user]), started.err
     _logged_out(vm, user)
-    shown = vm.run(user, f"carrel run show {run}").ok()
-    assert ("running" in shown) is not ends, shown
-    assert vm.run(user, "carrel exec work -- cat file").ok() == "kept"
-    assert vm.run(user, f"carrel exec work -- {EAT}").code == 137
-    again = vm.run(user, "carrel exec -d work -- sleep 5000")
-    assert "enable-linger" not in again.err, "it is said once"
-    vm.run(user, "carrel rm --force work").ok()
-
-
-def test_processes_of_sessions_that_are_killed(vm: Machine) -> None:
-    """KillUserProcesses ends what a session leaves, and what lingers is none of it."""
-    place = "/etc/systemd/logind.conf.d"
-    setting = f"mkdir -p {place} && printf '[Login]\\nKillUserProcesses=yes\\n' > {place}/kill.conf"
-    vm.run("root", f"{setting} && systemctl restart systemd-logind").ok()
-    try:
-        run = vm.run(
-            "ling",
-            "carrel down; carrel new --empty --name hard && carrel exec -d hard -- sleep 5000",
-        ).ok()
-        run = run.splitlines()[-1]
-        _logged_out(vm, "ling")
-        assert "running" in vm.run("ling", f"carrel run show {run}").ok()
-    finally:
-        vm.run("root", f"rm {place}/kill.conf && systemctl restart systemd-logind").ok()
-        vm.run("ling", "carrel rm --force hard")
+    vm.script(
+        user,
+        f"carrel run show {run} > shown",
+        "carrel turns work >> shown",
+        f"test $(grep -c running shown) = {0 if ENDS[user] else 2}",
+        'test "$(carrel exec work -- cat file)" = kept',
+        f"carrel exec work -- {EAT}",
+        "carrel interrupt work || true",
+        "carrel send work --wait --continue hello | grep -E 'turn [23]: hello'",
+        "carrel rm --force work",
+    )
 
 
 def test_a_jump_of_the_clock(vm: Machine) -> None:
     """As after a suspend: nothing is taken for old because of it."""
     run = vm.run(
-        "ling", "carrel new --empty --name clock && carrel exec -d clock -- sleep 5000"
+        "ling",
+        "carrel new --empty --name clock && carrel exec --timeout 1h -d clock -- sleep 5000",
     ).ok()
     run = run.splitlines()[-1]
     vm.run("root", "date -s '+3 hours'").ok()
     try:
-        assert "running" in vm.run("ling", f"carrel run show {run}").ok()
         assert vm.run("ling", "carrel exec clock -- echo here").ok() == "here"
+        assert "running" in vm.run("ling", f"carrel run show {run}").ok()
     finally:
         vm.run("root", "date -s '-3 hours'").ok()
     assert vm.run("ling", "carrel exec clock -- echo still").ok() == "still"

@@ -2,64 +2,82 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
-
-from tests.vm.machine import Machine
+from tests.vm.machine import EAT, Machine, together
 
 
-def _started(vm: Machine, user: str, name: str) -> str:
-    made = f"carrel new --empty --name {name} && carrel exec -d {name} -- sleep 5000"
-    return vm.run(user, made).ok().splitlines()[-1]
+def _control(user: str) -> str:
+    return "systemctl" if user == "root" else "systemctl --user"
 
 
-@pytest.mark.parametrize("user", ["ling", "root"])
-def test_a_service_and_commands_agree(vm: Machine, user: str) -> None:
-    run = _started(vm, user, "served")
-    control = "systemctl" if user == "root" else "systemctl --user"
+def test_a_service_and_commands_agree(vm: Machine) -> None:
+    together(lambda user: _agree(vm, user), ("ling", "root"))
 
-    def goes_on() -> None:
-        assert "running" in vm.run(user, f"carrel run show {run}").ok()
 
-    assert "no service" in vm.run(user, "carrel service status").ok()
-    assert "active" in vm.run(user, "carrel service install").ok()
-    goes_on()
-    vm.run(user, f"{control} restart carrel").ok()
-    goes_on()
-    vm.run(user, "carrel down").ok()
-    assert vm.run(user, f"{control} is-active carrel").out.strip() == "inactive"
-    vm.run(user, f"{control} stop carrel").ok()
-    goes_on()
-    # A command has started the service, not a daemon of its own.
-    assert vm.run(user, f"{control} is-active carrel").ok() == "active"
-    vm.run(user, f"{control} stop carrel").ok()
-    assert "No daemon runs" in vm.run(user, "carrel down").err
-    vm.run(user, f"{control} start carrel && {control} daemon-reexec").ok()
-    goes_on()
-    pid = json.loads(vm.run(user, "carrel status --json").ok())["pid"]
-    vm.run(user, f"kill -9 {pid}").ok()
-    goes_on()
-    vm.run(user, "carrel service remove").ok()
-    goes_on()
-    assert "no service" in vm.run(user, "carrel service status").ok()
-    vm.run(user, "carrel rm --force served").ok()
+def _agree(vm: Machine, user: str) -> None:
+    made = "carrel new --empty --name served && carrel exec -d served -- sleep 5000"
+    run = vm.run(user, made).ok().splitlines()[-1]
+    control = _control(user)
+    goes_on = f"carrel run show {run} | grep -q running"
+    vm.script(
+        user,
+        "carrel service status | grep 'no service'",
+        "carrel service install | grep ' active'",
+        goes_on,
+        f"{control} restart carrel",
+        goes_on,
+        "carrel down",
+        f"test $({control} is-active carrel) = inactive",
+        f"{control} stop carrel",
+        goes_on,
+        # A command has started the service, not a daemon of its own.
+        f"test $({control} is-active carrel) = active",
+        f"{control} stop carrel",
+        "carrel down 2>&1 | grep 'No daemon runs'",
+        f"{control} start carrel",
+        f"{control} daemon-reexec",
+        goes_on,
+        "kill -9 $(carrel status | sed -n 's/.*process //p')",
+        goes_on,
+        "carrel service remove",
+        goes_on,
+        "carrel service status | grep 'no service'",
+        "carrel rm --force served",
+    )
 
 
 def test_a_reboot(vm: Machine) -> None:
-    """The service is back by itself; files are read back, and limits hold again."""
-    kept = "--memory 200M && carrel exec kept -- sh -c 'echo kept > file'"
-    for user in ("dev", "ling"):
-        vm.run(user, f"carrel new --empty --name kept {kept}").ok()
-    run = vm.run("ling", "carrel exec -d kept -- sleep 5000").ok().splitlines()[-1]
-    vm.run("ling", "carrel service install").ok()
+    """A service is back by itself; files are read back, and limits hold again."""
+    users = ("root", "dev", "ling")
+    runs: dict[str, str] = {}
+
+    def before(user: str) -> None:
+        said = vm.script(
+            user,
+            "carrel new --empty --name kept --agent scripted --memory 200M",
+            "carrel exec kept -- sh -c 'echo kept > file'",
+            "" if user == "dev" else "carrel service install",
+            "carrel send kept 'say one' --wait",
+            "carrel send kept --continue 'sleep 5000'",
+            "carrel exec -d kept -- sleep 5000",
+        )
+        runs[user] = said.splitlines()[-1]
+
+    def after(user: str) -> None:
+        if user != "dev":
+            vm.wait(user, f"{_control(user)} is-active -q carrel")
+        vm.script(
+            user,
+            f"carrel run show {runs[user]} > shown",
+            "carrel turns kept >> shown",
+            "test $(grep -c running shown) = 0",
+            "carrel start kept",
+            'test "$(carrel exec kept -- cat file)" = kept',
+            f"carrel exec kept -- {EAT}",
+            "carrel send kept --wait --continue hello | grep -E 'turn [23]: hello'",
+            "carrel rm --force kept",
+            "carrel service remove",
+        )
+
+    together(before, users)
     vm.reboot()
-    vm.wait("ling", "systemctl --user is-active -q carrel")
-    assert "running" not in vm.run("ling", f"carrel run show {run}").ok()
-    for user in ("dev", "ling"):
-        vm.run(user, "carrel start kept").ok()
-        assert vm.run(user, "carrel exec kept -- cat file").ok() == "kept"
-        eaten = vm.run(user, "carrel exec kept -- python3 -c 'x = bytearray(400 << 20)'")
-        assert eaten.code == 137
-        vm.run(user, "carrel rm --force kept").ok()
-    vm.run("ling", "carrel service remove").ok()
+    together(after, users)

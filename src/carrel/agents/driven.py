@@ -16,19 +16,9 @@ from carrel.agents.frontends.lines import raw
 from carrel.agents.programs import Locator
 from carrel.agents.requests import credentials_of
 from carrel.agents.turns import permission_of
-from carrel.domain.agents import (
-    PROJECT_SETTINGS,
-    AgentEventType,
-    AgentSetup,
-    FoundFrontend,
-    FrontendKind,
-    Prepared,
-    Provider,
-    Told,
-    TurnRequest,
-    TurnResult,
-)
+from carrel.domain.agents import PROJECT_SETTINGS, FoundFrontend, FrontendKind, Prepared
 from carrel.domain.errors import AgentCrashed
+from carrel.domain.turns import AgentEventType, AgentSetup, Provider, Told, TurnRequest, TurnResult
 
 PROGRAM = "carrel.agents.drive"
 

@@ -20,15 +20,8 @@ from carrel.agents.events import failed, payload_of
 from carrel.agents.requests import with_values
 from carrel.agents.turns import conduct
 from carrel.agents.wire import load
-from carrel.domain.agents import (
-    AgentEventType,
-    Control,
-    ControlKind,
-    Permission,
-    Told,
-    TurnResult,
-)
 from carrel.domain.errors import FrontendNotInstalled, Interrupted, MessageInvalid
+from carrel.domain.turns import AgentEventType, Control, ControlKind, Permission, Told, TurnResult
 
 
 class LineReader:

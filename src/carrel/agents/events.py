@@ -15,7 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from carrel.domain.agents import (
+from carrel.domain.errors import (
+    AgentCrashed,
+    AgentError,
+    CarrelError,
+    ContinuationNotFound,
+    EmptyResponse,
+    Interrupted,
+)
+from carrel.domain.turns import (
     AgentEvent,
     AgentEventType,
     Continuation,
@@ -25,14 +33,6 @@ from carrel.domain.agents import (
     TurnRequest,
     TurnResult,
     TurnState,
-)
-from carrel.domain.errors import (
-    AgentCrashed,
-    AgentError,
-    CarrelError,
-    ContinuationNotFound,
-    EmptyResponse,
-    Interrupted,
 )
 
 MAX_KEY = 1024

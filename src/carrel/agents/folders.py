@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from carrel.agents import programs
-from carrel.domain.agents import AgentSetup, ContextFile, Frontends, Prepared, SetupRequest
+from carrel.domain.agents import ContextFile, Frontends, Prepared, SetupRequest
 from carrel.domain.errors import PathInvalid, PathNotFound, ResolveFailed, TooLarge
 from carrel.domain.hub import HUB_SOCKET
 from carrel.domain.runtimes import Bind
 from carrel.domain.trees import Owner
+from carrel.domain.turns import AgentSetup
 
 STATE, CONTEXT = "/agent/state", "/agent/context"
 WORKSPACE, HUB = "/workspace", "/run/carrel"

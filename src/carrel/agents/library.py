@@ -19,23 +19,14 @@ from carrel.agents.events import Emitter, OnEvent, failed
 from carrel.agents.turns import conduct
 from carrel.agents.wire import load
 from carrel.domain.agents import (
-    AgentSetup,
-    Continuation,
-    Control,
-    ControlKind,
     FoundFrontend,
     Frontend,
     FrontendKind,
     Frontends,
-    InteractionMode,
     Interactive,
     InvocationSpec,
     IoMode,
     Prepared,
-    Told,
-    TurnError,
-    TurnRequest,
-    TurnResult,
 )
 from carrel.domain.errors import (
     CarrelError,
@@ -43,6 +34,17 @@ from carrel.domain.errors import (
     ResolveFailed,
     StateConflict,
     UnsupportedFrontend,
+)
+from carrel.domain.turns import (
+    AgentSetup,
+    Continuation,
+    Control,
+    ControlKind,
+    InteractionMode,
+    Told,
+    TurnError,
+    TurnRequest,
+    TurnResult,
 )
 
 

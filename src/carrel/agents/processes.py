@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from carrel.agents.frontends import lines
-from carrel.domain.agents import Stage
 from carrel.domain.errors import AgentCrashed, FrontendNotInstalled
+from carrel.domain.turns import Stage
 
 END_S = 0.5
 """For an agent to go once its input is closed, and again once it is asked to: less than what

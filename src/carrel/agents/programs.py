@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import carrel
-from carrel.domain.agents import FoundFrontend, FrontendKind, Provider
+from carrel.domain.agents import FoundFrontend, FrontendKind
 from carrel.domain.errors import FrontendNotInstalled, UnsupportedFrontend
+from carrel.domain.turns import Provider
 
 VERSION_SECONDS = 15.0
 """A program says its version within one; a machine with many agents is slow."""

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from carrel.domain.agents import AgentServer, AgentSetup, Provider, TurnRequest
 from carrel.domain.errors import (
     ContinuationNotFound,
     ModelNotSupported,
@@ -14,6 +13,7 @@ from carrel.domain.errors import (
     ResolveFailed,
 )
 from carrel.domain.keys import VARIABLES
+from carrel.domain.turns import AgentServer, AgentSetup, Provider, TurnRequest
 
 
 def check(request: TurnRequest, frontend: str, provider: Provider) -> None:
@@ -64,6 +64,11 @@ def has_context(setup: AgentSetup) -> bool:
         return setup.confined
     except OSError:
         return False
+
+
+def readable(setup: AgentSetup) -> list[str]:
+    """Folders beside its workspace that an agent may read."""
+    return [*([setup.context] if has_context(setup) else []), *setup.also_read]
 
 
 def images(request: TurnRequest) -> list[str]:

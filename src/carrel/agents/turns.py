@@ -15,7 +15,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from carrel.agents.events import failed
-from carrel.domain.agents import (
+from carrel.domain.errors import (
+    CarrelError,
+    ContinuationNotFound,
+    DeadlinePassed,
+    EmptyResponse,
+    FrontendNotInstalled,
+    Interrupted,
+    PermissionDenied,
+)
+from carrel.domain.turns import (
     AgentEventType,
     AgentSetup,
     Control,
@@ -27,15 +36,6 @@ from carrel.domain.agents import (
     Told,
     TurnRequest,
     TurnResult,
-)
-from carrel.domain.errors import (
-    CarrelError,
-    ContinuationNotFound,
-    DeadlinePassed,
-    EmptyResponse,
-    FrontendNotInstalled,
-    Interrupted,
-    PermissionDenied,
 )
 
 INTERRUPT_S = 5.0

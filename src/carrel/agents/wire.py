@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from carrel.domain.agents import (
+from carrel.domain.errors import FrontendNotInstalled
+from carrel.domain.nesting import is_too_deep
+from carrel.domain.turns import (
     AgentEventType,
     AgentServer,
     AgentSetup,
@@ -27,8 +29,6 @@ from carrel.domain.agents import (
     Told,
     TurnRequest,
 )
-from carrel.domain.errors import FrontendNotInstalled
-from carrel.domain.nesting import is_too_deep
 
 if TYPE_CHECKING:
     import msgspec
@@ -89,7 +89,8 @@ def read_start(line: bytes) -> Start:
 
 def _setup(found: dict[str, Any]) -> AgentSetup:
     servers = tuple(AgentServer(**one) for one in found.get("servers", ()))
-    lists = {name: tuple(found.get(name, ())) for name in ("mcp", "untrusted", "agreed")}
+    names = ("mcp", "untrusted", "agreed", "also_read")
+    lists = {name: tuple(found.get(name, ())) for name in names}
     return AgentSetup(**{**found, **lists, "servers": servers})
 
 

@@ -347,8 +347,8 @@ OPERATIONS = (
     ),
     Operation(
         *("files.read_archive", "GET", "/v1/spaces/{space}/archive", "hidden"),
-        query="FolderQuery",
-        answer="A tar.zst",
+        query="ArchiveQuery",
+        answer="A tar.zst, or with `plain` a tar",
         media="application/zstd",
         again=True,
         long=True,
@@ -361,6 +361,13 @@ OPERATIONS = (
         answer="Done",
         long=True,
         errors=(*PATHS, "archive_invalid", "request_timeout"),
+    ),
+    Operation(
+        *("files.copied", "POST", "/v1/spaces/{space}/copied", "hidden"),
+        body="CopiedBody",
+        answer="Done",
+        again=True,
+        errors=(*SPACE, *CHANGING, "copy_not_found"),
     ),
     # Agents
     Operation(
@@ -580,7 +587,7 @@ OPERATIONS = (
     Operation(
         *("sessions.release", "POST", "/release-session", "hidden"),
         body="ReleaseBody",
-        answer="Release",
+        answer="SessionRelease",
         errors=INSTANCE,
     ),
     # Requests

@@ -16,11 +16,11 @@ from carrel.agents.imports import Imports
 from carrel.agents.programs import Locator
 from carrel.agents.registry import BUILT_IN, Registry
 from carrel.config import Settings, SettingsInvalid
-from carrel.domain.agents import AgentEvent, AgentEventType, Provider, Turn
 from carrel.domain.errors import InsufficientDisk, StoreBusy
 from carrel.domain.hub import MOST_TOGETHER, SIGNAL, Replay
 from carrel.domain.ids import new_id
 from carrel.domain.pauses import pauses
+from carrel.domain.turns import AgentEvent, AgentEventType, Provider, Turn
 from carrel.hub.envelopes import Said, raw
 from carrel.hub.hub import HubServer
 from carrel.trees.removal import remove_entry

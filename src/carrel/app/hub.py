@@ -24,7 +24,7 @@ from carrel.interfaces.notifications import NoticeChannel, NoticeWebhook, Notifi
 from carrel.lifecycle.table import SETTLED
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.sandbox import SandboxFolders
-from carrel.service.access import may_see
+from carrel.service.access import may_agree, may_see
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpaces
 from carrel.store.messages import open_log
@@ -45,6 +45,10 @@ class KnownSpaces:
             return True
         space = self._journal.get(space_id)
         return space is not None and may_see(caller, space)
+
+    def may_agree(self, caller: Caller, space_id: str) -> bool:
+        space = self._journal.get(space_id)
+        return space is not None and may_agree(caller, space)
 
     def account(self, space_id: str) -> str:
         """Whose it is."""

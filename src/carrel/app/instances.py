@@ -27,6 +27,7 @@ from carrel.service.open_spaces import OpenSpaces
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
+from carrel.service.tokens import Tokens
 from carrel.store.sqlite import SqliteStore
 from carrel.trees.host_folders import PlainProjects
 from carrel.trees.removal import remove_tree
@@ -65,6 +66,7 @@ class Around:
     runs: Runs
     shared: Shared
     recordings: FileRecordings
+    tokens: Tokens
 
 
 class LocalHubClients:
@@ -124,5 +126,6 @@ def open_instances(settings: Settings, app: App, around: Around, known: ServerPa
             needs=known.needs,
             shared=around.shared,
             rules=rules,
+            reaches=around.tokens.reaches,
         )
     )

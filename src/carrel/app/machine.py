@@ -13,13 +13,14 @@ from typing import BinaryIO
 
 from carrel.app.rooms import App
 from carrel.domain.cleanup import Stray
+from carrel.domain.collaborators import Taking
 from carrel.domain.environments import HomeTools
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
 from carrel.domain.files import Files
 from carrel.domain.ids import is_id
 from carrel.domain.runtimes import LocalRuntime, Runtime
 from carrel.domain.spaces import AUTO
-from carrel.domain.trees import Skipped, Tree, TreeDriver
+from carrel.domain.trees import Tree, TreeDriver
 from carrel.environments.discovery import inspect_files
 from carrel.environments.files import FolderFiles
 from carrel.environments.login_shell import stamp_of
@@ -119,12 +120,19 @@ class TreeContents:
         return open_files(driver, tree)
 
     def archive(
-        self, driver: TreeDriver, tree: Tree, path: str, on_skip: Callable[[Skipped], None]
+        self, driver: TreeDriver, tree: Tree, path: str, taking: Taking, *, zstd: bool = True
     ) -> Iterator[bytes]:
-        return archive(driver, tree, path, on_skip=on_skip)
+        return archive(driver, tree, path, zstd=zstd, on_skip=taking.skips, on_send=taking.sends)
 
-    def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None:
-        unpack(driver, tree, stream, path)
+    def unpack(
+        self,
+        driver: TreeDriver,
+        tree: Tree,
+        stream: BinaryIO,
+        path: str,
+        check: Callable[[int], None],
+    ) -> None:
+        unpack(driver, tree, stream, path, check=check)
 
 
 # What makes a project usable, read from a space's tree.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from carrel.config import Settings
+from carrel.domain.access import Caller
 from carrel.domain.hub import HubLog
 from carrel.hub.hub import HubServer
 from carrel.interfaces.notifications import OutcomeSender
@@ -43,6 +44,7 @@ class RequestsAround:
     inbox: Inbox
     shared: Shared
     recordings: FileRecordings
+    usual_agent: Callable[[Caller, Mapping[str, str]], str]
 
 
 class HubSpaceLog:
@@ -64,7 +66,7 @@ class HubSpaceLog:
     def listening(self, change: int) -> None:
         self._hub.keeper.listening(change)
 
-    def on_kept(self, then: Callable[[], None]) -> None:
+    def on_kept(self, then: Callable[[set[str]], None]) -> None:
         self._hub.on_kept.append(then)
 
     def on_live(self, then: OnLive) -> None:
@@ -109,5 +111,6 @@ def open_requests(settings: Settings, around: RequestsAround) -> Requests:
             sender=OutcomeSender(),
             archives=folder / "versions",
             rules=rules,
+            usual_agent=around.usual_agent,
         )
     )

@@ -41,7 +41,7 @@ from carrel.runtimes.limits.disk import disk_bytes
 from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
 from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
-from carrel.service.agents import AgentSpaces
+from carrel.service.agents import AgentSpaces, usual_agent
 from carrel.service.cleanup import Collector, Watch
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
@@ -204,7 +204,8 @@ def _assemble(
     toolchains = home_toolchains(settings.data, os.environ, shows=settings.sandbox.home_tools)
     packages = PackageManagers(
         toolchains.home if settings.sandbox.package_settings else None,
-        *(os.environ, toolchains.said, toolchains.check),
+        # The system's own mapping decodes each variable, for each new space.
+        *(dict(os.environ), toolchains.said, toolchains.check),
         seen=lambda: (*TOOLCHAIN, *etc_paths()),
     )
     agents = open_agents(settings, mcp.expect, toolchains.search)
@@ -217,7 +218,8 @@ def _assemble(
     personal = PersonalGit(os.environ)
     reviews = SpaceReviews(open_spaces, TreeReviews(app.bases, personal.ignored))
     remover = Remover(
-        *(app.identities, open_spaces, journal, reviews, trash, downloads, remove_tree)
+        *(app.identities, open_spaces, journal, reviews, trash, downloads, remove_tree),
+        locks=shared.locks,
     )
     creator = Creator(
         *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
@@ -237,6 +239,7 @@ def _assemble(
     frontends = agents.registry
     known = open_servers(settings)
     servers = SpaceServers(known.needs, journal)
+    tokens = Tokens(store, journal)
     spaces = Spaces(
         Parts(
             *(
@@ -252,11 +255,15 @@ def _assemble(
                 frontends,
             ),
             servers=servers,
+            tokens=tokens,
         )
     )
     spaces.setups = Setups(
         *(settings.data / "setups", app.bases, spaces, open_spaces, creator, runs, shared.locks),
         SetupTools(asks_for_setup, project_setup, is_same),
+    )
+    keys = AgentKeys(
+        agents.credentials, agents.imports, time.time, partial(has_login, env=os.environ)
     )
     trust = Trust(spaces, open_spaces, TreeContents(), frontends, agents.agreements)
     turns = Turns(
@@ -270,13 +277,12 @@ def _assemble(
             shared=shared,
             frontends=frontends,
             agent_folders=agents.agent_folders,
-            keys=AgentKeys(
-                agents.credentials, agents.imports, time.time, partial(has_login, env=os.environ)
-            ),
+            keys=keys,
             trust=trust,
             servers=servers,
             log=HubTurnLog(hub),
             make_events=Emitter,
+            tokens=tokens,
         )
     )
     sweeper = LocalSweeper(settings.data, app, time.time())
@@ -305,7 +311,9 @@ def _assemble(
         *(spaces, journal, store, app.bases, trash, downloads, reconciler, due_now, shared)
     )
     collector.base_budget_bytes, collector.base_age_s = settings.bases_bytes, settings.bases_s
-    around = Around(store, journal, hub, open_spaces, machine, spaces, runs, shared, recordings)
+    around = Around(
+        *(store, journal, hub, open_spaces, machine, spaces, runs, shared, recordings, tokens)
+    )
     servers.instances = open_instances(settings, app, around, known)
     context = SpaceContext(spaces, open_spaces, shared, Context())
     files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
@@ -314,6 +322,7 @@ def _assemble(
         RequestsAround(
             *(store, journal, hub, open_spaces, spaces, runs, turns, files, context, inbox, shared),
             recordings=recordings,
+            usual_agent=partial(usual_agent, frontends, keys),
         ),
     )
     keyring = Keyring(
@@ -324,7 +333,6 @@ def _assemble(
         time.time,
     )
     views = SpaceViews(spaces, runs, turns, settings.data)
-    tokens = Tokens(store, journal)
     disk_use = DiskUse(settings.data, journal, store, app.bases, records.reserve, disk_bytes)
     operations = Operations(
         spaces=SpaceOperations(spaces, views),

@@ -8,9 +8,10 @@ import os
 
 from carrel.cli.call import FAILED
 from carrel.cli.output import clean, complain, flush, is_terminal, shown
-from carrel.domain.errors import CarrelError
+from carrel.domain.errors import CarrelError, MessageInvalid
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
+_HELP = "--help behind the verb says what it takes."
 
 
 class ExitError(Exception):
@@ -43,11 +44,20 @@ def report(error: BaseException, as_json: bool = False) -> int:
     if as_json:
         _write(json.dumps(problem(known)) + "\n")
     else:
-        text = f"carrel: {known.message}\n" + (f"hint: {known.hint}\n" if known.hint else "")
+        message, hint = _for_people(known)
+        text = f"carrel: {message}\n" + (f"hint: {hint}\n" if hint else "")
         # What a program of the project said may be in it, and somebody may look at a pipe later.
         plain = "\n".join(map(clean, text.split("\n")))
         _write(shown(text, 2) if is_terminal(2) else plain)
     return code
+
+
+def _for_people(error: CarrelError) -> tuple[str, str]:
+    """Who gave an option has written no body, and reads no description of the API."""
+    where, dot, rest = error.message.partition(".")
+    if error.code == MessageInvalid.code and dot and where in ("body", "query"):
+        return rest, _HELP
+    return error.message, error.hint
 
 
 def exit_code(error: BaseException) -> int:

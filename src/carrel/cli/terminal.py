@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import signal
 import termios
 
 from carrel.cli.output import flush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Iterable
     from types import FrameType
     from typing import Any
 
     from carrel.client.link import StreamedAnswer
+else:
+    # The same without enums, which take longer to load than all else here.
+    import _signal as signal
 
 STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 """What ends a program in the foreground."""

@@ -5,10 +5,12 @@ much; and how the daemon is started when it does not run.
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable, Mapping
 
 
@@ -227,6 +229,25 @@ def starter(
                 return
 
     return start
+
+
+def check_peer(sock: _socket.socket, place: Address) -> None:
+    """Who answers at the socket of a data folder is the daemon of this user, or root's: another
+    account may have made the folder. `DaemonUnavailable`."""
+    if not place.data:
+        return
+    import _socket
+
+    found = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    # A pid, a uid and a gid.
+    uid = int.from_bytes(found[4:8], sys.byteorder)
+    if uid not in (0, os.geteuid()):
+        from carrel.domain.errors import DaemonUnavailable
+
+        raise DaemonUnavailable(
+            f"At the socket in {place.data}, another account answers (user {uid}).",
+            hint="Choose a data folder of your own (--data, CARREL_DATA), or become that user.",
+        )
 
 
 def connect_unix(connect: Callable[[str], None], path: str) -> None:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from carrel.client.address import CONNECT_S, Address, connect_unix
+from carrel.client.address import CONNECT_S, Address, check_peer, connect_unix
 from carrel.client.http import (
     TIMEOUT_S,
     HttpAnswer,
@@ -266,6 +266,7 @@ async def open_socket(place: Address) -> socket.socket:
             sock.settimeout(CONNECT_S)
             await asyncio.to_thread(connect_unix, sock.connect, place.socket)
             sock.setblocking(False)
+        check_peer(sock, place)
     except BaseException:
         sock.close()
         raise

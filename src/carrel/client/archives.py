@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import os
 import stat
 import tarfile
@@ -87,7 +88,11 @@ class _Packer:
                 for entry, is_file in names:
                     path = prefix + entry
                     if is_file:
-                        yield from _file(folder, entry, path)
+                        whole = _small_file(folder, entry, path)
+                        if whole is not None:
+                            yield whole
+                        else:
+                            yield from _file(folder, entry, path)
                         continue
                     yield self._other(folder, entry, path)
                     if self._stack[-1][0] != folder:
@@ -122,6 +127,22 @@ class _Packer:
     def _skip(self, path: str, why: str) -> None:
         """Tells of an entry by its path on this machine."""
         self._on_skip(os.path.join(self._source, path[len(self._name) :].lstrip("/")), why)
+
+
+def _small_file(folder: int, entry: str, name: str) -> bytes | None:
+    """With its header. None of one that has to be read in pieces, or is none any more."""
+    file = os.open(entry, _OLD_FILE, dir_fd=folder)
+    try:
+        status = os.fstat(file)
+        size = status.st_size
+        if size > CHUNK or not stat.S_ISREG(status.st_mode):
+            return None
+        data = os.read(file, size) if size else b""
+    finally:
+        os.close(file)
+    if len(data) < size:
+        return None
+    return _header(name, status, tarfile.REGTYPE, size=size) + data + _ZEROS[: -size % BLOCK]
 
 
 def _file(folder: int, entry: str, name: str) -> Iterator[bytes]:
@@ -164,12 +185,23 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = bytes(CHUNK)
+_LEVELS = 16
+"""Folders on the way to an entry that stay open."""
 _GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
 
 
-def unpack(pieces: Iterable[bytes], target: str, rename: tuple[str, str], on_skip: OnSkip) -> int:
-    """Into the folder `target`, which is there. `rename` is a first name and what it becomes.
-    Gives the number of files. Raises `ArchiveInvalid`, `PathWrongKind`, `OSError`."""
+def unpack(
+    pieces: Iterable[bytes],
+    target: str,
+    rename: tuple[str, str],
+    on_skip: OnSkip,
+    on_done: Callable[[], None] = lambda: None,
+) -> int:
+    """Into the folder `target`, which is there. `rename` is the first name of all that is in it,
+    and what that becomes; empty where the target itself is meant. `on_done` is called when all that
+    came is there, also if its writer could not read something. Gives the number of files.
+    Raises `ArchiveInvalid`, `PathWrongKind`, `OSError`."""
     with _Place(target) as place:
         try:
             unpacker = _Unpacker(place, TarReader(_plain(pieces)), rename, on_skip)
@@ -179,6 +211,7 @@ def unpack(pieces: Iterable[bytes], target: str, rename: tuple[str, str], on_ski
                 f"The archive from the space is damaged: {error}.", hint="Try again."
             ) from error
         place.finish()
+        on_done()
         unpacker.check_whole()
         return unpacker.files
 
@@ -280,9 +313,16 @@ class _Unpacker:
         self.names.append("/".join(path))
 
     def _renamed(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        if self._rename[0] and parts[:1] == (self._rename[0],):
-            return (self._rename[1], *parts[1:])
-        return parts
+        """Beside the folder that was asked for lies what is not the sender's to write."""
+        first, becomes = self._rename
+        if not first:
+            return parts
+        if parts[:1] != (first,):
+            raise ArchiveInvalid(
+                f"The archive has an entry outside of {first!r}: {'/'.join(parts)!r}.",
+                hint="What came before it was copied. Do not trust this daemon.",
+            )
+        return (becomes, *parts[1:])
 
 
 class _Place:
@@ -291,37 +331,46 @@ class _Place:
     def __init__(self, target: str) -> None:
         self._root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._made: dict[tuple[str, ...], Member] = {}
-        self._open: tuple[tuple[str, ...], int] = ((), -1)
+        self._path: tuple[str, ...] = ()
+        self._open: list[int] = []
+        """The first folders on the way there; the last one is that itself."""
+        self._umask = own_umask()
 
     def __enter__(self) -> _Place:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._open[1] >= 0:
-            os.close(self._open[1])
+        self._leave(0)
         os.close(self._root)
 
+    def _leave(self, level: int) -> None:
+        while len(self._open) > level:
+            os.close(self._open.pop())
+
     def folder(self, path: tuple[str, ...]) -> int:
-        """The last one stays open: most entries come folder by folder."""
-        if self._open[1] >= 0:
-            if self._open[0] == path:
-                return self._open[1]
-            os.close(self._open[1])
-            self._open = ((), -1)
-        here = os.dup(self._root)
-        for part in path:
+        """The last one stays open, and some on the way: most entries come folder by folder."""
+        if path != self._path:
+            pairs = zip(path, self._path, strict=False)
+            level = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            # Of a deep one, those in the middle were closed.
+            self._leave(level if len(self._path) <= _LEVELS else min(level, _LEVELS - 1))
+            self._path = path[: len(self._open)]
             try:
-                below = _enter(here, part)
+                for part in path[len(self._open) :]:
+                    self._enter(part)
             except NotADirectoryError as error:
                 raise PathWrongKind(
                     f"{'/'.join(path)!r} cannot be written: a part of this path is not a folder.",
                     hint="Move that part away, or copy to another folder.",
                 ) from error
-            finally:
-                os.close(here)
-            here = below
-        self._open = (path, here)
-        return here
+        return self._open[-1] if path else self._root
+
+    def _enter(self, part: str) -> None:
+        here = _enter(self._open[-1] if self._open else self._root, part)
+        if len(self._path) >= _LEVELS:
+            os.close(self._open.pop())
+        self._open.append(here)
+        self._path = (*self._path, part)
 
     def has(self, path: tuple[str, ...]) -> bool:
         """Whether something is there; nothing is made or followed to find out."""
@@ -346,12 +395,15 @@ class _Place:
             self._made[path] = member
 
     def write(self, path: tuple[str, ...], member: Member, reader: TarReader) -> None:
-        folder, name = self.folder(path[:-1]), path[-1]
+        folder, name, mode = self.folder(path[:-1]), path[-1], member.mode & 0o777
+        # Most modes are not touched by the umask, and can be had at once.
+        exact = not mode & self._umask
+        first = mode if exact else 0o600
         try:
-            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+            descriptor = os.open(name, _NEW_FILE, first, dir_fd=folder)
         except FileExistsError:
             _clear(folder, name)
-            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+            descriptor = os.open(name, _NEW_FILE, first, dir_fd=folder)
         try:
             small = reader.small(member)
             if small is None:
@@ -360,7 +412,8 @@ class _Place:
             else:
                 if small and os.write(descriptor, small) < len(small):
                     _write_at(descriptor, small, 0)
-            os.fchmod(descriptor, member.mode & 0o777)
+            if not exact:
+                os.fchmod(descriptor, mode)
             os.utime(descriptor, ns=(member.mtime_ns, member.mtime_ns))
         finally:
             os.close(descriptor)
@@ -426,6 +479,15 @@ def _write_at(descriptor: int, data: bytes, position: int) -> None:
         view, position = view[count:], position + count
 
 
+def own_umask() -> int:
+    """The process's own, which can only be read by changing it, or from here."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o077
+
+
 class _Pieces:
     """An iterator of bytes as a file to read from."""
 
@@ -444,5 +506,14 @@ class _Pieces:
 
 
 def _plain(pieces: Iterable[bytes]) -> Readable:
-    reader = zstandard.ZstdDecompressor().stream_reader(_Pieces(iter(pieces)), read_size=CHUNK)  # type: ignore[arg-type]
-    return reader
+    """The tar, which may be compressed."""
+    rest = iter(pieces)
+    beginning = b""
+    for piece in rest:
+        beginning += piece
+        if len(beginning) >= len(_ZSTD):
+            break
+    stream = _Pieces(itertools.chain((beginning,), rest))
+    if not beginning.startswith(_ZSTD):
+        return stream
+    return zstandard.ZstdDecompressor().stream_reader(stream, read_size=CHUNK)  # type: ignore[arg-type]

@@ -44,6 +44,8 @@ class MessageSender(msgspec.Struct, frozen=True, omit_defaults=True):
     client_id: str = ""
     kind: str = ""
     space: str = ""
+    owner: bool = False
+    """It has all the rights of the daemon's user."""
 
 
 class HubMessage(msgspec.Struct, frozen=True, omit_defaults=True):

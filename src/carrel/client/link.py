@@ -7,7 +7,7 @@ from __future__ import annotations
 import _socket
 import select
 
-from carrel.client.address import CONNECT_S, Address, connect_unix
+from carrel.client.address import CONNECT_S, Address, check_peer, connect_unix
 from carrel.client.http import (
     TIMEOUT_S,
     HttpAnswer,
@@ -238,6 +238,7 @@ def _connect(place: Address) -> _socket.socket:
     try:
         sock.settimeout(CONNECT_S)
         connect_unix(sock.connect, place.socket)
+        check_peer(sock, place)
     except BaseException:
         sock.close()
         raise

@@ -36,18 +36,14 @@ from carrel.api.types.spaces import (
 )
 from carrel.client.exchange import STDERR, STDOUT, ExchangeOutput, exit_code
 from carrel.client.problems import unreadable
-from carrel.domain.agents import (
-    Asked,
-    Attachment,
-    ContextFile,
-    FoundFrontend,
-)
+from carrel.domain.agents import ContextFile, FoundFrontend
 from carrel.domain.cleanup import Action, DiskPart, DiskReport
 from carrel.domain.errors import CarrelError
 from carrel.domain.limits import Limits
 from carrel.domain.projects import Progress, Project
 from carrel.domain.spaces import Retention
 from carrel.domain.trees import Change
+from carrel.domain.turns import Asked, Attachment
 
 __all__ = [
     "Action",

@@ -15,9 +15,9 @@ from carrel.api.types.requests import RequestOptions
 from carrel.api.types.runs import CommandOptions
 from carrel.api.types.spaces import SpaceOptions
 from carrel.client.projects import describe
-from carrel.domain.agents import Attachment
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.requests import Keeping, Policy
+from carrel.domain.turns import Attachment
 
 Path = str | os.PathLike[str]
 Project = str | os.PathLike[str] | None

@@ -33,7 +33,10 @@ OUTCOMES = (FrameKind.RESULT, FrameKind.ERROR)
 class RequestResult(ResultInfo, frozen=True, kw_only=True):
     """With where it is."""
 
+    request_id: str = ""
     space_id: str = ""
+    workspace_path: str = ""
+    """Empty without the owner's rights."""
     workspace: Workspace = Workspace.NONE
     retained_until: float | None = None
     """Seconds since 1970."""
@@ -54,6 +57,8 @@ class RequestFrame(Answer, frozen=True, kw_only=True):
     workspace_path: str = ""
     progress: float = 0.0
     message: str = ""
+    file: str = ""
+    """Of a progress: this file is new in the workspace."""
     event: dict[str, Any] | None = None
     id: str = ""
     question: str = ""

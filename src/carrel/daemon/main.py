@@ -124,6 +124,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(given: argparse.Namespace, starter: ReadyListener) -> None:
     settings = _settings(given)
+    places.check_own(settings.data)
     # The lock says whose it is, for which a full disk has no room.
     Reserve(settings.data / "reserve").ensure()
     with places.held(settings.data):
@@ -275,8 +276,11 @@ async def _tell_ending(path: str, under_way: Callable[[], str]) -> None:
     """Writes down what is still done, now and then; ends the process when it takes too long."""
     until = asyncio.get_running_loop().time() + LONGEST_S
     while asyncio.get_running_loop().time() < until:
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            file.write(under_way())
+        with contextlib.suppress(OSError):
+            # Whoever reads it meanwhile reads a whole one.
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                file.write(under_way())
+            os.replace(f"{path}.new", path)
         await asyncio.sleep(TELL_S)
     _log.warning("ended before this was done, which the next daemon goes on with: %s", under_way())
     os._exit(0)

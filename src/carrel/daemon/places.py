@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -71,12 +72,58 @@ def scope(data: Folder) -> str:
 
 
 def make_folder(data: Folder) -> str:
-    """Nobody else's: what is in it is the daemon's and its user's."""
+    """Nobody else's: what is in it is the daemon's and its user's. `DaemonUnavailable` where it is
+    another account's, and then nothing in it was touched."""
     os.makedirs(data, mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
+    check_own(data)
     path = folder(data)
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    os.chmod(path, 0o700)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise _not_ours(data, path)
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
     return path
+
+
+def check_own(data: Folder) -> None:
+    """Whoever else could put something into the data folder, or another in its place, would have
+    the daemon write where it likes, and answer for it. `DaemonUnavailable`."""
+    real = os.path.realpath(data)
+    if os.path.exists(real) and os.stat(real).st_uid != os.geteuid():
+        raise _not_ours(data, real)
+    place, below = real, ""
+    while place != below:
+        with contextlib.suppress(FileNotFoundError):
+            if not _keeps_others_out(os.stat(place)):
+                raise _not_ours(data, place)
+        place, below = os.path.dirname(place), place
+
+
+def _keeps_others_out(found: os.stat_result) -> bool:
+    """Nobody but this user and root renames what is in it. Who has a namespace of users without
+    root in it cannot know whose the folders above are."""
+    known = found.st_uid in (0, os.geteuid()) or not _is_mapped(found.st_uid)
+    own_group = found.st_gid == os.getegid() and not found.st_mode & stat.S_IWOTH
+    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return known and (not writable or own_group or bool(found.st_mode & stat.S_ISVTX))
+
+
+def _is_mapped(uid: int) -> bool:
+    with open("/proc/self/uid_map") as lines:
+        spans = [tuple(map(int, line.split())) for line in lines]
+    return any(first <= uid < first + count for first, _, count in spans)
+
+
+def _not_ours(data: Folder, path: str) -> DaemonUnavailable:
+    what = f"The data folder {os.fspath(data)} is not safe"
+    return DaemonUnavailable(
+        f"{what}: another account owns {path}, or can write there.",
+        hint="Choose a folder of your own (--data, CARREL_DATA), or mend its owner and mode.",
+    )
 
 
 # One daemon per data folder.
@@ -101,7 +148,8 @@ def held(data: Folder) -> Iterator[None]:
     """Raises `DaemonRunning`, which names the other one, and `DaemonUnavailable`."""
     try:
         make_folder(data)
-        descriptor = os.open(lock(data), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(lock(data), flags, 0o600)
     except OSError as error:
         raise DaemonUnavailable(
             f"The data folder {os.fspath(data)} cannot be used: {error.strerror}.",
@@ -120,12 +168,15 @@ def held(data: Folder) -> Iterator[None]:
 
 
 def holder(data: Folder) -> Holder | None:
-    """The daemon of a data folder, if one runs."""
+    """The daemon of a data folder, if one runs. What another account says of that is not heard: it
+    could name any process, which is then ended."""
     try:
-        descriptor = os.open(lock(data), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock(data), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
+        if os.fstat(descriptor).st_uid not in (0, os.geteuid()):
+            return None
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         found = read(descriptor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -76,8 +76,9 @@ class Toolchains(Protocol):
         """Quick, unless a start file of the login shell has changed. Raises nothing."""
         ...
 
-    def narrowed(self, tools: HomeTools) -> HomeTools:
-        """What was found earlier, with what must not be seen of it by now."""
+    def narrowed(self, tools: HomeTools, shown: Collection[str]) -> HomeTools:
+        """What was found earlier, with what must not be seen by now of it and of what else is
+        shown: real paths."""
         ...
 
     def check(self, path: str) -> Mapping[str, str]:
@@ -104,9 +105,12 @@ class Downloads(Protocol):
         """What the sandboxes of a project show of it."""
         ...
 
-    def links(self, key: str, homes: Mapping[Path, float] | None = None) -> dict[str, str]:
+    def links(
+        self, key: str, homes: Mapping[Path, float] | None = None, base: Base | None = None
+    ) -> dict[str, str]:
         """What a new home gets, the places in it and where they lead, with what was fetched in
-        these homes; each with the time when something last ran there."""
+        these homes, each with the time when something last ran there. What is believed by its name
+        only as far as lock files of the base say what it is."""
         ...
 
     def gather(self, key: str, home: Path) -> None:
@@ -140,13 +144,37 @@ class Contents(Protocol):
     def files(self, driver: TreeDriver, tree: Tree) -> AbstractContextManager[Files]: ...
 
     def archive(
-        self, driver: TreeDriver, tree: Tree, path: str, on_skip: Callable[[Skipped], None]
+        self, driver: TreeDriver, tree: Tree, path: str, taking: Taking, *, zstd: bool = True
     ) -> Iterator[bytes]:
-        """A tar.zst of a folder or file. `on_skip` hears what is not in it, by its path from the
-        folder that `path` is in."""
+        """A tar of a folder or file, which is compressed with `zstd`. `taking` hears what is in it
+        and what is not, by its path from the folder that `path` is in."""
         ...
 
-    def unpack(self, driver: TreeDriver, tree: Tree, stream: BinaryIO, path: str) -> None: ...
+    def unpack(
+        self,
+        driver: TreeDriver,
+        tree: Tree,
+        stream: BinaryIO,
+        path: str,
+        check: Callable[[int], None],
+    ) -> None:
+        """`check` is told how many bytes are written next, and may raise."""
+        ...
+
+
+class Taking(Protocol):
+    """Who sends files of a tree tells of each before its bytes are read; folders come before what
+    is in them."""
+
+    def sends(self, path: str, status: os.stat_result) -> None: ...
+
+    def skips(self, skipped: Skipped) -> None:
+        """It is not sent, or not as it is."""
+        ...
+
+    def done(self) -> bytes:
+        """Everything was sent but for what was skipped: for `Reviews.took`."""
+        ...
 
 
 class Reviews(Protocol):
@@ -155,15 +183,16 @@ class Reviews(Protocol):
 
     def review(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Review: ...
 
-    def taking(
-        self, driver: TreeDriver, tree: Tree, path: str, query: ReviewQuery
-    ) -> Callable[[Set[Skipped]], None]:
-        """What is changed at and below a path now; whoever has sent all of that, but for what was
-        skipped, calls what this gives."""
+    def taking(self, driver: TreeDriver, tree: Tree, path: str, query: ReviewQuery) -> Taking:
+        """For who is about to send all that is at and below a path."""
         ...
 
-    def took(self, tree: Tree, path: str, status: os.stat_result) -> None:
-        """A file was read to its end, and was this one all the time."""
+    def sent(self, tree: Tree, path: str, status: os.stat_result) -> bytes:
+        """A file was read to its end, and was this one all the time: for `took`."""
+        ...
+
+    def took(self, tree: Tree, sent: bytes) -> None:
+        """Who was sent this has all of it."""
         ...
 
 

@@ -252,7 +252,8 @@ class HomeTools:
     """Before the system's own programs, as the login shell has them."""
     path_last: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
-    """Real paths in what they show that sandboxes do not see: settings with passwords in them."""
+    """Real paths in what a space is shown that sandboxes do not see: settings with passwords in
+    them, sockets and named pipes."""
 
 
 NO_TOOLS = HomeTools()

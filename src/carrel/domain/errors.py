@@ -314,6 +314,11 @@ class PathWrongKind(PathError):
     kind = CONFLICT
 
 
+class CopyNotFound(TreeError):
+    code = "copy_not_found"
+    kind = NOT_FOUND
+
+
 class SandboxUnavailable(CarrelError):
     code = "sandbox_unavailable"
     kind = UNAVAILABLE

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+OWNED = "\x1f"
+"""Between whose a durable consumer is and its name, in which it cannot be."""
 HUB_SOCKET = "hub.sock"
 """In the folder of the hub, of which each sandbox has one of its own."""
 MCP_SOCKET = "mcp.sock"
@@ -22,6 +24,8 @@ QUESTION, ANSWER = "buffer_user_question", "buffer_user_answer"
 SIGNAL, SEEN = "buffer_taskspace_signal_user", "buffer_user_seen"
 MESSAGE = "buffer_space_message"
 """Types that Carrel itself reads too."""
+NOT_YOURS = "Only the owner can answer this question."
+"""To who answers what Carrel itself asks, and may not."""
 
 
 def envelope_in(body: bytes) -> dict[str, Any] | None:
@@ -204,7 +208,8 @@ class HubLog(Protocol):
         ...
 
     async def acknowledge(self, consumer: str, space_id: str, seq: int) -> int:
-        """Moves the cursor on, never back; gives where it is. Makes the consumer known."""
+        """Moves the cursor on, never back; gives where it is. Makes the consumer known, and forgets
+        of those of the same caller who is furthest behind, if they become too many."""
         ...
 
     async def forget_consumer(self, consumer: str) -> None: ...

@@ -12,15 +12,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from carrel.domain.agents import NOTHING_SPENT, Permission, Usage
 from carrel.domain.limits import NO_LIMITS, Limits
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
 from carrel.domain.spaces import AUTO
 from carrel.domain.trees import EntryType, Tree, TreeDriver
+from carrel.domain.turns import NOTHING_SPENT, Permission, Usage
 
 TOOL = "codesmith"
 DAY_S = 86_400.0
+
+WORKSPACE = "carrel.request"
+"""The label of a request's workspace."""
 
 
 class RequestState(StrEnum):
@@ -115,6 +118,8 @@ class Generate:
     context: str = ""
     context_files: Mapping[str, str] = field(default_factory=dict)
     """What the agent may read, by name."""
+    also_read: tuple[str, ...] = ()
+    """Folders of this machine that the agent may read beside its workspace."""
     keeping: Keeping = Keeping()
     tier: str = ""
     limits: Limits = NO_LIMITS

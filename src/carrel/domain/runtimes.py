@@ -415,10 +415,20 @@ class LocalRuntime(Runtime, Protocol):
         Called once for each live space when a daemon starts. Raises `LauncherUnavailable`."""
         ...
 
+    async def check_writing(self, sandbox: Sandbox) -> None:
+        """Whether something may be written into it from outside. Called before and while that is
+        done for others than the owner. Raises `InsufficientDisk` above the disk limit."""
+        ...
+
 
 @runtime_checkable
 class EagerRuntime(Protocol):
     """A runtime that can set a sandbox up while its tree is still being made."""
+
+    def furnish(self, spec: SandboxSpec) -> None:
+        """Makes the folders of a new sandbox. Blocking, any thread: a home may begin with thousands
+        of files. Raises OSError."""
+        ...
 
     def begin(self, spec: SandboxSpec) -> None:
         """Sets up what does not need the tree, in the background. Either `start` goes on from

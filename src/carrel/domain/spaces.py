@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from carrel.domain.agents import NOTHING_SPENT
-from carrel.domain.agents import Usage as AgentUsage
 from carrel.domain.environments import NO_SETTINGS, NO_TOOLS, HomeTools, PackageSettings
 from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
 from carrel.domain.trees import Owner, Skipped
+from carrel.domain.turns import NOTHING_SPENT
+from carrel.domain.turns import Usage as AgentUsage
 
 AUTO = "auto"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from carrel.domain.access import TokenRecord
-from carrel.domain.agents import Turn
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
+from carrel.domain.turns import Turn
 
 
 @dataclass(frozen=True)

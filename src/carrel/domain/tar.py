@@ -9,6 +9,7 @@ does the others.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import struct
@@ -36,6 +37,7 @@ _SECOND = 1_000_000_000
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _TIME = re.compile(rb"(-?)([0-9]{1,11})(?:\.([0-9]{1,30}))?")
 _ONLY_TIME = re.compile(rb"([0-9]{2}) mtime=([0-9.]+)\n")
+_ONLY_NANOSECONDS = re.compile(rb"([0-9]{2}) mtime=([0-9]{1,11})\.([0-9]{9})\n")
 _MAX_TIME = 10**11
 _PLAIN_NAME = re.compile(rb"[^./\0][^/\0]{0,254}(?:/[^./\0][^/\0]{0,254})*")
 _LONG = {tarfile.GNUTYPE_LONGNAME: b"path", tarfile.GNUTYPE_LONGLINK: b"linkpath"}
@@ -53,6 +55,8 @@ _NO_OWNER = b"0000000\0" * 2
 _TAIL = b"ustar\x0000".ljust(255, b"\0")
 _EXTENDED: dict[int, bytes] = {}
 """The header of an extended header, by its size: there are a few sizes."""
+_LAST: dict[bytes, tuple[bytes, int]] = {}
+"""What follows the checksum in the header of an entry without a target, and its sum, by kind."""
 
 
 def pack_header(
@@ -105,8 +109,19 @@ def _block(name: bytes, kind: bytes, mode: int, seconds: int, size: int, target:
         size,
         seconds,
     )
-    last = kind + target.ljust(_MAX_FIELD, b"\0") + _TAIL
-    return b"%b%06o\0 %b" % (first, _sum(first) + _sum(last) + 8 * 32, last)
+    known = None if target else _LAST.get(kind)
+    if known is None:
+        last = kind + target.ljust(_MAX_FIELD, b"\0") + _TAIL
+        known = last, _sum(last)
+        if not target:
+            _LAST[kind] = known
+    last, last_sum = known
+    return b"%b%06o\0 %b" % (first, _sum_before(first) + last_sum, last)
+
+
+def _sum_before(first: bytes) -> int:
+    """Of all that comes before the checksum, which counts as spaces."""
+    return (zlib.adler32(first) & 0xFFFF) - 1 + 8 * 32
 
 
 def _sum(part: bytes) -> int:
@@ -167,6 +182,9 @@ class _Header(NamedTuple):
 
 _NOTHING = bytes(BLOCK)
 _FIELDS = struct.Struct("100s8s16x12s12s8sc100s88x155s12x")
+_FIRST = struct.Struct("100s8s16x12s12s8s")
+_SUMMED, _PREFIX = 148, 345
+"""Where the checksum is in a header, and the beginning of a long name."""
 _USUAL = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.XHDTYPE)
 
 
@@ -190,7 +208,9 @@ def _usual_header(block: bytes) -> _Header | None:
     return _Header(name, kind, *numbers, _text(target))
 
 
+@functools.lru_cache(1024)
 def _octal(field: bytes) -> int:
+    """Those of one archive have few modes, sizes and times."""
     return int(field.rstrip(b"\0 ") or b"0", 8)
 
 
@@ -216,13 +236,14 @@ class TarReader:
         self._at = 0
         self._extended = b""
         self._extended_header: _Header | None = None
+        self._last = (b"", 0)
         self._left = 0
         self._padding = 0
         self.left_out = ""
         """What its writer says that it lacks; known at its end."""
 
     def __iter__(self) -> Iterator[Member]:
-        while (member := self._next()) is not None:
+        while (member := self._similar() or self._next()) is not None:
             yield member
         # Whatever fills the last record; and the checksum of what was compressed.
         rest = len(self._buffer) - self._at
@@ -253,6 +274,37 @@ class TarReader:
                 self._left -= len(piece)
                 yield start, piece
                 start += len(piece)
+
+    def _similar(self) -> Member | None:
+        """The next member, if it is a file, all of its header is in memory, and that differs from
+        the one of the file before in name, mode, size and time only. Nearly all do, and nothing
+        need be looked at but that; None of every other, and nothing was read then."""
+        buffer, start = self._buffer, self._at + self._left + self._padding
+        mtime_ns = None
+        if self._extended_header and buffer.startswith(self._extended, start):
+            size = self._extended_header.size
+            only = _ONLY_NANOSECONDS.fullmatch(buffer, start + BLOCK, start + BLOCK + size)
+            if only is None or int(only[1]) != size:
+                return None
+            mtime_ns = int(only[2] + only[3])
+            start += 2 * BLOCK
+        last, last_sum = self._last
+        if not last or not buffer.startswith(last, start + _FIRST.size):
+            return None
+        name, mode, length, mtime, checksum = _FIRST.unpack_from(buffer, start)
+        try:
+            found = _octal(mode), _octal(length), _octal(mtime)
+            if _octal(checksum) != _sum_before(buffer[start : start + _SUMMED]) + last_sum:
+                return None
+        except ValueError:
+            return None
+        size = found[1]
+        if size < 0:
+            return None
+        self._at, self._left, self._padding = start + BLOCK, size, -size % BLOCK
+        if mtime_ns is None:
+            mtime_ns = found[2] * _SECOND
+        return Member(_text(name), tarfile.REGTYPE, found[0], mtime_ns, size)
 
     def _next(self) -> Member | None:
         self._skip()
@@ -285,6 +337,8 @@ class TarReader:
         if found.kind == tarfile.XHDTYPE:
             # Those of one archive are mostly the same, up to the last byte.
             self._extended, self._extended_header = block, found
+        if found.kind == tarfile.REGTYPE and not found.target and not block[_PREFIX]:
+            self._last = block[_FIRST.size :], _sum(block[_FIRST.size :])
         return found
 
     def _body(self, info: _Header) -> bytes:

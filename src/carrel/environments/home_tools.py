@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from carrel.domain.environments import NO_TOOLS, HomeTool, HomeTools
 from carrel.domain.errors import SpaceInvalid
 from carrel.environments import package_settings
 from carrel.environments.login_shell import LoginShell, PersonAccount, is_same, watched
-from carrel.environments.tool_secrets import SECRETS, ToolSecrets, outermost
+from carrel.environments.tool_secrets import SECRETS, ToolSecrets, outermost, sockets_in
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ TABLE: tuple[ToolPlaces, ...] = (
         ("node-versions",),
         shows=("node-versions", "aliases"),
         path=(f"{_FNM_NODE}/bin",),
-        env={"FNM_DIR": ""},
+        env={"FNM_DIR": "."},
         watch=("aliases/default",),
     ),
     ToolPlaces("volta", (".volta",), "VOLTA_HOME", ("bin",), path=("bin",), env={"VOLTA_HOME": ""}),
@@ -164,6 +164,9 @@ _SYSTEM_BELOW = ("/etc", "/dev", "/proc", "/sys", "/run", "/var/run", "/workspac
 """Where sandboxes have something of their own, or nobody is to look."""
 
 
+_NARROWER = "Show only the folder that the space needs."
+
+
 class HomeToolchains:
     """Implements `carrel.domain.collaborators.Toolchains`. What was found holds until a start file
     of the shell changes, or anything of the tools that was looked at."""
@@ -187,6 +190,7 @@ class HomeToolchains:
         self._watched: dict[str, list[int]] = {}
         self._search = ""
         self._secrets = ToolSecrets()
+        self._sockets = ToolSecrets(sockets_in)
 
     def find(self) -> HomeTools:
         if self.home is None:
@@ -209,10 +213,18 @@ class HomeToolchains:
         look = _Look(home, said, lambda path: not self.refusal(path), self._secrets)
         self._known, self._search = look.tools(), look.search()
 
-    def narrowed(self, tools: HomeTools) -> HomeTools:
+    def narrowed(self, tools: HomeTools, shown: Collection[str]) -> HomeTools:
         with self._lock:
-            places = {real for tool in tools.tools for real in tool.shown.values()}
-            hidden = {one for place in places for one in self._secrets.hidden(place)}
+            looks = {place: self._sockets.hidden(place) for place in shown}
+            for place in {real for tool in tools.tools for real in tool.shown.values()}:
+                looks[place] = looks.get(place, frozenset()) | self._secrets.hidden(place)
+        hidden = {
+            one
+            for place, found in looks.items()
+            for one in found
+            # What is shown by its own name is hidden only for what is in it.
+            if one == place or one not in looks
+        }
         return dataclasses.replace(tools, hidden=outermost(hidden))
 
     def search(self) -> str:
@@ -241,10 +253,16 @@ class HomeToolchains:
             raise SpaceInvalid(
                 f"{own} is neither a folder nor a file.", hint="Show a folder or a file."
             )
-        for one in (own, os.path.realpath(own)):
+        # Shown at its own path, and where its links lead: what is in it may name either.
+        real = os.path.realpath(own)
+        for one in (own, real):
             if why := self.refusal(one):
-                raise SpaceInvalid(why, hint="Show only the folder that the space needs.")
-        return _shown(own)
+                raise SpaceInvalid(why, hint=_NARROWER)
+        with self._lock:
+            hidden = self._sockets.hidden(real)
+        if real in hidden:
+            raise SpaceInvalid(f"{own} has too many sockets and pipes in it.", hint=_NARROWER)
+        return {own: real, real: real}
 
     def refusal(self, path: str) -> str:
         """Why a path is not shown, as a sentence; empty: it may be."""
@@ -398,12 +416,6 @@ def _variables(row: ToolPlaces, folder: str, shown: Iterable[str]) -> dict[str, 
     values = {name: value for name, value in values.items() if _inside(value, shown)}
     values |= {name: folder for name, part in row.env.items() if part == "."}
     return {name: value for name, value in values.items() if os.path.exists(value)}
-
-
-def _shown(path: str) -> dict[str, str]:
-    """At its own path, and where its links lead: what is in it may name either."""
-    real = os.path.realpath(path)
-    return {path: real, real: real}
 
 
 def _inside(path: str, folders: Iterable[str]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import grp
 import json
+import operator
 import os
 import pwd
 import secrets
@@ -26,6 +27,8 @@ from carrel.linux import processes
 
 ANSWER_S = 5.0
 """Start files that load a version manager take up to a second; those that hang have no answer."""
+END_LOOKS = 100
+"""At what is left of them, 10 ms apart: a process that hangs in the kernel is not waited for."""
 OLD_S = 3600.0
 """Start files read others, which nobody knows of: an older answer is asked for anew, while the old
 one is used."""
@@ -213,7 +216,7 @@ def watched(paths: Iterable[str]) -> dict[str, list[int]]:
 
 
 def is_same(stamps: Mapping[str, list[int]]) -> bool:
-    return all(stamp_of(path) == stamp for path, stamp in stamps.items())
+    return all(map(operator.eq, map(stamp_of, stamps), stamps.values()))
 
 
 def stamp_of(path: str) -> list[int]:
@@ -293,9 +296,15 @@ def _read(pipe: int, end: bytes) -> bytes:
 
 
 def _end_others(end: str) -> None:
-    """What the start files put into the background: agents, multiplexers."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    processes.kill_all(processes.having_variable(pids, MARK, end))
+    """What the start files put into the background: agents, multiplexers. Until none is seen: one
+    may have begun another while it was looked for, and who was killed ends when its turn comes."""
+    for _ in range(END_LOOKS):
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        left = processes.having_variable(pids, MARK, end)
+        if not left:
+            break
+        processes.kill_all(left)
+        time.sleep(0.01)
 
 
 def _parsed(text: bytes, names: tuple[str, ...], end: str) -> dict[str, str]:

@@ -432,9 +432,10 @@ class _Passing:
         places = []
         for one in value.split(":"):
             path = os.path.normpath(one.replace("~", str(self.home), 1) if one[:2] == "~/" else one)
-            self.stamps |= {file: stamp_of(file) for file in (path, *_files_in(path))}
+            self.stamps[path] = stamp_of(path)
             try:
                 if not _inside(path, self.seen):
+                    self.stamps |= {file: stamp_of(file) for file in _files_in(path)}
                     _check_certificates(path)
                     self.shown |= self.check(path)
                 places.append(path)

@@ -1,8 +1,12 @@
-"""What of a toolchain's folder is not shown: settings with passwords and tokens in them.
+"""What of a shown folder is not shown: settings with passwords and tokens in them (of toolchains
+only, and their lock files), sockets and named pipes.
 
 Names decide first. Then files of the kinds that settings have are read, and those with a password
 or a token in them are not shown either. What package managers unpack (a library's own files) is the
 same for everybody, and is not looked into.
+
+A mount that is read-only refuses neither to connect to a socket nor to write into a pipe: whoever
+listens there would do what a sandbox says.
 
 A look holds until one of the folders or files that it read changes.
 """
@@ -12,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from carrel.domain.keys import keys_in
 from carrel.environments.login_shell import is_same, stamp_of
@@ -79,9 +85,15 @@ _COPY = re.compile(r"(?:\.(?:new|old|bak|backup|orig|save|tmp|swp|\d{1,14})|~)+$
 MOST_FOLDERS = 5000
 """Of one place, and as many files of each kind in them. A home with many versions of everything has
 a tenth of that."""
+MOST_ENTRIES = 200_000
+"""Of a place where only sockets and pipes are looked for: half a second."""
 MOST_IN_FOLDER = 16
 MOST_HIDDEN = 200
 """Of one place."""
+MOST_LOCKS = 32
+"""Of one place, those of a tool itself before those of each environment in it."""
+MOST_IN_LOCK = 64
+"""Bytes: nothing, or the number of a process."""
 MOST_READ = 128 * 1024
 """From the beginning of a file, and as much from its end."""
 FRESH_NS = 20_000_000
@@ -99,14 +111,15 @@ class _Look:
 class ToolSecrets:
     """Not for several threads at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[str], _Look] | None = None) -> None:
+        self._look = look or _look
         self._looks: dict[str, _Look] = {}
 
     def hidden(self, place: str) -> frozenset[str]:
         """What is not shown of a file or folder, which is no link."""
         look = self._looks.get(place)
         if look is None or not is_same(look.stamps):
-            look = self._looks[place] = _look(place)
+            look = self._looks[place] = self._look(place)
         return frozenset(look.hidden)
 
     def is_partly(self, place: str) -> bool:
@@ -133,6 +146,7 @@ def _look(place: str) -> _Look:
         _look_at_file(look, os.path.dirname(place), os.path.basename(place))
         return look
     waiting = deque([(place, True)])
+    locks: list[str] = []
     folders = 0
     while waiting:
         folder, deep = waiting.popleft()
@@ -151,12 +165,55 @@ def _look(place: str) -> _Look:
                 elif entry.is_dir(follow_symlinks=False):
                     if deep or _STILL.fullmatch(f"{above}/{entry.name}"):
                         waiting.append((entry.path, deep and not _is_published(entry)))
+                elif _is_door(entry):
+                    look.hidden.add(entry.path)
                 elif above in _PROGRAMS and folder != place:
                     continue
                 elif entry.is_file(follow_symlinks=False):
                     _look_at_file(look, folder, entry.name)
+                    locks += [entry.path] if _is_lock(entry) else []
+    _bound(look, place)
+    look.hidden |= {*locks[:MOST_LOCKS]}
+    return look
+
+
+def sockets_in(place: str) -> _Look:
+    """All else of what somebody shows by name is meant to be seen. It may be large: what is deeper
+    than so many folders is not looked at."""
+    look = _Look()
+    waiting = deque([place])
+    seen = 0
+    while waiting and len(look.stamps) < MOST_FOLDERS and seen < MOST_ENTRIES:
+        folder = waiting.popleft()
+        look.stamps[folder] = _stamp(folder)
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in islice(entries, MOST_ENTRIES):
+                seen += 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif _is_door(entry):
+                    look.hidden.add(entry.path)
     _bound(look, place)
     return look
+
+
+def _is_door(entry: os.DirEntry[str]) -> bool:
+    """Whether it leads to a process; also of one that has just gone, and may come back."""
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False
+    try:
+        mode = entry.stat(follow_symlinks=False).st_mode
+    except OSError:
+        return True
+    return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
+
+
+def _is_lock(entry: os.DirEntry[str]) -> bool:
+    """Of a tool that locks it, and not what a package manager calls so. To lock a file that one may
+    read needs no more: a sandbox could let the tool on the host wait."""
+    with contextlib.suppress(OSError):
+        return entry.name.endswith(".lock") and entry.stat().st_size <= MOST_IN_LOCK
+    return False
 
 
 def _bound(look: _Look, place: str) -> None:

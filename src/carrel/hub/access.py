@@ -12,11 +12,8 @@ from typing import Protocol
 
 from carrel.domain.access import LOCAL, Caller, ScopeKind
 from carrel.domain.errors import Forbidden, SpaceNotFound
-from carrel.domain.hub import ClientKind
+from carrel.domain.hub import OWNED, ClientKind
 from carrel.hub.types import Type
-
-OWNED = "\x1f"
-"""Between whose a consumer is and its name, in which it cannot be."""
 
 
 def consumer_name(kept: str) -> str:
@@ -33,6 +30,10 @@ class VisibleSpaces(Protocol):
 
     def visible(self, caller: Caller, space_id: str) -> bool:
         """For this caller it exists, or did."""
+        ...
+
+    def may_agree(self, caller: Caller, space_id: str) -> bool:
+        """Whether it may answer what Carrel itself asks a person there."""
         ...
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from carrel.domain.errors import MessageInvalid
 from carrel.domain.hub import ClientKind
-from carrel.hub.access import Identity
+from carrel.hub.access import Identity, is_admin
 from carrel.hub.envelopes import Sender, raw
 from carrel.hub.rates import Bucket, Rate
 
@@ -38,6 +38,10 @@ class Sink(Protocol):
         ...
 
 
+def sender_of(identity: Identity, client_id: str, kind: str = "") -> Sender:
+    return Sender(client_id, kind, identity.space_id, is_admin(identity))
+
+
 class Client:
     """`kind` is set when it has registered."""
 
@@ -52,7 +56,7 @@ class Client:
         self.capabilities: frozenset[str] = frozenset()
         self.types = Patterns(())
         self.spaces: frozenset[str] = frozenset()
-        self.sender = raw(Sender(client_id, "", identity.space_id))
+        self.sender = raw(sender_of(identity, client_id))
         self.bucket = Bucket(rate, now)
         self.connected_at = now
         self.heard_at = now
@@ -73,7 +77,7 @@ class Client:
 
     def register(self, kind: ClientKind, name: str) -> None:
         self.kind, self.name = kind, name
-        self.sender = raw(Sender(self.client_id, str(kind), self.identity.space_id))
+        self.sender = raw(sender_of(self.identity, self.client_id, str(kind)))
 
     def subscribe(self, types: Patterns, spaces: Iterable[str]) -> None:
         self.types, self.spaces = types, frozenset(spaces)
@@ -128,14 +132,30 @@ KNOWN = 1000
 """Types that are remembered; there are far fewer, unless somebody makes them up."""
 
 
+MOST_STARS = 4
+MOST_INNER = 4
+"""Patterns of one subscription with a `*` before their end. Others cost next to nothing; each of
+these is tried for each client with each new type, while all others wait."""
+
+
 class Patterns:
     """Whether one of them fits; remembers what it has found."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
+        """Raises `MessageInvalid`."""
         self.patterns = tuple(dict.fromkeys(patterns))
-        self._match = re.compile(
-            "|".join(map(_expression, self.patterns)) or "(?!)", re.DOTALL
-        ).fullmatch
+        inner = [one for one in self.patterns if "*" in one[:-1]]
+        if len(inner) > MOST_INNER or any(one.count("*") > MOST_STARS for one in inner):
+            raise MessageInvalid(
+                f"At most {MOST_INNER} types have a `*` before their end, {MOST_STARS} at most.",
+                hint="Subscribe to whole types and to beginnings, such as `custom_*`.",
+                field="types",
+            )
+        self._whole = frozenset(self.patterns)
+        self._beginnings = tuple(
+            one[:-1] for one in self.patterns if one.endswith("*") and one not in inner
+        )
+        self._inner = [one.split("*") for one in inner]
         self._known: dict[str, bool] = {}
 
     def fit(self, type: str) -> bool:
@@ -143,15 +163,22 @@ class Patterns:
         if known is None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            known = self._known[type] = self._match(type) is not None
+            known = type in self._whole or type.startswith(self._beginnings)
+            known = known or any(_fits(one, type) for one in self._inner)
+            self._known[type] = known
         return known
 
 
-def _expression(pattern: str) -> str:
-    """What stands between two `*` is taken where it is first found, and not looked for again:
-    going back to every other place would take time that doubles with each of them."""
-    first, *rest = map(re.escape, pattern.split("*"))
-    if not rest:
-        return first
-    *between, last = rest
-    return first + "".join(f"(?>.*?{one})" for one in between if one) + f".*{last}"
+def _fits(pattern: list[str], type: str) -> bool:
+    """What stands between two `*` is taken where it is first found, and not looked for again. By
+    the library's own search: an expression takes fifty times as long."""
+    first, *between, last = pattern
+    at, end = len(first), len(type) - len(last)
+    if end < at or not (type.startswith(first) and type.endswith(last)):
+        return False
+    for one in between:
+        at = type.find(one, at, end)
+        if at < 0:
+            return False
+        at += len(one)
+    return True

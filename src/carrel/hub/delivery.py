@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 from msgspec import Raw
 
-from carrel.domain.errors import Forbidden, MessageInvalid
-from carrel.domain.hub import ClientKind, is_kept
+from carrel.domain.errors import Forbidden, MessageInvalid, TooManyQuestions
+from carrel.domain.hub import ANSWER, NOT_YOURS, QUESTION, ClientKind, is_kept
 from carrel.hub import access, types
-from carrel.hub.access import VisibleSpaces
+from carrel.hub.access import Identity, VisibleSpaces
 from carrel.hub.client import ALL, Client, Patterns
 from carrel.hub.envelopes import Received, Said
 from carrel.hub.types import Subscriptions
@@ -54,15 +56,11 @@ class HearingClients:
         return bool(self._everywhere) or space in self._by_space
 
     def of(self, space: str, type: str) -> Iterator[Client]:
-        for client in self._by_space.get(space, ()):
-            if client.types.fit(type):
-                yield client
-        for client in self._everywhere:
-            if (
-                client.types.fit(type)
-                and space not in client.spaces
-                and access.may_see(self._spaces, client.identity, space)
-            ):
+        """A space may have left the reach of who subscribed to it."""
+        named = self._by_space.get(space, ())
+        others = (client for client in self._everywhere if space not in client.spaces)
+        for client in chain(named, others):
+            if client.types.fit(type) and access.may_see(self._spaces, client.identity, space):
                 yield client
 
 
@@ -201,3 +199,63 @@ class OpenQuestions:
         else:
             self._asked.pop(found.asker.client_id, None)
         return found
+
+
+# Questions to a person
+
+
+class PersonQuestions:
+    """The ids of those that nobody has answered, by space."""
+
+    def __init__(self, spaces: VisibleSpaces, most: int) -> None:
+        """`most` is of one space, beside Carrel's own."""
+        self._spaces = spaces
+        self._most = most
+        self._open: dict[str, set[str]] = {}
+        self._own: dict[str, set[str]] = {}
+        """Those of Carrel itself."""
+
+    def check_answers(self, identity: Identity, space: str, said: Sequence[Said]) -> None:
+        """Raises `Forbidden` for an answer that would not count: the question stays open for who
+        may answer it."""
+        own = self._own.get(space)
+        answered = own and not own.isdisjoint(one.reply_to for one in said if one.type == ANSWER)
+        if answered and not self._spaces.may_agree(identity.caller, space):
+            raise Forbidden(NOT_YOURS, hint="Ask the owner.")
+
+    def ask(self, space: str, said: Sequence[Said]) -> set[str]:
+        """The questions among them that are new. Raises `TooManyQuestions`."""
+        known = self._open.setdefault(space, set())
+        asked = {one.id for one in said if one.type == QUESTION} - known
+        if asked and len(known) + len(asked) > self._most:
+            raise TooManyQuestions(
+                f"{len(known)} questions of this space wait for an answer already.",
+                hint="Wait until some are answered: `carrel inbox`.",
+            )
+        known |= asked
+        return asked
+
+    def take_back(self, space: str, asked: set[str]) -> None:
+        self._open.get(space, set()).difference_update(asked)
+
+    def kept(self, space: str, said: Sequence[Said], *, ours: bool) -> None:
+        """What was put into the log."""
+        if ours and (asked := {one.id for one in said if one.type == QUESTION}):
+            self._own.setdefault(space, set()).update(asked)
+        for known in (self._open, self._own):
+            if waiting := known.get(space):
+                waiting -= {one.reply_to for one in said if one.type == ANSWER}
+
+    def recall(self, space: str, type: str, envelope: Mapping[str, Any]) -> None:
+        """A question or an answer that was kept earlier."""
+        if type == ANSWER:
+            for known in (self._open, self._own):
+                known.get(space, set()).discard(envelope.get("reply_to", ""))
+        elif number := envelope.get("id"):
+            ours = envelope["sender"]["kind"] == ClientKind.SYSTEM
+            (self._own if ours else self._open).setdefault(space, set()).add(number)
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        for known in (self._open, self._own):
+            for space in [one for one in known if is_gone(one)]:
+                del known[space]

@@ -45,6 +45,8 @@ class Sender(msgspec.Struct, frozen=True, omit_defaults=True):
     client_id: str
     kind: str
     space: str = ""
+    owner: bool = False
+    """It has all the rights of the daemon's user: what it agrees to is agreed to by the owner."""
 
 
 class Sent(msgspec.Struct, omit_defaults=True, tag_field=None):

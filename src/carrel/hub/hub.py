@@ -12,7 +12,6 @@ import itertools
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +25,6 @@ from carrel.domain.errors import (
     MessageInvalid,
     NoReceiver,
     RateLimited,
-    TooManyClients,
-    TooManyQuestions,
 )
 from carrel.domain.hub import (
     ANSWER,
@@ -43,7 +40,8 @@ from carrel.domain.hub import (
 from carrel.domain.hub import Replay as LogReplay
 from carrel.hub import access, delivery, types
 from carrel.hub.access import Identity, VisibleSpaces
-from carrel.hub.client import ALL, OVERHEAD, Client, Sink
+from carrel.hub.client import ALL, OVERHEAD, Client, Sink, sender_of
+from carrel.hub.clients import ConnectedClients
 from carrel.hub.connection import Connection
 from carrel.hub.delivery import (
     DEADLINE_MS,
@@ -52,15 +50,12 @@ from carrel.hub.delivery import (
     HearingClients,
     Open,
     OpenQuestions,
+    PersonQuestions,
 )
-from carrel.hub.envelopes import SYSTEM, Received, Said, Sender, Sent, encode, problem, raw
+from carrel.hub.envelopes import SYSTEM, Received, Said, Sent, encode, problem, raw
 from carrel.hub.log import LogWriter, Pending, compact
 from carrel.hub.rates import Rate
 
-SHARES = 4
-"""One caller has at most such a part of the places for clients."""
-FEW = 250
-"""And such a part of them also where none is left: somebody's many spaces have them."""
 COMPACT_S = 60.0
 """Between two looks at what is beyond the bounds of the log."""
 PAGE = 1000
@@ -107,10 +102,8 @@ class HubServer:
         self.options = options
         self.keeper = LogWriter(log, self._kept)
         self._spaces = spaces
-        self._clients: dict[str, Client] = {}
-        self._by_caller: Counter[str] = Counter()
-        self._questions: dict[str, set[str]] = {}
-        """Ids of those that nobody has answered, by space."""
+        self._clients = ConnectedClients(spaces, options.most_clients, options.most_in_space)
+        self._questions = PersonQuestions(spaces, options.most_questions)
         self.hearing = HearingClients(spaces)
         self._consumers: dict[str, Client] = {}
         self._requests = OpenQuestions()
@@ -128,8 +121,8 @@ class HubServer:
         """Answers requests that are put to Carrel itself."""
         self.on_gone: list[Callable[[str], None]] = []
         """Called with the id of a client that has gone."""
-        self.on_kept: list[Callable[[], None]] = []
-        """Called when there is something new in the log."""
+        self.on_kept: list[Callable[[set[str]], None]] = []
+        """Called with the spaces of which there is something new in the log."""
         self.on_live: list[Callable[[str, str, bytes], None]] = []
         """Called with the space, the type and the payload of what is told and not kept."""
 
@@ -155,35 +148,13 @@ class HubServer:
 
     def connect(self, identity: Identity, sink: Sink) -> Connection:
         """Raises `TooManyClients`."""
-        self._check_room(identity)
+        self._clients.check_room(identity)
         client_id = f"cl_{secrets.token_hex(8)}"
         now = time.monotonic()
         client = Client(client_id, identity, sink, self.options.rate, now)
-        self._clients[client_id] = client
-        self._by_caller[identity.caller.name] += 1
+        self._clients.add(client)
         self.keeper.listening(1)
         return Connection(self, client)
-
-    def _check_room(self, identity: Identity) -> None:
-        """Nobody takes all of it: neither a space nor a token, be it with many spaces, and all
-        together not that of the daemon's own user."""
-        name, most = identity.caller.name, self.options.most_clients
-        others = len(self._clients) - self._by_caller[LOCAL.name]
-        share = max(1, most // SHARES)
-        if name == LOCAL.name:
-            others, share = 0, most
-        elif identity.inside:
-            share = self.options.most_in_space
-        if self._by_caller[name] >= share:
-            raise TooManyClients(
-                f"{self._by_caller[name]} of your clients are connected already.",
-                hint="Disconnect some of them.",
-            )
-        if others >= most and self._by_caller[name] >= max(1, most // FEW):
-            raise TooManyClients(
-                f"{others} clients are connected already.",
-                hint="Disconnect some of them, or raise `hub_clients`.",
-            )
 
     def cut_off(self, client: Client, reason: str, error: CarrelError | None = None) -> None:
         """The last that it hears is why."""
@@ -201,10 +172,7 @@ class HubServer:
         if client.closed:
             return
         client.closed = True
-        self._clients.pop(client.client_id, None)
-        self._by_caller[client.identity.caller.name] -= 1
-        if not self._by_caller[client.identity.caller.name]:
-            del self._by_caller[client.identity.caller.name]
+        self._clients.remove(client)
         self.keeper.listening(-1)
         self.hearing.leave(client)
         if self._consumers.get(client.consumer) is client:
@@ -233,16 +201,16 @@ class HubServer:
     def _kept(self, batch: list[Pending]) -> None:
         for one in batch:
             self._count_kept(one)
-            if asked := self._questions.get(one.space):
-                asked -= {said.reply_to for said in one.said if said.type == ANSWER}
+            self._questions.kept(one.space, one.said, ours=one.sender is SYSTEM)
             if not self.hearing.anybody(one.space):
                 continue
             for said, body in zip(one.said, one.bodies, strict=True):
                 for client in self.hearing.of(one.space, said.type):
                     if one.space not in client.reading:
                         self._deliver(client, body)
+        spaces = {one.space for one in batch}
         for heard in self.on_kept:
-            heard()
+            heard(spaces)
 
     def _count_kept(self, one: Pending) -> None:
         """A space that says as much as may be kept of it does not wait for the next look."""
@@ -331,7 +299,7 @@ class HubServer:
         delivery.admit(self._spaces, client, type, received.space)
         to = received.to or (str(type.to) if type.to is not None else "")
         ours = to == type.to == ClientKind.AGENT
-        if ours and self._receiver(client, received, to) is None:
+        if ours and self._clients.receiver(client, received, to) is None:
             # Agents that Carrel drives are no clients of the hub.
             self._ask_system(client, received, type)
         elif to:
@@ -360,31 +328,23 @@ class HubServer:
         said: list[Said],
         places: Callable[[Pending], dict[str, object]],
     ) -> None:
-        asked = self._ask_a_person(received.space, said)
+        self._questions.check_answers(client.identity, received.space, said)
+        asked = self._questions.ask(received.space, said)
         size = len(received.payload) + OVERHEAD * len(said)
 
         def done(one: Pending, error: CarrelError | None) -> None:
             client.settle(size)
             if error is not None:
-                self._questions.get(received.space, set()).difference_update(asked)
+                self._questions.take_back(received.space, asked)
                 self.refuse(client, error, received.id)
             else:
                 self.respond(client, received.id, {**places(one), "sync": self.options.sync})
 
-        self.keeper.keep(Pending(received.space, time.time(), client.sender, said, done=done))
+        account = client.identity.counts_for
+        self.keeper.keep(
+            Pending(received.space, time.time(), client.sender, said, done=done, account=account)
+        )
         client.unsettled += size
-
-    def _ask_a_person(self, space: str, said: Sequence[Said]) -> set[str]:
-        """The questions among them that are new. Raises `TooManyQuestions`."""
-        known = self._questions.setdefault(space, set())
-        asked = {one.id for one in said if one.type == QUESTION} - known
-        if asked and len(known) + len(asked) > self.options.most_questions:
-            raise TooManyQuestions(
-                f"{len(known)} questions of this space wait for an answer already.",
-                hint="Wait until some are answered: `carrel inbox`.",
-            )
-        known |= asked
-        return asked
 
     async def _recall_questions(self) -> None:
         """What was asked before this daemon began."""
@@ -393,11 +353,8 @@ class HubServer:
             query = PlaceQuery(place, None, frozenset({QUESTION, ANSWER}), PAGE)
             found = await self.log.read(query)
             for one in found:
-                envelope, place = envelope_in(one.body) or {}, one.place
-                if one.type == ANSWER:
-                    self._questions.get(one.space_id, set()).discard(envelope.get("reply_to", ""))
-                elif number := envelope.get("id"):
-                    self._questions.setdefault(one.space_id, set()).add(number)
+                self._questions.recall(one.space_id, one.type, envelope_in(one.body) or {})
+                place = one.place
             if not found:
                 return
 
@@ -411,7 +368,7 @@ class HubServer:
         milliseconds = received.deadline_ms or DEADLINE_MS
         if not 0 < milliseconds <= MAX_DEADLINE_MS:
             raise MessageInvalid(f"A deadline is at most {MAX_DEADLINE_MS} ms.", hint="Shorten it.")
-        receiver = self._receiver(client, received, to)
+        receiver = self._clients.receiver(client, received, to)
         if receiver is None:
             raise no_receiver(to, received.space)
         number = self._requests.add(
@@ -467,14 +424,16 @@ class HubServer:
 
     async def say(self, client: Client, space: str, type: str, payload: object) -> int:
         """Keeps a message from this client that it could not publish itself; its number."""
-        return await self._say(client.sender, space, payload, type, "")
+        said = Said(type, raw(payload), _new_id())
+        return await self._first_of(client.sender, space, [said], client.identity.counts_for)
 
     async def say_for(
         self, caller: Caller, space: str, payload: object, type: str, reply_to: str
     ) -> int:
         """Keeps a message of a person who came another way; its number."""
-        sender = raw(Sender(caller.name, "app", Identity(caller).space_id))
-        return await self._say(sender, space, payload, type, reply_to)
+        sender = raw(sender_of(Identity(caller), caller.name, "app"))
+        said = Said(type, raw(payload), _new_id(), reply_to)
+        return await self._first_of(sender, space, [said], caller.account)
 
     async def ask(self, space: str, payload: object, type: str, id: str) -> None:
         """Keeps a question of Carrel's own, by an id that the caller has chosen."""
@@ -484,11 +443,9 @@ class HubServer:
         """Keeps words of Carrel's own, all of them or none; returns when they are kept."""
         await self._first_of(SYSTEM, space, said)
 
-    async def _say(self, sender: Raw, space: str, payload: object, type: str, reply_to: str) -> int:
-        said = Said(type, raw(payload), _new_id(), reply_to)
-        return await self._first_of(sender, space, [said])
-
-    async def _first_of(self, sender: Raw, space: str, said: Sequence[Said]) -> int:
+    async def _first_of(
+        self, sender: Raw, space: str, said: Sequence[Said], account: str = LOCAL.name
+    ) -> int:
         """The number of the first, when they are kept."""
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -498,23 +455,9 @@ class HubServer:
             else:
                 done.set_exception(error)
 
-        self.keeper.keep(Pending(space, time.time(), sender, said, done=settle))
+        pending = Pending(space, time.time(), sender, said, done=settle, account=account)
+        self.keeper.keep(pending)
         return await done
-
-    def _receiver(self, asker: Client, received: Received, to: str) -> Client | None:
-        """The one that is named, or the newest of the kind that is connected to the space."""
-        for client in reversed(self._clients.values()):
-            if client is asker or client.kind is None or to not in (client.client_id, client.kind):
-                continue
-            if self._is_at(client, received.space) and client.answers(received.type):
-                return client
-        return None
-
-    def _is_at(self, client: Client, space: str) -> bool:
-        if client.identity.space_id:
-            return client.identity.space_id == space
-        seen = access.may_see(self._spaces, client.identity, space)
-        return seen and bool(client.spaces & {space, ALL})
 
     def _passed(self, one: Open) -> None:
         error = DeadlinePassed("Nobody answered in time.", hint="Ask again, or allow more time.")
@@ -591,38 +534,7 @@ class HubServer:
         access.check_seen(self._spaces, client.identity, [space])
 
     def clients(self, viewer: Client, space: str) -> list[dict[str, object]]:
-        found = []
-        for client in self._clients.values():
-            if client.kind is None or not self._shown(viewer, client, space):
-                continue
-            found.append(
-                {
-                    "client_id": client.client_id,
-                    "kind": str(client.kind),
-                    "name": client.name,
-                    "space": client.identity.space_id,
-                    "capabilities": sorted(client.capabilities),
-                    "consumer": access.consumer_name(client.consumer),
-                    "types": list(client.types.patterns),
-                    "spaces": self._seen_of(viewer, client),
-                    "waiting": client.sink.waiting(),
-                }
-            )
-        return found
-
-    def _seen_of(self, viewer: Client, client: Client) -> list[str]:
-        """What it hears, as far as the other one may know of that."""
-        may_see, who = access.may_see, viewer.identity
-        return sorted(s for s in client.spaces if s == ALL or may_see(self._spaces, who, s))
-
-    def _shown(self, viewer: Client, client: Client, space: str) -> bool:
-        if space:
-            return self._is_at(client, space)
-        if client is viewer:
-            return True
-        if client.identity.space_id:
-            return access.may_see(self._spaces, viewer.identity, client.identity.space_id)
-        return access.is_admin(viewer.identity)
+        return self._clients.seen_by(viewer, space)
 
     def status(self) -> dict[str, object]:
         return {
@@ -652,8 +564,7 @@ class HubServer:
                     await self._too_much.wait()
             self._too_much.clear()
             self._said.clear()
-            for space in [one for one in self._questions if not self._spaces.exists(one)]:
-                del self._questions[space]
+            self._questions.forget(lambda space: not self._spaces.exists(space))
             try:
                 await compact(self.log, self.keeper, self._spaces, self.options.keep)
             except CarrelError as error:

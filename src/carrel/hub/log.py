@@ -13,12 +13,13 @@ import itertools
 import logging
 import operator
 import time
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from carrel.domain.access import LOCAL
 from carrel.domain.errors import CarrelError, StoreBusy
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.hub import Dropped, HubLog, Keep, Message, Span
@@ -28,7 +29,12 @@ from carrel.hub.envelopes import SYSTEM, Said, Sent, encode_lines, raw
 MOST = 2000
 """In one batch: some ten milliseconds of work, which the first of them waits for."""
 MOST_WAITING = 100_000
-"""All publishers together; beyond, they are told to come again."""
+"""All publishers but the owner, who has as many; beyond, they are told to come again."""
+MOST_OF_ACCOUNT = 10_000
+"""Of one publisher that is not the owner."""
+
+OWN = ""
+"""The account of what Carrel itself tells from its store."""
 
 GATHER_S = 0.1
 """What Carrel itself tells is in the store already, and waits this long for more of its kind:
@@ -54,6 +60,10 @@ class Pending:
     said: Sequence[Said]
     origin: int = 0
     done: OnDone | None = None
+    account: str = LOCAL.name
+    """Whose turn it takes."""
+    number: int = 0
+    """In the order in which all were given."""
     first: int = 0
     runs: list[Message] = field(default_factory=list)
 
@@ -73,13 +83,14 @@ class LogWriter:
         self._log = log
         self._kept = kept
         self._last: dict[str, int] = {}
-        self._waiting: deque[Pending] = deque()
-        self._size = 0
-        """Messages that wait."""
+        self._waiting: OrderedDict[str, deque[Pending]] = OrderedDict()
+        """By account; the first is whose turn it is."""
+        self._sizes: Counter[str] = Counter()
+        """Messages that wait, by account."""
         self._writing: asyncio.Task[None] | None = None
-        self._given = self._done = 0
+        self._given = 0
         self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """Who waits until so many are done."""
+        """Who waits until all up to that number are done."""
         self._hurry = asyncio.Event()
         self._listening = 0
         self._closed = False
@@ -99,14 +110,22 @@ class LogWriter:
 
     def keep(self, pending: Pending) -> None:
         """Raises `StoreBusy`. Never waits."""
-        if self._size >= MOST_WAITING and not pending.origin:
+        account = OWN if pending.origin else pending.account
+        if account != OWN and self._is_full(account):
             raise StoreBusy("Too many messages wait to be stored.", hint="Try again in a moment.")
-        self._waiting.append(pending)
-        self._size += len(pending.said)
         self._given += 1
+        pending.number = self._given
+        self._waiting.setdefault(account, deque()).append(pending)
+        self._sizes[account] += len(pending.said)
         if not pending.origin:
             self._hurry.set()
         self._go_on()
+
+    def _is_full(self, account: str) -> bool:
+        if account == LOCAL.name:
+            return self._sizes[account] >= MOST_WAITING
+        others = self._sizes.total() - self._sizes[LOCAL.name] - self._sizes[OWN]
+        return self._sizes[account] >= MOST_OF_ACCOUNT or others >= MOST_WAITING
 
     def _go_on(self) -> None:
         if self._writing is None and self._waiting and not self._closed:
@@ -123,7 +142,7 @@ class LogWriter:
 
     async def settled(self) -> None:
         """What was given until now is in the log, or could not be put there."""
-        if self._done >= self._given or self._writing is None:
+        if self._writing is None:
             return
         self._hurry.set()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,13 +176,22 @@ class LogWriter:
         self._hurry.clear()
 
     def _next(self) -> list[Pending]:
+        """What Carrel itself tells comes first: of a space, before what is said in it. Then of each
+        account in turn what it said at once."""
         batch: list[Pending] = []
         room = MOST
-        while self._waiting and (not batch or len(self._waiting[0].said) <= room):
-            one = self._waiting.popleft()
+        while self._waiting:
+            account = OWN if OWN in self._waiting else next(iter(self._waiting))
+            queue = self._waiting[account]
+            if batch and len(queue[0].said) > room:
+                break
+            one = queue.popleft()
             room -= len(one.said)
             batch.append(one)
-        self._size -= MOST - room
+            self._sizes[account] -= len(one.said)
+            self._waiting.move_to_end(account)
+            if not queue:
+                del self._waiting[account], self._sizes[account]
         return batch
 
     async def _batch(self, batch: list[Pending]) -> bool:
@@ -188,10 +216,11 @@ class LogWriter:
                 with contextlib.suppress(Exception):
                     one.done(one, error)
         again = [one for one in batch if error is not None and one.origin]
-        self._waiting.extendleft(reversed(again))
-        self._size += sum(len(one.said) for one in again)
-        self._done += len(batch) - len(again)
-        self._settle(self._done)
+        for one in reversed(again):
+            self._waiting.setdefault(OWN, deque()).appendleft(one)
+            self._sizes[OWN] += len(one.said)
+        waiting = (queue[0].number for queue in self._waiting.values())
+        self._settle(min(waiting, default=self._given + 1) - 1)
         return not again
 
     def _settle(self, reached: int) -> None:
@@ -252,11 +281,19 @@ async def _forget_removed(
             keeper.forget(space_id)
 
 
+MOST_NAMED = 100
+"""Consumers, those that miss most: a message is no larger than clients take."""
+
+
 def _notice(dropped: Dropped, now: float) -> Pending:
     # Whose they are is not for everybody who may see the space.
     furthest_first = sorted(dropped.missed.items(), key=lambda one: -one[1])
     missed = {consumer_name(kept): seq for kept, seq in furthest_first}
-    payload = {"first": dropped.first, "last": dropped.last, "consumers": missed}
+    named = sorted(missed, key=missed.__getitem__)[:MOST_NAMED]
+    payload: dict[str, object] = {"first": dropped.first, "last": dropped.last}
+    payload["consumers"] = {name: missed[name] for name in named}
+    if len(named) < len(missed):
+        payload["others"] = len(missed) - len(named)
     name = f"dropped_{dropped.space_id}_{dropped.last}"
     return Pending(dropped.space_id, now, SYSTEM, [Said(DROPPED, raw(payload), name)])
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from carrel.instances.servers import HOST
 from carrel.linux.sockets import only_listens
 
-BACKLOG = 128
+BACKLOG = 4096
+"""Strangers can come, too, and who finds it full tries again after a second, then after three."""
 NETLINK_SOCK_DIAG = 4
 """By which the kernel tells whose a connection is."""
 

@@ -18,20 +18,20 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from carrel.domain.hub import QUESTION, SIGNAL, HubLog, LogEnd, Placed, PlaceQuery
+from carrel.domain.hub import ANSWER, QUESTION, SIGNAL, HubLog, LogEnd, Placed, PlaceQuery
 from carrel.domain.requests import Webhook
 from carrel.service.requests.book import NotSent
 from carrel.service.shared import CallerSlots
 
-TYPES = frozenset({QUESTION, SIGNAL})
+TYPES = frozenset({QUESTION, ANSWER, SIGNAL})
 BATCH = 100
 TRIES = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -39,8 +39,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 more often than that."""
 AT_ONCE_BY_WAY = 2
 """Notices. Accounts take turns at them."""
-MOST_SIGNALS = 20
-"""Of one space that wait to be told; those beyond are told as one."""
+MOST_WAITING = 20
+"""Signals of one space that wait to be told, and as many questions: who may answer them may ask any
+number. Those beyond are told as one."""
+MOST_TOLD = 10_000
+"""Characters of one, as the inbox shows them: all that waits is in memory."""
+MOST_KNOWN = 1000
+"""Ids of questions that are told as one. More of one space than it may have open (`hub_questions`)
+are only counted, and so told when they are answered."""
+ASKS = "question"
 _log = logging.getLogger("carrel.notify")
 
 Notice = dict[str, Any]
@@ -84,14 +91,16 @@ class Notifier:
         self._account = account
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._bell = asyncio.Event()
+        self._caught_up = asyncio.Event()
 
-    def ring(self) -> None:
+    def ring(self, _spaces: object = None) -> None:
         """There is something new in the log."""
         self._bell.set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
         place = noted = await self._begin()
+        last = await self._log.last_place()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._bell.clear()
@@ -100,8 +109,11 @@ class Notifier:
                 for one in found:
                     self._take(one, tasks)
                     place = one.place
+                if place >= last or not found:
+                    # What was answered before a restart is known now.
+                    self._caught_up.set()
                 # What waits is told again after a crash, with what came after it.
-                untold = [lane.waiting[0].place for lane in self._lanes.values()]
+                untold = [lane.waiting[0].place for lane in self._lanes.values() if lane.waiting]
                 told = min([place, *(one - 1 for one in untold)])
                 if told != noted:
                     # A full disk may have room the next time.
@@ -130,6 +142,10 @@ class Notifier:
         account = self._account(placed.space_id)
         for number in range(len(self._ways)):
             lane = self._lanes.get((account, number))
+            if placed.type == ANSWER:
+                if lane is not None:
+                    lane.leave_out(placed.space_id, notice["id"])
+                continue
             if lane is not None:
                 lane.add(_Waiting(placed.place, notice))
                 continue
@@ -139,18 +155,20 @@ class Notifier:
 
     async def _serve(self, account: str, number: int) -> None:
         lane = self._lanes[account, number]
+        await self._caught_up.wait()
         while lane.waiting:
-            await self._tell_by(*self._ways[number], lane.begin())
-            lane.waiting.popleft()
+            await self._tell_by(*self._ways[number], lane)
+            lane.end()
             self._bell.set()
         del self._lanes[account, number]
 
-    async def _tell_by(self, way: NoticeChannel, turns: asyncio.Semaphore, notice: Notice) -> None:
-        pause_s, why = FIRST_PAUSE_S, ""
+    async def _tell_by(self, way: NoticeChannel, turns: asyncio.Semaphore, lane: _Lane) -> None:
+        pause_s, why, notice = FIRST_PAUSE_S, "", lane.begin()
         for _ in range(TRIES):
             try:
                 async with turns:
-                    await way.tell(notice)
+                    if not lane.is_answered:
+                        await way.tell(notice)
                 return
             except NotTold as error:
                 why = str(error)
@@ -173,11 +191,12 @@ class Notifier:
 
 @dataclass
 class _Waiting:
-    """`more`: it stands for so many signals, of which it is the first place."""
+    """`more`: it stands for so many of its kind, of which it is the first place; how many of each
+    id, as far as these are known."""
 
     place: int
     notice: Notice
-    more: int = 0
+    more: Counter[str] = field(default_factory=Counter)
 
 
 class _Lane:
@@ -185,46 +204,71 @@ class _Lane:
 
     def __init__(self) -> None:
         self.waiting: deque[_Waiting] = deque()
-        self._more: dict[str, _Waiting] = {}
+        self._more: dict[tuple[str, str], _Waiting] = {}
+        """By space and kind."""
+        self._begun = False
+        self.is_answered = False
+        """The one that is being told, which may be tried again and again."""
 
     def add(self, one: _Waiting) -> None:
-        space = one.notice["space"]
-        if one.notice["kind"] != "signal":
+        key = _key(one)
+        more = self._more.get(key)
+        if more is None:
+            if sum(_key(of) == key for of in self.waiting) >= MOST_WAITING:
+                self._more[key] = more = one
             self.waiting.append(one)
-        elif (more := self._more.get(space)) is not None:
-            more.more += 1
+        if more is not None:
             more.notice = one.notice
-        else:
-            signals = [
-                of.notice["kind"] == "signal" for of in self.waiting if of.notice["space"] == space
-            ]
-            if sum(signals) >= MOST_SIGNALS:
-                one.more = 1
-                self._more[space] = one
-            self.waiting.append(one)
+            asks = one.notice["kind"] == ASKS and len(more.more) < MOST_KNOWN
+            more.more[one.notice["id"] if asks else ""] += 1
+
+    def leave_out(self, space: str, number: str) -> None:
+        """A question that was answered, and was not told yet."""
+        if (more := self._more.get((space, ASKS))) is not None:
+            del more.more[number]
+            if not more.more:
+                del self._more[space, ASKS]
+                self.waiting.remove(more)
+        for one in list(self.waiting):
+            if _key(one) == (space, ASKS) and one.notice["id"] == number and not one.more:
+                if self._begun and one is self.waiting[0]:
+                    self.is_answered = True
+                else:
+                    self.waiting.remove(one)
 
     def begin(self) -> Notice:
-        """The first, which takes no more signals from now on."""
+        """The first, which takes no more of its kind from now on."""
+        self._begun, self.is_answered = True, False
         one = self.waiting[0]
         if not one.more:
             return one.notice
-        space = one.notice["space"]
-        del self._more[space]
-        text = f"… and {one.more} more. The log has them: carrel log {space}"
-        return {**one.notice, "text": text, "more": one.more}
+        del self._more[_key(one)]
+        count, last = one.more.total(), next(reversed(one.more))
+        text = f"… and {count} more. The log has them: carrel log {one.notice['space']}"
+        return {**one.notice, "id": last or one.notice["id"], "text": text, "more": count}
+
+    def end(self) -> None:
+        self._begun = False
+        self.waiting.popleft()
+
+
+def _key(waiting: _Waiting) -> tuple[str, str]:
+    return waiting.notice["space"], waiting.notice["kind"]
 
 
 def _notice(placed: Placed) -> Notice:
     envelope = json.loads(placed.body)
+    if placed.type == ANSWER:
+        return {"id": envelope["reply_to"]}
     payload = envelope["payload"]
     asks = placed.type == QUESTION
     return {
-        "kind": "question" if asks else "signal",
+        "kind": ASKS if asks else "signal",
         "id": envelope["id"],
         "space": placed.space_id,
         "seq": placed.seq,
         "at": placed.at,
-        "text": payload["question"] if asks else payload["message"],
+        "text": (payload["question"] if asks else payload["message"])[:MOST_TOLD],
         "choices": payload.get("choices", []),
         "priority": "high" if asks else payload.get("priority", "medium"),
         "suggested_actions": payload.get("suggested_actions", []),
@@ -248,7 +292,7 @@ class Desktop:
         self._program = program
 
     async def tell(self, notice: Notice) -> None:
-        asks = "asks" if notice["kind"] == "question" else "says"
+        asks = "asks" if notice["kind"] == ASKS else "says"
         words = [
             *(self._program, "--app-name=Carrel", f"--urgency={_URGENCY[notice['priority']]}"),
             *("--", f"{notice['space']} {asks}", html.escape(notice["text"][:MAX_TEXT])),
@@ -399,7 +443,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 # The outcomes of requests
 
 AT_ONCE = 8
-"""Of all callers but the owner, who has as many; one caller has half at most."""
+"""Of all accounts but the owner's, who has as many; one has half at most."""
 SIGNATURE = "Carrel-Signature"
 """`sha256=` and the HMAC of the body with the caller's secret, in hexadecimal."""
 
@@ -413,10 +457,10 @@ class OutcomeSender:
         self._threads = ThreadPoolExecutor(2 * AT_ONCE, "carrel-outcomes")
 
     async def send(
-        self, caller: str, webhook: Webhook, body: Callable[[], Awaitable[bytes]]
+        self, account: str, webhook: Webhook, body: Callable[[], Awaitable[bytes]]
     ) -> None:
         loop = asyncio.get_running_loop()
-        async with self._turns.of(caller):
+        async with self._turns.of(account):
             await loop.run_in_executor(self._threads, self._post, webhook, await body())
 
     def _post(self, webhook: Webhook, body: bytes) -> None:

@@ -374,7 +374,8 @@ def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoRetur
     """Stages the mounts, takes on the sandbox's identity and executes bubblewrap.
 
     `descriptors`: `status`, `stdin`, `stdout`, `stderr`, `seccomp`, `info`, `alive`,
-    `stage:NAME` for each detached mount, and `user` and `mnt` where it starts in namespaces.
+    `stage:NAME` for each detached mount, and `user` and `mnt`, or `bare`, where it starts in
+    namespaces.
     """
     descriptors = {name: _above(descriptor) for name, descriptor in descriptors.items()}
     status = descriptors["status"]
@@ -386,6 +387,8 @@ def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoRetur
             namespaces.setns(descriptors["user"], namespaces.CLONE_NEWUSER)
             namespaces.setns(descriptors["mnt"], namespaces.CLONE_NEWNS)
         elif os.geteuid() == 0:
+            if "bare" in descriptors:
+                namespaces.setns(descriptors["bare"], namespaces.CLONE_NEWNS)
             _stage(plan["stage"], descriptors)
     with guard(status, "identity"):
         if os.geteuid() == 0:
@@ -393,7 +396,8 @@ def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoRetur
     with guard(status, "exec"):
         os.chdir("/")
         _place(descriptors)
-        os.execve(plan["argv"][0], plan["argv"], {"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
+        env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", **plan.get("mark", {})}
+        os.execve(plan["argv"][0], plan["argv"], env)
 
 
 def _stage(items: list[str], descriptors: dict[str, int]) -> None:

@@ -23,8 +23,9 @@ from carrel.domain.errors import LauncherUnavailable, TreeUnavailable
 from carrel.domain.launching import OverlayMount
 from carrel.launcher import wire
 
-START_S = 10.0
-"""An interpreter starts in a tenth of a second; a starved machine may need more."""
+START_S = 30.0
+"""An interpreter starts in a tenth of a second. A starved machine has needed more than ten seconds,
+and then nothing can run on it."""
 LOOK_S = 0.01
 """Between two tries to connect to a launcher that another process is just starting."""
 ANSWER_S = 30.0

@@ -85,6 +85,8 @@ def enter(held: dict[str, int], late: dict[str, int]) -> None:
             namespaces.setns(held[kind])
     os.fchdir(held["root"])
     os.chroot(".")
+    # What the host mounts below a folder that is shown read-only would come in as it is there.
+    namespaces.set_propagation(namespaces.MS_PRIVATE)
     # A share, not a wall: where the kernel will not bound them, the sandbox is as good.
     with contextlib.suppress(OSError):
         namespaces.bound_terminals(TERMINALS, MOST_TERMINALS)

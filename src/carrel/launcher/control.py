@@ -73,7 +73,11 @@ class Stops:
         sandbox_id = request["sandbox_id"]
         sandbox = self._sandboxes.get(sandbox_id)
         pids = members_of(self._runs, sandbox, sandbox_id, request["groups"])
-        answer({"pids": pids, "holding": sorted(holding_in(sandbox))}, [])
+        standby = sandbox.standby if sandbox is not None else None
+        # It runs nobody's code yet: for it alone, nobody needs to look after the sandbox.
+        waiting = [pid for pid in pids if standby is not None and standby.is_process(pid)]
+        members = [pid for pid in pids if pid not in waiting]
+        answer({"pids": members, "holding": sorted(holding_in(sandbox)), "waiting": waiting}, [])
 
     def _over(self, stop: _Stop) -> None:
         if self._under_way.get(stop.sandbox_id) is stop:

@@ -390,7 +390,7 @@ class LinePipe:
         self._open = True
         self._read, self.write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self.write, True)
-        loop.watch(self._read, self._readable)
+        loop.watch(self._read, self.look)
 
     def parent_side(self) -> None:
         """After the fork: only the child writes."""
@@ -403,7 +403,10 @@ class LinePipe:
             self._loop.unwatch(self._read)
             os.close(self._read)
 
-    def _readable(self) -> None:
+    def look(self) -> None:
+        """Takes what is there now."""
+        if not self._open:
+            return
         try:
             chunk = os.read(self._read, self._left)
         except BlockingIOError:

@@ -72,8 +72,12 @@ class SandboxPlan(TypedDict):
     base: SandboxBase
     stage: list[str]
     """Names of the mounts that go along as descriptors."""
+    kept: NotRequired[list[str]]
+    """All that bubblewrap takes from the host by its path."""
     entered: NotRequired[dict[str, int]]
     """The launcher's own: descriptors of the namespaces in which it starts."""
+    mark: NotRequired[dict[str, str]]
+    """The launcher's own: the variable by which a later one finds what is left half set up."""
 
 
 class CallPlan(TypedDict):
@@ -273,6 +277,8 @@ class Reply(TypedDict, total=False):
     still: bool
     pids: list[int]
     holding: list[int]
+    waiting: list[int]
+    """In a sandbox, for the next command; they are none of `pids`."""
     keys: list[str]
     zygotes: list[dict[str, Any]]
     busy: int

@@ -1,18 +1,23 @@
-"""Overlays of an ordinary user, in namespaces that are held for him.
+"""Mount namespaces that the launcher holds by descriptors, without a process.
 
-An ordinary user may mount only in a user namespace of his own, and the mount is gone when
-nobody holds that any more. The launcher holds it by descriptors, without a process.
+An ordinary user may mount overlays only in a user namespace of his own, and the mount is gone
+when nobody holds that any more. Root's sandboxes are set up where little is mounted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Callable
 
 from carrel.launcher import wire
 from carrel.launcher.loop import Loop
 from carrel.launcher.messages import Answer, HoldRequest, KeyRequest, NoFields, failure
 from carrel.linux import mounts, namespaces
+
+MAKE_S = 5.0
+"""It takes a millisecond for each mount of the host."""
 
 
 class HeldMounts:
@@ -74,6 +79,47 @@ class HeldMounts:
         for descriptor in (*held.values(), wait, go):
             os.close(descriptor)
         self._loop.on_exit(child, lambda _status, _usage: answer({}, []))
+
+
+class BareNamespaces:
+    """Mount namespaces with no more than bubblewrap takes from the host: it reads the whole mount
+    table for each mount that it makes, and a host may have hundreds."""
+
+    def __init__(self, fork: Callable[[Callable[[], None]], int]) -> None:
+        self._fork = fork
+        self._made: dict[tuple[str, ...], int | None] = {}
+
+    def get(self, kept: list[str]) -> int | None:
+        """One with what is mounted at, above and below these paths; None where that fails. It
+        holds for good: our own mounts never change."""
+        key = tuple(kept)
+        if key not in self._made:
+            self._made[key] = self._make(key)
+        return self._made[key]
+
+    def _make(self, kept: tuple[str, ...]) -> int | None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours:
+            self._fork(lambda: _be_bare(kept, theirs))
+            theirs.close()
+            ours.settimeout(MAKE_S)
+            with contextlib.suppress(OSError):
+                return next(iter(wire.receive_descriptors(ours, 1, 1)[1]), None)
+        return None
+
+
+def _be_bare(kept: tuple[str, ...], channel: socket.socket) -> None:
+    namespaces.unshare(namespaces.CLONE_NEWNS)
+    real = [os.path.join(os.path.realpath(path), "") for path in kept]
+    for target in mounts.mount_points():
+        folder = os.path.join(target, "")
+        if not any(folder.startswith(path) or path.startswith(folder) for path in real):
+            # What is locked by the container that we are in stays.
+            with contextlib.suppress(OSError):
+                mounts.detach_all(target)
+    namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    socket.send_fds(channel, [b"."], [namespace])
+    os._exit(0)
 
 
 def _close_last(held: dict[str, int], wait: int, go: int) -> None:

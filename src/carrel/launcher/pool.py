@@ -174,11 +174,11 @@ class Standby:
         self._closed = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
-        status = LinePipe(loop, self._on_status, self._on_closed)
+        self._status = LinePipe(loop, self._on_status, self._on_closed)
         loop.expect_children(1)
         orders: Orders = {"become": "spare", "base": {**base, "join": _joined(base, self.group)}}
-        self._forked = take(orders, [status.write, theirs.fileno()])
-        status.parent_side()
+        self._forked = take(orders, [self._status.write, theirs.fileno()])
+        self._status.parent_side()
         theirs.close()
 
     def enter(self, held: dict[str, int], late: dict[str, int]) -> None:
@@ -230,15 +230,25 @@ class Standby:
             self.discard()
 
     def _too_late(self) -> None:
+        """Unless we are late ourselves: it may have executed, and nobody has looked. Its last word
+        is read when it is dead: what has executed is not executed again."""
+        self._status.look()
         if not self._closed:
-            self.discard()
+            self._kill()
 
     def discard(self) -> None:
         """It ends at once, or when its orders are to come from a closed socket."""
-        if self.pid:
-            processes.send_signal(self.pid, signal.SIGKILL)
+        self._kill()
         self._forked.forget()
         self._channel.close()
+
+    def is_process(self, pid: int) -> bool:
+        """Whether it is, and lives: those in the sandbox may kill it, and get its number."""
+        return pid == self.pid and self._ended is None
+
+    def _kill(self) -> None:
+        if self._ended is None:
+            processes.send_signal(self.pid, signal.SIGKILL)
 
     def _on_status(self, line: bytes) -> None:
         message = json.loads(line)

@@ -34,6 +34,8 @@ READY_S = 10.0
 """Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
 LINGER_S = 10.0
 """Between two looks at a sandbox that only its own servers still use."""
+HOLDER_MARK = "CARREL_HOLDER"
+"""The variable that tells bubblewrap's processes from others."""
 IDLE_BYTES = 2_400_000
 """What one that lingers takes: four small processes."""
 IDLE_SHARE = 50
@@ -97,13 +99,10 @@ class LiveSandbox:
         return {self.monitor, self.init, *processes.children(self.init)[:1]}
 
     def others(self) -> list[int]:
-        """Processes of the sandbox that no command of ours is above: what detached itself."""
+        """Processes of the sandbox that no command of ours is above: what detached itself. Those
+        below what holds it, too: code in there can take that over."""
         below = processes.children(self.init)
-        held = below[:1]
-        found = [pid for pid in below if pid not in held]
-        for pid in list(found):
-            found.extend(processes.descendants(pid))
-        return found
+        return [*below[1:], *(pid for one in below for pid in processes.descendants(one))]
 
 
 class LiveSandboxes:
@@ -115,6 +114,9 @@ class LiveSandboxes:
         """So many may linger; beyond, the one that has been idle longest ends at once."""
         self._sandboxes: dict[str, LiveSandbox] = {}
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        status = os.stat(folder)
+        self.mark = f"{status.st_dev}-{status.st_ino}"
+        """Of each bubblewrap that is started for this folder."""
         self._adopt()
 
     def __len__(self) -> int:
@@ -266,9 +268,21 @@ class LiveSandboxes:
                 sandbox.namespaces = open_sandbox(sandbox.init)
                 self.watch_end(sandbox)
             except OSError:
+                # It is about to end, or nobody could end it later.
+                processes.send_signal(sandbox.init, signal.SIGKILL)
+                sandbox.close()
+                os.unlink(path)
                 continue
             self._sandboxes[sandbox.sandbox_id] = sandbox
             sandbox.idle = self._loop.after(LINGER_S, partial(self._check_idle, sandbox))
+        self._end_unfinished()
+
+    def _end_unfinished(self) -> None:
+        """What an earlier launcher was setting up when it was killed: bubblewrap's process inside
+        would wait for the one outside, which went with the launcher."""
+        known = {pid for one in self._sandboxes.values() for pid in one.holding()}
+        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        processes.kill_all(processes.having_variable(pids - known, HOLDER_MARK, self.mark))
 
     def watch_end(self, sandbox: LiveSandbox) -> None:
         """The first process of a pid namespace is gone after all others of it."""
@@ -314,6 +328,7 @@ class _Start:
         self._deadline: Timer | None = None
         self._pipes: list[LinePipe] = []
         self._complete = False
+        self._gone = False
 
     def begin(self) -> None:
         status = LinePipe(self._loop, self._on_status, lambda: None)
@@ -334,6 +349,7 @@ class _Start:
             **{f"stage:{name}": descriptor for name, descriptor in self._staged.items()},
         }
         descriptors |= self._plan.pop("entered", {})
+        self._plan["mark"] = {HOLDER_MARK: self._sandboxes.mark}
         orders: Orders = {"become": "holder", "plan": self._plan, "descriptors": list(descriptors)}
         forked = self._sandboxes.pool.take(orders, list(descriptors.values()))
         forked.forget()
@@ -363,8 +379,8 @@ class _Start:
         sandbox = self._sandbox
         try:
             sandbox.init = int(json.loads(self._info)["child-pid"])
-            sandbox.namespaces = open_sandbox(sandbox.init)
             sandbox.init_started = processes.start_time(sandbox.init) or 0
+            sandbox.namespaces = open_sandbox(sandbox.init)
             self._sandboxes.watch_end(sandbox)
         except (OSError, ValueError, KeyError) as error:
             self._fail(failure("namespace", f"{error!r}"))
@@ -423,12 +439,14 @@ class _Start:
     def _fail(self, problem: LauncherProblem) -> None:
         """The answer is given when the processes are gone."""
         self._problem = problem
-        self._sandbox.ending = True
+        if self._gone:
+            # Their numbers may be others' by now.
+            return
         processes.send_signal(self._sandbox.monitor, signal.SIGKILL)
-        if self._sandbox.init:
-            processes.send_signal(self._sandbox.init, signal.SIGKILL)
+        self._sandboxes.end(self._sandbox)
 
     def _on_exit(self) -> None:
+        self._gone = True
         self._rest()
         if self._complete:
             # Somebody in the sandbox killed `hold`: the rest goes with it.

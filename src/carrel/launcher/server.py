@@ -17,7 +17,7 @@ from carrel.launcher.attach import Attacher
 from carrel.launcher.control import Pauses, Stops, kill_run
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.messages import Answer, failure
-from carrel.launcher.mounts import HeldMounts
+from carrel.launcher.mounts import BareNamespaces, HeldMounts
 from carrel.launcher.pool import ChildPool
 from carrel.launcher.recorder import Recorder
 from carrel.launcher.runs import LaunchedRuns
@@ -73,6 +73,7 @@ class LauncherServer:
         paused = os.path.join(folder, "pauses")
         self._pauses = Pauses(self._loop, self._sandboxes, self._runs, paused)
         self._mounts = HeldMounts(self._loop)
+        self._bare = BareNamespaces(self._loop.fork)
         self._connections: set[socket.socket] = set()
         self._idle: Timer | None = None
         self._retired = False
@@ -246,13 +247,18 @@ class LauncherServer:
         self._runs.start(message, fds, answer)
 
     def _enter_mount(self, plan: messages.SandboxPlan | None) -> None:
-        """A tree that is mounted in a namespace: the sandbox starts in there."""
-        key = None if plan is None else plan.get("namespace")
-        if plan is not None and key is not None:
+        """A tree that is mounted in a namespace: the sandbox starts in there. Root's starts where
+        little is mounted."""
+        if plan is None:
+            return
+        if (key := plan.get("namespace")) is not None:
             entered = self._mounts.namespace(key)
             if entered is None:
                 raise NotMounted(f"no mount is held for {key}")
             plan["entered"] = {"user": entered["user"], "mnt": entered["mnt"]}
+        elif os.geteuid() == 0 and (kept := plan.get("kept")):
+            bare = self._bare.get(kept)
+            plan["entered"] = {} if bare is None else {"bare": bare}
 
     def _attach(self, message: messages.AttachRequest, fds: list[int], answer: Answer) -> None:
         if len(fds) != 1 + bool(message["given"]):

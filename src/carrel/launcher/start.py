@@ -91,14 +91,8 @@ def _lean_mounts(data: str) -> int | None:
         os.close(home)
         return None
     namespaces.set_propagation(namespaces.MS_PRIVATE)
-    for target in _mounted_trees(data):
-        mounts.detach_all(target)
-    return home
-
-
-def _mounted_trees(data: str) -> list[str]:
-    with open("/proc/self/mountinfo", "rb") as file:
-        escaped = [line.split()[4] for line in file]
-    targets = [os.fsdecode(name.decode("unicode_escape").encode("latin-1")) for name in escaped]
     above = os.path.join(data, "spaces") + "/"
-    return [path for path in targets if path.startswith(above) and path.endswith("/project")]
+    for target in mounts.mount_points():
+        if target.startswith(above) and target.endswith("/project"):
+            mounts.detach_all(target)
+    return home

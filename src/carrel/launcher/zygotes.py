@@ -60,7 +60,7 @@ class ZygoteProcess:
         self.name: str = request["name"]
         self.channel = channel
         self.pid = pid
-        self.ready = False
+        self.ready = self.gone = False
         self.problem: LauncherProblem | None = None
         self.deadline: Timer | None = None
         self.waiting: list[Answer] = []
@@ -161,7 +161,8 @@ class Zygotes:
 
     def _end(self, zygote: ZygoteProcess, gone: Callable[[], None]) -> None:
         zygote.on_gone.append(gone)
-        processes.send_signal(zygote.pid, signal.SIGKILL)
+        if not zygote.gone:
+            processes.send_signal(zygote.pid, signal.SIGKILL)
 
     def _readable(self, zygote: ZygoteProcess) -> None:
         try:
@@ -209,6 +210,7 @@ class Zygotes:
         zygote.deadline = zygote.idle = None
 
     def _gone(self, zygote: ZygoteProcess) -> None:
+        zygote.gone = True
         self._rest(zygote)
         if zygote.channel.fileno() >= 0:
             # Its last words may not have been read yet.

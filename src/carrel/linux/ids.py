@@ -7,18 +7,38 @@ that user's.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
-from carrel.linux.libc import fail
+from carrel.linux.libc import call, fail
 
 FIRST_UID = 1_900_000_000
 """Above all that distributions, subuid ranges and systemd hand out, below 2^31."""
 UIDS = 1_000_000
 _SMALL_UIDS = 4096
+
+
+@contextlib.contextmanager
+def files_as(uid: int, gid: int) -> Iterator[bool]:
+    """For root: what this thread makes and reaches within is another user's, with that user's
+    rights and no more. Threads that are there go on as they are; none may be started within, since
+    it would be that user for good. False: that cannot be."""
+    if max(uid, gid) >= 1 << 31:
+        yield False
+        return
+    own_gid = call("setfsgid", gid)
+    own_uid = call("setfsuid", uid)
+    try:
+        # They say only what was before; an id that nobody can be asks.
+        yield (call("setfsuid", -1), call("setfsgid", -1)) == (uid, gid)
+    finally:
+        call("setfsuid", own_uid)
+        call("setfsgid", own_gid)
 
 
 def uid_range() -> range:
@@ -59,6 +79,9 @@ _WALL = 0x40000000
 """Waits also for a child that sends no signal when it ends, as ours: nobody else in this
 process shall hear of it."""
 _STACK = 1 << 14
+_SIGNAL_SET = 128
+"""Bytes of a set of signals, as the C library has it."""
+_ALL_SIGNALS = b"\xff" * _SIGNAL_SET
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,11 +92,13 @@ def make_id_map(inside: tuple[int, int], outside: tuple[int, int]) -> int:
     """
     with mmap.mmap(-1, _STACK) as stack:
         # No signal may find the child: its handlers are ours, and so is its memory.
-        mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        # By the C library: Python's own makes an enum of each of the 62, twice.
+        mask = ctypes.create_string_buffer(_SIGNAL_SET)
+        _libc.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS, mask)
         try:
             child = _start(stack)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            _libc.pthread_sigmask(signal.SIG_SETMASK, mask, None)
         try:
             for kind, before, after in zip(("uid", "gid"), inside, outside, strict=True):
                 _write_map(f"/proc/{child}/{kind}_map", b"%d %d 1" % (before, after))

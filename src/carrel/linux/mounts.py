@@ -34,6 +34,7 @@ _MOUNT_ATTR_RDONLY = 1
 _MOUNT_ATTR_NOSUID = 2
 _MOUNT_ATTR_NODEV = 4
 _MOUNT_ATTR_IDMAP = 0x00100000
+_MS_PRIVATE = 1 << 18
 _LAYER_BY_LAYER = (6, 5)
 """The first Linux that takes lower layers one at a time; before, all in one option."""
 _PATH = os.O_PATH | os.O_CLOEXEC
@@ -117,18 +118,28 @@ def descriptor_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def clone_mount(path: str | int) -> int:
+def clone_mount(path: str | int, *, read_only: bool = False) -> int:
     """A detached copy of the mount that `path` (or a descriptor) is in, with `path` as its
-    root. It goes away with the descriptor."""
+    root. It goes away with the descriptor, and what is mounted below it shows nowhere else: where
+    systemd runs, a copy would be the other side of the host's own mount. `read_only`: nobody
+    writes through it."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     if isinstance(path, int):
-        return syscall("open_tree", path, b"", flags | AT_EMPTY_PATH)
-    return syscall("open_tree", AT_FDCWD, os.fsencode(path), flags)
+        clone = syscall("open_tree", path, b"", flags | AT_EMPTY_PATH)
+    else:
+        clone = syscall("open_tree", AT_FDCWD, os.fsencode(path), flags)
+    try:
+        wanted = _MOUNT_ATTR_RDONLY if read_only else 0
+        _set_attributes(clone, wanted, propagation=_MS_PRIVATE)
+    except OSError:
+        os.close(clone)
+        raise
+    return clone
 
 
 def map_ids(mount: int, user_namespace: int) -> None:
     """Shows the ids of a detached mount as the user namespace maps them."""
-    _set_attributes(mount, _MOUNT_ATTR_IDMAP, user_namespace)
+    _set_attributes(mount, _MOUNT_ATTR_IDMAP, user_namespace=user_namespace)
 
 
 def distrust(mount: int) -> None:
@@ -136,14 +147,11 @@ def distrust(mount: int) -> None:
     _set_attributes(mount, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
 
 
-def protect(mount: int) -> None:
-    """Nobody writes through a detached mount."""
-    _set_attributes(mount, _MOUNT_ATTR_RDONLY)
-
-
-def _set_attributes(mount: int, wanted: int, user_namespace: int = 0) -> None:
+def _set_attributes(
+    mount: int, wanted: int = 0, *, propagation: int = 0, user_namespace: int = 0
+) -> None:
     """`struct mount_attr`: what is set, what is cleared, propagation, user namespace."""
-    attributes = struct.pack("=QQQQ", wanted, 0, 0, user_namespace)
+    attributes = struct.pack("=QQQQ", wanted, 0, propagation, user_namespace)
     syscall("mount_setattr", mount, b"", AT_EMPTY_PATH, attributes, len(attributes))
 
 
@@ -169,6 +177,13 @@ def detach_all(target: str) -> bool:
                 return found
             raise
         found = True
+
+
+def mount_points() -> list[str]:
+    """Of this namespace, in the order of the mount table."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        escaped = [line.split()[4] for line in file]
+    return [os.fsdecode(name.decode("unicode_escape").encode("latin-1")) for name in escaped]
 
 
 def is_mounted(folder: str | os.PathLike[str]) -> bool:

@@ -86,9 +86,13 @@ class StatBatch:
             self._statx = library.statx
         except AttributeError as error:
             raise OSError(errno.ENOSYS, "the C library has no statx") from error
-        self._buffer = ctypes.create_string_buffer(_BATCH * _ANSWER)
+        self._make_room(1)
+
+    def _make_room(self, count: int) -> None:
+        """A small project is looked at in less time than a whole buffer takes to be made."""
+        self._buffer = ctypes.create_string_buffer(count * _ANSWER)
         start = ctypes.addressof(self._buffer)
-        self._places = [ctypes.c_void_p(start + at * _ANSWER) for at in range(_BATCH)]
+        self._places = [ctypes.c_void_p(start + at * _ANSWER) for at in range(count)]
         self._words = memoryview(self._buffer).cast("B").cast("Q")
 
     def run(self, dir_fd: int, paths: Sequence[bytes], device: int) -> Answers:
@@ -96,6 +100,8 @@ class StatBatch:
         answers = Answers(bytearray(ROW * len(paths)), [], {})
         words = memoryview(answers.rows).cast("Q")
         packed = os.major(device) | os.minor(device) << 32
+        if len(self._places) < min(len(paths), _BATCH):
+            self._make_room(min(2 * len(paths), _BATCH))
         for start in range(0, len(paths), _BATCH):
             batch = paths[start : start + _BATCH]
             results = list(

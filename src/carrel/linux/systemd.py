@@ -43,7 +43,7 @@ def manages_us() -> bool:
 
 def lingers() -> bool:
     """Whether our user's manager, and all below it, goes on without a login."""
-    return (LINGER / pwd.getpwuid(os.geteuid()).pw_name).exists()
+    return (LINGER / _user()).exists()
 
 
 def unit_of(path: str) -> str:
@@ -60,8 +60,8 @@ def remedy() -> str:
     if not RUNNING.is_dir():
         return "" if os.geteuid() == 0 else "Run the daemon as root, or where systemd is."
     if not manages_us():
-        user = pwd.getpwuid(os.geteuid()).pw_name
-        return f"sudo loginctl enable-linger {user} && carrel down (su gives no service manager)"
+        linger = f"sudo loginctl enable-linger {_user()}"
+        return f"{linger} && carrel down (su gives no service manager)"
     if os.geteuid() == 0:
         return "carrel down; its log says why systemd gave it no scope."
     return (
@@ -104,6 +104,14 @@ def join_scope(name: str, description: str) -> str:
             return f"systemd did not move this process to {name}"
         time.sleep(_LOOK_S)
     return ""
+
+
+def _user() -> str:
+    """Our name; the number of a user without an account, as some containers have."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _is_in(name: str) -> bool:

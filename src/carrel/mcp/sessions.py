@@ -17,6 +17,7 @@ import gc
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -50,6 +51,9 @@ LONGEST = 4 << 20
 """Of a line: several times what the hub takes of one message."""
 MORE_BYTES = 256 << 20
 """Of memory that one session may take beside what all share."""
+CALM_S = 0.2
+"""After a session began: to make the next one ready takes as much of a processor as its handshake
+does, and is not to compete with that."""
 LAST_S = 2.0
 """For answers after the end of the input. Questions to people wait in the log, not here."""
 OF_ITSELF = "/proc/self/cwd"
@@ -78,9 +82,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
 
-    def become(line: socket.socket) -> None:
+    def become(line: socket.socket, *, rehearse: bool = True) -> None:
         control.close()
-        asyncio.run(_rehearse(servers[True]))
+        if rehearse:
+            asyncio.run(_rehearse(servers[True]))
         data, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES, 1)
         line.close()
         if descriptors:
@@ -90,6 +95,8 @@ def main() -> None:
 
     spare = SpareSession.fork(become)
     while True:
+        if spare is None and not select.select([control], [], [], CALM_S)[0]:
+            spare = SpareSession.fork(become)
         data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 1)
         if not descriptors:
             return
@@ -103,11 +110,10 @@ def main() -> None:
                         living[spare.pid] = session
                         _join(session, spare.pid)
                         break
-                    # It has died, or could not be made then.
-                    spare = SpareSession.fork(become)
+                    # It has died, or is not there yet: somebody waits, and does it for real.
+                    spare = SpareSession.fork(functools.partial(become, rehearse=False))
                 spare = None
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-        spare = spare or SpareSession.fork(become)
 
 
 class SpareSession:

@@ -1,24 +1,17 @@
-"""The default runtime: bubblewrap makes the walls, the launcher enters them.
-
-Sandboxes see an /etc with the harmless parts of the host's and a few files of our own. One folder
-serves all of them and is bound read-only: binding fifty files one by one would cost more than
-everything else of a start together.
-"""
+"""The default runtime: bubblewrap makes the walls, the launcher enters them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import hashlib
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +34,7 @@ from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_real
 from carrel.runtimes import policy
 from carrel.runtimes.engine import Engine, EngineRuntime
-from carrel.runtimes.policy import etc_paths
+from carrel.runtimes.etc import OWN_FILES, WITHHELD, EtcFolder
 from carrel.runtimes.proof import Prover
 from carrel.runtimes.requests import Confinement, SandboxSetup
 from carrel.runtimes.sandbox import (
@@ -59,6 +52,8 @@ if TYPE_CHECKING:
 
 LEAST_MEMORY_FILES = 1 << 20
 """What semaphores and the like need, however little is allowed."""
+OWN_FOLDERS = ("/tmp", HUB, HOME)
+"""Of a sandbox, which others may be bound below."""
 MountSource = Path | Callable[[], int]
 """Where a mount leads, or what makes it."""
 MOST_LATE = 32
@@ -67,9 +62,10 @@ MOST_LATE = 32
 
 @dataclass(frozen=True)
 class ShownBinds:
-    """What a sandbox shows beside its tree."""
+    """What a sandbox shows beside its tree, and where it shows that."""
 
     all: list[Bind]
+    places: list[str]
     late: tuple[Bind, ...] = ()
     """Of those, what comes with the tree, where that is still being made: bubblewrap reads the
     whole mount table for each that it binds."""
@@ -110,7 +106,7 @@ class BubblewrapRuntime(EngineRuntime):
 
     async def probe(self) -> Availability:
         """Starts a sandbox on empty folders and proves it."""
-        if shutil.which(self._program) is None:
+        if _found(self._program) is None:
             return Availability(
                 False, "bubblewrap is not installed.", "sudo apt-get install bubblewrap"
             )
@@ -120,14 +116,18 @@ class BubblewrapRuntime(EngineRuntime):
             return Availability(False, error.message, _remedy())
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
+    def furnish(self, spec: SandboxSpec) -> None:
+        SandboxFolders(spec.folder).make(spec.owner, spec.home_files, spec.home_links)
+
     def begin(self, spec: SandboxSpec) -> None:
         """Where mounts can be given to a sandbox that is there already."""
+        self._engine.welcome(spec)
         if os.geteuid() != 0:
             return
         with contextlib.suppress(CarrelError, OSError):
             # What goes wrong here goes wrong again at the start, and is told then.
             sandbox, binds = self._engine.prepare(spec), shown_binds(spec)
-            shown = ShownBinds(binds, late_binds(binds, spec.hidden))
+            shown = ShownBinds(binds, tree_places(spec), late_binds(binds, spec.hidden))
             self._engine.begin(sandbox, self._confine(sandbox, None, Command(()), shown))
             self._begun[spec.sandbox_id] = BegunSandbox(sandbox, shown)
 
@@ -159,7 +159,10 @@ class BubblewrapRuntime(EngineRuntime):
         except SandboxUnavailable:
             if not begun:
                 raise
-            # What was begun had ended meanwhile, or its launcher had: once more, in one go.
+            # What was begun had ended meanwhile, or its launcher had: once more, in one go. What
+            # still waits for its tree would let this wait with it.
+            await self.stop(sandbox)
+            self._engine.prepare(sandbox.spec)
             confinement = self._confine(sandbox, tree, Command(()))
             await asyncio.shield(self._engine.warm(sandbox, confinement))
 
@@ -179,24 +182,24 @@ class BubblewrapRuntime(EngineRuntime):
             env=environment(spec, command, HOME, "/tmp", HUB, filtered=True),
             scope_sockets=spec.network is Network.OPEN and _can_scope(),
             seccomp=policy.program(policy.DEFAULT),
-            hold=lambda: self._hold(spec, tree, shown or ShownBinds(shown_binds(spec))),
+            hold=lambda: self._hold(spec, tree, shown or _shown(spec)),
         )
 
     def _hold(self, spec: SandboxSpec, tree: TreeMount | None, shown: ShownBinds) -> SandboxSetup:
-        program = shutil.which(self._program)
+        program = _found(self._program)
         if program is None:
             raise SandboxUnavailable(
                 "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
             )
         paths, binds, staged = self._sources(spec, tree, shown)
-        places = tree_places(spec)
         namespace = tree.namespace if tree is not None else None
         return SandboxSetup(
-            argv=arguments(program, spec, paths, binds, survive=namespace is None),
+            argv=arguments(program, spec, paths, binds, shown.places, survive=namespace is None),
+            kept=[*TOOLCHAIN, "/dev", "/proc", os.path.realpath(program)] if staged else [],
             namespace=namespace,
-            late=late_targets(spec, shown.late) if tree is None else [],
+            late=late_targets(shown) if tree is None else [],
             staged=staged,
-            points=_mount_points(spec, binds, places),
+            points=_mount_points(spec, binds, shown.places),
         )
 
     def _sources(
@@ -206,23 +209,22 @@ class BubblewrapRuntime(EngineRuntime):
         on, with those that come later; the mounts that lead to all the others. As root these are
         detached mounts: bubblewrap runs as the sandbox's user, who cannot walk the data folder.
         Otherwise plain paths."""
-        folders = SandboxFolders(spec.folder)
         # A space may be older than its folder for the hub.
-        folders.hub.mkdir(mode=0o755, exist_ok=True)
-        sources = {"home": folders.home, "tmp": folders.tmp, "hub": folders.hub}
-        sources["etc"] = self._etc.current()
+        SandboxFolders(spec.folder).hub.mkdir(mode=0o755, exist_ok=True)
+        sources = {"etc": self._etc.current()}
         binds = list(shown.all)
         if tree is not None:
             binds += [Bind(path, str(path)) for path in tree.read_only]
             sources["tree"] = tree.path
         numbered = enumerate(binds)
-        named = {f"bind{number}": bind for number, bind in numbered if bind not in shown.late}
+        late = frozenset(shown.late)
+        named = {f"bind{number}": bind for number, bind in numbered if bind not in late}
         sources |= {name: bind.source for name, bind in named.items()}
         if os.geteuid() != 0:
             return {name: str(path) for name, path in sources.items()}, binds, {}
         real = {name for name, bind in named.items() if bind.if_real}
         detached = {} if tree is None or tree.detached is None else {"tree": tree.detached}
-        staged = _stage({**sources, **detached}, real)
+        staged = _stage({**sources, **detached}, real, ())
         return {name: f"{STAGE}/{name}" for name in sources}, binds, staged
 
     async def warm_up(self, zygote: Zygote) -> None:
@@ -254,7 +256,9 @@ def _memory_files(limits: Limits) -> int:
     return max(LEAST_MEMORY_FILES, min([half, *(one for one in asked if one is not None)]))
 
 
-def _stage(sources: Mapping[str, MountSource], real: Collection[str]) -> dict[str, int]:
+def _stage(
+    sources: Mapping[str, MountSource], real: Collection[str], read_only: Collection[str]
+) -> dict[str, int]:
     staged: dict[str, int] = {}
     with ExitStack() as undo:
         for name, source in sources.items():
@@ -262,52 +266,69 @@ def _stage(sources: Mapping[str, MountSource], real: Collection[str]) -> dict[st
                 staged[name] = source()
             elif name in real:
                 with Descriptor(open_real(source, os.O_PATH)) as place:
-                    staged[name] = mounts.clone_mount(place)
+                    staged[name] = mounts.clone_mount(place, read_only=name in read_only)
             else:
-                staged[name] = mounts.clone_mount(str(source))
+                staged[name] = mounts.clone_mount(str(source), read_only=name in read_only)
             undo.callback(os.close, staged[name])
         undo.pop_all()
     return staged
 
 
 def shown_binds(spec: SandboxSpec) -> list[Bind]:
-    """What is below the tree could lead a mount elsewhere by a link; the tree has its own there."""
-    return [bind for bind in _there(spec.binds) if not is_below(bind.target, WORKSPACE)]
+    """First its own folders. What is below the tree could lead a mount elsewhere by a link; the
+    tree has its own there."""
+    others = [bind for bind in _there(spec.binds) if not is_below(bind.target, WORKSPACE)]
+    return [*_own_folders(spec), *others]
+
+
+def _own_folders(spec: SandboxSpec) -> tuple[Bind, ...]:
+    folders = SandboxFolders(spec.folder)
+    home = Bind(folders.home, HOME, writable=True)
+    return Bind(folders.tmp, "/tmp", writable=True), Bind(folders.hub, HUB), home
 
 
 def late_binds(binds: list[Bind], hidden: Collection[str]) -> tuple[Bind, ...]:
-    """The folders below which nothing else is bound or hidden: what comes later would cover it."""
+    """The folders, but for those that would cover what bubblewrap binds or hides below them."""
     late = [
         bind
         for bind in binds
-        if bind.source.is_dir()
-        and not any(one is not bind and is_below(one.target, bind.target) for one in binds)
-        and not any(is_below(path, str(bind.source)) for path in hidden)
-    ]
-    return tuple(late[:MOST_LATE])
+        if bind.source.is_dir() and not any(is_below(path, str(bind.source)) for path in hidden)
+    ][:MOST_LATE]
+    while True:
+        known = frozenset(late)
+        early = [bind.target for bind in binds if bind not in known]
+        left = [one for one in late if not any(is_below(path, one.target) for path in early)]
+        if len(left) == len(late):
+            return tuple(late)
+        late = left
 
 
-def late_targets(spec: SandboxSpec, late: tuple[Bind, ...]) -> list[str]:
+def _shown(spec: SandboxSpec) -> ShownBinds:
+    return ShownBinds(shown_binds(spec), tree_places(spec))
+
+
+def late_targets(shown: ShownBinds) -> list[str]:
     """Where a sandbox that was begun gets its tree, and the binds that come with it."""
-    first, *others = tree_places(spec)
-    return [first, *(bind.target for bind in late), *others]
+    first, *others = shown.places
+    targets = [bind.target for bind in shown.late]
+    own = [target for target in targets if target in OWN_FOLDERS]
+    return [*own, first, *(target for target in targets if target not in own), *others]
 
 
 def _late_mounts(begun: BegunSandbox, spec: SandboxSpec, tree: TreeMount) -> list[int] | None:
     """As `late_targets` has them. None when the sandbox cannot be completed as it was begun."""
     if begun.sandbox.spec != spec or tree.detached is None or tree.read_only or tree.namespace:
         return None
-    sources: dict[str, MountSource] = dict.fromkeys(tree_places(spec), tree.detached)
+    sources: dict[str, MountSource] = dict.fromkeys(begun.shown.places, tree.detached)
     sources |= {bind.target: bind.source for bind in begun.shown.late}
+    real = {bind.target for bind in begun.shown.late if bind.if_real}
+    read_only = {bind.target for bind in begun.shown.late if not bind.writable}
     try:
-        staged = _stage(sources, {bind.target for bind in begun.shown.late if bind.if_real})
+        staged = _stage(sources, real, read_only)
     except OSError:
         # Something has gone since then, or leads elsewhere.
         return None
-    for bind in begun.shown.late:
-        if not bind.writable:
-            mounts.protect(staged[bind.target])
-    return [staged[target] for target in late_targets(spec, begun.shown.late)]
+    return [staged[target] for target in late_targets(begun.shown)]
 
 
 def _there(binds: tuple[Bind, ...]) -> list[Bind]:
@@ -328,17 +349,27 @@ def _is_plain(bind: Bind) -> bool:
     return not bind.writable and str(bind.source) == bind.target
 
 
-def _is_real(path: Path) -> bool:
+def _is_real(path: str | Path) -> bool:
     try:
-        os.close(open_real(path, os.O_PATH))
+        os.close(open_real(os.fsencode(path), os.O_PATH))
     except OSError:
         return False
     return True
 
 
+def _found(program: str) -> str | None:
+    """As `shutil.which`, which looks thrice at each folder: this is asked for each new space."""
+    search = "" if "/" in program else os.environ.get("PATH", os.defpath)
+    for folder in search.split(":"):
+        path = f"{folder}/{program}" if folder else program
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return None
+
+
 def _stamp(program: str) -> tuple[int, ...]:
     """Changes when another bubblewrap is installed."""
-    path = shutil.which(program)
+    path = _found(program)
     if path is None:
         return ()
     found = os.stat(path)
@@ -416,10 +447,17 @@ HIDDEN = ("/proc/keys", "/proc/key-users")
 
 
 def arguments(
-    program: str, spec: SandboxSpec, paths: dict[str, str], binds: list[Bind], *, survive: bool
+    program: str,
+    spec: SandboxSpec,
+    paths: dict[str, str],
+    binds: list[Bind],
+    places: list[str],
+    *,
+    survive: bool,
 ) -> list[str]:
-    """`paths` says where bubblewrap finds what the sandbox shows. What is not in it comes later,
-    and finds folders to be put on."""
+    """`binds` begin with its own folders; `places` are those of the tree. `paths` says where
+    bubblewrap finds what the sandbox shows; what is not in it comes later, and finds folders to be
+    put on."""
     holder, name = _holder()
     tree = paths.get("tree")
     argv = [program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
@@ -436,15 +474,13 @@ def arguments(
     argv += ["--remount-ro", "/dev"]
     for hidden in filter(os.path.exists, HIDDEN):
         argv += ["--ro-bind", "/dev/null", hidden]
-    argv += ["--bind", paths["tmp"], "/tmp", "--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
-    argv += ["--ro-bind", paths["hub"], HUB]
-    argv += ["--bind", paths["home"], HOME]
-    first, *others = tree_places(spec)
+    argv += ["--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
+    bound = [_bound(paths.get(f"bind{number}"), bind) for number, bind in enumerate(binds)]
+    own = len(OWN_FOLDERS)
+    first, *others = places
+    argv += chain.from_iterable(bound[:own])
     argv += ["--dir", first] if tree is None else ["--bind", tree, first]
-    for number, bind in enumerate(binds):
-        source = paths.get(f"bind{number}")
-        how = "--bind" if bind.writable else "--ro-bind"
-        argv += ["--dir", bind.target] if source is None else [how, source, bind.target]
+    argv += chain.from_iterable(bound[own:])
     for target, instead in _masks(spec, binds):
         argv += ["--ro-bind", f"{paths['etc']}/{instead}", target]
     for place in others:
@@ -454,6 +490,12 @@ def arguments(
     return [*argv, "--", f"/run/{name}"]
 
 
+def _bound(source: str | None, bind: Bind) -> list[str]:
+    if source is None:
+        return ["--dir", bind.target]
+    return ["--bind" if bind.writable else "--ro-bind", source, bind.target]
+
+
 def _masks(spec: SandboxSpec, binds: list[Bind]) -> Iterator[tuple[str, str]]:
     """What is put over hidden files and folders, by its name in our /etc. What the sandbox's user
     cannot get at needs none, and bubblewrap, which runs as that user, could not put one there."""
@@ -461,12 +503,12 @@ def _masks(spec: SandboxSpec, binds: list[Bind]) -> Iterator[tuple[str, str]]:
     for bind in binds:
         top = str(bind.source)
         for path in spec.hidden:
-            if path in named or not is_below(path, top) or not _is_real(Path(path)):
+            if path in named or not is_below(path, top) or not _is_real(path):
                 continue
             if all(map(_passes, _folders_between(top, path))):
                 suffix = "folder" if os.path.isdir(path) else os.path.splitext(path)[1]
                 instead = f"{WITHHELD}{suffix}"
-                yield bind.target + path[len(top) :], instead if instead in _OWN else WITHHELD
+                yield bind.target + path[len(top) :], instead if instead in OWN_FILES else WITHHELD
 
 
 def _folders_between(top: str, path: str) -> Iterator[str]:
@@ -502,13 +544,18 @@ def _mount_points(spec: SandboxSpec, binds: list[Bind], places: list[str]) -> li
     """Those below what the sandbox may write, and keeps. Bubblewrap makes the folders on the way
     and follows links, while it still sees all of the host."""
     folders = SandboxFolders(spec.folder)
-    wanted = [(bind.target, bind.source.is_dir()) for bind in binds]
-    wanted += [(place, True) for place in places]
+    writable = (("/tmp", folders.tmp), (HOME, folders.home))
+    wanted: list[tuple[str, Path | None]] = [(bind.target, bind.source) for bind in binds]
+    wanted += [(place, None) for place in places]
     return [
-        {"above": str(kept), "path": target.removeprefix(f"{above}/"), "folder": folder}
-        for target, folder in wanted
-        for above, kept in (("/tmp", folders.tmp), (HOME, folders.home))
-        if target != above and is_below(target, above)
+        {
+            "above": str(kept),
+            "path": target.removeprefix(f"{above}/"),
+            "folder": source is None or source.is_dir(),
+        }
+        for target, source in wanted
+        for above, kept in writable
+        if target.startswith(f"{above}/")
     ]
 
 
@@ -534,111 +581,3 @@ def _holder() -> tuple[str, str]:
     found = shutil.which("cat", path="/usr/bin:/bin") or "/bin/cat"
     real = os.path.realpath(found)
     return real, "hold" if os.path.basename(real) == "cat" else "cat"
-
-
-# The /etc of sandboxes
-
-FRESH_S = 5.0
-"""How long a look at the host's /etc is good for: a renewed certificate or resolver reaches
-sandboxes that start later than this."""
-
-WITHHELD = "carrel-withheld"
-_OWN: dict[str, str | None] = {
-    "passwd": (
-        "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
-        f"user:x:{INSIDE_ID}:{INSIDE_ID}::{HOME}:/bin/sh\n"
-        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-    ),
-    "group": f"root:x:0:\ntty:x:5:\nuser:x:{INSIDE_ID}:\nnogroup:x:65534:\n",
-    "hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
-    "hostname": "carrel\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    # What sandboxes have in place of hidden settings. Some programs fail if those are empty.
-    WITHHELD: "",
-    f"{WITHHELD}.json": "{}\n",
-    f"{WITHHELD}.xml": "<settings/>\n",
-    f"{WITHHELD}folder": None,
-}
-_NEVER = frozenset({"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname"})
-
-
-class EtcFolder:
-    """`current` gives a folder that will not change any more; when the host's /etc does,
-    the next call gives another."""
-
-    def __init__(self, data: Path) -> None:
-        self._folder = data / "etc"
-        self._known: Path | None = None
-        self._looked = 0.0
-
-    def current(self) -> Path:
-        now = time.monotonic()
-        if self._known is not None and now - self._looked < FRESH_S:
-            return self._known
-        sources = [path for path in etc_paths() if path not in _NEVER and os.path.exists(path)]
-        target = self._folder / _fingerprint(sources)
-        if not target.exists():
-            self._build(sources, target)
-        self._known, self._looked = target, now
-        return target
-
-    def _build(self, sources: list[str], target: Path) -> None:
-        self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        with open(self._folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if target.exists():
-                return
-            partial = target.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(mode=0o755)
-            for source in sources:
-                _copy(Path(source), partial / os.path.relpath(source, "/etc"))
-            for name, content in _OWN.items():
-                path = partial / name
-                path.unlink(missing_ok=True)
-                if content is None:
-                    path.mkdir(mode=0o755)
-                    continue
-                path.write_text(content)
-                path.chmod(0o644)
-            partial.rename(target)
-
-
-def _fingerprint(sources: list[str]) -> str:
-    """Changes when a file is replaced, or a folder gains or loses an entry."""
-    digest = hashlib.blake2b(digest_size=12)
-    for source in sources:
-        for path in (source, *_folders_of(source)):
-            found = os.stat(path)
-            digest.update(f"{path}\0{found.st_mtime_ns}\0{found.st_ino}\0".encode())
-    digest.update(repr(sorted(_OWN.items())).encode())
-    return digest.hexdigest()
-
-
-def _folders_of(source: str) -> list[str]:
-    if not os.path.isdir(source):
-        return []
-    with os.scandir(source) as entries:
-        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-
-
-def _copy(source: Path, target: Path) -> None:
-    """What we cannot read, no sandbox needs."""
-    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(
-            source, target, symlinks=True, ignore=_unreadable, ignore_dangling_symlinks=True
-        )
-    elif os.access(source, os.R_OK):
-        shutil.copy2(source, target)
-
-
-def _unreadable(folder: str, names: list[str]) -> list[str]:
-    """Also private files that only root could read: they were never for everybody."""
-    hidden = []
-    for name in names:
-        path = os.path.join(folder, name)
-        mode = os.lstat(path).st_mode
-        if not os.path.islink(path) and not mode & 0o004:
-            hidden.append(name)
-    return hidden

@@ -35,6 +35,7 @@ from carrel.domain.runtimes import (
     Zygote,
 )
 from carrel.domain.trees import TreeMount
+from carrel.linux.reserve import free_room
 from carrel.runtimes.limits.enforcement import Enforcement
 from carrel.runtimes.limits.watch import PAUSE_S, Inhabitants, LimitWatch, Remembered
 from carrel.runtimes.recordings import Readers
@@ -93,7 +94,7 @@ class Engine:
         self._requests = LauncherRequests(enforcement, self._readers, linger_s)
         self._watches: dict[str, LimitWatch] = {}
         self._remembered: dict[str, Remembered] = {}
-        """Of sandboxes that are stopped, and near their disk limit or above it."""
+        """Of sandboxes that are stopped, and near their disk limit or above it; and of new ones."""
         self._warm: set[str] = set()
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._begun: dict[str, asyncio.Task[None]] = {}
@@ -197,7 +198,7 @@ class Engine:
                     streams.stdin, streams.terminal = received[0], True
                 self._warm.add(sandbox.spec.sandbox_id)
                 if command.reader:
-                    self._readers.begun(run_id, command.reader)
+                    self._readers.begun(run_id, command.reader, command.keep_bytes)
                 watch.started(run_id)
                 live.begin(reply["pid"])
                 return live
@@ -264,6 +265,13 @@ class Engine:
             loop = asyncio.get_running_loop()
             self._stirring = loop.run_in_executor(None, self._enforcement.cgroups.stir)
 
+    def welcome(self, spec: SandboxSpec) -> None:
+        """A space is being made: what its sandbox will have is written from now on."""
+        if spec.family in ("", spec.sandbox_id):
+            with contextlib.suppress(OSError):
+                made = Remembered(free=free_room(spec.folder), is_new=True)
+                self._remembered[spec.sandbox_id] = made
+
     def begin(self, sandbox: Sandbox, confinement: Confinement) -> None:
         """Sets the sandbox up as far as that goes without its tree, which `place` brings."""
         task = self._warm_up(sandbox, confinement)
@@ -319,6 +327,7 @@ class Engine:
         if watch is None:
             inhabitants = Inhabitants(
                 lambda: self._members(sandbox),
+                lambda: self._all_members(sandbox),
                 lambda: self._relatives(sandbox),
                 lambda reason: self._end_all(sandbox, reason),
                 lambda: self._still(sandbox, "pause"),
@@ -337,6 +346,10 @@ class Engine:
         if inhabited or self._enforcement.cgroups.members(group):
             self._watch(sandbox).look_at_disk()
 
+    async def check_writing(self, sandbox: Sandbox) -> None:
+        """See `LocalRuntime`."""
+        await self._watch(sandbox).check_room(far=False)
+
     def close(self) -> None:
         """Nobody is watched any more; what runs goes on."""
         for watch in self._watches.values():
@@ -346,9 +359,12 @@ class Engine:
         reply, _ = await self._launcher.ask("members", self._requests.members(sandbox), [])
         return [pid for name in ("pids", *more) for pid in reply.get(name, ())]
 
+    async def _all_members(self, sandbox: Sandbox) -> list[int]:
+        return await self._members(sandbox, "holding", "waiting")
+
     async def _relatives(self, sandbox: Sandbox) -> list[int]:
         family = self._family(sandbox)
-        return [pid for one in family for pid in await self._members(one, "holding")]
+        return [pid for one in family for pid in await self._all_members(one)]
 
     def _family(self, sandbox: Sandbox) -> list[Sandbox]:
         """All that have their limits together, first the sandbox itself."""
@@ -479,10 +495,12 @@ class Engine:
             raise _does_not_end("the sandbox", reply["problem"])
         self._warm.discard(sandbox.spec.sandbox_id)
         watch = self._watches.pop(sandbox.spec.sandbox_id, None)
+        remembered = self._remembered.pop(sandbox.spec.sandbox_id, None)
         if watch is not None:
             watch.close()
-            if (remembered := watch.remembered) is not None:
-                self._remembered[sandbox.spec.sandbox_id] = remembered
+            remembered = watch.remembered
+        if remembered is not None and not remembered.is_new:
+            self._remembered[sandbox.spec.sandbox_id] = remembered
         await asyncio.to_thread(self._enforcement.lift, sandbox)
 
 
@@ -528,6 +546,9 @@ class EngineRuntime(ABC):
 
     def watch(self, sandbox: Sandbox) -> None:
         self._engine.watch(sandbox)
+
+    async def check_writing(self, sandbox: Sandbox) -> None:
+        await self._engine.check_writing(sandbox)
 
 
 def _does_not_end(what: str, problem: messages.LauncherProblem) -> SandboxUnavailable:

@@ -126,19 +126,21 @@ class LandlockRuntime(EngineRuntime):
 
 def without_hidden(spec: SandboxSpec) -> Iterator[Bind]:
     """What it shows, in parts where something in a folder is hidden: rules can only allow. Links
-    have no rule of their own, and lead to what has one."""
+    have no rule of their own, and lead to what has one. No folder is parted, and so closed to `ls`,
+    for sockets and pipes: those are refused, or not, whatever may be read there."""
+    hidden = {one for one in spec.hidden if os.path.isfile(one) or os.path.isdir(one)}
     waiting = [*reversed(spec.binds)]
     while waiting:
         bind = waiting.pop()
         source = str(bind.source)
-        if bind.writable or not any(one.startswith(f"{source}/") for one in spec.hidden):
+        if bind.writable or not any(one.startswith(f"{source}/") for one in hidden):
             yield bind
             continue
         with contextlib.suppress(OSError), os.scandir(source) as entries:
             waiting += [
                 Bind(Path(entry.path), entry.path, if_real=True)
                 for entry in entries
-                if entry.path not in spec.hidden and not entry.is_symlink()
+                if entry.path not in hidden and not entry.is_symlink()
             ]
 
 

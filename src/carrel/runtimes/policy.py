@@ -121,9 +121,24 @@ def rules(spec: LandlockSpec) -> Rules:
 
 
 def unix_sockets_allowed(spec: LandlockSpec, abi: int) -> bool:
-    """Whether the sandbox may make Unix sockets: not when it could reach its user's own
-    ones with them. For `seccomp_policy.without_namespaces`."""
-    return spec.own_user or abi >= landlock.ABI_UNIX
+    """Whether the sandbox may make Unix sockets: not when it could reach its user's own ones with
+    them, or a service that listens to everybody. For `seccomp_policy.without_namespaces`."""
+    return abi >= landlock.ABI_UNIX or (spec.own_user and not any(map(_is_open, service_sockets())))
+
+
+def service_sockets() -> tuple[str, ...]:
+    """Of services that would do anything for whoever may connect, whether they are there or not."""
+    names = ["docker.sock", "podman/podman.sock", "containerd/containerd.sock"]
+    names += ["dbus/system_bus_socket", "systemd/private"]
+    names += [f"user/{os.getuid()}/bus", f"user/{os.getuid()}/podman/podman.sock"]
+    return (*(f"/run/{name}" for name in names), "/var/run/docker.sock")
+
+
+def _is_open(socket: str) -> bool:
+    try:
+        return bool(os.stat(socket).st_mode & 0o002)
+    except OSError:
+        return False
 
 
 def uncovered(spec: LandlockSpec, abi: int) -> tuple[str, ...]:

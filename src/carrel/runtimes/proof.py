@@ -37,6 +37,7 @@ from carrel.domain.runtimes import (
 )
 from carrel.domain.trees import TreeMount
 from carrel.linux import processes
+from carrel.runtimes.policy import service_sockets
 from carrel.runtimes.sandbox import CLOSED, HOME, Identities, close_folders
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -161,7 +162,7 @@ class Prover:
                 "host_pid_start": processes.start_time(outside),
                 "host_loopback_port": listener.getsockname()[1],
                 "abstract_socket": space,
-                "unix_sockets": list(filter(os.path.exists, _sockets())),
+                "unix_sockets": list(filter(os.path.exists, service_sockets())),
                 "secret_env": secret,
                 "scratch": "/tmp" if name == "bubblewrap" else str(spec.folder / "tmp"),
             }
@@ -204,14 +205,6 @@ def _host_home() -> list[str]:
     """Unless the sandbox has a home of its own by that name."""
     home = str(Path.home())
     return [home] if home not in ("/", "/nonexistent", HOME) and Path(home).exists() else []
-
-
-def _sockets() -> tuple[str, ...]:
-    """Of services that would do anything for whoever may connect."""
-    names = ["docker.sock", "podman/podman.sock", "containerd/containerd.sock"]
-    names += ["dbus/system_bus_socket", "systemd/private"]
-    names += [f"user/{os.getuid()}/bus", f"user/{os.getuid()}/podman/podman.sock"]
-    return (*(f"/run/{name}" for name in names), "/var/run/docker.sock")
 
 
 def _configuration(sandbox: Sandbox) -> tuple[object, ...]:

@@ -234,7 +234,9 @@ LEASE_S = 60.0
 RENEWALS = 4
 """In the time of a lease: one that is late, or lost, does no harm."""
 PACE_BYTES = 512 << 10
-"""From one word to the launcher to the next; less than what it lets a command be ahead."""
+"""From one word to the launcher to the next; less than what it lets any command be ahead."""
+PACE_SHARE = 4
+"""Of what is kept of a stream: where we know how much that is, we tell after this part of it."""
 
 Key = tuple[str, Stream, str]
 """A run, its stream, and the name of the reader."""
@@ -247,6 +249,8 @@ class ReaderHold:
     key: Key
     position: int
     told: int
+    pace: int = PACE_BYTES
+    """The bytes from one word to the next."""
 
 
 class Readers:
@@ -257,24 +261,28 @@ class Readers:
         self._launcher = launcher
         self._holds: dict[Key, ReaderHold] = {}
         self._news: dict[Key, int | None] = {}
-        self._begun: dict[Key, float] = {}
-        """Of runs that the launcher holds from their first byte: until when it surely does."""
+        self._begun: dict[Key, tuple[float, int]] = {}
+        """Of runs that the launcher holds from their first byte: until when it surely does, and
+        the pace."""
         self._stirred = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def begun(self, run_id: str, reader: str) -> None:
-        """A run has started that the launcher was told to hold for that reader."""
+    def begun(self, run_id: str, reader: str, keep_bytes: int = 0) -> None:
+        """A run has started that the launcher was told to hold for that reader; so much of each
+        stream is kept."""
         now = time.monotonic()
-        self._begun = {key: until for key, until in self._begun.items() if until > now}
+        self._begun = {key: one for key, one in self._begun.items() if one[0] > now}
+        pace = max(PACE_BYTES, keep_bytes // PACE_SHARE)
         for stream in Stream:
-            self._begun[run_id, stream, reader] = now + self.lease_s / RENEWALS
+            self._begun[run_id, stream, reader] = (now + self.lease_s / RENEWALS, pace)
 
     async def hold(self, key: Key, position: int) -> ReaderHold:
         """Returns when nothing from `position` on is given up. A hold of that name that is
         there already is replaced, and its `ReaderHold` means nothing any more."""
-        hold = self._holds[key] = ReaderHold(key, position, position)
+        until, pace = self._begun.pop(key, (0.0, PACE_BYTES))
+        hold = self._holds[key] = ReaderHold(key, position, position, pace)
         self._news.pop(key, None)
-        if position or time.monotonic() > self._begun.pop(key, 0.0):
+        if position or time.monotonic() > until:
             await self._tell({key: position})
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_telling())
@@ -282,7 +290,7 @@ class Readers:
 
     def move(self, hold: ReaderHold, position: int) -> None:
         hold.position = position
-        if position - hold.told >= PACE_BYTES and self._holds.get(hold.key) is hold:
+        if position - hold.told >= hold.pace and self._holds.get(hold.key) is hold:
             hold.told = position
             self._say(hold.key, position)
 

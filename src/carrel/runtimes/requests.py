@@ -43,6 +43,9 @@ class SandboxSetup:
 
     argv: list[str]
     """Of bubblewrap."""
+    kept: list[str]
+    """All that it takes from the host by its path; else it is given mounts. Empty: it may take
+    anything."""
     namespace: str | None
     """The held mount in which it starts."""
     late: list[str]
@@ -151,6 +154,7 @@ class LauncherRequests:
         }
         plan: messages.SandboxPlan = {
             "argv": setup.argv,
+            "kept": setup.kept,
             "uid": sandbox.spec.owner.uid,
             "gid": sandbox.spec.owner.gid,
             "namespace": setup.namespace,

@@ -80,7 +80,8 @@ class SandboxFolders:
         if self.home.exists():
             return
         filled = self.space / "home.new"
-        shutil.rmtree(filled, ignore_errors=True)
+        if filled.exists():
+            shutil.rmtree(filled, ignore_errors=True)
         _make_own(filled, 0o700, owner)
         made: set[str] = set()
         for name, content in (home_files or {}).items():

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from carrel.domain.access import Caller, ScopeKind
-from carrel.domain.errors import Forbidden, SpaceInvalid, SpaceNotFound, StateConflict
+from carrel.domain.errors import (
+    Forbidden,
+    MessageInvalid,
+    SpaceInvalid,
+    SpaceNotFound,
+    StateConflict,
+)
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import AUTO, Space, SpaceQuery, SpaceRequest
 
@@ -52,6 +58,13 @@ def not_found(word: str) -> SpaceNotFound:
 def is_owner(caller: Caller) -> bool:
     """Whether it has all the rights of the daemon's user."""
     return caller.scope.kind is ScopeKind.ADMIN
+
+
+def may_agree(caller: Caller, space: Space) -> bool:
+    """To what Carrel itself asks of a person for the space. What the owner's space has not is the
+    owner's to give. What a label's token has made has nothing that the token has not; a token of
+    one space has no more than that."""
+    return is_owner(caller) or (space.guest and caller.scope.kind is ScopeKind.LABEL)
 
 
 def realm_of(caller: Caller) -> str:
@@ -193,14 +206,55 @@ def _narrowed(request: SpaceRequest, roots: tuple[Path, ...]) -> SpaceRequest:
     return dataclasses.replace(request, project=project, guest=True, home_tools=False)
 
 
-def check_relabel(caller: Caller, space: Space) -> None:
+def check_relabel(caller: Caller, before: Space, space: Space) -> None:
     """A caller who is bound to a label cannot take a space out of it, and who has one space not
-    out of others' hands, or into them: by its labels they know what is theirs."""
+    out of others' hands, or into them: by its labels they know what is theirs. Who asked for a
+    request has its workspace by that, and removes it with that, whatever its labels are."""
+    if before.transient and not before.labels.items() <= space.labels.items():
+        raise StateConflict(
+            f"{before.name} is the workspace of a request, whose caller has it: it keeps its"
+            " labels.",
+            hint=f"Make another space of it: carrel cp {before.name}:. FOLDER; carrel new FOLDER",
+            state=str(before.state),
+        )
     if caller.scope.kind is ScopeKind.SPACE:
         raise Forbidden("A token for one space cannot set labels.", hint="Use another token.")
+    if not _has_made(caller, before):
+        # By another label, others would have it, and keep it.
+        raise Forbidden(
+            "Only who made this space, or the owner, can change its labels.",
+            hint="Ask an administrator.",
+        )
     if not may_see(caller, space):
         raise Forbidden(
             "This would take the space out of the token's reach.", hint="Keep its label."
+        )
+
+
+def check_rename(caller: Caller, space: Space) -> None:
+    """A label does not make a space one's own: its maker would look for it in vain, or find another
+    one by that name. Agents name their own space, so who has just that one may. `Forbidden`."""
+    if not _has_made(caller, space):
+        raise Forbidden(
+            "Only who made this space, or the owner, can rename it.", hint="Use its id."
+        )
+
+
+def _has_made(caller: Caller, space: Space) -> bool:
+    return caller.scope.kind is not ScopeKind.LABEL or space.account == realm_of(caller)
+
+
+MAX_GRACE_S = 600.0
+OTHERS_GRACE_S = 30.0
+"""The owner waits for it, with what he wants of the space."""
+
+
+def check_grace(caller: Caller, grace_s: float) -> None:
+    """Of a stop. Raises `MessageInvalid`."""
+    most = MAX_GRACE_S if is_owner(caller) else OTHERS_GRACE_S
+    if not 0 <= grace_s <= most:
+        raise MessageInvalid(
+            f"A grace of {grace_s} seconds is out of range.", hint=f"Use 0 to {most:.0f}."
         )
 
 

@@ -7,12 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carrel.domain.access import Caller
 from carrel.domain.agents import Frontend, Frontends
-from carrel.domain.errors import NetworkNeeded, StateConflict
+from carrel.domain.errors import (
+    FrontendNotInstalled,
+    KeyMissing,
+    LoginExpired,
+    NetworkNeeded,
+    StateConflict,
+    VariableRefused,
+)
 from carrel.domain.runtimes import Network
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.lifecycle.table import LIVE
-from carrel.service.credentials import names_address
+from carrel.service.access import is_owner
+from carrel.service.credentials import AgentKeys, names_address
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.runs import Runs
@@ -49,6 +58,8 @@ class AgentSpaces:
         if self._journal.current(space_id).agent == frontend.name:
             return await self.opened(space_id)
         await self._servers.give_up(space_id)
+        # What is refused anyway keeps nobody waiting behind it.
+        self._check(self._journal.current(space_id))
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             self._check(space)
@@ -89,6 +100,28 @@ def check_network(frontend: Frontend, network: Network, env: Mapping[str, str]) 
             f"{frontend.name} must reach its model, and this space has no network.",
             hint="Make the space with --network open.",
         )
+
+
+USUAL = ("claude-code", "codex-cli", "agent-sdk", "pi-sdk")
+"""Frontends that a caller who names none is given, the first that can be had."""
+
+
+def usual_agent(
+    frontends: Frontends, keys: AgentKeys, caller: Caller, env: Mapping[str, str]
+) -> str:
+    """The first that is here and can log in; never `scripted`, which only does what it is told.
+    Raises what is in the way of the first that is here, else of the first. Blocking, quick."""
+    owner, problems = is_owner(caller), []
+    for name in USUAL:
+        try:
+            frontend = frontends.require(name)
+            given = keys.given(frontend, env, owner=owner)
+            keys.check_some(frontend, env, given, owner=owner)
+        except (FrontendNotInstalled, KeyMissing, LoginExpired, VariableRefused) as error:
+            problems.append(error)
+        else:
+            return name
+    raise min(problems, key=lambda one: isinstance(one, FrontendNotInstalled))
 
 
 def resolve(frontends: Frontends, request: SpaceRequest) -> SpaceRequest:

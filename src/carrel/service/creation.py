@@ -77,7 +77,16 @@ def check_name(name: str) -> None:
         )
 
 
-def check_labels(labels: Mapping[str, str]) -> None:
+OWN = "carrel."
+"""How labels begin that nobody but Carrel sets."""
+
+
+def check_labels(labels: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """`own` are labels of Carrel's that stay as they are."""
+    if any(own.get(key) != value for key, value in labels.items() if key.startswith(OWN)):
+        raise SpaceInvalid(
+            f"Labels that begin with {OWN} are Carrel's own.", hint="Use another name for it."
+        )
     if len(labels) > MAX_LABELS:
         raise SpaceInvalid(f"A space has at most {MAX_LABELS} labels.", hint="Leave some out.")
     for key, value in labels.items():
@@ -153,13 +162,38 @@ def resolve_limits(tier: str, limits: Limits) -> Limits:
     return dataclasses.replace(base, **asked)
 
 
+def request_again(old: Space, name: str, realm: str) -> SpaceRequest:
+    """For a space as an older one was."""
+    return SpaceRequest(
+        project=old.project,
+        base_id=old.base_id,
+        name=name,
+        realm=realm,
+        runtime=old.runtime,
+        driver=old.driver,
+        network=old.network,
+        network_asked=old.network_asked,
+        tier=old.tier,
+        limits=old.limits,
+        labels=old.labels,
+        env=old.env,
+        retention=old.retention,
+        description=old.description,
+        parent=old.parent,
+        family=old.family,
+        mcp=old.mcp,
+        guest=old.guest,
+        account=old.account,
+    )
+
+
 def check_request(request: SpaceRequest) -> Limits:
     """All that can be said without looking at the machine. Raises `SpaceInvalid`."""
     if request.name:
         check_name(request.name)
     if not request.base_id:
         check_project(request.project)
-    check_labels(request.labels)
+    check_labels(request.labels, request.labels if request.transient else {})
     check_description(request.description)
     check_environment(request.env)
     check_retention(request.retention)
@@ -301,14 +335,17 @@ class Creator:
             space = self.journal.amend(space_id, **resolved)
             await operation.begin(TREE, space)
             siblings = [one for one in self.journal.all() if one.downloads == space.downloads]
-            owner, home = await asyncio.to_thread(self._claim, space, siblings)
+            owner, home = await asyncio.to_thread(self._claim, space, siblings, base)
             wanted = self._wanted(space, base, owner)
-            early = fill is None and space.limits.disk_bytes is None
-            if early and isinstance(runtime, EagerRuntime):
-                # Else the tree would be held to the quota while it is made.
+            if isinstance(runtime, EagerRuntime):
                 spec = self.open_spaces.spec(dataclasses.replace(space, owner=owner))
-                runtime.begin(dataclasses.replace(spec, **home))
-                await asyncio.sleep(0)
+                spec = dataclasses.replace(spec, **home)
+                if spec.home_links:
+                    await asyncio.to_thread(runtime.furnish, spec)
+                if fill is None and space.limits.disk_bytes is None:
+                    # Else the tree would be held to the quota while it is made.
+                    runtime.begin(spec)
+                    await asyncio.sleep(0)
             tree = await asyncio.to_thread(driver.create, wanted)
             self.open_spaces.made(space_id)
             made = {"owner": owner, "tree_created_ns": tree.created_ns}
@@ -328,7 +365,13 @@ class Creator:
     def _first_look(self, space: Space, request: SpaceRequest) -> Space:
         """At what is not to be found wanting later."""
         self._check_room()
-        return space if space.restored_from else self.equipped(space, request)
+        return self._narrowed(space if space.restored_from else self.equipped(space, request))
+
+    def _narrowed(self, space: Space) -> Space:
+        """Without what has come into the folders that it is shown, and must not be seen."""
+        shown = {*space.shown.values(), *space.packages.shown.values()}
+        tools = self.toolchains.narrowed(space.tools, shown)
+        return dataclasses.replace(space, tools=tools)
 
     def equipped(self, space: Space, request: SpaceRequest) -> Space:
         """With what of the owner's home it is shown. A space that another asked for has what that
@@ -427,7 +470,9 @@ class Creator:
             space.space_id, base, self.open_spaces.folder(space.space_id), owner, place
         )
 
-    def _claim(self, space: Space, siblings: list[Space]) -> tuple[Owner, dict[str, Any]]:
+    def _claim(
+        self, space: Space, siblings: list[Space], base: Base
+    ) -> tuple[Owner, dict[str, Any]]:
         """Its user, and what its home begins with, as a `SandboxSpec` has it."""
         self.open_spaces.folder(space.space_id).mkdir(mode=0o700)
         owner = self.users.take(space.space_id)
@@ -443,7 +488,7 @@ class Creator:
                 for one in siblings
                 if one.space_id != space.space_id
             }
-            home["home_links"] = self.downloads.links(space.downloads, homes)
+            home["home_links"] = self.downloads.links(space.downloads, homes, base)
         return owner, home
 
     def _downloads_of(
@@ -484,8 +529,8 @@ class Creator:
     async def start_again(self, opened: OpenSpace, operation: JournaledOperation) -> Space:
         """A space that was stopped, or failed."""
         space_id = opened.space.space_id
-        tools = await asyncio.to_thread(self.toolchains.narrowed, opened.space.tools)
-        space = self.journal.amend(space_id, tools=tools)
+        narrowed = await asyncio.to_thread(self._narrowed, opened.space)
+        space = self.journal.amend(space_id, tools=narrowed.tools)
         await operation.begin(SANDBOX, space)
         opened = await self.open_spaces.of(space)
         await self.open_spaces.mend(opened)

@@ -18,14 +18,7 @@ from urllib.parse import urlsplit
 
 from carrel.api.types.common import moment
 from carrel.domain.access import LOCAL, Caller, ScopeKind
-from carrel.domain.agents import (
-    CredentialStore,
-    FoundFrontend,
-    Frontend,
-    FrontendKind,
-    Frontends,
-    Provider,
-)
+from carrel.domain.agents import CredentialStore, FoundFrontend, Frontend, FrontendKind, Frontends
 from carrel.domain.errors import (
     CredentialNotFound,
     Forbidden,
@@ -55,6 +48,7 @@ from carrel.domain.imports import (
     server_keys,
 )
 from carrel.domain.keys import VARIABLES, looks_like_key
+from carrel.domain.turns import Provider
 from carrel.service.access import require_admin
 
 HARMLESS = frozenset(

@@ -16,11 +16,13 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from carrel.domain.access import LOCAL
-from carrel.domain.agents import Frontend, Frontends, Permission, TurnRequest
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.agents import Frontend, Frontends
 from carrel.domain.errors import Forbidden, NameTaken, StateConflict
 from carrel.domain.events import EventQuery, EventType
+from carrel.domain.imports import LOGINS, login_key, server_keys
 from carrel.domain.spaces import Space, SpaceRequest, SpaceState
+from carrel.domain.turns import Permission, TurnRequest
 from carrel.lifecycle.table import LIVE
 from carrel.service.access import check_untouched, has_agent, not_found
 from carrel.service.feed import Feed
@@ -46,6 +48,8 @@ class Child:
     agent: str = ""
     agreed: str = ""
     """The id of the question by which a person agreed to an agent that its own space has not."""
+    prompt: str = ""
+    """Of the first turn of its agent, if it has one."""
 
 
 class Family:
@@ -81,8 +85,9 @@ class Family:
         raise not_found(word)
 
     async def spawn(self, own: str, child: Child) -> Space:
-        """Returns when it is ready. `Forbidden`, `StateConflict`, `NameTaken`, and
-        `AgreementNeeded` while a person has not agreed to its agent."""
+        """Returns when it is ready, and its agent works if it has a prompt. `Forbidden`,
+        `StateConflict`, `NameTaken`, `AgreementNeeded` while a person has not agreed to its agent,
+        and what starting a turn raises."""
         space = self._journal.current(own)
         check_untouched(space)
         parent = self._journal.get(space.parent)
@@ -94,42 +99,49 @@ class Family:
                 name=child.name,
             )
         with self._room(space):
-            key = await self._agreed(space, child)
+            key, owner = await self._agreed(space, child)
             made = await self._spaces.create(LOCAL, self._request(space, child), key=key)
         parent = self._journal.get(own)
         if space.transient and (parent is None or parent.state not in LIVE):
             # It ended meanwhile, and what it asked for goes with it.
             await self._spaces.remove(LOCAL, made.space_id, force=True)
             raise StateConflict("The space that asked for it has ended.")
+        if child.prompt and made.agent:
+            await self._begin(own, made, child.prompt, owner=owner)
         return made
 
-    async def _agreed(self, space: Space, child: Child) -> str:
+    async def _agreed(self, space: Space, child: Child) -> tuple[str, bool]:
         """An idempotency key of the agreement, if there had to be one: a person who agreed to
-        a space agreed to one, and to no other when that is gone."""
+        a space agreed to one, and to no other when that is gone. And whether its first turn is the
+        owner's: who agreed is, and else only who has the turn that runs in the space."""
         if not child.agent:
-            return ""
+            return "", False
         frontend = self._frontends.get(child.agent)
-        if has_agent(space, child.agent) and await self._has_key(space, frontend):
-            return ""
+        owner = self._turns.is_owners(space.space_id)
+        if has_agent(space, child.agent) and await self._has_key(space, frontend, owner=owner):
+            return "", owner
         key = f"agreed:{child.agreed}"
         made = await self._spaces.made_with(LOCAL, key) if child.agreed else None
         if made is not None and (made.parent, made.agent) == (space.space_id, child.agent):
             # Asked again, while what came of it is there.
-            return key
-        text = _question(space, frontend, await self._permission(space.space_id))
+            return key, not space.guest
+        names = await asyncio.to_thread(self._turns.would_get, frontend, owner=not space.guest)
+        permission = await self._permission(space.space_id)
+        text = _question(space, frontend, permission, names)
         await self._inbox.require(space.space_id, text, child.agreed)
         await self._inbox.spend(space.space_id, child.agreed)
-        return key
+        return key, not space.guest
 
-    async def _has_key(self, space: Space, frontend: Frontend) -> bool:
+    async def _has_key(self, space: Space, frontend: Frontend, *, owner: bool) -> bool:
         """Whether all that the agent would be given is in the space now. While its own does not
         work, or works with a key that its caller brought, there is none in it, and any command
         there could have one told what to do with it."""
         if not frontend.credentials:
             return True
-        return await asyncio.to_thread(self._turns.has_keys, space.space_id, frontend)
+        wanted = await asyncio.to_thread(self._turns.would_get, frontend, owner=owner)
+        return self._turns.has_keys(space.space_id, wanted)
 
-    async def begin(self, own: str, made: Space, prompt: str) -> None:
+    async def _begin(self, own: str, made: Space, prompt: str, *, owner: bool) -> None:
         """The first turn of a child's agent, which may do no more than its parent's. One that has
         had its first is another call's, or this one's that is repeated: a person who agreed to an
         agent agreed to one prompt."""
@@ -137,7 +149,9 @@ class Family:
             return
         permission = await self._permission(own)
         wanted = TurnRequest(made.agent, prompt, permission=permission)
-        await self._turns.start(LOCAL, made.space_id, wanted)
+        # Imports are given to the owner's turns, and code in the space may be anybody's.
+        least = Caller(LOCAL.name, Scope(ScopeKind.SPACE, made.space_id))
+        await self._turns.start(LOCAL if owner else least, made.space_id, wanted)
 
     async def _permission(self, own: str) -> Permission | None:
         """Of its newest turn, or of the nearest above it that had one."""
@@ -255,19 +269,31 @@ _MAY = {
 }
 
 
-def _question(space: Space, frontend: Frontend, permission: Permission | None) -> str:
+def _question(
+    space: Space, frontend: Frontend, permission: Permission | None, names: frozenset[str]
+) -> str:
     """What exactly would be done, in Carrel's own words, and no word in it that code in the space
     could choose: neither its name nor its description."""
     has = f"It has {space.agent} itself" if space.agent else "It has no agent itself"
     if space.agent == frontend.name:
         has += ", which does not work now, or not with that key"
-    keys = ", ".join(frontend.credentials)
-    given = f"the key {keys}" if keys else "no key"
+    given = _given(frontend, names)
     return (
         f"Code in this space asks for one more space of the same project, with the agent"
         f" {frontend.name}. That agent is given {given} and the network {space.network}."
         f" {_MAY.get(permission, _MAY[None])} {has}. May it have one?"
     )
+
+
+def _given(frontend: Frontend, names: frozenset[str]) -> str:
+    """`names` as a turn's record has them."""
+    logins = {login_key(one): f"the imported login of {one}" for one in LOGINS}
+    keys = {server_keys(one): f"the imported keys of MCP servers of {one}" for one in LOGINS}
+    found = [text for name, text in logins.items() if name in names]
+    if not found and frontend.credentials:
+        found = [f"the key {', '.join(frontend.credentials)}"]
+    found += [text for name, text in keys.items() if name in names]
+    return " and ".join(found) or "no key"
 
 
 def _related(own: Space, other: Space) -> bool:

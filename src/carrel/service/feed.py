@@ -26,7 +26,7 @@ class Feed:
         self._journal = journal
         self._bells: set[asyncio.Event] = set()
 
-    def ring(self) -> None:
+    def ring(self, _spaces: object = None) -> None:
         """Called when there is something new in the log."""
         for bell in self._bells:
             bell.set()

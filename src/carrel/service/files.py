@@ -6,28 +6,159 @@ import asyncio
 import dataclasses
 import os
 import posixpath
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from carrel.domain.access import Caller
-from carrel.domain.agents import AgentSetup, Attachment, ContextFile, ContextStore, TurnRequest
+from carrel.domain.agents import ContextFile, ContextStore
 from carrel.domain.collaborators import Contents
-from carrel.domain.errors import PathNotFound, SpaceNotFound, StateConflict, TreeDamaged
+from carrel.domain.errors import (
+    CopyNotFound,
+    PathNotFound,
+    SpaceNotFound,
+    StateConflict,
+    TreeDamaged,
+)
 from carrel.domain.files import Files
+from carrel.domain.runtimes import LocalRuntime
 from carrel.domain.spaces import SpaceState
-from carrel.domain.trees import Skipped
+from carrel.domain.turns import AgentSetup, Attachment, TurnRequest
 from carrel.lifecycle.table import SETTLED
+from carrel.service.access import is_owner
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
 T = TypeVar("T")
-MOST_SKIPPED = 1000
-"""Of one archive. One that lacks more counts as not taken at all."""
-Took = Callable[[], None]
+
+
+@runtime_checkable
+class Coming(Protocol):
+    """A body of which a client has not sent all. `give_up` is called on the event loop: who reads
+    it in a thread gets a `StateConflict`, at once."""
+
+    def give_up(self) -> None: ...
+
+
+def _give_way(coming: object) -> tuple[Callable[[], None], ...]:
+    return (coming.give_up,) if isinstance(coming, Coming) else ()
+
+
+STEP = 4 << 20
+"""Bytes that are written between two looks whether there is room: so far above its limit a space
+may come by each body."""
+CHECK_S = 120.0
+"""For a look, which waits for those at other spaces."""
+
+
+class WriteRoom:
+    """Sees to it that others than the owner write no more into a space from outside than its disk
+    limit has room for: no command is there that could be ended. Made on the event loop."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._free = is_owner(caller)
+        self._loop = asyncio.get_running_loop()
+        self._opened: OpenSpace | None = None
+        self._taken = 0
+
+    async def enter(self, opened: OpenSpace) -> None:
+        """Raises `InsufficientDisk`."""
+        self._opened = opened
+        await self._check()
+
+    async def _check(self) -> None:
+        opened = self._opened
+        if not self._free and opened is not None and isinstance(opened.runtime, LocalRuntime):
+            await opened.runtime.check_writing(opened.sandbox)
+
+    def take(self, size: int) -> None:
+        """For so many bytes more. In a worker thread; raises `InsufficientDisk`."""
+        self._taken += size
+        if self._taken >= STEP:
+            self._taken = 0
+            asyncio.run_coroutine_threadsafe(self._check(), self._loop).result(CHECK_S)
+
+    def pieces(self, data: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in data:
+            self.take(len(piece))
+            yield piece
+
+
+COPY_S = 600.0
+"""For a client to say that it has all of what it was sent: a slow disk takes seconds, not hours."""
+MAX_COPIES = 256
+MAX_SENT = 64 << 20
+"""Of one account, and bytes that tell what was in them (see `Reviews.sent`), for which the largest
+has room; the oldest go. Clients say so at once, so that few wait."""
+
+
+class Copy(NamedTuple):
+    """One that begins. `sent` is to be called, in a worker thread, when all of it was read."""
+
+    ticket: str
+    sent: Callable[[], None]
+
+
+class _Sent(NamedTuple):
+    space_id: str
+    content: bytes
+    at: float
+
+
+class Copies:
+    """What was sent, until its client says that all of it arrived: only that counts as taken out. A
+    daemon that ends forgets it, and who removes the space is asked. For any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._accounts: dict[str, dict[str, _Sent]] = {}
+
+    def begin(self, account: str, space_id: str, content: Callable[[], bytes | None]) -> Copy:
+        """`content` is asked when all was read; None: it does not count."""
+        ticket = secrets.token_urlsafe(16)
+
+        def sent() -> None:
+            found = content()
+            if found is not None:
+                self._keep(account, ticket, _Sent(space_id, found, self._clock()))
+
+        return Copy(ticket, sent)
+
+    def take(self, account: str, space_id: str, ticket: str) -> bytes:
+        """Raises `CopyNotFound`."""
+        with self._lock:
+            self._forget_old()
+            own = self._accounts.get(account, {})
+            if ticket not in own or own[ticket].space_id != space_id:
+                raise CopyNotFound(
+                    "There is no such copy, or it was sent too long ago.",
+                    hint="Copy it again, so that it counts as copied out.",
+                )
+            return own.pop(ticket).content
+
+    def _keep(self, account: str, ticket: str, sent: _Sent) -> None:
+        with self._lock:
+            self._forget_old()
+            own = self._accounts.setdefault(account, {})
+            own[ticket] = sent
+            size = sum(len(one.content) for one in own.values())
+            while len(own) > MAX_COPIES or size > MAX_SENT:
+                size -= len(own.pop(next(iter(own))).content)
+
+    def _forget_old(self) -> None:
+        before = self._clock() - COPY_S
+        for account, own in list(self._accounts.items()):
+            for ticket in [ticket for ticket, one in own.items() if one.at < before]:
+                del own[ticket]
+            if not own:
+                del self._accounts[account]
 
 
 class SpaceFiles:
@@ -47,14 +178,27 @@ class SpaceFiles:
         self._open_spaces = open_spaces
         self._locks = shared.locks
         self._contents = contents
+        self._copies = Copies()
 
     async def use(
-        self, caller: Caller, word: str, work: Callable[[Files], T], *, writes: bool = False
+        self,
+        caller: Caller,
+        word: str,
+        work: Callable[[Files], T],
+        *,
+        writes: bool = False,
+        coming: object = None,
+        room: WriteRoom | None = None,
     ) -> T:
-        """Does `work` with the files of a space. `PathError`s."""
+        """Does `work` with the files of a space. `PathError`s. `coming` is what it writes, if that
+        is not all here: when the space is stopped or removed it is given up. `room` is asked where
+        something is added."""
         space = await self._spaces.existing(caller, word)
-        async with self._locks.shared(space.space_id):
+        async with self._locks.shared(space.space_id, *_give_way(coming)):
             opened = await self._open(space.space_id)
+            await self._note(space.space_id, coming)
+            if room is not None:
+                await room.enter(opened)
 
             def done() -> T:
                 with self._contents.files(opened.driver, opened.tree) as files:
@@ -71,31 +215,35 @@ class SpaceFiles:
                 await self._journal.write(self._journal.amend(space.space_id, active_at=now))
             return result
 
-    async def archive(self, caller: Caller, word: str, path: str) -> Iterator[bytes]:
-        """A tar.zst, made while it is read (in a worker thread). What is in it was taken out when
-        all of it was; what could not be read is told at its end."""
+    async def archive(
+        self, caller: Caller, word: str, path: str, *, zstd: bool = True
+    ) -> tuple[str, Iterator[bytes]]:
+        """A ticket for `copied`, and a tar, made while it is read (in a worker thread). What could
+        not be read is told at its end."""
         space = await self._spaces.existing(caller, word)
         opened = await self._open(space.space_id)
-        took = await self._spaces.taking(caller, opened, path)
-        skipped: set[Skipped] = set()
+        taking = await self._spaces.taking(caller, opened, path)
+        pieces = self._contents.archive(opened.driver, opened.tree, path, taking, zstd=zstd)
 
-        def skip(one: Skipped) -> None:
-            if len(skipped) <= MOST_SKIPPED:
-                skipped.add(one)
-
-        pieces = self._contents.archive(opened.driver, opened.tree, path, skip)
-
-        def complete() -> None:
+        def complete() -> bytes:
             self._check_there(space.space_id)
-            if len(skipped) <= MOST_SKIPPED:
-                took(skipped)
+            return taking.done()
 
-        return whole(pieces, complete)
+        copy = self._copies.begin(caller.account, space.space_id, complete)
+        return copy.ticket, whole(pieces, copy.sent)
+
+    async def copied(self, caller: Caller, word: str, ticket: str) -> None:
+        """All that was sent under this ticket has arrived. Raises `CopyNotFound`."""
+        space = await self._spaces.existing(caller, word)
+        async with self._locks.shared(space.space_id):
+            opened = await self._open(space.space_id)
+            sent = self._copies.take(caller.account, space.space_id, ticket)
+            await asyncio.to_thread(self._spaces.took, opened, sent)
 
     async def read(
-        self, caller: Caller, word: str, path: str, begin: Callable[[BinaryIO, Took], T]
+        self, caller: Caller, word: str, path: str, begin: Callable[[BinaryIO, Copy], T]
     ) -> T:
-        """`begin` gets the open file, and what is to be called when all of it was read."""
+        """`begin` gets the open file, and the copy that it may become."""
         space = await self._spaces.existing(caller, word)
         opened = await self._open(space.space_id)
 
@@ -103,11 +251,11 @@ class SpaceFiles:
             file = files.open_read(path)
             before = os.fstat(file.fileno())
 
-            def took() -> None:
-                if os.fstat(file.fileno()).st_ctime_ns == before.st_ctime_ns:
-                    self._spaces.took(opened, path, before)
+            def content() -> bytes | None:
+                same = os.fstat(file.fileno()).st_ctime_ns == before.st_ctime_ns
+                return self._spaces.sent(opened, path, before) if same else None
 
-            return begin(file, took)
+            return begin(file, self._copies.begin(caller.account, space.space_id, content))
 
         return await self.use(caller, space.space_id, work)
 
@@ -115,13 +263,26 @@ class SpaceFiles:
         if self._journal.staying(space_id) is None:
             raise SpaceNotFound(f"{space_id} was removed while it was read.", hint="Try another.")
 
-    async def unpack(self, caller: Caller, word: str, stream: BinaryIO, path: str) -> None:
+    async def unpack(
+        self, caller: Caller, word: str, stream: BinaryIO, path: str, coming: object = None
+    ) -> None:
+        """`coming`: see `use`."""
         space = await self._spaces.existing(caller, word)
-        async with self._locks.shared(space.space_id):
+        async with self._locks.shared(space.space_id, *_give_way(coming)):
             opened = await self._open(space.space_id)
-            await asyncio.to_thread(self._contents.unpack, opened.driver, opened.tree, stream, path)
+            await self._note(space.space_id, coming)
+            room = WriteRoom(caller)
+            await room.enter(opened)
+            place, unpack = (opened.driver, opened.tree), self._contents.unpack
+            await asyncio.to_thread(unpack, *place, stream, path, room.take)
             now = self._journal.clock()
             await self._journal.write(self._journal.amend(space.space_id, active_at=now))
+
+    async def _note(self, space_id: str, coming: object) -> None:
+        """A space to which something large is sent is not idle."""
+        if coming is not None:
+            now = self._journal.clock()
+            await self._journal.write(self._journal.amend(space_id, active_at=now))
 
     async def _open(self, space_id: str) -> OpenSpace:
         space = self._journal.current(space_id)
@@ -169,7 +330,10 @@ class SpaceContext:
         return await self._use(caller, word, lambda folder: self._store.read(folder, name))
 
     async def put(self, caller: Caller, word: str, name: str, data: bytes) -> None:
-        """Instead of what had that name. `PathInvalid`, `TooLarge`."""
+        """Instead of what had that name. `PathInvalid`, `TooLarge`, `InsufficientDisk`."""
+        space = await self._spaces.existing(caller, word)
+        if space.owner is not None:
+            await WriteRoom(caller).enter(await self._open_spaces.of(space))
         await self._use(caller, word, lambda folder: self._store.put(folder, name, data))
 
     async def remove(self, caller: Caller, word: str, name: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from carrel.domain.access import Caller
-from carrel.domain.agents import Activity, Asked, Control, ControlKind, Turn
 from carrel.domain.errors import (
     AgreementNeeded,
     Forbidden,
@@ -20,6 +19,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.hub import (
     ANSWER,
+    NOT_YOURS,
     QUESTION,
     SEEN,
     SIGNAL,
@@ -32,7 +32,9 @@ from carrel.domain.hub import (
     envelope_in,
 )
 from carrel.domain.ids import new_id
-from carrel.service.access import may_see
+from carrel.domain.spaces import Space
+from carrel.domain.turns import Activity, Asked, Control, ControlKind, Turn
+from carrel.service.access import may_agree, may_see
 from carrel.service.journal import Journal
 from carrel.service.turns import Turns
 
@@ -111,30 +113,32 @@ class Inbox:
                 f"{item_id} was asked in several spaces: {names}.",
                 hint="Name the space: --space SPACE",
             )
+        if found[0].own and not may_agree(caller, self._journal.current(found[0].space_id)):
+            raise Forbidden(NOT_YOURS, hint="Ask the owner.")
         payload = {"answer": text}
         return await self._say(caller, found[0].space_id, payload, ANSWER, item_id)
 
-    async def agreed(self, space_id: str, question_id: str, about: str) -> bool:
-        """Whether a person said yes to this question of the space, and the question has these
-        words in what is shown of it: a yes to something else is none."""
-        return await self._has_answer(
-            space_id,
-            question_id,
-            lambda question, answer: (
-                about in question["payload"]["question"][:MAX_TEXT] and _says_yes(answer)
-            ),
-        )
+    async def agreed(self, space_id: str, question_id: str, target: Space) -> bool:
+        """Whether a person said yes to this question of the space, who could have removed the
+        target without it; and the question has the target's id in what is shown of it: a yes to
+        something else is none."""
+        asking = self._journal.current(space_id)
+
+        def agrees(question: Envelope, answer: Envelope) -> bool:
+            same = target.space_id in question["payload"]["question"][:MAX_TEXT]
+            return same and _says_yes(answer) and _reaches(answer["sender"], asking, target)
+
+        return await self._has_answer(space_id, question_id, agrees)
 
     async def require(self, space_id: str, text: str, question_id: str) -> None:
         """Returns when a person has agreed to exactly this, asked by Carrel itself: what is
-        more than the space has is not the space's to ask for in words of its own. Who has no
-        more than the space agrees to nothing. `AgreementNeeded` until then, `Forbidden` when
-        the answer was another."""
+        more than the space has is not the space's to ask for in words of its own. Who may not
+        agree (`may_agree`) agrees to nothing. `AgreementNeeded` until then, `Forbidden` when the
+        answer was another."""
 
         def agrees(question: Envelope, answer: Envelope) -> bool:
-            ours = question["sender"]["kind"] == ClientKind.SYSTEM
-            same = ours and question["payload"]["question"] == text
-            return same and _says_yes(answer) and not answer["sender"].get("space")
+            same = _is_own(question) and question["payload"]["question"] == text
+            return same and _says_yes(answer)
 
         spent = bool(question_id) and await self._is_spent(space_id, question_id)
         if question_id and not spent and await self._has_answer(space_id, question_id, agrees):
@@ -179,6 +183,7 @@ class Inbox:
         """Whether some answer to the question fits. Of several questions by one id the first
         is meant until it is answered, as in `_apply`: it is the one that people see."""
         await self._end.settled()
+        guest = self._journal.current(space_id).guest
         types, place = frozenset({QUESTION, ANSWER}), 0
         asked: Envelope | None = None
         while True:
@@ -191,6 +196,8 @@ class Inbox:
                 if one.type == QUESTION and envelope["id"] == question_id:
                     asked = asked or envelope
                 elif asked and one.type == ANSWER and envelope.get("reply_to") == question_id:
+                    if not _counts(envelope, guest, own=_is_own(asked)):
+                        continue
                     if fits(asked, envelope):
                         return True
                     asked = None
@@ -239,7 +246,9 @@ class Inbox:
             return
         if placed.type == ANSWER:
             key = (placed.space_id, envelope.get("reply_to", ""))
-            if self._open.pop(key, None) is not None:
+            item, guest = self._open.get(key), self._journal.current(placed.space_id).guest
+            if item is not None and _counts(envelope, guest, own=item.own):
+                del self._open[key]
                 self._answered[key] = None
                 if len(self._answered) > MOST_ANSWERED:
                     del self._answered[next(iter(self._answered))]
@@ -281,6 +290,25 @@ def _says_yes(answer: Envelope) -> bool:
     return said == YES and answer["sender"]["kind"] in PEOPLE
 
 
+def _is_own(question: Envelope) -> bool:
+    return bool(question["sender"]["kind"] == ClientKind.SYSTEM)
+
+
+def _counts(answer: Envelope, guest: bool, *, own: bool) -> bool:
+    """Who may not agree (see `may_agree`) has not answered Carrel's own question. The hub refuses
+    to keep such an answer; a log may have older ones."""
+    sender = answer["sender"]
+    return bool(not own or sender.get("owner") or (guest and not sender.get("space")))
+
+
+def _reaches(sender: Envelope, asking: Space, target: Space) -> bool:
+    """Whether who answered where the one asks may remove the other. A child can have been given to
+    others, and a token of one space sees no children."""
+    if sender.get("owner") or target.space_id == asking.space_id:
+        return True
+    return not sender.get("space") and target.labels == asking.labels
+
+
 def _item(placed: Placed, envelope: dict[str, Any]) -> Item:
     payload = envelope["payload"]
     text = payload.get("question") or payload.get("message", "")
@@ -295,7 +323,7 @@ def _item(placed: Placed, envelope: dict[str, Any]) -> Item:
         question=placed.type == QUESTION,
         choices=tuple(payload.get("choices", ())),
         priority="" if placed.type == QUESTION else payload.get("priority", "medium"),
-        own=envelope["sender"]["kind"] == ClientKind.SYSTEM,
+        own=_is_own(envelope),
     )
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from carrel.domain.agents import AgentFolders
 from carrel.domain.collaborators import Downloads, Machine
 from carrel.domain.environments import HomeTools
-from carrel.domain.errors import StateConflict, TreeDamaged
+from carrel.domain.errors import LauncherUnavailable, StateConflict, TreeDamaged
 from carrel.domain.limits import Limits
 from carrel.domain.projects import ProjectKind
 from carrel.domain.runtimes import Bind, Command, Run, Runtime, Sandbox, SandboxSpec
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Owner, Tree, TreeDriver, TreeMount
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,15 @@ class OpenSpaces:
             raise StateConflict(
                 f"{space.name} was never completed.", hint="Remove it.", state=str(space.state)
             )
-        runtime = await self._machine.runtime(space.runtime)
-        driver = await self._machine.driver(space.driver, runtime)
+        runtime, driver = await self.back_ends(space)
         tree = tree_of(space, self.folder(space.space_id))
         sandbox = Sandbox(runtime.name, self.spec(space), space.enforced)
         return OpenSpace(space, driver, runtime, tree, sandbox)
+
+    async def back_ends(self, space: Space) -> tuple[Runtime, TreeDriver]:
+        """Raises `SandboxUnavailable` and `TreeUnavailable` for those that this daemon lacks."""
+        runtime = await self._machine.runtime(space.runtime)
+        return runtime, await self._machine.driver(space.driver, runtime)
 
     def spec(self, space: Space) -> SandboxSpec:
         assert space.owner is not None
@@ -110,7 +118,7 @@ class OpenSpaces:
         for bind in (*seen, *shows, *shared):
             found.setdefault(bind.target, bind)
         for target, source in _of_the_home(space):
-            found.setdefault(target, Bind(Path(source), target, if_real=True))
+            found.setdefault(target, _home_bind(source, target))
         return tuple(found.values())
 
     def home(self, space: Space) -> Path:
@@ -141,6 +149,16 @@ class OpenSpaces:
             raise
         finally:
             context.__exit__(None, None, None)
+
+    async def look(self, opened: OpenSpace, work: Callable[[], T]) -> T:
+        """Something that reads the tree, in a thread. Once more if its mount went meanwhile, as an
+        ordinary user's does with the launcher that holds it."""
+        await self.ensure(opened)
+        try:
+            return await asyncio.to_thread(work)
+        except (TreeDamaged, LauncherUnavailable):
+            await self.mend(opened)
+            return await asyncio.to_thread(work)
 
     async def run(self, opened: OpenSpace, command: Command) -> Run:
         """A command in its sandbox. A tree that turns out to be without its mount gets it again:
@@ -183,12 +201,19 @@ def own_path(space: Space) -> str:
 
 
 def _of_the_home(space: Space) -> Iterator[tuple[str, str]]:
-    """What of it is in the tree anyway is there as the tree has it."""
+    """What of it is in the tree anyway is there as the tree has it. What is hidden as a whole is
+    not there."""
     own = own_path(space)
     for shown in (*(tool.shown for tool in space.tools.tools), space.shown, space.packages.shown):
         for target, source in shown.items():
-            if not own or not is_below(target, own):
+            if source not in space.tools.hidden and (not own or not is_below(target, own)):
                 yield target, source
+
+
+@lru_cache(maxsize=256)
+def _home_bind(source: str, target: str) -> Bind:
+    """The same for all spaces: they are compared, which is quick then."""
+    return Bind(Path(source), target, if_real=True)
 
 
 def _tool_variables(space: Space) -> dict[str, str]:

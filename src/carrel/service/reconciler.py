@@ -13,6 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from weakref import WeakValueDictionary
 
 from carrel.domain.access import LOCAL, begin_for
@@ -70,6 +71,8 @@ class Reconciler:
         self._sweeper = sweeper
         self._clearing: dict[str, asyncio.Task[Action | None]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._given_up: frozenset[str] = frozenset()
+        """Where an earlier daemon set projects up: nobody waits for that any more."""
 
     async def at_start(self, *, rebooted: bool) -> list[Action]:
         """Before anybody is served. Costs what was under way, not how many spaces there are, nor
@@ -79,8 +82,9 @@ class Reconciler:
         of_space: dict[str, list[RunRecord]] = {}
         for record in live:
             of_space.setdefault(record.space_id, []).append(record)
+        self._given_up = frozenset(one.space_id for one in self._journal.all() if one.setting_up)
         self._clear_half()
-        staying = [space for space in self._journal.all() if space.state not in _HALF]
+        staying = [space for space in self._journal.all() if not self._goes(space)]
         actions = await self._for_each(
             staying, lambda space: self._settle(space, of_space, rebooted)
         )
@@ -145,13 +149,16 @@ class Reconciler:
 
     # Half made, or half gone
 
+    def _goes(self, space: Space) -> bool:
+        return space.state in _HALF or space.space_id in self._given_up
+
     def _clear_half(self) -> list[asyncio.Task[Action | None]]:
         """Goes on with those that nobody is at: each in the share of its account, where they go one
         after the other. Removing a large tree takes its time, and keeps nobody else waiting."""
         for space in self._journal.all():
             space_id = space.space_id
             known = space_id in self._clearing or self._locks.is_taken(space_id)
-            if space.state in _HALF and not known:
+            if self._goes(space) and not known:
                 task = begin_for(space.account or LOCAL.name, self._clear(space))
                 self._clearing[space_id] = task
                 task.add_done_callback(partial(self._cleared, space_id))
@@ -165,7 +172,7 @@ class Reconciler:
         turn = self._turns.setdefault(space.counts_for, asyncio.Lock())
         async with self._locks.alone(space.space_id), turn:
             current = self._journal.get(space.space_id)
-            if current is None or current.state not in _HALF:
+            if current is None or not self._goes(current):
                 return None
             action = await self._try(current, self._carry_on)
         await self._report([action] if action is not None else [])
@@ -174,7 +181,9 @@ class Reconciler:
     async def _carry_on(self, space: Space) -> Action:
         if space.state is SpaceState.CREATING:
             return await self._undo(space)
-        return await self._carry_on_removal(space)
+        if space.state is SpaceState.REMOVING:
+            return await self._carry_on_removal(space)
+        return await self._give_up(space)
 
     async def cleared(self) -> None:
         """What an earlier daemon left half made or half gone is gone, or could not go."""
@@ -194,13 +203,24 @@ class Reconciler:
         await self._remover.carry_on_undo(records[0])
         return Action("undo", space.space_id, "its creation was interrupted")
 
+    async def _give_up(self, space: Space) -> Action:
+        stop, space_id = self._journal.operation(space.space_id, "stop"), space.space_id
+        if space.state in LIVE:
+            await self._remover.stop(space_id, 0.0, stop)
+        elif space.state is SpaceState.STOPPING:
+            await self._remover.carry_on_stop(space_id, 0.0, stop)
+        await self._remover.remove(space_id, self._journal.operation(space_id, removal.OPERATION))
+        return Action("remove", space_id, "the set-up in it was interrupted")
+
     async def _carry_on_removal(self, space: Space) -> Action:
         begun = await self._store.steps(space.space_id)
-        steps = {step.name for step in begun if step.operation == removal.OPERATION}
-        if not steps:
+        names = [step.name for step in begun if step.operation == removal.OPERATION]
+        if not names:
             await self._remover.carry_on_undo(space)
             return Action("undo", space.space_id, "undoing its creation was interrupted")
         operation = self._journal.operation(space.space_id, removal.OPERATION)
+        # Not those of an earlier one that failed: the space may have been worked in since.
+        steps = {*takewhile(lambda name: name != removal.KEEP, reversed(names))}
         # Then what is left of the tree is not the whole.
         kept = removal.TREE in steps
         tries = sum(name.startswith(removal.KEEP_AGAIN) for name in steps)
@@ -228,7 +248,9 @@ class Reconciler:
         be written down: the disk was full, for instance. Who does not wait for those that go has
         their actions in the log only."""
         clearing = self._clear_half()
-        stuck = [one for one in self._journal.all() if one.state not in SETTLED | _HALF]
+        stuck = [
+            one for one in self._journal.all() if one.state not in SETTLED and not self._goes(one)
+        ]
         actions = []
         for space in stuck:
             async with self._locks.alone(space.space_id):
@@ -251,7 +273,7 @@ class Reconciler:
         """A command that the record believes to be running, and nobody watches: the launcher
         did not answer, or its failure could not be written down."""
         found = self._journal.get(record.space_id)
-        if found is None or found.state in _HALF:
+        if found is None or self._goes(found):
             # It goes with its space.
             return []
         async with self._locks.alone(record.space_id):

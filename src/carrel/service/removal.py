@@ -12,14 +12,15 @@ from pathlib import Path
 
 from carrel.domain.collaborators import Downloads, TrashCan, Users
 from carrel.domain.environments import NO_SETTINGS
-from carrel.domain.errors import CarrelError, TooLarge
+from carrel.domain.errors import CarrelError, LauncherUnavailable, TooLarge
 from carrel.domain.keys import looks_like_key
 from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
 from carrel.domain.store import Forget
 from carrel.domain.trees import Owner, Review, ReviewQuery
 from carrel.service.journal import Journal, JournaledOperation, problem_of
-from carrel.service.open_spaces import OpenSpaces
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.reviews import COUNTED, ROUGH, SpaceReviews
+from carrel.service.shared import Locks
 
 # The end of a space: stopped, its changes kept for a while, everything of it gone.
 #
@@ -49,6 +50,7 @@ class Remover:
     downloads: Downloads
     remove_folder: RemoveFolder
     """Blocking, idempotent, follows no symlink."""
+    locks: Locks
 
     async def stop(self, space_id: str, grace_s: float, operation: JournaledOperation) -> Space:
         """Ready or running → stopped."""
@@ -61,7 +63,7 @@ class Remover:
     ) -> Space:
         try:
             opened = await self.open_spaces.of(self.journal.current(space_id))
-            await opened.runtime.stop(opened.sandbox, grace_s)
+            await self._end_all(opened, grace_s)
         except Exception as error:
             problem = problem_of(STOP, error)
             records = self.journal.moved(space_id, SpaceState.FAILED, problem=problem)
@@ -71,6 +73,20 @@ class Remover:
         stopped, event = self.journal.moved(space_id, SpaceState.STOPPED, stopped_at=now)
         await operation.end(stopped, event)
         return stopped
+
+    async def _end_all(self, opened: OpenSpace, grace_s: float) -> None:
+        """At once when somebody waits to remove the space, whoever gave it the time."""
+        stopping = asyncio.create_task(opened.runtime.stop(opened.sandbox, grace_s))
+        rushed = asyncio.create_task(self.locks.rushed(opened.space.space_id))
+        try:
+            await asyncio.wait((stopping, rushed), return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                # The launcher makes one of both, and answers them together.
+                await asyncio.gather(stopping, opened.runtime.stop(opened.sandbox, 0.0))
+            await stopping
+        finally:
+            rushed.cancel()
+            stopping.cancel()
 
     async def remove(self, space_id: str, operation: JournaledOperation) -> Removal:
         """A space that is stopped, failed or was never completed."""
@@ -135,11 +151,12 @@ class Remover:
         await self._gone(space.space_id, undoing)
 
     async def _keep(self, space: Space, query: ReviewQuery) -> Removal:
-        """What `undelete` needs. A removal goes on when nothing can be kept, and says so."""
+        """What `undelete` needs. A removal goes on when nothing can be kept, and says so. Raises
+        `LauncherUnavailable`."""
         if space.owner is None or not space.base_id or space.transient:
             return Removal(space.space_id, 0)
-        opened = await self.open_spaces.of(space)
-        if opened.driver.capabilities.stays:
+        _, driver = await self.open_spaces.back_ends(space)
+        if driver.capabilities.stays:
             return Removal(space.space_id, 0)
         try:
             found = await self._reviewed(space, query)
@@ -149,9 +166,15 @@ class Remover:
             plain = [one for one in space.env.items() if not looks_like_key(*one)]
             packages = NO_SETTINGS if space.packages.credentials else space.packages
             bare = dataclasses.replace(space, env=dict(plain), packages=packages)
-            kept = await asyncio.to_thread(self.trash.keep, bare, opened.tree, opened.driver)
+            opened = await self.open_spaces.of(space)
+            kept = await self.open_spaces.look(
+                opened, lambda: self.trash.keep(bare, opened.tree, driver)
+            )
         except TooLarge as error:
             return Removal(space.space_id, found.files if found else 0, lost=error.message)
+        except LauncherUnavailable:
+            # That says nothing of the tree: to be tried again.
+            raise
         except CarrelError as error:
             # A tree that cannot be read any more has nothing to keep, and must be removable.
             return Removal(space.space_id, 0, lost=f"The changes could not be read: {error}")
@@ -175,7 +198,7 @@ class Remover:
         self.open_spaces.forget(space.space_id)
         if not space.base_id or AUTO in (space.driver, space.runtime):
             return
-        owner = await asyncio.to_thread(self._owner, space)
+        owner = space.owner or await asyncio.to_thread(self._owner, space)
         if owner is None:
             # Whatever is made is made for somebody.
             return

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import TypeVar
 
-from carrel.domain.collaborators import Reviews
+from carrel.domain.collaborators import Reviews, Taking
 from carrel.domain.errors import (
     StateConflict,
     TreeDamaged,
@@ -17,10 +14,9 @@ from carrel.domain.errors import (
     counted,
 )
 from carrel.domain.spaces import Space
-from carrel.domain.trees import Review, ReviewQuery, Skipped
+from carrel.domain.trees import Review, ReviewQuery
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 
-T = TypeVar("T")
 COUNTED = ReviewQuery()
 """Only the numbers are wanted."""
 ROUGH = ReviewQuery(rough=True)
@@ -35,7 +31,7 @@ class SpaceReviews:
         """Raises `StateConflict` for a space that was never completed."""
         opened = await self.open_spaces.of(space)
         asked = _asked(space, query)
-        return await self._look(
+        return await self.open_spaces.look(
             opened, lambda: self.reviews.review(opened.driver, opened.tree, asked)
         )
 
@@ -65,21 +61,12 @@ class SpaceReviews:
                 first=list(found.left),
             )
 
-    async def taking(self, opened: OpenSpace, path: str) -> Callable[[Set[Skipped]], None]:
+    async def taking(self, opened: OpenSpace, path: str) -> Taking:
         """See `Reviews.taking`."""
         asked = _asked(opened.space, COUNTED)
-        return await self._look(
+        return await self.open_spaces.look(
             opened, lambda: self.reviews.taking(opened.driver, opened.tree, path, asked)
         )
-
-    async def _look(self, opened: OpenSpace, work: Callable[[], T]) -> T:
-        await self.open_spaces.ensure(opened)
-        try:
-            return await asyncio.to_thread(work)
-        except TreeDamaged:
-            # Somebody took its mount away.
-            await self.open_spaces.mend(opened)
-            return await asyncio.to_thread(work)
 
 
 def _asked(space: Space, query: ReviewQuery) -> ReviewQuery:

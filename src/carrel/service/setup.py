@@ -51,7 +51,7 @@ COMMAND_S = 3600.0
 TELL_S = 30.0
 """Clients give up on a daemon that is silent for some minutes."""
 LEFT_S = 4 * COMMAND_S
-"""The space of a daemon that died meanwhile goes by itself."""
+"""The space of a daemon that died goes when the next one starts; and by itself if it cannot."""
 LAST_LINES = 12
 LAST_BYTES = 4096
 """What an error tells of a command's output."""

@@ -158,7 +158,18 @@ class _Lock:
         self.sharing = 0
         self.taken = False
         self.wanted = 0
+        self.rushed = asyncio.Event()
+        self.givers: list[Callable[[], None]] = []
         self.changed = asyncio.Condition()
+
+    def give_way(self) -> None:
+        for one in list(self.givers):
+            one()
+
+
+PATIENCE_S = 5.0
+"""With what lasts for as long as a client likes: whoever comes later waits behind who wants it
+alone, the owner too."""
 
 
 class Locks:
@@ -173,16 +184,32 @@ class Locks:
         lock = self._locks.get(key)
         return lock is not None and lock.taken
 
+    async def rushed(self, key: str) -> None:
+        """For who has it for itself: when somebody else waits in a rush for it."""
+        await self._locks[key].rushed.wait()
+
     @asynccontextmanager
-    async def alone(self, key: str) -> AsyncIterator[None]:
+    async def alone(
+        self, key: str, *, hurry: bool = False, rush: bool = False
+    ) -> AsyncIterator[None]:
+        """`hurry`: who shares it now, and can give way, does so at once, and not only after a
+        while. `rush`: so does who has it."""
         async with self._used(key) as lock:
             lock.wanted += 1
+            loop, wait_s = asyncio.get_running_loop(), 0.0 if hurry else PATIENCE_S
+            timer = loop.call_later(wait_s, lock.give_way) if lock.sharing else None
             try:
+                if rush:
+                    lock.rushed.set()
                 async with lock.changed:
                     await lock.changed.wait_for(lambda: not lock.taken and not lock.sharing)
                     lock.taken = True
             finally:
+                if timer is not None:
+                    timer.cancel()
                 lock.wanted -= 1
+                if rush:
+                    lock.rushed.clear()
             try:
                 yield
             finally:
@@ -190,16 +217,20 @@ class Locks:
                 await _tell(lock)
 
     @asynccontextmanager
-    async def shared(self, key: str) -> AsyncIterator[None]:
+    async def shared(self, key: str, *give_way: Callable[[], None]) -> AsyncIterator[None]:
+        """`give_way` ends what else would last for as long as a client likes."""
         async with self._used(key) as lock:
             if lock.taken or lock.wanted:
                 async with lock.changed:
                     await lock.changed.wait_for(lambda: not lock.taken and not lock.wanted)
             lock.sharing += 1
+            lock.givers += give_way
             try:
                 yield
             finally:
                 lock.sharing -= 1
+                for one in give_way:
+                    lock.givers.remove(one)
                 if lock.wanted:
                     await _tell(lock)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from carrel.domain.access import Caller, Scope, ScopeKind
-from carrel.domain.agents import AgentServer
 from carrel.domain.errors import CarrelError, SpaceInvalid
 from carrel.domain.events import EventType
 from carrel.domain.instances import (
@@ -26,6 +25,7 @@ from carrel.domain.instances import (
     Transport,
 )
 from carrel.domain.spaces import Problem, Space
+from carrel.domain.turns import AgentServer
 from carrel.lifecycle.table import LIVE
 from carrel.service.instances.draft import Needs
 from carrel.service.journal import Journal, problem_of

@@ -7,13 +7,13 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.agents import Frontends
-from carrel.domain.collaborators import TrashCan
+from carrel.domain.collaborators import Taking, TrashCan
 from carrel.domain.errors import (
     Forbidden,
     KeyReused,
@@ -39,12 +39,14 @@ from carrel.domain.spaces import (
     Trashed,
 )
 from carrel.domain.store import Claim, Forget, Record, Store
-from carrel.domain.trees import Review, ReviewQuery, Skipped, Tree, TreeDriver, TreeUsage
+from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
 from carrel.lifecycle.table import LIVE
 from carrel.service import agents, creation
 from carrel.service.access import (
     admit,
+    check_grace,
     check_relabel,
+    check_rename,
     check_untouched,
     check_visible,
     may_see,
@@ -59,6 +61,7 @@ from carrel.service.removal import Remover
 from carrel.service.reviews import COUNTED
 from carrel.service.runs import Runs
 from carrel.service.shared import CallerPolicy, CallerSlots, Shared
+from carrel.service.tokens import Tokens
 
 if TYPE_CHECKING:
     from carrel.service.setup import Setups
@@ -66,7 +69,6 @@ if TYPE_CHECKING:
 
 GRACE_S = 2.0
 """From the request to end to the kill, for callers who do not say."""
-MAX_GRACE_S = 600.0
 MAX_KEY = 255
 LOOKS = 4
 """Through whole trees at the same time. Each takes a processor, and Python has one for all."""
@@ -106,6 +108,7 @@ class Parts:
     policy: CallerPolicy
     frontends: Frontends
     servers: SpaceServers
+    tokens: Tokens
 
 
 class Spaces:
@@ -123,6 +126,7 @@ class Spaces:
         self._policy = parts.policy
         self._frontends = parts.frontends
         self._servers = parts.servers
+        self._tokens = parts.tokens
         self._looks = CallerSlots(LOOKS)
         self.setups: Setups | None = None
         """Given when there are spaces to run set-up commands in."""
@@ -251,7 +255,8 @@ class Spaces:
             raise KeyReused(
                 "This idempotency key came with another request before.", hint="Use a new one."
             )
-        return self._journal.current(claim.space_id)
+        # It may have left the caller's reach.
+        return check_visible(caller, self._journal.current(claim.space_id), claim.space_id)
 
     async def made_with(self, caller: Caller, key: str) -> Space | None:
         """The space that was asked for with this idempotency key, if it is there."""
@@ -276,11 +281,14 @@ class Spaces:
             creation.check_name(update.name)
             changes["name"] = update.name
             if update.name != space.name:
+                check_rename(caller, space)
                 changes["realm"] = realm_of(caller) or space.realm
         if update.labels is not None and update.labels != space.labels:
-            creation.check_labels(update.labels)
+            creation.check_labels(update.labels, space.labels)
             changes["labels"] = dict(update.labels)
-            check_relabel(caller, dataclasses.replace(space, labels=dict(update.labels)))
+            after = dataclasses.replace(space, labels=dict(update.labels))
+            check_relabel(caller, space, after)
+            await self._tokens.check_relabel(space, after)
         if update.retention is not None:
             creation.check_retention(update.retention)
             changes["retention"] = update.retention
@@ -307,14 +315,14 @@ class Spaces:
 
     async def stop(self, caller: Caller, word: str, grace_s: float = GRACE_S) -> Space:
         """All its processes have ended when this returns. Stopping twice is no error."""
-        _check_grace(grace_s)
+        check_grace(caller, grace_s)
         space = await self.existing(caller, word)
         return await self._tasks.see_through(self._stop(space.space_id, grace_s))
 
     @contextlib.asynccontextmanager
     async def at_rest(self, space_id: str) -> AsyncIterator[Space]:
         """Stopped, and nobody can start it or write to it until the block ends."""
-        async with self._locks.alone(space_id):
+        async with self._locks.alone(space_id, hurry=True):
             yield await self._stop_now(space_id, GRACE_S)
 
     async def _stop(self, space_id: str, grace_s: float) -> Space:
@@ -333,7 +341,7 @@ class Spaces:
 
     async def _stop_alone(self, space_id: str, grace_s: float) -> Space:
         await self._servers.give_up(space_id)
-        async with self._locks.alone(space_id):
+        async with self._locks.alone(space_id, hurry=True):
             space = self._journal.current(space_id)
             if space.state is SpaceState.STOPPED:
                 return space
@@ -352,7 +360,7 @@ class Spaces:
 
     async def restart(self, caller: Caller, word: str, grace_s: float = GRACE_S) -> Space:
         """Whoever asked may be gone meanwhile: it is started again all the same."""
-        _check_grace(grace_s)
+        check_grace(caller, grace_s)
         space = await self.existing(caller, word)
         return await self._tasks.see_through(self._restart(space.space_id, grace_s))
 
@@ -362,6 +370,11 @@ class Spaces:
         return await self._start(space_id)
 
     async def _start(self, space_id: str) -> Space:
+        space = self._journal.current(space_id)
+        if space.state in LIVE and not self._locks.is_taken(space_id):
+            # Nobody waits behind who has nothing to do.
+            self._servers.begin(space)
+            return space
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             if space.state in LIVE:
@@ -390,7 +403,7 @@ class Spaces:
     ) -> Removal:
         """Nothing of it is left when this returns, but what `undelete` needs.
         `UnexportedChanges` unless `force`."""
-        _check_grace(grace_s)
+        check_grace(caller, grace_s)
         space = await self._there(caller, word)
         return await self._tasks.see_through(self._remove(space.space_id, force, grace_s))
 
@@ -422,7 +435,11 @@ class Spaces:
                 await self._remove(child.space_id, True, grace_s)
 
     async def _remove_alone(self, space_id: str, force: bool, grace_s: float) -> Removal:
-        async with self._locks.alone(space_id):
+        space = self._journal.current(space_id)
+        if space.state is SpaceState.STOPPING and not force:
+            # What is stopped with care is not ended at once for a removal that is refused.
+            await self._reviews.check_taken(space)
+        async with self._locks.alone(space_id, hurry=True, rush=True):
             space = self._journal.current(space_id)
             if not force:
                 await self._reviews.check_taken(space)
@@ -472,27 +489,7 @@ class Spaces:
     async def _undelete(self, trashed: Trashed, realm: str) -> Space:
         old = trashed.space
         realm = realm or old.realm
-        request = SpaceRequest(
-            project=old.project,
-            base_id=old.base_id,
-            name=self._free_name(old.name, realm),
-            realm=realm,
-            runtime=old.runtime,
-            driver=old.driver,
-            network=old.network,
-            network_asked=old.network_asked,
-            tier=old.tier,
-            limits=old.limits,
-            labels=old.labels,
-            env=old.env,
-            retention=old.retention,
-            description=old.description,
-            parent=old.parent,
-            family=old.family,
-            mcp=old.mcp,
-            guest=old.guest,
-            account=old.account,
-        )
+        request = creation.request_again(old, self._free_name(old.name, realm), realm)
         draft = self._creator.draft(request, old.limits)
         draft = dataclasses.replace(
             draft,
@@ -548,9 +545,9 @@ class Spaces:
 
     async def capabilities(self, space: Space) -> Capabilities | None:
         """What confines it; None while that is not decided."""
-        if space.owner is None:
+        if space.owner is None or not space.base_id:
             return None
-        return (await self._open_spaces.of(space)).runtime.capabilities
+        return (await self._open_spaces.back_ends(space))[0].capabilities
 
     async def review(self, caller: Caller, word: str, query: ReviewQuery = COUNTED) -> Review:
         """What differs from its base: as many changes as somebody can make, of which only some are
@@ -559,17 +556,18 @@ class Spaces:
         async with self._looks.of(caller.account):
             return await self._reviews.of(space, query)
 
-    async def taking(
-        self, caller: Caller, opened: OpenSpace, path: str
-    ) -> Callable[[Set[Skipped]], None]:
-        """What is changed there is taken out when what this gives is called, but for what was
-        skipped."""
+    async def taking(self, caller: Caller, opened: OpenSpace, path: str) -> Taking:
+        """For who is about to send what is there."""
         async with self._looks.of(caller.account):
             return await self._reviews.taking(opened, path)
 
-    def took(self, opened: OpenSpace, path: str, status: os.stat_result) -> None:
+    def sent(self, opened: OpenSpace, path: str, status: os.stat_result) -> bytes:
+        """See `Reviews.sent`."""
+        return self._reviews.reviews.sent(opened.tree, path, status)
+
+    def took(self, opened: OpenSpace, sent: bytes) -> None:
         """See `Reviews.took`. Blocking."""
-        self._reviews.reviews.took(opened.tree, path, status)
+        self._reviews.reviews.took(opened.tree, sent)
 
     async def usage(self, caller: Caller, space: Space, *, disk: bool = True) -> SpaceUsage:
         opened = await self._open_spaces.of(space)
@@ -595,13 +593,3 @@ class Spaces:
             await self._open_spaces.mend(opened)
             async with self._open_spaces.mounted(opened) as mount:
                 return await opened.runtime.verify(opened.sandbox, mount)
-
-    async def record(self, *records: Record) -> None:
-        await self._journal.write(*records)
-
-
-def _check_grace(grace_s: float) -> None:
-    if not 0 <= grace_s <= MAX_GRACE_S:
-        raise MessageInvalid(
-            f"A grace of {grace_s} seconds is out of range.", hint=f"Use 0 to {MAX_GRACE_S:.0f}."
-        )

@@ -12,10 +12,17 @@ from typing import Any
 from carrel.api.types import admin as types
 from carrel.api.types.common import moment, moment_or_none
 from carrel.domain.access import Caller, Scope, ScopeKind, TokenRecord
-from carrel.domain.errors import AuthenticationFailed, CarrelError, SpaceInvalid, TokenNotFound
+from carrel.domain.errors import (
+    AuthenticationFailed,
+    CarrelError,
+    SpaceInvalid,
+    StateConflict,
+    TokenNotFound,
+)
 from carrel.domain.ids import new_id
+from carrel.domain.spaces import Space
 from carrel.domain.store import Store
-from carrel.service.access import check_scope_value, require_admin
+from carrel.service.access import check_scope_value, may_see, require_admin
 from carrel.service.journal import Journal
 
 PREFIX = "crl_"
@@ -87,15 +94,38 @@ class Tokens:
             f"There is no token {word[:80]!r}.", hint="`carrel token ls` lists them."
         )
 
+    async def reaches(self, caller: str, space_id: str) -> bool:
+        """Whether a token still opens anything, and that space if one is named. True of others."""
+        token = next((one for one in (await self._all()).values() if one.token_id == caller), None)
+        if token is None:
+            return True
+        space = self._journal.get(space_id) if space_id else None
+        return self._opens(token) and (space is None or may_see(Caller(caller, token.scope), space))
+
+    async def check_relabel(self, before: Space, after: Space) -> None:
+        """What a token has, or has had, stays within its label: with the space it had commands,
+        servers' own tokens, turns that wait, relatives. Raises `StateConflict`."""
+        for token in (await self._all()).values():
+            caller = Caller(token.token_id, token.scope)
+            counts = self._opens(token) or token.used_at is not None
+            if counts and may_see(caller, before) and not may_see(caller, after):
+                raise StateConflict(
+                    f"The token {token.name or token.token_id} has {before.name} by the label"
+                    f" {token.scope.value}, which therefore stays.",
+                    hint=f"Make another space of it: carrel cp {before.name}:. FOLDER;"
+                    " carrel new FOLDER",
+                    state=str(before.state),
+                )
+
+    def _opens(self, token: TokenRecord) -> bool:
+        over = token.expires_at is not None and token.expires_at <= self._journal.clock()
+        return token.revoked_at is None and not over
+
     async def caller(self, secret: str) -> Caller:
         """Whose secret it is. `AuthenticationFailed`, with nothing that helps to guess."""
         token = (await self._all()).get(_digest(secret))
         now = self._journal.clock()
-        if (
-            token is None
-            or token.revoked_at is not None
-            or (token.expires_at is not None and token.expires_at <= now)
-        ):
+        if token is None or not self._opens(token):
             raise AuthenticationFailed(
                 "This token is wrong, revoked or expired.", hint="Make one: carrel token create"
             )

@@ -8,26 +8,24 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection
 
-from carrel.domain.agents import (
+from carrel.domain.agents import Events, Translator, TurnLog
+from carrel.domain.runs import Piece, RunRecord, RunState, Stream
+from carrel.domain.runtimes import ExitReason
+from carrel.domain.turns import (
     NOTHING_SPENT,
     Activity,
     AgentEvent,
     AgentEventType,
     Asked,
     Control,
-    Events,
     InteractionMode,
     LogKind,
     Told,
-    Translator,
     Turn,
     TurnError,
-    TurnLog,
     TurnResult,
     Usage,
 )
-from carrel.domain.runs import Piece, RunRecord, RunState, Stream
-from carrel.domain.runtimes import ExitReason
 from carrel.service.runs import Runs
 
 MOST_OPEN = 100

@@ -11,16 +11,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from carrel.domain.agents import (
+from carrel.domain.access import Caller
+from carrel.domain.agents import Frontend
+from carrel.domain.errors import MessageInvalid, StateConflict
+from carrel.domain.turns import (
     Continuation,
-    Frontend,
     InteractionMode,
     Permission,
     Turn,
     TurnRequest,
     TurnState,
 )
-from carrel.domain.errors import MessageInvalid, StateConflict
+from carrel.service.access import is_owner
 
 MOST_QUEUED = 16
 """Of one space: nobody knows what the first of more has done when the last begins."""
@@ -82,7 +84,7 @@ class TurnQueue:
 
 
 def drafted(
-    space_id: str, frontend: Frontend, request: TurnRequest, at: float, *, owner: bool
+    caller: Caller, space_id: str, frontend: Frontend, request: TurnRequest, at: float
 ) -> Turn:
     """The record of a turn that waits."""
     return Turn(
@@ -101,7 +103,8 @@ def drafted(
         timeout_s=request.timeout_s,
         answer_s=request.answer_s,
         attachments=request.attachments,
-        owner=owner,
+        owner=is_owner(caller),
+        caller=caller.name,
     )
 
 

@@ -15,36 +15,20 @@ from dataclasses import dataclass
 
 from carrel.domain.access import Caller
 from carrel.domain.agents import (
-    NOTHING_SPENT,
-    Activity,
     AgentFolders,
-    Asked,
     Attaching,
-    Brought,
-    Control,
-    ControlKind,
     Events,
     Frontend,
     Frontends,
-    InteractionMode,
-    KeepsLogin,
     MakeEvents,
-    Permission,
     Prepared,
-    SetupRequest,
-    Turn,
-    TurnError,
     TurnLog,
-    TurnRequest,
-    TurnResult,
-    TurnState,
-    Usage,
 )
 from carrel.domain.errors import (
     AgentCrashed,
     CarrelError,
+    Forbidden,
     MessageInvalid,
-    PermissionDenied,
     RunNotFound,
     SpaceNotFound,
     StateConflict,
@@ -52,36 +36,47 @@ from carrel.domain.errors import (
     UnsupportedFrontend,
 )
 from carrel.domain.ids import new_id
-from carrel.domain.keys import looks_like_key
 from carrel.domain.pauses import pauses
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.spaces import Space
 from carrel.domain.store import Store
+from carrel.domain.turns import (
+    NOTHING_SPENT,
+    Activity,
+    Asked,
+    Control,
+    ControlKind,
+    InteractionMode,
+    Permission,
+    Turn,
+    TurnError,
+    TurnRequest,
+    TurnResult,
+    TurnState,
+    Usage,
+)
 from carrel.service import turn_queue
 from carrel.service.access import check_agent, is_owner, require_admin
 from carrel.service.agents import AgentSpaces, check_network
 from carrel.service.credentials import AgentKeys
-from carrel.service.files import Attachments, seen
+from carrel.service.files import Attachments
 from carrel.service.journal import Journal, problem_of
-from carrel.service.open_spaces import OpenSpace
+from carrel.service.live_turn import LiveTurn
 from carrel.service.runs import Input, Inputs, Runs
 from carrel.service.shared import Shared
-from carrel.service.space_servers import Given, SpaceServers
+from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Spaces
-from carrel.service.trust import GIT, Trust
-from carrel.service.trust import check as check_trust
-from carrel.service.turn_follower import Followed, Following, encode_control, plus
+from carrel.service.tokens import Tokens
+from carrel.service.trust import Trust
+from carrel.service.turn_follower import Followed, Following, plus
 from carrel.service.turn_queue import TurnQueue
+from carrel.service.turn_setup import TurnSetup, place_of, request_of, resolved
 
-UP_S = 20.0
-"""For a terminal to come up, on a busy machine."""
 GIVEN_S = 2.0
 """For an agent to take its prompt: one that is larger than a pipe waits for it to read."""
 LOOKED_AT = 20
 """Of a space's newest turns, for the conversation that is to be gone on with."""
-GRACE_S = 5.0
-"""From asking an agent to stop to the signal, and from that to the kill."""
-INTERRUPT, KILL, TERMINATE = 2, 9, 15
+INTERRUPT, TERMINATE = 2, 15
 
 
 @dataclass(frozen=True)
@@ -102,6 +97,7 @@ class TurnParts:
     servers: SpaceServers
     log: TurnLog
     make_events: MakeEvents
+    tokens: Tokens
 
 
 @dataclass(frozen=True)
@@ -110,20 +106,10 @@ class AttachedTurn:
     how: Attaching
 
 
-@dataclass
-class LiveTurn:
-    turn: Turn
-    prepared: Prepared
-    ended: asyncio.Event
-    followed: Followed
-    interrupted: bool = False
-    task: asyncio.Task[None] | None = None
-    ending: asyncio.Task[None] | None = None
-
-
 class Turns:
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
+        self._setup = TurnSetup(parts.agent_folders, parts.keys)
         self._inputs = Inputs(parts.runs)
         self._queue = TurnQueue()
         self._starting: set[asyncio.Task[None]] = set()
@@ -152,20 +138,20 @@ class Turns:
         if request.queue:
             self._queue.check(space.space_id, request)
         if request.queue and (self._queue.of(space.space_id) or self.working(space.space_id)):
-            start = self._enqueue(space.space_id, frontend, request, owner=is_owner(caller))
+            start = self._enqueue(caller, space.space_id, frontend, request)
         else:
             start = self._start(space.space_id, frontend, request, owner=is_owner(caller))
         return await self._parts.shared.tasks.see_through(start)
 
     async def _enqueue(
-        self, space_id: str, frontend: Frontend, request: TurnRequest, *, owner: bool
+        self, caller: Caller, space_id: str, frontend: Frontend, request: TurnRequest
     ) -> Turn:
         opened = await self._parts.agents.opened(space_id)
         await self._parts.attachments.check(opened, request.attachments)
-        request = self._resolved(opened, request, new_id("ru"))
+        request = resolved(opened, request, new_id("ru"))
         self._queue.check(space_id, request)
         at = self._parts.journal.clock()
-        turn = turn_queue.drafted(space_id, frontend, request, at, owner=owner)
+        turn = turn_queue.drafted(caller, space_id, frontend, request, at)
         self._queue.add(turn)
         try:
             await self._parts.journal.write(turn)
@@ -191,9 +177,11 @@ class Turns:
         if self.working(turn.space_id) or (taken := self._queue.take(turn.run_id)) is None:
             return
         request = dataclasses.replace(
-            _request(turn), attachments=turn.attachments, answer_s=turn.answer_s, queue=True
+            request_of(turn), attachments=turn.attachments, answer_s=turn.answer_s, queue=True
         )
         try:
+            if not await self._parts.tokens.reaches(turn.caller, turn.space_id):
+                raise Forbidden("The token that asked for it opens nothing any more.")
             frontend = self._frontend(turn)
             await self._start(turn.space_id, frontend, request, owner=turn.owner)
         except Exception as error:
@@ -230,16 +218,17 @@ class Turns:
                 request = turn_queue.follow(request, str(frontend.provider), earlier)
             opened = await self._parts.agents.equip(space_id, frontend)
             await self._parts.attachments.check(opened, request.attachments)
-            request = self._resolved(opened, request, run_id)
+            request = resolved(opened, request, run_id)
             owner = owner and not opened.space.guest
             given = await self._parts.servers.given(space_id)
             brought = await self._parts.trust.look(opened, frontend)
             if request.trust:
                 brought = await self._parts.trust.agree(brought)
             prepared = await asyncio.to_thread(
-                self._prepare, opened, frontend, request, given, brought, owner=owner
+                self._setup.prepare, opened, frontend, request, given, brought, owner=owner
             )
-            turn = self._drafted(opened.space, frontend, request, prepared)
+            drafted = self._drafted(opened.space, frontend, request, prepared)
+            turn = dataclasses.replace(drafted, owner=owner)
             try:
                 await self._parts.journal.write(turn, *self._entered(space_id))
             except BaseException:
@@ -269,72 +258,6 @@ class Turns:
                 run_id=other,
             )
         self._of_space[space_id] = run_id
-
-    @staticmethod
-    def _resolved(opened: OpenSpace, request: TurnRequest, run_id: str) -> TurnRequest:
-        confines = opened.runtime.capabilities.confines
-        permission = request.permission
-        if permission is None:
-            permission = Permission.SANDBOXED if confines else Permission.ASK
-        elif permission is Permission.SANDBOXED and not confines:
-            raise PermissionDenied(
-                f"The runtime {opened.runtime.name} confines nothing.",
-                hint="Ask for permission `ask` or `deny`, or use a runtime that confines.",
-            )
-        session_id = request.session_id or new_id("se")
-        return dataclasses.replace(
-            request, permission=permission, run_id=run_id, session_id=session_id
-        )
-
-    def _prepare(
-        self,
-        opened: OpenSpace,
-        frontend: Frontend,
-        request: TurnRequest,
-        given: Given,
-        brought: Brought,
-        *,
-        owner: bool,
-    ) -> Prepared:
-        place = self._place(opened, frontend)
-        setup = self._parts.agent_folders.setup(place)
-        keys = self._parts.keys
-        # The space's variables are in every process of it, so they count as the turn's own do.
-        request = dataclasses.replace(request, env={**opened.space.env, **request.env})
-        secret = keys.given(frontend, request.env, owner=owner)
-        has_key = bool(secret.names) or any(looks_like_key(*one) for one in request.env.items())
-        off = check_trust(brought, frontend, opened.space.name) if has_key else ()
-        elsewhere = (GIT,) if has_key and brought.elsewhere else ()
-        setup = dataclasses.replace(
-            setup,
-            servers=given.servers,
-            server_env=given.env,
-            credentials=secret.credentials,
-            imported=secret.imported,
-            untrusted=(*(brought.paths if off else ()), *elsewhere),
-            agreed=brought.paths if brought.agreed else (),
-        )
-        prepared = frontend.prepare(seen(request, setup), setup)
-        check_network(frontend, opened.space.network, request.env)
-        if request.mode is not InteractionMode.INTERACTIVE and not self._has_login(place):
-            # In a terminal a person can log in.
-            keys.check_some(frontend, request.env, secret, owner=owner)
-        self._parts.agent_folders.put(place, prepared)
-        notes = (*off, *given.notes, *prepared.notes)
-        return dataclasses.replace(prepared, notes=notes, keys=secret.names)
-
-    def _has_login(self, place: SetupRequest) -> bool:
-        """Somebody has logged the agent in, in its space."""
-        frontend, folders = place.frontend, self._parts.agent_folders
-        return isinstance(frontend, KeepsLogin) and folders.has(place.folder, frontend.login_file)
-
-    @staticmethod
-    def _place(opened: OpenSpace, frontend: Frontend) -> SetupRequest:
-        abilities = opened.runtime.capabilities
-        spec = opened.sandbox.spec
-        return SetupRequest(
-            spec.folder, spec.tree, spec.owner, frontend, abilities.own_paths, abilities.confines
-        )
 
     def _drafted(
         self, space: Space, frontend: Frontend, request: TurnRequest, prepared: Prepared
@@ -402,7 +325,7 @@ class Turns:
 
     def _watch(self, turn: Turn, frontend: Frontend, prepared: Prepared, told: int) -> LiveTurn:
         followed = Followed(told, terminal=turn.mode is InteractionMode.INTERACTIVE)
-        live = LiveTurn(turn, prepared, asyncio.Event(), followed)
+        live = LiveTurn(turn, prepared, followed, self._parts.runs, self._inputs)
         self._live[turn.run_id] = live
         self._of_space[turn.space_id] = turn.run_id
         live.task = asyncio.create_task(self._see_to_end(live, frontend))
@@ -411,7 +334,7 @@ class Turns:
     async def _see_to_end(self, live: LiveTurn, frontend: Frontend) -> None:
         turn, followed = live.turn, live.followed
         events = self._events(turn, followed)
-        translator = frontend.translator(_request(turn))
+        translator = frontend.translator(request_of(turn))
         following = Following(self._parts.runs, self._parts.log, turn, translator)
         try:
             result = await following.to_end(events, followed, lambda: live.interrupted)
@@ -435,7 +358,7 @@ class Turns:
             await self._parts.log.alert(turn.space_id, f"{turn.frontend}: {error.message}")
 
     def _events(self, turn: Turn, followed: Followed) -> Events:
-        return self._parts.make_events(_request(turn), turn.provider, [followed.hear])
+        return self._parts.make_events(request_of(turn), turn.provider, [followed.hear])
 
     async def _ended(
         self, turn: Turn, result: TurnResult, events: Events, followed: Followed
@@ -563,13 +486,19 @@ class Turns:
         """The turn that runs there; empty when none does."""
         return self._of_space.get(space_id, "")
 
-    def has_keys(self, space_id: str, frontend: Frontend) -> bool:
-        """Whether the agent that works there was given all that is secret and that this one would
-        get."""
-        owner = not self._parts.journal.current(space_id).guest
-        wanted = self._parts.keys.would_get(frontend, owner=owner)
+    def has_keys(self, space_id: str, wanted: frozenset[str]) -> bool:
+        """Whether an agent works there that was given all of these, by their names."""
         live = self._live.get(self.working(space_id))
         return live is not None and wanted <= set(live.turn.keys)
+
+    def would_get(self, frontend: Frontend, *, owner: bool) -> frozenset[str]:
+        """The names of all that is secret and that this agent would be given. Blocking, quick."""
+        return self._parts.keys.would_get(frontend, owner=owner)
+
+    def is_owners(self, space_id: str) -> bool:
+        """Whether a turn runs there, and is the owner's."""
+        live = self._live.get(self.working(space_id))
+        return live is not None and live.turn.owner
 
     def _name(self, space_id: str) -> str:
         space = self._parts.journal.get(space_id)
@@ -578,9 +507,7 @@ class Turns:
     def since(self, space: Space) -> float:
         """When it began to do what it does now, be that nothing."""
         live = self._live.get(self.working(space.space_id))
-        if live is None:
-            return space.stopped_at or space.active_at
-        return live.followed.waiting.since or live.turn.created_at
+        return live.since if live is not None else space.stopped_at or space.active_at
 
     def activity(self, space: Space) -> Activity:
         live = self._live.get(self.working(space.space_id))
@@ -605,10 +532,8 @@ class Turns:
     def asking_now(self) -> Iterator[tuple[Turn, float, Sequence[Asked]]]:
         """The turns that wait for permissions, since when, and which."""
         for live in list(self._live.values()):
-            waiting = live.followed.waiting
-            if waiting.asking:
-                since = waiting.since or live.turn.created_at
-                yield live.turn, since, tuple(waiting.asking.values())
+            if asking := live.followed.waiting.asking:
+                yield live.turn, live.since, tuple(asking.values())
 
     async def attaching(
         self, caller: Caller, word: str, *, read_only: bool, prefix: str = ""
@@ -622,28 +547,12 @@ class Turns:
                 f"No agent is in a terminal in {space.name}.",
                 hint=f"Start it: carrel attach {space.name}",
             )
-        await self._is_up(live)
+        await live.is_up(space.name)
         opened = await self._parts.agents.opened(space.space_id)
-        place = self._place(opened, self._frontend(live.turn))
+        place = place_of(opened, self._frontend(live.turn))
         setup = await asyncio.to_thread(self._parts.agent_folders.setup, place)
         how = self._parts.frontends.attaching(setup.state, read_only=read_only, prefix=prefix)
         return AttachedTurn(live.turn, how)
-
-    async def _is_up(self, live: LiveTurn) -> None:
-        waits = [live.followed.waiting.up.wait(), live.ended.wait()]
-        tasks = [asyncio.ensure_future(wait) for wait in waits]
-        try:
-            await asyncio.wait(tasks, timeout=UP_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-        if live.ended.is_set() or not live.followed.waiting.up.is_set():
-            error = live.turn.result.error if live.turn.result else None
-            why = error.message if error else "It has not come up yet."
-            raise StateConflict(
-                f"There is no terminal to attach to: {why}",
-                hint=f"See `carrel turns {self._name(live.turn.space_id)}`.",
-            )
 
     # Speaking with one that runs
 
@@ -652,24 +561,7 @@ class Turns:
         does not listen while it works, `StateConflict` when the turn is over, does not wait for
         that permission, or reads nothing: what it was told is kept until it does."""
         live = await self._running(caller, run_id)
-        if not live.prepared.duplex:
-            raise UnsupportedFrontend(
-                f"{live.turn.frontend} takes no input while it works.",
-                hint="Interrupt it, or wait for its end.",
-            )
-        waiting = live.followed.waiting
-        if control.kind is ControlKind.PERMISSION and not waiting.may_answer(control.id):
-            raise StateConflict(
-                f"The turn {run_id} does not wait for the permission {control.id[:80]!r}.",
-                hint="See what waits for you: carrel inbox",
-            )
-        target = self._inputs.of(run_id)
-        if target is not None and target.is_full:
-            raise StateConflict(
-                f"The agent of {run_id} has not read its earlier input yet.",
-                hint="Wait, or interrupt it.",
-            )
-        self._say(live, control)
+        live.control(control)
 
     async def interrupt(self, caller: Caller, run_id: str) -> None:
         """As Ctrl-C. In a terminal that is all; a turn is ended by it: it is asked, then
@@ -682,19 +574,14 @@ class Turns:
             return
         live = await self._running(caller, run_id)
         if live.turn.mode is InteractionMode.INTERACTIVE:
-            self._say(live, Control.interrupt())
+            live.say(Control.interrupt())
             return
-        self._end(live, INTERRUPT, Control.interrupt())
+        live.end(INTERRUPT, Control.interrupt())
 
     async def stop(self, caller: Caller, run_id: str) -> None:
         """The agent is asked to end, and after a while it is killed."""
         live = await self._running(caller, run_id)
-        self._end(live, TERMINATE, Control(ControlKind.STOP))
-
-    def _end(self, live: LiveTurn, number: int, control: Control) -> None:
-        live.interrupted = True
-        if live.ending is None:
-            live.ending = asyncio.create_task(self._stop(live, number, control))
+        live.end(TERMINATE, Control(ControlKind.STOP))
 
     async def _running(self, caller: Caller, run_id: str) -> LiveTurn:
         await self.get(caller, run_id)
@@ -704,21 +591,6 @@ class Turns:
                 f"The turn {run_id} is over.", hint="Send a new task: carrel send SPACE PROMPT"
             )
         return live
-
-    def _say(self, live: LiveTurn, control: Control) -> None:
-        target = self._inputs.of(live.turn.run_id)
-        if target is not None:
-            target.push(encode_control(control))
-
-    async def _stop(self, live: LiveTurn, number: int, control: Control) -> None:
-        run_id = live.turn.run_id
-        if live.prepared.duplex:
-            self._say(live, control)
-            await asyncio.sleep(GRACE_S)
-        for signal in (number, KILL):
-            with contextlib.suppress(CarrelError):
-                await self._parts.runs.signal(run_id, signal)
-            await asyncio.sleep(GRACE_S)
 
     # Ending
 
@@ -731,18 +603,3 @@ class Turns:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-
-
-def _request(turn: Turn) -> TurnRequest:
-    return TurnRequest(
-        frontend=turn.frontend,
-        prompt=turn.prompt,
-        session_id=turn.session_id,
-        run_id=turn.run_id,
-        model=turn.model,
-        continuation=turn.asked,
-        permission=turn.permission,
-        system_prompt=turn.system_prompt,
-        timeout_s=turn.timeout_s,
-        mode=turn.mode,
-    )

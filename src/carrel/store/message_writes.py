@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from carrel.domain.errors import CarrelError, StoreBusy
-from carrel.domain.hub import MOST_TOGETHER, Dropped, Message
+from carrel.domain.hub import MOST_TOGETHER, OWNED, Dropped, Message
 from carrel.store.database import DatabaseSettings
 from carrel.store.writes import Statement, WriteSession
 
@@ -86,6 +86,14 @@ _PUT_CURSORS = (
     " ON CONFLICT (consumer, space) DO UPDATE SET seq = excluded.seq"
 )
 
+_DROP_CURSORS = (
+    "DELETE FROM cursors WHERE (consumer, space) IN (SELECT json_extract(value, '$[0]'),"
+    " json_extract(value, '$[1]') FROM json_each(?))"
+)
+MOST_CONSUMERS = 100
+"""Of one space, of one caller: code in a space could make up names without end, and all are in
+memory."""
+
 
 class Gap(ValueError):
     """A message that comes after one that is not there."""
@@ -137,6 +145,8 @@ class Group:
         self._number = known.number
         self._heads: dict[str, Head] = {}
         self._cursors: dict[tuple[str, str], int] = {}
+        self._gone: dict[tuple[str, str], None] = {}
+        """Of what is known or was put here, cursors that are dropped."""
         self._rows: list[object] = []
 
     def append(self, messages: Sequence[Message]) -> Sequence[int]:
@@ -168,10 +178,28 @@ class Group:
     def acknowledge(self, consumer: str, space_id: str, seq: int) -> int:
         head = self._heads[space_id] = self._head(space_id)
         before = self._cursors.get((space_id, consumer))
+        if before is None and (space_id, consumer) not in self._gone:
+            before = self._known.cursors.get(space_id, {}).get(consumer)
         if before is None:
-            before = self._known.cursors.get(space_id, {}).get(consumer, 0)
+            self._make_room(consumer, space_id)
+            before = 0
         self._cursors[space_id, consumer] = after = max(before, min(seq, head.last))
         return after
+
+    def _make_room(self, consumer: str, space_id: str) -> None:
+        """For one more of its owner's: those go that are furthest behind. One that comes again
+        afterwards is sent all that is kept."""
+        owner = consumer.rpartition(OWNED)[0]
+        known = dict(self._known.cursors.get(space_id, {}))
+        for space, name in self._gone:
+            if space == space_id:
+                known.pop(name, None)
+        known |= {name: seq for (space, name), seq in self._cursors.items() if space == space_id}
+        mine = [one for one in known if one.rpartition(OWNED)[0] == owner]
+        surplus = len(mine) - MOST_CONSUMERS + 1
+        for name in sorted(mine, key=known.__getitem__)[: max(0, surplus)]:
+            self._cursors.pop((space_id, name), None)
+            self._gone[space_id, name] = None
 
     def statements(self) -> list[Statement]:
         """Mostly one: spaces are rarely new, and acknowledgements mostly come alone."""
@@ -186,6 +214,9 @@ class Group:
         most = MOST_ROWS * COLUMNS
         for begin in range(0, len(self._rows), most):
             found.append(_insert(self._rows[begin : begin + most]))
+        if self._gone:
+            gone = [(name, self._heads[space_id].number) for space_id, name in self._gone]
+            found.append((_DROP_CURSORS, (_json(gone),)))
         if self._cursors:
             cursors = [
                 (consumer, self._heads[space_id].number, seq)
@@ -198,6 +229,8 @@ class Group:
         known = self._known
         known.place, known.number = self._place, self._number
         known.heads |= self._heads
+        for space_id, consumer in self._gone:
+            known.cursors.get(space_id, {}).pop(consumer, None)
         for (space_id, consumer), seq in self._cursors.items():
             known.cursors.setdefault(space_id, {})[consumer] = seq
 

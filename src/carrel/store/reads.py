@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from carrel.domain.access import TokenRecord
-from carrel.domain.agents import Turn
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
@@ -15,6 +14,7 @@ from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Step
+from carrel.domain.turns import Turn
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect
 from carrel.store.writes import GREATEST, Unreadable, as_event, column, dump, load

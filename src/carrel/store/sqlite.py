@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from carrel.domain.access import TokenRecord
-from carrel.domain.agents import Turn
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
@@ -21,6 +20,7 @@ from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Record, Room, Step
+from carrel.domain.turns import Turn
 from carrel.store import reads
 from carrel.store.database import BUSY_TIMEOUT_S, KEEP_EVENTS, DatabaseSettings
 from carrel.store.reads import Read, Reader

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 import msgspec
 
 from carrel.domain.access import TokenRecord
-from carrel.domain.agents import Turn
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
 from carrel.domain.events import Event, NewEvent
 from carrel.domain.instances import LIVE as LIVE_INSTANCES
@@ -22,6 +21,7 @@ from carrel.domain.requests import Request, RequestDetails
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.store import Claim, Forget, Record, Step
+from carrel.domain.turns import Turn
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect, prepare
 

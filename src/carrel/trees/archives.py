@@ -160,10 +160,16 @@ _REASONS = {
 """What says something of an entry, and nothing of us."""
 
 OnSkip = Callable[[Skipped], None]
+OnSend = Callable[[str, os.stat_result], None]
+"""Hears of what is sent, before its bytes are read."""
 
 
 def ignore_skipped(_skipped: Skipped) -> None:
     """The listener of callers that do not ask what is missing."""
+
+
+def ignore_sent(_path: str, _status: os.stat_result) -> None:
+    """The listener of callers that do not ask what is there."""
 
 
 @dataclass
@@ -196,6 +202,7 @@ def archive(
     *,
     zstd: bool = True,
     on_skip: OnSkip = ignore_skipped,
+    on_send: OnSend = ignore_sent,
 ) -> Generator[bytes, None, None]:
     """A folder, a file or a symlink of the tree, under its own name; for `.` all that is in
     the root. Symlinks on the way to `path` are followed within the tree.
@@ -204,7 +211,7 @@ def archive(
     """
     with _opened(driver, tree, path) as (root, name):
         _top_names(root, name, path)
-    blocks = gather(_pieces(driver, tree, path, on_skip))
+    blocks = gather(_pieces(driver, tree, path, on_skip, on_send))
     return _compress(blocks) if zstd else blocks
 
 
@@ -233,11 +240,11 @@ def gather(pieces: Generator[bytes, None, None]) -> Generator[bytes, None, None]
 
 
 def _pieces(
-    driver: TreeDriver, tree: Tree, path: str, on_skip: OnSkip
+    driver: TreeDriver, tree: Tree, path: str, on_skip: OnSkip, on_send: OnSend
 ) -> Generator[bytes, None, None]:
     left_out = LeftOut(on_skip)
     with _opened(driver, tree, path) as (root, name):
-        yield from Packer(root, left_out).pack(_top_names(root, name, path))
+        yield from Packer(root, left_out, on_send=on_send).pack(_top_names(root, name, path))
     yield left_out.end()
 
 
@@ -317,6 +324,7 @@ class Packer:
     root: Root
     on_skip: OnSkip
     leave_out: Callable[[str], bool] = lambda _path: False
+    on_send: OnSend = ignore_sent
     _linked: dict[tuple[int, int], _Names] = field(default_factory=dict)
 
     def pack_all(self) -> Generator[bytes, None, None]:
@@ -382,6 +390,9 @@ class Packer:
         status = self.root.status(path)
         if status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if stat.S_ISREG(status.st_mode):
+            return self._look_at_file(path)
+        self.on_send(path, status)
         if stat.S_ISDIR(status.st_mode):
             names = _names(self.root, path)
             return _Begun(header(path, status, tarfile.DIRTYPE), names)
@@ -390,13 +401,12 @@ class Packer:
             if not target:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             return _Begun(header(path, status, tarfile.SYMTYPE, target=target))
-        if stat.S_ISREG(status.st_mode):
-            return self._look_at_file(path)
         self.on_skip(Skipped(path, SPECIAL))
         return _Begun()
 
     def _look_at_file(self, path: str) -> _Begun:
         descriptor, status = self.root.open_regular(path)
+        self.on_send(path, status)
         try:
             first = self._first_name(path, status) if status.st_nlink > 1 else None
             if first is not None:

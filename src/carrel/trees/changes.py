@@ -14,6 +14,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TypeVar
 
 from carrel.domain.trees import Change, ChangeKind, EntryType
@@ -25,6 +26,9 @@ from carrel.trees.layers import LayerEntry, Layers
 
 _Name = TypeVar("_Name", bound=Hashable)
 PathTest = Callable[[str], bool]
+
+MOST_HELD = 100_000
+"""Changes, for their partners: a kilobyte each, and a space has as many files as it likes."""
 
 
 def every_path(_path: str) -> bool:
@@ -42,14 +46,17 @@ class Candidate:
 def pair_renames(candidates: Iterator[Candidate], fits: PathTest = every_path) -> Iterator[Change]:
     """The changes in their order, with an added and a deleted file of the same bytes made
     one, where both paths fit. They flow until the first file that may have a partner; from
-    there on, the partner could be the last one."""
+    there on, the partner could be the last one, unless there are too many to be held."""
     for candidate in candidates:
         if _may_pair(candidate) and fits(candidate.change.path):
             break
         yield candidate.change
     else:
         return
-    held = [candidate, *candidates]
+    held = [candidate, *islice(candidates, MOST_HELD)]
+    if len(held) > MOST_HELD:
+        yield from (one.change for one in chain(held, candidates))
+        return
     renamed = _pair([one for one in held if _may_pair(one) and fits(one.change.path)])
     gone = {change.old_path for change in renamed.values()}
     for one in held:
@@ -167,6 +174,7 @@ class Comparison:
     claim that. None where there are no copies. What `ignore` names is not compared. With
     `links`, a file that got or lost other names is `modified` too. Files whose path fits `renames`
     are paired, which takes all of them in memory; with None each change is told as it is found.
+    Without `into_added`, a folder that the base does not have is told, and nothing in it.
     """
 
     tree: Layers
@@ -175,6 +183,7 @@ class Comparison:
     ignore: Ignore = ignore_nothing
     links: bool = False
     renames: PathTest | None = every_path
+    into_added: bool = True
 
     def changes(self) -> Iterator[Change]:
         """Sorted by path. The root folder itself is not compared."""
@@ -206,7 +215,7 @@ class Comparison:
             if self.ignore(join(path, name), new):
                 continue
             items.append((name, _Pair(path, name, new, old)))
-            if (new and new.is_folder) or (old and old.is_folder):
+            if (new and new.is_folder and self.into_added) or (old and old.is_folder):
                 # What is in a folder sorts by the slash, so after `a.txt` comes `a/b`.
                 items.append((name + "/", _Pair(path, name, new, old, descend=True)))
         items.sort(key=lambda item: item[0])

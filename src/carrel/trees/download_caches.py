@@ -7,7 +7,10 @@ that prove themselves are taken from there, and they are shown read-only:
 - pip names what it keeps by its address. The public index and its mirrors have the digest of a file
   in its address, so a file that has the digest that its address says is the file of that address.
   All that pip reads beside the file itself is written here, and nothing of it is the space's.
+- cargo names what it keeps by registry, name and version, and believes it. The `Cargo.lock` of a
+  base says which digest each must have: a new space gets those that have it, and no others.
 
+uv keeps packages unpacked, and nothing with a digest that an index or a lock file names.
 Indexes and all else that is kept by name alone is not taken: it would have to be believed.
 """
 
@@ -28,12 +31,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from carrel.domain.cleanup import Action
+from carrel.domain.errors import PathInvalid
 from carrel.domain.runtimes import Bind
+from carrel.domain.trees import Base
+from carrel.trees.drivers.common import note_prefix, open_roots
 from carrel.trees.folders import ENTRY_ERRORS, Root
+from carrel.trees.layers import LayerEntry, Layers
 
 SHOWN_AT = "/run/carrel-downloads"
 """Where a sandbox finds them; the caches in its home have links to there."""
-MOST_FILES = 4000
+MOST_FILES = 2000
 """Of one project: each is a link in every new home."""
 MOST_FILE_BYTES = 512 << 20
 MOST_PAGE_BYTES = 16 << 20
@@ -59,19 +66,37 @@ NPM = ".npm/_cacache/content-v2/sha512"
 PIP = ".cache/pip"
 WHOLE, SPLIT = "http", "http-v2"
 """pip's own names. Before pip 23.3 an answer is one file, since then its body is another."""
+CARGO = ".cargo/registry/cache"
+LOCK = "Cargo.lock"
+MOST_LOCK_BYTES = 4 << 20
+"""The largest have a thousand packages, in some hundred kilobytes."""
+MOST_LOCKS = 20
+"""In the folders of a project's root, beside that in the root itself."""
 _NPM_NAME = re.compile(r"[0-9a-f]{128}")
 _PIP_NAME = re.compile(r"[0-9a-f]{56}")
-_KEPT = re.compile(r"((npm|http|http-v2)-([0-9a-f]+(?:\.body)?))\.([0-9]+)")
+_CRATE = re.compile(r"[\w.-]{1,70}-[0-9a-f]{16}/[\w.+-]{1,90}\.crate", re.A)
+"""The folder of a registry, and what cargo calls a file in it."""
+_KEPT = re.compile(
+    r"((?:npm|http|http-v2)-[0-9a-f]+(?:\.body)?|crate-[\w.=+-]+=[0-9a-f]{64})\.([0-9]+)", re.A
+)
 """A file here, with its size: one that has another was being written when the machine went down."""
 _WHOLE = re.compile(
     rb"cc=4,\x82\xa8response[\x80-\x8f]\xa4body(?:\xc4(.)|\xc5(..)|\xc6(....))", re.S
 )
 _LINK = re.compile(
     rb"https?://[a-z0-9._:-]{1,200}/(?:[\w.~%+@-]{1,100}/){0,12}?"
-    rb"([0-9a-f]{2})/([0-9a-f]{2})/([0-9a-f]{60})/[\w.~%+!-]{1,255}"
+    rb"([0-9a-f]{2})/([0-9a-f]{2})/([0-9a-f]{60})/[\w.~%+!-]{1,240}"
+    rb"\.(?:whl|zip|egg|tar\.gz|tar\.bz2)(?![\w.~%+!-])"
 )
-"""The address of a file, with its BLAKE2b digest of 32 bytes. Every part has a bound: strangers
+"""The address of a distribution, with its BLAKE2b digest of 32 bytes. That of what is said of it
+(`….whl.metadata`) has the same digest, which is not its own. Every part has a bound: strangers
 write pages, too."""
+_LOCKED = re.compile(
+    rb'^\[\[package\]\]\nname = "([\w-]{1,64})"\nversion = "([\w.+-]{1,64})"\n'
+    rb'source = "[^"\n]*"\nchecksum = "([0-9a-f]{64})"$',
+    re.M,
+)
+"""As cargo writes it, which people do not."""
 
 
 class _Found(NamedTuple):
@@ -110,9 +135,11 @@ class DownloadCaches:
     def shown(self, key: str) -> Bind:
         return Bind(Path(os.path.realpath(self.folder), key), SHOWN_AT, if_real=True)
 
-    def links(self, key: str, homes: Mapping[Path, float] | None = None) -> dict[str, str]:
+    def links(
+        self, key: str, homes: Mapping[Path, float] | None = None, base: Base | None = None
+    ) -> dict[str, str]:
         """What a new home gets: links to all that is there, with what other spaces have fetched in
-        these homes, in which something last ran at that time."""
+        these homes, in which something last ran at that time; of crates what the base asks for."""
         if not self.most_bytes:
             return {}
         place = self.folder / key
@@ -123,7 +150,14 @@ class DownloadCaches:
         for home, ran_at in (homes or {}).items():
             if home not in self._looks or self._looks[home].at <= ran_at:
                 self.gather(key, home, until)
-        return {_in_home(name): f"{SHOWN_AT}/{one.name}" for name, one in _kept(place).items()}
+        kept = _kept(place)
+        crates = {name for name in kept if name.startswith("crate-")}
+        locked = _locked(base) if crates and base is not None else {}
+        return {
+            _in_home(name): f"{SHOWN_AT}/{one.name}"
+            for name, one in kept.items()
+            if name not in crates or locked.get(name.split("=")[1]) == name[-64:]
+        }
 
     def gather(self, key: str, home: Path, until: float | None = None) -> None:
         """Takes over what was fetched in a home, as far as it proves itself and there is room.
@@ -136,6 +170,7 @@ class DownloadCaches:
         with contextlib.suppress(OSError, _Enough), Root.at(home) as root:
             gathering = _Gathering(root, self.folder / key, self.most_bytes // SHARE, until)
             gathering.take_npm()
+            gathering.take_cargo()
             for kind in (WHOLE, SPLIT):
                 gathering.take_pip(kind)
         now = time.monotonic()
@@ -152,6 +187,9 @@ class DownloadCaches:
             size = sum(one.size for one in files)
             if len(files) >= MOST_FILES or size > self.most_bytes // SHARE * 7 // 8:
                 older = files[: len(files) // 2 + 1]
+                if place.name in used:
+                    # cargo does not replace a link that leads nowhere.
+                    older = [one for one in older if not one.name.startswith("crate-")]
                 freed = sum(one.size for one in older)
                 why = "it was full; its older half goes"
                 dropped.append(Action(VERB, place.name, why, bytes_freed=freed))
@@ -202,6 +240,19 @@ class _Gathering:
                 with contextlib.suppress(OSError):
                     if b"".join(self._read(one, 0, 2)) == _GZIP:
                         self._take(one, f"npm-{one.name}", hashlib.sha512(), one.name)
+
+    def take_cargo(self) -> None:
+        """By what it is: whoever asks for one knows the digest."""
+        for one in self._files(CARGO, 1, joined=False):
+            folder, _, file = one.path.removeprefix(f"{CARGO}/").partition("/")
+            if _CRATE.fullmatch(f"{folder}/{file}") and self._size(one) <= MOST_FILE_BYTES:
+                with contextlib.suppress(OSError):
+                    check = hashlib.sha256()
+                    for piece in self._read(one, 0, MOST_FILE_BYTES):
+                        check.update(piece)
+                    name = f"crate-{folder}={file}={check.hexdigest()}"
+                    if name not in self.known:
+                        self._take(one, name, hashlib.sha256(), check.hexdigest())
 
     def take_pip(self, kind: str) -> None:
         """Pages of the index say which addresses there are. It is no matter who wrote them: an
@@ -341,6 +392,32 @@ def _addresses(page: bytes, wanted: Collection[str]) -> dict[str, str]:
     return found
 
 
+def _locked(base: Base) -> dict[str, str]:
+    """The digests of the crates that lock files of a base name, by the file. Not of those for which
+    they name several: of two registries, perhaps."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError, PathInvalid), open_roots(base.layers) as roots:
+        layers = Layers(roots, note_prefix())
+        top = layers.top()
+        folders = [one for _, one in sorted(layers.children(top).items()) if one.is_folder]
+        for folder in (top, *folders[:MOST_LOCKS]):
+            lock = layers.child(folder, LOCK)
+            for name, version, digest in _LOCKED.findall(_text(lock) if lock else b""):
+                file = f"{name.decode()}-{version.decode()}.crate"
+                known = found.setdefault(file, digest.decode())
+                found[file] = known if known == digest.decode() else ""
+    return found
+
+
+def _text(entry: LayerEntry) -> bytes:
+    """Of a file; nothing of anything else."""
+    if not entry.is_file or entry.status.st_size > MOST_LOCK_BYTES:
+        return b""
+    place = entry.content
+    with open(place.root.open_file(place.path), "rb") as file:
+        return file.read(MOST_LOCK_BYTES)
+
+
 def _answer(size: int, inside: bytes) -> tuple[bytes, bytes]:
     """An answer of a server as pip keeps it (`cc=4`, in MessagePack), before and after its body.
     `inside` is how a body begins that is in the same file."""
@@ -364,6 +441,9 @@ def _packed(text: str) -> bytes:
 
 def _in_home(kept: str) -> str:
     """Where the package manager looks for it."""
+    if kept.startswith("crate-"):
+        folder, file, _ = kept.removeprefix("crate-").split("=")
+        return f"{CARGO}/{folder}/{file}"
     kind, _, name = kept.rpartition("-")
     if kind == "npm":
         return f"{NPM}/{name[:2]}/{name[2:4]}/{name[4:]}"
@@ -377,7 +457,7 @@ def _kept(place: Path) -> dict[str, _Kept]:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)
             named = _KEPT.fullmatch(entry.name)
-            if named and int(named[4]) == status.st_size:
+            if named and int(named[2]) == status.st_size:
                 found[named[1]] = _Kept(entry.name, status.st_size, status.st_mtime)
             elif named or status.st_mtime < time.time() - DRAFT_S:
                 (place / entry.name).unlink(missing_ok=True)

@@ -11,7 +11,9 @@ import contextlib
 import os
 import stat
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import zstandard
 
@@ -19,11 +21,12 @@ from carrel.domain.errors import CarrelError, PathWrongKind, TooLarge
 from carrel.domain.tar import Member, Readable, TarReader, bad, plain_name, shown
 from carrel.domain.trees import Owner, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.namespaces import leave_umask
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.contents import write_at
 from carrel.trees.folders import split
 from carrel.trees.paths import check_path, path_errors
-from carrel.trees.writer import TreeWriter
+from carrel.trees.writer import SmallFile, TreeWriter
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW = 8 << 20
@@ -121,12 +124,18 @@ MAX_BYTES = 64 << 30
 _FILE_BITS = 0o777
 _FOLDER_BITS = 0o3777
 """Folders may be sticky, or pass on their group; a file never runs as somebody else."""
+_AT_ONCE, _AT_ONCE_BYTES = 256, 1 << 20
+"""Small files of one folder, which are written together."""
 _KINDS = {
     tarfile.CHRTYPE: "a device",
     tarfile.BLKTYPE: "a device",
     tarfile.FIFOTYPE: "a named pipe",
     tarfile.GNUTYPE_SPARSE: "a sparse file in an old form",
 }
+
+
+ENTRY_BYTES = 4096
+"""What one takes by itself: its name, its mode, its time."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +152,30 @@ def unpack(
     *,
     max_entries: int = MAX_ENTRIES,
     max_bytes: int = MAX_BYTES,
+    check: Callable[[int], None] = lambda _: None,
 ) -> Unpacked:
     """Puts what a tar holds, plain or compressed with zstd, into a folder that is there.
 
     Files and symlinks replace such of the same name, folders are merged; through symlinks
     of the tree nothing is written. Raises `ArchiveInvalid` for what is damaged, leads out,
-    or is no file, folder or link; `TooLarge`; `InsufficientDisk`; other `PathError`s. What
+    or is no file, folder or link; `TooLarge`; `InsufficientDisk`; other `PathError`s; and what
+    `check` raises, which is called with the size of each piece before that is written. What
     came before the entry that the error names is there then.
     """
+    limits = max_entries, max_bytes
+    # In a thread of its own, which has no umask.
+    with ThreadPoolExecutor(1, "carrel-unpack") as pool:
+        return pool.submit(_unpack, driver, tree, stream, into, limits, check).result()
+
+
+def _unpack(
+    driver: TreeDriver,
+    tree: Tree,
+    stream: Readable,
+    into: str,
+    limits: tuple[int, int],
+    check: Callable[[int], None],
+) -> Unpacked:
     with Descriptor(driver.open_root(tree)) as root:
         status = os.fstat(root)
         with path_errors(into):
@@ -158,9 +183,9 @@ def unpack(
     try:
         if not stat.S_ISDIR(os.fstat(folder).st_mode):
             raise PathWrongKind(f"{into!r} is not a folder.")
-        place = TreeWriter(folder, Owner(status.st_uid, status.st_gid))
+        place = TreeWriter(folder, Owner(status.st_uid, status.st_gid), umask=not leave_umask())
         try:
-            unpacker = _TarUnpacker(place, tar_reader(stream), max_entries, max_bytes)
+            unpacker = _TarUnpacker(place, tar_reader(stream), *limits, check)
             try:
                 unpacker.run()
             except BaseException:
@@ -182,18 +207,34 @@ class _TarUnpacker:
     reader: TarReader
     max_entries: int
     max_bytes: int
+    check: Callable[[int], None]
     entries: int = 0
     written: int = 0
+    _above: str = ""
+    _small: list[SmallFile] = field(default_factory=list)
+    """Those of the folder `_above` that came last."""
+    _small_bytes: int = 0
 
     def run(self) -> None:
-        for member in self.reader:
-            self.entries += 1
-            if self.entries > self.max_entries:
-                raise self._too_large(member, f"{self.max_entries} entries")
-            self._take(member)
+        try:
+            for member in self.reader:
+                self.entries += 1
+                if self.entries > self.max_entries:
+                    raise self._too_large(member, f"{self.max_entries} entries")
+                self._take(member)
+        except BaseException:
+            with contextlib.suppress(CarrelError):
+                self._flush()
+            raise
+        self._flush()
 
     def _take(self, member: Member) -> None:
         path = clean_name(member.name, member.name)
+        if path and member.is_file and (data := self.reader.small(member)) is not None:
+            self._keep(path, member, data)
+            return
+        self._flush()
+        self.check(ENTRY_BYTES)
         if member.kind == tarfile.DIRTYPE:
             # The folder that was given keeps its mode and time.
             if path:
@@ -213,13 +254,27 @@ class _TarUnpacker:
             kind = _KINDS.get(member.kind, "something unknown")
             raise bad(f"{shown(member.name)} is {kind}", member.name)
 
-    def _write(self, path: str, member: Member) -> None:
-        data = self.reader.small(member)
-        if data is not None:
-            self._count(member, len(data))
-            self.place.write_small(path, data, member.mode & _FILE_BITS, member.mtime_ns)
-            return
+    def _keep(self, path: str, member: Member, data: bytes) -> None:
+        above, name = split(path)
+        full = self._small_bytes > _AT_ONCE_BYTES or len(self._small) >= _AT_ONCE
+        if above != self._above or full:
+            self._flush()
+            self._above = above
+        self.written += len(data)
+        if self.written > self.max_bytes:
+            raise self._too_large(member, f"{self.max_bytes} bytes")
+        self._small.append(SmallFile(name, data, member.mode & _FILE_BITS, member.mtime_ns))
+        self._small_bytes += len(data)
 
+    def _flush(self) -> None:
+        if self._small:
+            small, size = self._small, self._small_bytes
+            self._small, self._small_bytes = [], 0
+            self.check(size + ENTRY_BYTES * len(small))
+            self.place.reach(self._above)
+            self.place.write_small(self._above, small)
+
+    def _write(self, path: str, member: Member) -> None:
         def fill(target: int) -> None:
             for position, piece in self.reader.content(member):
                 self._count(member, len(piece))
@@ -234,6 +289,7 @@ class _TarUnpacker:
         self.written += size
         if self.written > self.max_bytes:
             raise self._too_large(member, f"{self.max_bytes} bytes")
+        self.check(size)
 
     def _link(self, path: str, member: Member) -> None:
         first = clean_name(member.target, member.name)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -39,9 +40,14 @@ DEEPEST = 2000
 A project has 1000 at most (`bases/scan.py`), and a space can add to it."""
 
 
+MOST_ENTRIES = 250_000
+"""Of one folder: whoever looks at it holds a kilobyte of each."""
+
+
 class HeldPaths:
     """Counts the long ones among paths of which any number is held. Those of ordinary length take
-    no more than the rest that is held of an entry; for the others there is this much."""
+    no more than the rest that is held of an entry; for the others there is this much. A letter can
+    take four bytes."""
 
     MOST = 64 << 20
     ORDINARY = 500
@@ -51,7 +57,7 @@ class HeldPaths:
 
     def add(self, path: str) -> None:
         """Raises `PathInvalid` when it is too much."""
-        self._left -= max(0, len(path) - self.ORDINARY)
+        self._left -= max(0, sys.getsizeof(path) - self.ORDINARY)
         if self._left < 0:
             raise too_long(path)
 
@@ -62,6 +68,14 @@ def too_long(path: str) -> PathInvalid:
         f"Folders are nested too deep, or too many files in deep ones, to be looked at: "
         f"{top[:_SHOWN]!r} and {rest.count('/') + 1} levels below it.",
         hint=f"Remove {top[:_SHOWN]!r} in the space, or what is deep in it.",
+    )
+
+
+def too_many(path: str) -> PathInvalid:
+    return PathInvalid(
+        f"There are more than {MOST_ENTRIES:,} entries in the folder {path[:_SHOWN]!r}: too many to"
+        " be looked at.",
+        hint="Remove some of them in the space.",
     )
 
 
@@ -84,10 +98,14 @@ class FolderCache(ABC):
         if len(path) > LONGEST or path.count("/") >= DEEPEST:
             raise too_long(path)
         opened = self._open_folder(path)
+        self.keep_folder(path, opened)
+        return opened
+
+    def keep_folder(self, path: str, opened: int) -> None:
+        """Takes over the descriptor of a folder that is not kept yet."""
         self._open[path] = opened
         if len(self._open) > _MAX_OPEN:
             os.close(self._open.popitem(last=False)[1])
-        return opened
 
     def close_folders(self) -> None:
         for descriptor in self._open.values():
@@ -124,7 +142,8 @@ class Root(FolderCache):
         self.close()
 
     def list(self, path: str) -> dict[str, os.stat_result]:
-        """The entries of a folder; empty when it is none any more."""
+        """The entries of a folder; empty when it is none any more. Raises `PathInvalid` when they
+        are too many."""
         try:
             folder = self.folder(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -134,6 +153,8 @@ class Root(FolderCache):
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     found[entry.name] = entry.stat(follow_symlinks=False)
+                if len(found) > MOST_ENTRIES:
+                    raise too_many(path)
         return found
 
     def status(self, path: str) -> os.stat_result | None:
@@ -197,8 +218,10 @@ class Root(FolderCache):
                 # A symlink is no folder, neither at the end of a path nor on the way.
                 raise NotADirectoryError(errno.ENOTDIR, "not a folder", path) from None
             raise
-        status = os.fstat(opened)
-        if status.st_mode & _ENTER != _ENTER and 0 != os.geteuid() == status.st_uid:
+        ours = 0 != os.geteuid() == os.fstat(opened).st_uid
+        # Asked of the kernel: an overlay goes by the mode that it knew, and tells the one that the
+        # folder has below, where another root may have let us in meanwhile.
+        if ours and not os.access(".", os.X_OK, dir_fd=opened):
             self._loosen(path)
         return opened
 
@@ -219,7 +242,8 @@ class Root(FolderCache):
             self._held.add(path)
             mode = stat.S_IMODE(status.st_mode)
             os.chmod(f"/proc/self/fd/{place}", mode | _ENTER)
-            self._loosened.append((path, mode))
+            if mode & _ENTER != _ENTER:
+                self._loosened.append((path, mode))
 
     def _tighten(self) -> None:
         """From the inside out, since an outer one is the way to the inner ones."""
@@ -229,10 +253,12 @@ class Root(FolderCache):
         self._loosened.clear()
 
     def _place(self, path: str) -> int:
+        if not path:
+            # Not by `.`, which is looked up in the folder itself: its mode may forbid that.
+            return os.dup(self._top)
         above, name = split(path)
-        folder = self.folder(above) if path else self._top
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(name or ".", flags, dir_fd=folder)
+        return os.open(name, flags, dir_fd=self.folder(above))
 
 
 class FoundEntry(NamedTuple):
@@ -271,7 +297,11 @@ def _listed(root: Root, path: str) -> list[tuple[str, os.stat_result]]:
 
 
 def split(path: str) -> tuple[str, str]:
+    """Raises `PathInvalid` for a path that leads up: where a folder is open already, the kernel
+    would follow it out of the tree."""
     above, _, name = path.rpartition("/")
+    if name == "..":
+        raise PathInvalid("The path leads out of its folder.", hint="Use a path without `..`.")
     return above, name
 
 

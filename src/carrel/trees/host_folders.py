@@ -131,7 +131,9 @@ class HostFolders:
         for other in taken:
             if _nested(real, other):
                 raise ProjectInUse(
-                    f"Another space works in {other}.", hint="Wait for it, or remove it."
+                    f"Another space works in {other}.",
+                    hint="Wait for it, or remove it.",
+                    folder=other,
                 )
         return real
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,18 +78,15 @@ class Mount(NamedTuple):
 
 def read_mounts() -> list[Mount]:
     """Every mount, the last one last: of two in the same place that is on top."""
-    mounts = []
-    for line in _TABLE.read_bytes().splitlines():
-        fields = line.split(b" ")
-        kind = fields[fields.index(b"-", 6) + 1].decode()
-        shown = Inner(fields[2].decode(), _unescape(fields[3]))
-        mounts.append(Mount(shown, _unescape(fields[4]), kind))
-    return mounts
+    return [
+        Mount(Inner(device.decode(), _unescape(root)), _unescape(point), kind.decode())
+        for device, root, point, kind in _rows()
+    ]
 
 
 def inner_path(real: str) -> Inner:
     """Of a path without symlinks."""
-    found = _mount_of(real, read_mounts())
+    found = _mount_of(real)
     if found is None:
         return Inner("", real)
     below = real[len(found.point.rstrip("/")) :].rstrip("/")
@@ -97,7 +95,8 @@ def inner_path(real: str) -> Inner:
 
 def mounted_below(real: str) -> list[Mount]:
     """What is mounted in a folder, its own top apart."""
-    return _below(real, read_mounts())
+    inside = real.rstrip("/") + "/"
+    return [mount for mount in read_mounts() if mount.point.startswith(inside)]
 
 
 def pseudo_file_system(device: int) -> str | None:
@@ -112,29 +111,41 @@ def pseudo_file_system(device: int) -> str | None:
 def folder_times_tell(path: bytes) -> bool:
     """Whether every file system at or below a real path is of a kind whose folders show by
     their times that entries came or went. Network and user-space ones may not."""
-    real, mounts = os.fsdecode(path), read_mounts()
-    if any(mount.kind not in _TRUSTED | _PSEUDO for mount in _below(real, mounts)):
-        return False
-    here = _mount_of(real, mounts)
-    return here is not None and here.kind in _TRUSTED
+    # Asked for every space, with a mount for every space that there is: no object for each.
+    inside, here, best = path.rstrip(b"/") + b"/", b"", -1
+    for _device, _root, escaped, kind in _rows():
+        point = _plain(escaped).rstrip(b"/") + b"/"
+        below = point != inside and point.startswith(inside)
+        if below and kind.decode() not in _TRUSTED | _PSEUDO:
+            return False
+        if len(point) >= best and inside.startswith(point):
+            here, best = kind, len(point)
+    return here.decode() in _TRUSTED
 
 
-def _below(real: str, mounts: list[Mount]) -> list[Mount]:
-    inside = real.rstrip("/") + "/"
-    return [mount for mount in mounts if mount.point.startswith(inside)]
-
-
-def _mount_of(real: str, mounts: list[Mount]) -> Mount | None:
+def _mount_of(real: str) -> Mount | None:
     """The mount that shows a path."""
     found, best, whole = None, -1, f"{real}/"
-    for mount in mounts:
+    for mount in read_mounts():
         point = mount.point.rstrip("/")
         if len(point) >= best and whole.startswith(f"{point}/"):
             found, best = mount, len(point)
     return found
 
 
+def _rows() -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
+    """The device, the part of its file system that is shown, where, and its type; of each mount as
+    the kernel writes it."""
+    for line in _TABLE.read_bytes().splitlines():
+        fields = line.split(b" ")
+        yield fields[2], fields[3], fields[4], fields[fields.index(b"-", 6) + 1]
+
+
 def _unescape(field: bytes) -> str:
+    return os.fsdecode(_plain(field))
+
+
+def _plain(field: bytes) -> bytes:
     if b"\\" not in field:
-        return os.fsdecode(field)
-    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
+        return field
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field)

@@ -1,9 +1,10 @@
 """What a tree changed, sorted for whoever reviews it, and what of that somebody has taken out.
 
 There are three sorts of changes: of the project's files, of files that git ignores, and of git's
-own files, from which the commits are read. A file was taken out when all of it was sent to somebody
-outside, alone or in an archive, and is still the same file: its size and times are written down in
-the folder of the space. A program in the space can set a file's mtime, but not its ctime.
+own files, from which the commits are read. A file was taken out when somebody outside says that it
+has all of it, alone or from an archive, and it is still the same file: its size and times, as they
+were when it was opened to be sent, are written down in the folder of the space then. A program in
+the space can set a file's mtime, but not its ctime.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -38,9 +40,10 @@ from carrel.trees.drivers.common import (
     open_roots,
     tree_errors,
 )
-from carrel.trees.folders import Root, join, split
+from carrel.trees.folders import HeldPaths, Root, join, split
 from carrel.trees.git.history import new_commits
 from carrel.trees.git.object_store import Effort, HistoryUnread, LayerGitFiles, TreeGitFiles
+from carrel.trees.git.staged import Staged, only_staged
 from carrel.trees.ignored import IgnoredFiles
 from carrel.trees.layers import Layers
 
@@ -72,6 +75,10 @@ _TAKEN = "taken"
 """The file in a space's folder."""
 _MAX_TAKEN = 64 << 20
 """Bytes of that file: what is taken then counts as not taken. A million paths have room."""
+_MOST_LEFT_OUT = 1000
+"""Of one archive. One that lacks more counts as not taken at all."""
+_COARSE_NS = 20_000_000
+"""The kernel's clock for files is behind by a tick, which is 10 ms at most."""
 
 
 class Sort(StrEnum):
@@ -109,73 +116,98 @@ class TreeReviews:
 
     def review(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Review:
         with self._look(driver, tree, query) as look:
-            taken = look.taken
             tally = _Tally(query)
             for change, sort in look.changes():
                 lost = sort is Sort.FILE and not driver.capabilities.stays
-                tally.count(change, sort, left=lost and not taken.has(look.root, change))
+                tally.count(change, sort, left=lost and not look.taken.has(look.root, change))
             read = not (driver.capabilities.stays or query.rough)
-            commits = look.commits(tally.repositories) if read else ()
-            return tally.result(commits, [one for one in commits if one.id not in taken.commits])
+            commits = look.commits(tally.repositories, tally.grown) if read else ()
+            left = [one for one in commits if one.id not in look.taken.commits]
+            for one in look.staged:
+                if one.oid not in look.taken.commits:
+                    tally.leave(f"staged {one.path}")
+            return tally.result(commits, left)
 
-    def taking(
-        self, driver: TreeDriver, tree: Tree, path: str, query: ReviewQuery
-    ) -> Callable[[Set[Skipped]], None]:
-        if driver.capabilities.stays:
-            return lambda _skipped: None
+    def taking(self, driver: TreeDriver, tree: Tree, path: str, query: ReviewQuery) -> Sending:
         top = _normal(path)
-        files: dict[str, bytes] = {}
+        sending = Sending(tree, top)
+        if driver.capabilities.stays:
+            sending.noted = None
+            return sending
         repositories = set()
         with self._look(driver, tree, query) as look:
             # Where a file was before is taken out as what it is: a deletion.
-            for change, sort in look.changes(renames=False):
-                if not _is_below(change.path, top):
-                    continue
-                if sort is Sort.FILE:
-                    files[change.path] = _line(
-                        change.path, _identity(look.root.status(change.path))
-                    )
-                elif sort is Sort.GIT:
+            for change in look.without_added():
+                was_folder = change.old_type is EntryType.FOLDER
+                if change.new_type is EntryType.FOLDER and not was_folder:
+                    repositories |= _repositories_in(look.root, change.path)
+                if is_git(change.path):
                     repositories.add(_git_folder(change.path))
+                    continue
+                gone = change.kind is ChangeKind.DELETED and not was_folder
+                if gone and _is_below(change.path, top) and look.sort(change.path) is Sort.FILE:
+                    sending.note(change.path, ())
             whole = {one for one in repositories if _is_below(one, top)}
-            made = [one for one in look.commits(whole) if one.id != _UNREAD]
-            commits = [_line("", (commit.id,)) for commit in made]
+            made = [one.id for one in look.commits(whole, whole) if one.id != _UNREAD]
+            made += [one.oid for one in look.staged]
+            sending.commits = [_line("", (number,)) for number in made]
+            sending.inside = _is_in_new(look.root, top, sending.since_ns)
+        return sending
 
-        def took(skipped: Set[Skipped]) -> None:
-            left = {join(split(top)[0], one.path) for one in skipped if one.why != SPECIAL}
-            sent = [line for one, line in files.items() if not (left and _is_in(one, left))]
-            _append(tree, sent if any(map(is_git, left)) else sent + commits)
-
-        return took
-
-    def took(self, tree: Tree, path: str, status: os.stat_result) -> None:
+    def sent(self, tree: Tree, path: str, status: os.stat_result) -> bytes:
         # What is older than the tree is as it was in the project.
-        if status.st_ctime_ns > tree.created_ns and not is_git(path):
-            _append(tree, [_line(_normal(path), _identity(status))])
+        if status.st_ctime_ns <= tree.created_ns or is_git(path):
+            return b""
+        return _line(_normal(path), _identity(status))
+
+    def took(self, tree: Tree, sent: bytes) -> None:
+        _append(tree, sent)
 
     @contextmanager
     def _look(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Iterator[_Look]:
-        stays = driver.capabilities.stays
-        layers = () if stays else self._bases.get(tree.base_id).layers
         with ExitStack() as stack, tree_errors("compare the tree"):
-            root = stack.enter_context(Root(driver.open_root(tree)))
-            roots = stack.enter_context(open_roots(layers))
-            files = TreeGitFiles(root)
-            base = LayerGitFiles(Layers(roots, note_prefix()))
-            personal = self._personal() if query.personal else b""
-            ignored = None if query.rough else IgnoredFiles(files, base, personal)
-            yield _Look(driver, tree, root, files, base, ignored, _read_taken(tree))
+            yield _Look(self._bases, self._personal, driver, tree, query, stack)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Look:
+    """One look at a tree. What it is compared by is read once something has changed."""
+
+    bases: DriverBases
+    personal: Callable[[], bytes]
     driver: TreeDriver
     tree: Tree
-    root: Root
-    files: TreeGitFiles
-    base: LayerGitFiles
-    ignored: IgnoredFiles | None
-    taken: _Taken
+    query: ReviewQuery
+    stack: ExitStack
+    """What is open until the look is over."""
+    staged: list[Staged] = field(default_factory=list)
+    """What only an index has, of the repositories whose commits were read."""
+
+    @cached_property
+    def root(self) -> Root:
+        return self.stack.enter_context(Root(self.driver.open_root(self.tree)))
+
+    @cached_property
+    def files(self) -> TreeGitFiles:
+        return TreeGitFiles(self.root)
+
+    @cached_property
+    def base(self) -> LayerGitFiles:
+        stays = self.driver.capabilities.stays
+        layers = () if stays else self.bases.get(self.tree.base_id).layers
+        roots = self.stack.enter_context(open_roots(layers))
+        return LayerGitFiles(Layers(roots, note_prefix()))
+
+    @cached_property
+    def ignored(self) -> IgnoredFiles | None:
+        if self.query.rough:
+            return None
+        personal = self.personal() if self.query.personal else b""
+        return IgnoredFiles(self.files, self.base, personal)
+
+    @cached_property
+    def taken(self) -> _Taken:
+        return _read_taken(self.tree)
 
     def sort(self, path: str) -> Sort:
         if is_git(path):
@@ -184,19 +216,27 @@ class _Look:
             return Sort.IGNORED
         return Sort.FILE
 
-    def changes(self, *, renames: bool = True) -> Iterator[tuple[Change, Sort]]:
+    def without_added(self) -> Iterator[Change]:
+        """Nothing is told as renamed, and nothing of what is in new folders."""
+        if isinstance(self.driver, Comparable):
+            return self.driver.compare(self.tree, links=False, renames=None, into_added=False)
+        return self.driver.changes(self.tree)
+
+    def changes(self) -> Iterator[tuple[Change, Sort]]:
         """Sorted by path, without folders. Only the project's files are told as renamed."""
         if isinstance(self.driver, Comparable):
-            paired = (lambda path: self.sort(path) is Sort.FILE) if renames else None
-            found = self.driver.compare(self.tree, links=False, renames=paired)
+            found = self.driver.compare(
+                self.tree, links=False, renames=lambda path: self.sort(path) is Sort.FILE
+            )
         else:
             found = self.driver.changes(self.tree)
         for change in found:
             if {change.old_type, change.new_type} - {None, EntryType.FOLDER}:
                 yield change, self.sort(change.path)
 
-    def commits(self, folders: set[str]) -> tuple[Commit, ...]:
-        """Where they cannot be read there are some, as far as anybody knows."""
+    def commits(self, folders: set[str], grown: set[str]) -> tuple[Commit, ...]:
+        """Where they cannot be read there are some, as far as anybody knows. Only those that have
+        `grown` have what was staged and is not in the base."""
         found: list[Commit] = []
         effort, place = Effort(), ""
         try:
@@ -207,6 +247,8 @@ class _Look:
                     raise HistoryUnread
                 made = new_commits(self.files, self.base, folder, effort)
                 found += [Commit(one.oid, one.subject, place) for one in made]
+                if folder in grown:
+                    self.staged += only_staged(self.files, self.base, folder, effort)
         except HistoryUnread:
             found.append(Commit(_UNREAD, "(there may be more, which cannot be read)", place))
         return tuple(found)
@@ -221,22 +263,29 @@ class _Tally:
     left: list[str] = field(default_factory=list)
     left_files: int = 0
     repositories: set[str] = field(default_factory=set)
+    grown: set[str] = field(default_factory=set)
+    """Those of them with new objects."""
     worth_keeping: bool = False
 
     def count(self, change: Change, sort: Sort, *, left: bool) -> None:
         self.counts[sort] += 1
         if sort is Sort.GIT and len(self.repositories) < _MOST_SEEN:
-            self.repositories.add(_git_folder(change.path))
+            self.repositories.add(folder := _git_folder(change.path))
+            if change.kind is ChangeKind.ADDED and change.path.startswith(f"{folder}/objects/"):
+                self.grown.add(folder)
         self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change)
         if left:
-            self.left_files += 1
-            if len(self.left) < _SHOWN_LEFT:
-                self.left.append(f"{change.kind} {change.path}")
+            self.leave(f"{change.kind} {change.path}")
         wanted = {Sort.FILE: True, Sort.IGNORED: self.query.ignored, Sort.GIT: self.query.git}
         if wanted[sort]:
             self.total += 1
             if len(self.listed) < self.query.most:
                 self.listed.append(change)
+
+    def leave(self, words: str) -> None:
+        self.left_files += 1
+        if len(self.left) < _SHOWN_LEFT:
+            self.left.append(words)
 
     def result(self, commits: tuple[Commit, ...], left: list[Commit]) -> Review:
         words = [f"commit {one.id[:12]} {one.subject}" for one in left]
@@ -265,6 +314,23 @@ def _git_folder(path: str) -> str:
             break
         end = inside[0]
     return "/".join(parts[:end])
+
+
+def _repositories_in(root: Root, top: str) -> set[str]:
+    """Of a new folder; only git's own files are looked at, by their names."""
+    found: set[str] = set()
+    folders, held = [top], HeldPaths()
+    while folders and len(found) < _MOST_SEEN:
+        path = folders.pop()
+        with suppress(OSError), os.scandir(root.folder(path)) as entries:
+            for entry in entries:
+                inside = join(path, entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    held.add(inside)
+                    folders.append(inside)
+                elif is_git(inside):
+                    found.add(_git_folder(inside))
+    return found
 
 
 # What was taken out
@@ -297,6 +363,61 @@ _decode = msgspec.json.Decoder(list[int | str]).decode
 """Raises `msgspec.DecodeError`, a `ValueError`."""
 
 
+class Sending:
+    """Implements `carrel.domain.collaborators.Taking`. Only what may have changed is noted: a file
+    has a newer ctime than the tree then, or is in a folder that has, since it was moved."""
+
+    def __init__(self, tree: Tree, top: str) -> None:
+        self.since_ns = tree.created_ns - _COARSE_NS
+        self.noted: dict[str, bytes] | None = {}
+        """None: nothing, since it would be too much."""
+        self.commits: list[bytes] = []
+        self.inside: str | None = None
+        """The new folder that is sent now."""
+        self._above = split(top)[0]
+        self._left_out: set[str] = set()
+        self._room = _MAX_TAKEN
+
+    def sends(self, path: str, status: os.stat_result) -> None:
+        path = join(self._above, path)
+        inside = self.inside is not None and path.startswith(self.inside)
+        if not inside and status.st_ctime_ns <= self.since_ns:
+            return
+        if not inside and stat.S_ISDIR(status.st_mode):
+            self.inside = f"{path}/"
+        if not is_git(path):
+            self.note(path, _identity(status))
+
+    def note(self, path: str, identity: Identity) -> None:
+        if self.noted is not None:
+            self.noted[path] = line = _line(path, identity)
+            self._room -= len(line)
+            if self._room < 0:
+                self.noted = None
+
+    def skips(self, skipped: Skipped) -> None:
+        if skipped.why != SPECIAL and len(self._left_out) <= _MOST_LEFT_OUT:
+            self._left_out.add(join(self._above, skipped.path))
+
+    def done(self) -> bytes:
+        left = self._left_out
+        if self.noted is None or len(left) > _MOST_LEFT_OUT:
+            return b""
+        sent = [line for one, line in self.noted.items() if not (left and _is_in(one, left))]
+        return b"".join(sent if any(map(is_git, left)) else sent + self.commits)
+
+
+def _is_in_new(root: Root, path: str, since_ns: int) -> str | None:
+    """The uppermost folder on the way to a path that is new, or was moved."""
+    names = path.split("/")[:-1]
+    for count in range(1, len(names) + 1):
+        above = "/".join(names[:count])
+        status = root.status(above)
+        if status is not None and status.st_ctime_ns > since_ns:
+            return f"{above}/"
+    return None
+
+
 def _normal(path: str) -> str:
     return posixpath.normpath(f"/{path}").lstrip("/")
 
@@ -317,13 +438,22 @@ def _line(path: str, identity: Identity) -> bytes:
     return msgspec.json.encode((os.fsencode(path).decode("latin-1"), *identity)) + b"\n"
 
 
-def _append(tree: Tree, lines: list[bytes]) -> None:
+def _append(tree: Tree, added: bytes) -> None:
     """Neither synced nor insisted on: what a crash or a full disk loses counts as not taken, which
-    loses nothing, and whoever reads files has them."""
+    loses nothing, and whoever reads files has them. When there is no room, only the newest line of
+    each path stays."""
+    place = _place(tree)
     with suppress(OSError):
-        if lines and (not _place(tree).exists() or _place(tree).stat().st_size < _MAX_TAKEN):
-            with _place(tree).open("ab", buffering=0) as file:
-                file.write(b"".join(lines))
+        if added and place.exists() and place.stat().st_size + len(added) > _MAX_TAKEN:
+            known = _read_taken(tree)
+            kept = [_line(path, identity) for path, identity in known.files.items()]
+            kept += [_line("", (commit,)) for commit in known.commits]
+            draft = place.with_suffix(".new")
+            draft.write_bytes(b"".join(kept))
+            draft.replace(place)
+        if added and (not place.exists() or place.stat().st_size < _MAX_TAKEN):
+            with place.open("ab", buffering=0) as file:
+                file.write(added)
 
 
 def _read_taken(tree: Tree) -> _Taken:

@@ -13,12 +13,14 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from carrel.domain.errors import PathEscapes, PathExists, PathWrongKind
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import files_as
 from carrel.trees.contents import write_at
 from carrel.trees.files import give, write_atomically
 from carrel.trees.folders import FolderCache, join, open_own, split
@@ -44,16 +46,36 @@ class _Final:
     mtime_ns: int | None = None
 
 
+class SmallFile(NamedTuple):
+    """One whose content is all there."""
+
+    name: str
+    data: bytes
+    mode: int
+    mtime_ns: int
+
+    def complete(self, target: int) -> None:
+        os.fchmod(target, self.mode)
+        self.fill(target)
+
+    def fill(self, target: int) -> None:
+        if self.data and os.write(target, self.data) < len(self.data):
+            write_at(target, self.data, 0)
+        os.utime(target, ns=(self.mtime_ns, self.mtime_ns))
+
+
 class TreeWriter(FolderCache):
     """Paths are relative, as `os.fsdecode` gives them, without `.` and `..`; "" is the
     folder itself. Methods raise `PathError`s that name the path, and `InsufficientDisk`."""
 
-    def __init__(self, root: int, owner: Owner) -> None:
-        """`root` stays the caller's. What is made is given to `owner`."""
+    def __init__(self, root: int, owner: Owner, *, umask: bool = True) -> None:
+        """`root` stays the caller's. What is made is given to `owner`. Without an `umask` in this
+        thread, a new small file has its mode at once."""
         super().__init__()
         self._root = root
         self._owner = owner
-        self._is_root = os.geteuid() == 0
+        self._gives = os.geteuid() == 0 and owner != Owner(0, os.getegid())
+        self._umask = umask
         self._final: dict[str, _Final] = {}
 
     def close(self) -> None:
@@ -85,6 +107,11 @@ class TreeWriter(FolderCache):
         """Makes a folder, and those on the way to it, where they are missing."""
         if path in self._open:
             return
+        above, name = split(path)
+        with path_errors(path):
+            if path and above in self._open and self._make_missing(above, name, mode):
+                # As nearly every folder of an archive.
+                return
         missing = []
         done = path
         with path_errors(path):
@@ -105,17 +132,21 @@ class TreeWriter(FolderCache):
                 self._make_missing(done, name, mode)
                 done = join(done, name)
 
-    def _make_missing(self, above: str, name: str, mode: int) -> None:
+    def _make_missing(self, above: str, name: str, mode: int) -> bool:
+        """Whether it was missing."""
         folder = self.folder(above)
         try:
             os.mkdir(name, 0o700, dir_fd=folder)
         except FileExistsError:
-            return
-        with Descriptor(os.open(name, FOLDER, dir_fd=folder)) as made:
-            give(made, self._owner)
-            os.fchmod(made, 0o700 | mode)
+            return False
+        path = join(above, name)
+        made = os.open(name, FOLDER, dir_fd=folder)
+        self.keep_folder(path, made)
+        give(made, self._owner)
+        os.fchmod(made, 0o700 | mode)
         if mode & 0o700 != 0o700:
-            self._final.setdefault(join(above, name), _Final(mode))
+            self._final.setdefault(path, _Final(mode))
+        return True
 
     def note_folder(self, path: str, mode: int | None, mtime_ns: int | None) -> None:
         """For `finish`."""
@@ -128,29 +159,48 @@ class TreeWriter(FolderCache):
         with self._free(path) as (folder, name):
             write_atomically(folder, name, fill, mode=0o600, owner=self._owner)
 
-    def write_small(self, path: str, data: bytes, mode: int, mtime_ns: int) -> None:
-        """A file whose content is all there. One that is new gets its name at once, which takes
-        half the time; until it is complete, only its maker may open it."""
-        above, name = split(path)
-        try:
+    def write_small(self, above: str, files: Sequence[SmallFile]) -> None:
+        """Files of one folder. Those that are new get their names at once, which takes half the
+        time; the owner's programs may see one that is not complete yet."""
+        done = 0
+        while done < len(files):
+            done = self._write_new(above, files, done)
+            if done < len(files):
+                self.write(join(above, files[done].name), files[done].complete)
+                done += 1
+
+    def _write_new(self, above: str, files: Sequence[SmallFile], done: int) -> int:
+        """Goes on there, to the first that is not new, or that the owner may not make. Root makes
+        them as their owner, which is quicker than giving each of them away."""
+        with path_errors(above or "."):
             folder = self.folder(above)
+            if not self._gives:
+                return self._make(above, folder, files, done)
+            if os.fstat(folder).st_mode & stat.S_ISGID:
+                # New files have its group, whoever makes them.
+                return done
+            with files_as(self._owner.uid, self._owner.gid) as able:
+                return self._make(above, folder, files, done) if able else done
+
+    def _make(self, above: str, folder: int, files: Sequence[SmallFile], done: int) -> int:
+        for number in range(done, len(files)):
+            one = files[number]
             try:
-                target = os.open(name, _NEW, 0o600, dir_fd=folder)
-            except FileExistsError:
-                self.write(path, lambda target: _complete_file(target, data, mode, mtime_ns))
-                return
-            try:
-                if self._is_root:
-                    os.fchown(target, self._owner.uid, self._owner.gid)
-                _complete_file(target, data, mode, mtime_ns)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=folder)
-                raise
-            finally:
-                os.close(target)
-        except OSError as error:
-            raise path_error(path, error) from error
+                mode = 0o600 if self._umask else one.mode
+                target = os.open(one.name, _NEW, mode, dir_fd=folder)
+                try:
+                    (one.complete if self._umask else one.fill)(target)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(one.name, dir_fd=folder)
+                    raise
+                finally:
+                    os.close(target)
+            except (FileExistsError, PermissionError):
+                return number
+            except OSError as error:
+                raise path_error(join(above, one.name), error) from error
+        return len(files)
 
     def symlink(self, path: str, target: bytes, mtime_ns: int) -> None:
         with self._beside(path) as (folder, name):
@@ -309,13 +359,6 @@ class TreeWriter(FolderCache):
         """Closes a folder that goes away, and all in it."""
         for known in [one for one in self._open if f"{one}/".startswith(f"{path}/")]:
             os.close(self._open.pop(known))
-
-
-def _complete_file(target: int, data: bytes, mode: int, mtime_ns: int) -> None:
-    if data and os.write(target, data) < len(data):
-        write_at(target, data, 0)
-    os.fchmod(target, mode)
-    os.utime(target, ns=(mtime_ns, mtime_ns))
 
 
 def _path_of(descriptor: int) -> str:

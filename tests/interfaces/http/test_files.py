@@ -264,6 +264,11 @@ def test_archives_out_and_in(client: httpx.Client, space: dict[str, Any], files:
     assert response.headers["content-type"] == "application/zstd"
     whole = _unpacked(response.content)
     assert whole["a"] == b"one" and whole["b/c"] == b"two" and whole["big"] == random
+    plain = client.get(archive, params={"plain": "true"})
+    assert plain.headers["content-type"] == "application/x-tar"
+    assert _unpacked(zstandard.ZstdCompressor().compress(plain.content)) == _unpacked(
+        response.content
+    )
     part = _unpacked(client.get(archive, params={"path": "b"}).content)
     assert [content for content in part.values() if content] == [b"two"]
 
@@ -276,3 +281,56 @@ def test_archives_that_are_refused(client: httpx.Client, space: dict[str, Any]) 
     assert response.status_code in (403, 422), response.text
     assert json.loads(response.text)["code"] in ("path_escapes", "archive_invalid", "path_invalid")
     bad(client.put("/v1/spaces/none/archive", content=b""), 404, "space_not_found")
+
+
+# What was copied out
+
+
+def test_a_copy_counts_when_its_client_has_it(
+    daemon: Daemon, client: httpx.Client, space: dict[str, Any], files: str
+) -> None:
+    path = f"/v1/spaces/{space['id']}"
+    other = good(client.post("/v1/spaces", json={}))
+    stranger = daemon.token(f"space:{space['id']}")
+
+    def left() -> int:
+        return int(good(client.get(f"{path}/changes"))["left_files"])
+
+    for name, size in (("empty", 0), ("small", 3), ("big", BIG)):
+        good(client.put(files, params={"path": name}, content=bytes(size)))
+    taken = {"path": "big", "take": "true"}
+    for plain in (
+        client.get(files, params={"path": "small"}),
+        client.get(files, params=taken, headers={"Range": f"bytes=0-{BIG - 1}"}),
+    ):
+        assert "carrel-copy" not in plain.headers
+    for number, name in enumerate(("empty", "small", "big")):
+        ticket = client.get(files, params={**taken, "path": name}).headers["carrel-copy"]
+        asked = {"copy": ticket}
+        assert left() == 3 - number
+        with daemon.tcp(stranger) as one:
+            bad(one.post(f"{path}/copied", json=asked), 404, "copy_not_found")
+        bad(client.post(f"/v1/spaces/{other['id']}/copied", json=asked), 404, "copy_not_found")
+        good(client.post(f"{path}/copied", json=asked))
+        assert left() == 2 - number
+        bad(client.post(f"{path}/copied", json=asked), 404, "copy_not_found")
+    good(client.put(files, params={"path": "small"}, content=b"new"))
+    archive = client.get(f"{path}/archive")
+    assert left() == 1
+    good(client.post(f"{path}/copied", json={"copy": archive.headers["carrel-copy"]}))
+    assert left() == 0
+    good(client.delete(f"/v1/spaces/{other['id']}"))
+
+
+def test_a_copy_that_broke_off_does_not_count(
+    client: httpx.Client, space: dict[str, Any], files: str
+) -> None:
+    good(client.put(files, params={"path": "big"}, content=bytes(64 << 20)))
+    asked = {"path": "big", "take": "true"}
+    with client.stream("GET", files, params=asked) as answer:
+        ticket = answer.headers["carrel-copy"]
+    bad(
+        client.post(f"/v1/spaces/{space['id']}/copied", json={"copy": ticket}),
+        404,
+        "copy_not_found",
+    )

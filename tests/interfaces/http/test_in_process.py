@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from carrel.daemon import places
 from carrel.daemon.main import open_api
 from carrel.daemon.server import DaemonServer, bound
 from carrel.domain.errors import AuthenticationFailed
-from carrel.interfaces.http import requests, runs
+from carrel.interfaces.http import access, requests, runs, socket_connections
 from carrel.interfaces.http.files import BodyEnded, BodyTooSlow, PieceReader, Pieces
 from carrel.interfaces.http.lifetime import REASON, Shutdown
 from carrel.interfaces.http.responses import EventStream, Told, told
@@ -43,7 +45,12 @@ class Rig:
 
 @pytest.fixture
 async def rig(data: Path) -> AsyncIterator[Rig]:
-    settings = Settings(data=data, allowed_origins=(PAGE,), allowed_hosts=("desk.example",))
+    settings = Settings(
+        data=data,
+        request_agent="scripted",
+        allowed_origins=(PAGE,),
+        allowed_hosts=("desk.example",),
+    )
     places.make_folder(data)
     try:
         async with (
@@ -83,6 +90,90 @@ async def test_a_revoked_token_ends_its_sessions(rig: Rig, monkeypatch: pytest.M
                 await socket.recv()
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1008
     assert good(await rig.client.get(f"/v1/runs/{run}"))["state"] == "running"
+
+
+def unread(ours: int, theirs: int) -> int | None:
+    """Bytes that wait in the kernel on our side of a connection; None when it is not there."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, here, there, state, queues, *_ = line.split()
+        if (here[-5:], there[-5:], state) == (f":{ours:04X}", f":{theirs:04X}", "01"):
+            return int(queues.partition(":")[0], 16)
+    return None
+
+
+@pytest.mark.parametrize(("size", "state"), [(100_000_000, "running"), (9_000_000, "ended")])
+async def test_who_does_not_read_is_waited_for_while_its_token_opens(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, size: int, state: str
+) -> None:
+    """Also where the command has ended. Then the connection goes, and takes nobody's place."""
+    monkeypatch.setattr(runs, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(socket_connections, "RECHECK_S", 0.05)
+    monkeypatch.setattr(socket_connections, "FLUSH_S", 0.2)
+    space = good(await rig.client.post("/v1/spaces", json={}))["id"]
+    token = await rig.token(f"space:{space}")
+    headers = {"Authorization": f"Bearer {token['secret']}"}
+    url = f"ws://{rig.address}/v1/spaces/{space}/exec"
+    with socket.create_connection(("127.0.0.1", int(rig.address.rpartition(":")[2]))) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        ends = int(rig.address.rpartition(":")[2]), raw.getsockname()[1]
+        client = await connect(url, additional_headers=headers, proxy=None, max_queue=1, sock=raw)
+        await client.send(json.dumps({"argv": ["head", "-c", str(size), "/dev/zero"]}))
+        run = json.loads(await client.recv())["run"]["id"]
+        async with asyncio.timeout(SOON_S):
+            while good(await rig.client.get(f"/v1/runs/{run}"))["state"] != state:
+                await asyncio.sleep(0.01)
+            before: int | None = 0
+            while not before or unread(*ends) != before:
+                # Until nothing moves any more.
+                before = unread(*ends)
+                await asyncio.sleep(0.05)
+            good(await rig.client.delete(f"/v1/tokens/{token['id']}"))
+            while unread(*ends) is not None:
+                await asyncio.sleep(0.01)
+        client.transport.abort()
+
+
+async def test_what_a_revoked_token_has_begun_over_plain_http(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets no answer of a command, writes nothing more, and reads nothing that comes later."""
+    monkeypatch.setattr(access, "RECHECK_S", 0.05)
+    space = good(await rig.client.post("/v1/spaces", json={}))["id"]
+    url, token = f"/v1/spaces/{space}", await rig.token(f"space:{space}")
+    fill = {"argv": ["sh", "-c", "head -c 60000000 /dev/urandom > fill"]}
+    good(await rig.client.post(f"{url}/exec", json=fill))
+    revoked, sent = asyncio.Event(), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"begun" * (1 << 20)
+        sent.set()
+        await revoked.wait()
+        await asyncio.sleep(10 * access.RECHECK_S)
+        yield b"later"
+
+    headers = {"Authorization": f"Bearer {token['secret']}"}
+    async with (
+        asyncio.timeout(SOON_S),
+        httpx.AsyncClient(base_url=f"http://{rig.address}", headers=headers, timeout=SOON_S) as its,
+        its.stream("GET", f"{url}/archive", params={"path": "."}) as reading,
+    ):
+        pieces = reading.aiter_raw()
+        await anext(pieces)
+        waits = asyncio.create_task(its.post(f"{url}/exec", json={"argv": ["sleep", "600"]}))
+        writes = asyncio.create_task(
+            its.put(f"{url}/files", params={"path": "theirs"}, content=body())
+        )
+        await sent.wait()
+        good(await rig.client.delete(f"/v1/tokens/{token['id']}"))
+        revoked.set()
+        assert (await waits).status_code == 401
+        with contextlib.suppress(httpx.TransportError):
+            assert (await writes).status_code == 401
+        with pytest.raises(httpx.RemoteProtocolError):
+            async for _ in pieces:
+                pass
+    found = await rig.client.get(f"{url}/files", params={"path": "theirs"})
+    assert found.status_code == 404
 
 
 async def test_requests_of_a_token_that_is_revoked(
@@ -254,3 +345,21 @@ async def test_a_body_that_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_begun", pieces._begun - 3600.0)
     with pytest.raises(BodyTooSlow):
         await asyncio.to_thread(list, pieces)
+
+
+async def test_a_body_that_is_not_read_to_its_end() -> None:
+    """What was asked for ahead is not waited for."""
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            yield b"a"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    pieces = Pieces(b"first", endless())
+    assert await asyncio.to_thread(lambda: [next(pieces), next(pieces)]) == [b"first", b"a"]
+    pieces.close()
+    async with asyncio.timeout(60):
+        await ended.wait()

@@ -82,6 +82,7 @@ ROUTES = [
     Route("POST", "/v1/spaces/{space}/files/mkdir", "hidden", body={"path": "new"}),
     Route("GET", "/v1/spaces/{space}/archive", "hidden"),
     Route("PUT", "/v1/spaces/{space}/archive", "hidden", content=b"x"),
+    Route("POST", "/v1/spaces/{space}/copied", "hidden", body={"copy": "x"}),
     Route("GET", "/v1/trash", "own"),
     Route("POST", "/v1/trash/{space}/restore", "hidden"),
     Route("GET", "/v1/inbox", "own"),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.trees.git.index import GITLINK, IndexStat, MalformedIndex, entries, parse, restat
+from carrel.trees.git.index import GITLINK, IndexStat, MalformedIndex, entries, parse, restat, walk
 from tests.trees.git.repositories import GIT_TIMEOUT_S, commit, git, make_repository
 
 OLD_S = 1_600_000_000
@@ -85,6 +85,9 @@ def test_git_does_not_read_what_was_restated(tmp_path: Path, version: str, hashe
     assert git(copy, "diff-files", "--name-only") == ""
     assert git(copy, "status", "--porcelain") == ""
     assert believes_unchanged(copy, "a.txt")
+    (copy / "a.txt").write_text("staged\n")
+    git(copy, "add", "a.txt")
+    assert list(walk(index.read_bytes())) == [one[:4] for one in entries(index)]
 
 
 def test_without_restat_git_looks_again(tmp_path: Path) -> None:
@@ -166,6 +169,8 @@ def test_split_index_is_left_alone(tmp_path: Path) -> None:
     assert b"link" in before
     assert restat(index, lambda _path, old: old) == 0
     assert index.read_bytes() == before
+    with pytest.raises(MalformedIndex):
+        list(walk(before))
 
 
 def test_extensions_survive(tmp_path: Path) -> None:
@@ -243,6 +248,8 @@ def test_garbage_is_left_alone(tmp_path_factory: pytest.TempPathFactory, junk: b
         assert restat(index, lambda _path, old: old._replace(ino=7)) == 0
         assert index.read_bytes() == data
         assert list(entries(index)) == []
+        with pytest.raises(MalformedIndex):
+            list(walk(data))
 
 
 def test_missing_is_nothing(tmp_path: Path) -> None:
@@ -256,6 +263,8 @@ def test_every_cut_of_a_real_index_is_refused(tmp_path: Path) -> None:
     for length in range(len(data)):
         index.write_bytes(data[:length])
         assert restat(index, lambda _path, old: old._replace(ino=7)) == 0
+        with pytest.raises(MalformedIndex):
+            list(walk(data[:length]))
 
 
 def test_fifty_thousand_entries_are_quick(tmp_path: Path) -> None:

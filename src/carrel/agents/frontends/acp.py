@@ -13,15 +13,9 @@ from typing import ClassVar
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.frontends.acp_presets import PRESETS, Preset
 from carrel.agents.programs import AgentProgram, found
-from carrel.domain.agents import (
-    AgentSetup,
-    FoundFrontend,
-    FrontendKind,
-    Prepared,
-    Provider,
-    TurnRequest,
-)
+from carrel.domain.agents import FoundFrontend, FrontendKind, Prepared
 from carrel.domain.errors import FrontendNotInstalled
+from carrel.domain.turns import AgentSetup, Provider, TurnRequest
 
 COMMAND = "CARREL_ACP_COMMAND"
 """In a turn's environment: the agent's command, or the name of one that is known."""

@@ -16,7 +16,14 @@ from carrel.agents.frontends.lines import Object
 from carrel.agents.processes import ChildProcess, child
 from carrel.agents.requests import environment, headers_for
 from carrel.agents.turns import OWN_TOOLS, InputQueue, Permissions, listening, permission_of
-from carrel.domain.agents import (
+from carrel.domain.errors import (
+    AgentCrashed,
+    AgentError,
+    ContinuationNotFound,
+    Interrupted,
+    ModelNotSupported,
+)
+from carrel.domain.turns import (
     AgentEventType,
     AgentServer,
     AgentSetup,
@@ -24,13 +31,6 @@ from carrel.domain.agents import (
     Told,
     TurnRequest,
     TurnResult,
-)
-from carrel.domain.errors import (
-    AgentCrashed,
-    AgentError,
-    ContinuationNotFound,
-    Interrupted,
-    ModelNotSupported,
 )
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carrel.agents.frontends import claude_config, codex_config
-from carrel.domain.agents import AgentSetup, Permission, TurnRequest
+from carrel.domain.turns import AgentSetup, Permission, TurnRequest
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from carrel.agents import requests
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.frontends import claude_config
 from carrel.agents.frontends.claude_code import MODELS
-from carrel.domain.agents import AgentSetup, FoundFrontend, Provider, TurnRequest
+from carrel.domain.agents import FoundFrontend
 from carrel.domain.errors import FrontendNotInstalled
+from carrel.domain.turns import AgentSetup, Provider, TurnRequest
 
 PACKAGE = "claude-agent-sdk"
 INSTALL = "pip install 'carrel[agents]'"

@@ -26,7 +26,7 @@ from carrel.agents.turns import (
     listening,
     permission_of,
 )
-from carrel.domain.agents import AgentSetup, Permission, Stage, TurnRequest, TurnResult
+from carrel.domain.turns import AgentSetup, Permission, Stage, TurnRequest, TurnResult
 
 if TYPE_CHECKING:
     from claude_agent_sdk import (
@@ -127,7 +127,7 @@ def _options(
         cli_path=program,
         cwd=setup.workspace,
         env=_environment(request, setup, mode),
-        add_dirs=[setup.context] if requests.has_context(setup) else [],
+        add_dirs=[*requests.readable(setup)],
         resume=requests.asked_uuid(request) or None,
         model=request.model or None,
         permission_mode=_MODES[mode],

@@ -11,17 +11,8 @@ from carrel.agents.frontends import claude_config, claude_driver
 from carrel.agents.frontends.claude_driver import ClaudeTranslator
 from carrel.agents.programs import Locator, found
 from carrel.agents.turns import permission_of
-from carrel.domain.agents import (
-    KEY,
-    AgentSetup,
-    FoundFrontend,
-    FrontendKind,
-    Permission,
-    Prepared,
-    Provider,
-    Translator,
-    TurnRequest,
-)
+from carrel.domain.agents import FoundFrontend, FrontendKind, Prepared, Translator
+from carrel.domain.turns import KEY, AgentSetup, Permission, Provider, TurnRequest
 
 NAME = "claude-code"
 PROGRAM = "claude"
@@ -157,8 +148,8 @@ def _options(request: TurnRequest, setup: AgentSetup) -> list[str]:
     if setup.mcp:
         # The space's own tools need no permission.
         options += ["--allowedTools=mcp__carrel"]
-    if requests.has_context(setup):
-        options += ["--add-dir", setup.context]
+    for folder in requests.readable(setup):
+        options += ["--add-dir", folder]
     if request.system_prompt:
         options += [
             "--append-system-prompt-file",

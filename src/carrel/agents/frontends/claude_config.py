@@ -9,8 +9,8 @@ from typing import Any
 
 from carrel.agents.requests import OAUTH, OAUTH_PREFIX
 from carrel.agents.terminals import hook
-from carrel.domain.agents import AgentServer, AgentSetup, Permission, TurnRequest
 from carrel.domain.imports import ImportedServer
+from carrel.domain.turns import AgentServer, AgentSetup, Permission, TurnRequest
 
 FOLDER = "claude"
 """In the agent's state: its settings and conversations."""

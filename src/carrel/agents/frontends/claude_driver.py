@@ -23,7 +23,6 @@ from carrel.agents.turns import (
     listening,
     permission_of,
 )
-from carrel.domain.agents import AgentEventType, AgentSetup, Stage, Told, TurnRequest, TurnResult
 from carrel.domain.errors import (
     AgentCrashed,
     AgentError,
@@ -31,6 +30,7 @@ from carrel.domain.errors import (
     Interrupted,
     ModelNotSupported,
 )
+from carrel.domain.turns import AgentEventType, AgentSetup, Stage, Told, TurnRequest, TurnResult
 
 OPTIONS = ("--input-format", "stream-json", "--permission-prompt-tool", "stdio")
 """Beside those of every headless turn."""

@@ -10,17 +10,8 @@ from carrel.agents.frontends import codex_config
 from carrel.agents.frontends.codex_driver import CodexTranslator
 from carrel.agents.programs import AgentProgram, Locator, found
 from carrel.agents.turns import permission_of
-from carrel.domain.agents import (
-    KEY,
-    AgentSetup,
-    FoundFrontend,
-    FrontendKind,
-    Permission,
-    Prepared,
-    Provider,
-    Translator,
-    TurnRequest,
-)
+from carrel.domain.agents import FoundFrontend, FrontendKind, Prepared, Translator
+from carrel.domain.turns import KEY, AgentSetup, Permission, Provider, TurnRequest
 
 NAME = "codex-cli"
 PROGRAM = "codex"

@@ -10,8 +10,8 @@ from time import gmtime, strftime
 
 from carrel.agents.terminals import hook
 from carrel.agents.turns import permission_of
-from carrel.domain.agents import AgentServer, AgentSetup, InteractionMode, Permission, TurnRequest
 from carrel.domain.imports import ImportedServer
+from carrel.domain.turns import AgentServer, AgentSetup, InteractionMode, Permission, TurnRequest
 
 KEY = "OPENAI_API_KEY"
 ENDPOINTS = ("CODEX_BASE_URL", "OPENAI_BASE_URL")

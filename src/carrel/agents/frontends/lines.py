@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from carrel.domain.agents import AgentEventType, LogKind, Told
 from carrel.domain.nesting import is_too_deep
+from carrel.domain.turns import AgentEventType, LogKind, Told
 
 MAX_RAW = 4096
 """Characters of a line that nobody understood: enough to see what it was."""

@@ -18,7 +18,14 @@ from carrel.agents.frontends.lines import Object
 from carrel.agents.processes import ChildProcess, JsonLines, PendingAnswers, child
 from carrel.agents.requests import environment
 from carrel.agents.turns import InputQueue, Permissions, listening, permission_of
-from carrel.domain.agents import (
+from carrel.domain.errors import (
+    AgentCrashed,
+    AgentError,
+    ContinuationNotFound,
+    Interrupted,
+    ModelNotSupported,
+)
+from carrel.domain.turns import (
     AgentEventType,
     AgentSetup,
     Permission,
@@ -26,13 +33,6 @@ from carrel.domain.agents import (
     Told,
     TurnRequest,
     TurnResult,
-)
-from carrel.domain.errors import (
-    AgentCrashed,
-    AgentError,
-    ContinuationNotFound,
-    Interrupted,
-    ModelNotSupported,
 )
 
 QUIET = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}

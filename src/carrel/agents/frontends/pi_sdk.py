@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.programs import found
-from carrel.domain.agents import FoundFrontend, Provider, TurnRequest
+from carrel.domain.agents import FoundFrontend
+from carrel.domain.turns import Provider, TurnRequest
 
 PROGRAM = "pi"
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 
 from carrel.agents import programs
 from carrel.agents.driven import DrivenFrontend
-from carrel.domain.agents import KEY, AgentSetup, Prepared, Provider, TurnRequest
+from carrel.domain.agents import Prepared
+from carrel.domain.turns import KEY, AgentSetup, Provider, TurnRequest
 
 TERMINAL = "carrel.agents.frontends.scripted_terminal"
 FILE = "scripted-terminal.json"

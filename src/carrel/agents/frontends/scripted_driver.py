@@ -24,8 +24,8 @@ from carrel.agents.turns import (
     listening,
     permission_of,
 )
-from carrel.domain.agents import AgentServer, AgentSetup, Stage, TurnRequest, TurnResult
 from carrel.domain.errors import AgentCrashed, ContinuationNotFound, Interrupted
+from carrel.domain.turns import AgentServer, AgentSetup, Stage, TurnRequest, TurnResult
 
 if TYPE_CHECKING:
     from mcp import Client

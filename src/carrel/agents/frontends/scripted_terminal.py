@@ -22,7 +22,7 @@ from carrel.agents.frontends.scripted_driver import ScriptedDriver
 from carrel.agents.requests import with_values
 from carrel.agents.terminals import hook
 from carrel.agents.turns import conduct
-from carrel.domain.agents import (
+from carrel.domain.turns import (
     AgentEventType,
     AgentSetup,
     Continuation,

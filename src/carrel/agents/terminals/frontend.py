@@ -10,7 +10,6 @@ from carrel.agents.terminals.tmux import SESSION, SOCKET
 from carrel.domain.agents import (
     PREFIX,
     PROJECT_SETTINGS,
-    AgentSetup,
     Attaching,
     Confiding,
     FoundFrontend,
@@ -18,10 +17,9 @@ from carrel.domain.agents import (
     FrontendKind,
     Interactive,
     Prepared,
-    Provider,
-    TurnRequest,
 )
 from carrel.domain.errors import MessageInvalid, UnsupportedFrontend
+from carrel.domain.turns import AgentSetup, Provider, TurnRequest
 
 DRIVER = "carrel.agents.terminals.supervisor:TerminalSupervisor"
 MAX_PROMPT = 100_000

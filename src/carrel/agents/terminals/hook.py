@@ -13,7 +13,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from carrel.domain.agents import AgentSetup
+    from carrel.domain.turns import AgentSetup
 
 FOLDER = "terminal"
 """In the agent's state: the sockets, and what the pane begins with."""

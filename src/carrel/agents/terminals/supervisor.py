@@ -33,7 +33,9 @@ from carrel.agents.frontends.lines import (
 from carrel.agents.terminals.hook import FOLDER, SOCKET
 from carrel.agents.terminals.tmux import PaneEnd, Tmux
 from carrel.agents.turns import too_late
-from carrel.domain.agents import (
+from carrel.domain.errors import AgentCrashed, CarrelError, ContinuationNotFound, Interrupted
+from carrel.domain.keys import named_like_key
+from carrel.domain.turns import (
     KEY,
     Activity,
     AgentEventType,
@@ -45,8 +47,6 @@ from carrel.domain.agents import (
     TurnRequest,
     TurnResult,
 )
-from carrel.domain.errors import AgentCrashed, CarrelError, ContinuationNotFound, Interrupted
-from carrel.domain.keys import named_like_key
 
 INTERRUPT = "C-c"
 REFUSALS = 2

@@ -9,20 +9,18 @@ from msgspec import Meta, field
 
 from carrel.api.types.common import END, Answer, Body, Environment, Moment, Query, Span, Word
 from carrel.api.types.spaces import FrontendName
-from carrel.domain.agents import (
+from carrel.domain.agents import PREFIX_PATTERN, ContextFile, FoundFrontend
+from carrel.domain.imports import ImportedServer, Login
+from carrel.domain.turns import (
     NOTHING_SPENT,
-    PREFIX_PATTERN,
     Asked,
     Attachment,
-    ContextFile,
     Continuation,
-    FoundFrontend,
     Permission,
     TurnResult,
     TurnState,
 )
-from carrel.domain.agents import Usage as AgentUsage
-from carrel.domain.imports import ImportedServer, Login
+from carrel.domain.turns import Usage as AgentUsage
 
 __all__ = ["FoundFrontend"]
 """A record of the domain that is told as it is; the rest is written here."""
@@ -79,7 +77,7 @@ class TurnOptions(TypedDict, total=False):
     frontend: str
     model: str
     session: str
-    continuation: Continuation
+    continuation: Continuation | None
     permission: str
     env: Mapping[str, str]
     attachments: Sequence[Attachment]

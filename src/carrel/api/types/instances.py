@@ -285,7 +285,12 @@ class SessionBody(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseBody(Struct, frozen=True, kw_only=True):
-    session_id: Annotated[str, Meta(min_length=1, max_length=255)]
+    session_id: Annotated[str, Meta(min_length=1, max_length=255)] | int
+    """A number is what an earlier manager gave for one."""
+
+
+class SessionRelease(Release, frozen=True, kw_only=True):
+    session_id: str
 
 
 class SessionInfo(Answer, frozen=True, kw_only=True):

@@ -25,12 +25,12 @@ from carrel.api.types.common import (
 )
 from carrel.api.types.runs import Offset
 from carrel.api.types.spaces import BackEnd, FrontendName, LimitsBody, ProjectBody, Servers
-from carrel.domain.agents import NOTHING_SPENT, Permission, Usage
 from carrel.domain.limits import Limits
 from carrel.domain.projects import Project
 from carrel.domain.requests import Checked, Keeping, Older, Policy, RequestState, Workspace
 from carrel.domain.runtimes import Network
 from carrel.domain.trees import EntryType
+from carrel.domain.turns import NOTHING_SPENT, Permission, Usage
 
 LONGEST_WAIT_S = 60.0
 MOST_FILES = 10_000
@@ -96,6 +96,8 @@ class NewRequest(Body, frozen=True, kw_only=True):
     architecture: str | dict[str, Any] | None = None
     context: str | dict[str, str] | None = None
     """A text; or texts by name, which the agent finds as files."""
+    also_read: Annotated[tuple[PathText, ...], Meta(max_length=100)] = ()
+    """Absolute paths of the daemon's machine that the agent may read too; for administrators."""
     retention: Policy | KeepingBody = Policy.EPHEMERAL
     limits: RequestLimitsBody = RequestLimitsBody()
     check: Line | Command | CheckBody | None = None
@@ -130,6 +132,7 @@ class RequestOptions(TypedDict, total=False):
     model: str
     architecture: str | Mapping[str, object]
     context: str | Mapping[str, str]
+    also_read: Sequence[str]
     retention: str | Mapping[str, object] | Keeping
     tier: str
     limits: Limits

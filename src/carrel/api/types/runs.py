@@ -181,12 +181,17 @@ class PathQuery(Query, frozen=True, kw_only=True):
 
 class ReadQuery(PathQuery, frozen=True, kw_only=True):
     take: bool = False
-    """It is copied out: as it is now, it keeps the space from being removed no more."""
+    """It is to be copied out: the answer has a `Carrel-Copy`, see `CopiedBody`."""
 
 
 class FolderQuery(Query, frozen=True, kw_only=True):
     path: PathText = "."
     """Relative to the tree's root."""
+
+
+class ArchiveQuery(FolderQuery, frozen=True, kw_only=True):
+    plain: bool = False
+    """Not compressed: on one machine that only takes time."""
 
 
 class WriteQuery(PathQuery, frozen=True, kw_only=True):
@@ -207,6 +212,14 @@ class FolderBody(Body, frozen=True, kw_only=True):
     path: PathText
     mode: Mode = "755"
     parents: bool = False
+
+
+class CopiedBody(Body, frozen=True, kw_only=True):
+    """All of it is on the client's disk: as it was sent, it keeps the space from being removed no
+    more."""
+
+    copy: Annotated[str, Meta(max_length=100)]
+    """The `Carrel-Copy` of the answer that had the file or archive, of the last ten minutes."""
 
 
 class File(Answer, frozen=True, kw_only=True):

@@ -24,14 +24,14 @@ from carrel.api.types.common import (
     Word,
     spelled,
 )
-from carrel.domain.agents import NOTHING_SPENT, Activity
-from carrel.domain.agents import Usage as AgentUsage
 from carrel.domain.instances import InstanceState
 from carrel.domain.limits import Limits, LimitSupport
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runtimes import Attempt, Network
 from carrel.domain.spaces import Problem, Retention, SpaceState
 from carrel.domain.trees import Change, Commit, Skipped
+from carrel.domain.turns import NOTHING_SPENT, Activity
+from carrel.domain.turns import Usage as AgentUsage
 
 BackEnd = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,31}}{END}")]
 _PLAIN_NAME = spelled(

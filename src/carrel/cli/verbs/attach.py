@@ -93,6 +93,7 @@ def _prefix(call: VerbCall) -> str:
 def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
     """Opens a window of tmux for each. The windows go when they are left; the agents go on."""
     import shutil
+    import signal
     import subprocess
     import tempfile
 
@@ -110,6 +111,8 @@ def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
     begin = ["set", "-g", "prefix", key, ";", "bind", key, "send-prefix", ";"]
     hint = f" {key.replace('C-', 'Ctrl-')} n: next, d: leave all "
     begin += ["set", "-g", "status-right", hint, ";"]
+    # Also where somebody has killed this program.
+    begin += ["set-hook", "-g", "client-detached", "kill-server", ";"]
     # Else two keys that come at once count as text.
     begin += ["set", "-g", "assume-paste-time", "0", ";"]
     windows: list[str] = []
@@ -119,6 +122,8 @@ def _attach_all(call: VerbCall, spaces: Sequence[str]) -> int:
     env = {name: value for name, value in os.environ.items() if name != "TMUX"}
     with tempfile.TemporaryDirectory(prefix="carrel-attach-", ignore_cleanup_errors=True) as folder:
         tmux = ["tmux", "-S", f"{folder}/socket", "-f", "/dev/null"]
+        # Who closes the terminal ends tmux, and we have something to remove.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
         try:
             words = [*tmux, *windows, *begin, "select-window", "-t", ":0"]
             return subprocess.call(words, env=env)

@@ -71,10 +71,11 @@ def _upload(call: VerbCall, source: str, space: str, path: str) -> None:
 
 
 def _print(call: VerbCall, space: str, path: str) -> None:
-    from carrel.client.transfer import open_file
+    from carrel.client.transfer import open_file, tell_copied
 
     with open_file(call.link, space, path) as stream:
         write_stream(stream, 1)
+    tell_copied(call.link, space, stream)
 
 
 def _write_input(call: VerbCall, space: str, path: str) -> None:

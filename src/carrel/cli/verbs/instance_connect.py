@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _socket
 import os
-import signal
 import time
 
 from carrel.cli.bridge import SERVER, SIGNAL, StdioBridge
@@ -22,7 +21,11 @@ from carrel.client.address import CONNECT_S, connect_unix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from typing import Any
+else:
+    # The same without enums, which take longer to load than all else here.
+    import _signal as signal
 
 KNOWN_S = 3.0
 """For the daemon to notice that a server has ended whose connection did."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import _socket
 import os
-import signal
 
 from carrel.cli.bridge import SERVER, SIGNAL, StdioBridge
 from carrel.cli.call import VerbCall, without_empty
 from carrel.cli.spec import Option, Verb
 from carrel.cli.terminal import Signals
-from carrel.client.address import CONNECT_S, connect_unix, find_hub, starter
+from carrel.client.address import CONNECT_S, check_peer, connect_unix, find_hub, starter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+
     from carrel.client.address import Address
+else:
+    # The same without enums, which take longer to load than all else here.
+    import _signal as signal
 
 SOCKET = "mcp.sock"
 """Beside the hub's."""
@@ -74,6 +78,7 @@ def _connect(place: Address, autostart: bool) -> _socket.socket | None:
         try:
             sock.settimeout(CONNECT_S)
             connect_unix(sock.connect, path)
+            check_peer(sock, place)
             return sock
         except OSError:
             sock.close()

@@ -31,9 +31,9 @@ BOUND = 256
 """Connections that were let in and may be open at once; more wait in the kernel's queue."""
 HEADS = 64
 """Connections that have not shown the token yet; one more, and the oldest of them goes."""
-ACCEPTED = 64
+ACCEPTED = 512
 """Connections that are accepted at once: strangers who come again and again keep nobody who is let
-in from being served."""
+in from being served, nor, in the kernel's queue, who comes after them."""
 MAX_HEAD = 64 * 1024
 """Bytes of the first head."""
 MAX_DRAINED = 1024 * 1024
@@ -319,15 +319,15 @@ class Gate:
         """Whatever is wrong with it is wrong with this one alone: who has reset the connection
         already has no address any more."""
         try:
+            if not self._peers.admits(came):
+                came.setsockopt(SOL_SOCKET, SO_LINGER, _AT_ONCE)
+                came.close()
+                return
             client = SocketEnd(came, None)
-            admitted = self._peers.admits(came)
         except OSError:
             came.close()
             return
         self._ends[came.fileno()] = self._heads[came.fileno()] = client
-        if not admitted:
-            self._drop(client, reset=True)
-            return
         if len(self._heads) > HEADS:
             self._drop(next(iter(self._heads.values())), reset=True)
         try:

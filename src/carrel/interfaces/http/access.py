@@ -7,6 +7,7 @@ somebody points at this machine.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ipaddress
 import re
@@ -15,12 +16,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.domain.access import LOCAL, Caller, working_for
 from carrel.domain.errors import AuthenticationFailed, CarrelError, Forbidden, RateLimited
 from carrel.interfaces.http.answers import AnswerReader, problem_response, reader
+from carrel.interfaces.http.lifetime import ClientGone
 from carrel.interfaces.http.services import ApiOptions
 from carrel.service.tokens import Tokens
 
@@ -103,7 +106,10 @@ class AccessLayer:
         except CarrelError as error:
             await problem_response(error)(scope, receive, send)
             return
-        await self._app(scope, receive, choosing(scope, send))
+        if scope["type"] == "http" and "carrel.recheck" in scope:
+            await Leash(scope, receive, send).run(self._app)
+        else:
+            await self._app(scope, receive, choosing(scope, send))
 
     def _check_origin(self, origin: bytes | None) -> None:
         if origin is not None and origin.decode("latin-1") not in self._origins:
@@ -130,7 +136,7 @@ class AccessLayer:
             raise
         know = scope.get("state", {}).get("know")
         if know is not None:
-            know(caller.name)
+            know(caller.account)
         scope["carrel.recheck"] = functools.partial(self._tokens.caller, secret)
         return caller
 
@@ -210,6 +216,66 @@ def _with_origin(send: Send, origin: bytes) -> Send:
         await send(message)
 
     return sending
+
+
+RECHECK_S = 15.0
+"""So long a token that was revoked may go on with what it has begun."""
+
+
+class Leash:
+    """What a token has begun over plain HTTP ends with the token, as if its client had gone:
+    uploads, downloads, commands and whatever else is waited for."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._over = asyncio.Event()
+        self._answered = False
+
+    async def run(self, app: ASGIApp) -> None:
+        watch: list[asyncio.Task[None]] = []
+        # Nearly all are done by then, and cost a timer only.
+        timer = asyncio.get_running_loop().call_later(
+            RECHECK_S, lambda: watch.append(asyncio.create_task(self._look()))
+        )
+        try:
+            await app(self._scope, self._receiving, self._sending)
+        except (ClientGone, ClientDisconnect):
+            if not self._over.is_set():
+                raise
+        finally:
+            timer.cancel()
+            for task in watch:
+                task.cancel()
+        if self._over.is_set() and not self._answered:
+            try:
+                await still_allowed(self._scope)
+            except CarrelError as error:
+                await problem_response(error)(self._scope, self._receive, self._send)
+
+    async def _look(self) -> None:
+        try:
+            while True:
+                await still_allowed(self._scope)
+                await asyncio.sleep(RECHECK_S)
+        except CarrelError:
+            self._over.set()
+
+    async def _receiving(self) -> Message:
+        over = asyncio.ensure_future(self._over.wait())
+        coming = asyncio.ensure_future(self._receive())
+        try:
+            await asyncio.wait({over, coming}, return_when=asyncio.FIRST_COMPLETED)
+            return {"type": "http.disconnect"} if self._over.is_set() else coming.result()
+        finally:
+            over.cancel()
+            coming.cancel()
+
+    async def _sending(self, message: Message) -> None:
+        if not self._over.is_set():
+            self._answered = True
+            await self._send(message)
 
 
 async def still_allowed(scope: Mapping[str, Any]) -> None:

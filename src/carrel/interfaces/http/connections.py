@@ -33,14 +33,14 @@ MAX_CONNECTIONS = 2048
 """Of the Unix socket, which others than the daemon's user cannot fill. Each costs two descriptors
 at most; clients keep a few open, streams one each."""
 STRANGERS, SHARES = 8, 4
-"""Of the places on TCP one in eight is for who has shown no token yet, and one caller has one in
-four at most."""
+"""Of the places on TCP one in eight is for who has shown no token yet, and one account (see
+`Caller.account`) has one in four at most."""
 SHARE, AT_ONCE_S = 0.5, 0.5
-"""Of our time, for all connections of one caller on TCP together, and for all strangers."""
+"""Of our time, for all connections of one account on TCP together, and for all strangers."""
 REQUEST_S, MESSAGE_S = 0.0005, 0.00005
 """What is counted for a request and for a message of a WebSocket, beside the reading of it."""
 UNFINISHED_BYTES = 64 << 20
-"""Of bodies and messages that are not answered or taken yet, of all connections of one caller on
+"""Of bodies and messages that are not answered or taken yet, of all connections of one account on
 TCP together: they are in memory."""
 FIRST_BYTES = 1024
 """Of each connection, which wait for nobody: it may show a token there."""
@@ -96,7 +96,7 @@ class RequestTimeout(RequestError):
 
 class ConnectionLimits:
     """Who is connected: a place for each on the Unix socket, and shares of those on TCP, so that
-    neither strangers nor one caller keep others out."""
+    neither strangers nor one account keep others out."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -124,46 +124,46 @@ class ConnectionLimits:
         self._strangers[transport] = str(peer[0]) if peer else ""
         return True
 
-    def know(self, transport: asyncio.BaseTransport, name: str) -> None:
-        """It has shown the token of this caller. Raises `DaemonUnavailable`."""
-        if self._known.get(transport) == name:
+    def know(self, transport: asyncio.BaseTransport, account: str) -> None:
+        """It has shown a token of this account. Raises `DaemonUnavailable`."""
+        if self._known.get(transport) == account:
             return
         full = len(self._known) >= self._most and transport not in self._known
-        if full or self._counts[name] >= max(1, self._most // SHARES):
+        if full or self._counts[account] >= max(1, self._most // SHARES):
             raise DaemonUnavailable("Too many connections.", hint="Close some.")
         self.leave(transport)
-        self._known[transport] = name
-        self._counts[name] += 1
+        self._known[transport] = account
+        self._counts[account] += 1
 
     def leave(self, transport: asyncio.BaseTransport) -> None:
         """Idempotent."""
         self._local.discard(transport)
         self._strangers.pop(transport, None)
-        name = self._known.pop(transport, None)
-        if name is not None:
-            self._unfinished[name] -= self._sizes.pop(transport, 0)
-            self._counts[name] -= 1
-            if not self._counts[name]:
+        account = self._known.pop(transport, None)
+        if account is not None:
+            self._unfinished[account] -= self._sizes.pop(transport, 0)
+            self._counts[account] -= 1
+            if not self._counts[account]:
                 # Its pace stays: who leaves and comes again has no more time for that.
-                del self._counts[name], self._unfinished[name]
+                del self._counts[account], self._unfinished[account]
 
     def weigh(self, transport: asyncio.BaseTransport, size: int) -> bool:
-        """So much of what it sent is unfinished; whether its caller may have that."""
-        name = self._known.get(transport)
-        if name is None:
+        """So much of what it sent is unfinished; whether its account may have that."""
+        account = self._known.get(transport)
+        if account is None:
             return True
-        self._unfinished[name] += size - self._sizes.get(transport, 0)
+        self._unfinished[account] += size - self._sizes.get(transport, 0)
         self._sizes[transport] = size
-        return self._unfinished[name] <= UNFINISHED_BYTES
+        return self._unfinished[account] <= UNFINISHED_BYTES
 
     def pace(self, transport: asyncio.BaseTransport) -> Pace | None:
-        """Of its caller; None on the Unix socket."""
+        """Of its account; None on the Unix socket."""
         if transport in self._local:
             return None
-        name = self._known.get(transport, "")
-        pace = self._paces.get(name)
+        account = self._known.get(transport, "")
+        pace = self._paces.get(account)
         if pace is None:
-            pace = self._paces[name] = Pace(SHARE, AT_ONCE_S)
+            pace = self._paces[account] = Pace(SHARE, AT_ONCE_S)
         return pace
 
     def spend(self, transport: asyncio.BaseTransport, seconds: float) -> None:
@@ -172,7 +172,7 @@ class ConnectionLimits:
             pace.spend(seconds, time.monotonic())
 
     async def turn(self, transport: asyncio.BaseTransport, seconds: float) -> None:
-        """Returns when its caller has time for work of so many seconds."""
+        """Returns when its account has time for work of so many seconds."""
         pace = self.pace(transport)
         if pace is not None:
             now = time.monotonic()
@@ -189,7 +189,7 @@ def _is_unix(transport: asyncio.BaseTransport) -> bool:
 
 class HttpConnection(HttpToolsProtocol):
     """The application finds in `scope["state"]`: `local` from the listener, `abort`, and on TCP
-    `know`, to be called with the name of a caller that has shown a token, `weigh`, with the size
+    `know`, to be called with the account of who has shown a token, `weigh`, with the size
     of a body that is kept in memory, and `turn`, before work that takes so long."""
 
     def __init__(

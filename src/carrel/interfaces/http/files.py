@@ -1,4 +1,4 @@
-"""Files of a space, and whole folders as tar.zst: bytes in, bytes out.
+"""Files of a space, and whole folders as tar: bytes in, bytes out.
 
 A small body is read as a whole before anything else is done, so that a slow client holds nothing.
 A large one is handed to the worker thread that writes it piece by piece, one at a time.
@@ -7,22 +7,24 @@ A large one is handed to the worker thread that writes it piece by piece, one at
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError as FutureCancelled
+from concurrent.futures import Future
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from typing_extensions import Buffer
 
-from carrel.api.types.runs import Done, FolderQuery, ReadQuery, WriteQuery
-from carrel.domain.errors import RequestError, TooLarge
+from carrel.api.types.runs import ArchiveQuery, Done, FolderQuery, ReadQuery, WriteQuery
+from carrel.domain.errors import RequestError, StateConflict, TooLarge
 from carrel.interfaces.http.answers import answer, bytes_answer
 from carrel.interfaces.http.operations import query_of
-from carrel.interfaces.http.responses import ByteStream, begin, begun, file_answer, nobody_asks
+from carrel.interfaces.http.responses import COPY, ByteStream, begin, begun, file_answer
 from carrel.interfaces.http.services import caller, serving
 
-ARCHIVE = "application/zstd"
+ARCHIVE, PLAIN_ARCHIVE = "application/zstd", "application/x-tar"
 BUFFER = 256 * 1024
 MAX_CONTEXT = 16 << 20
 
@@ -34,7 +36,7 @@ async def read(request: Request) -> Response:
         caller(request),
         request.path_params["space"],
         asked.path,
-        lambda file, took: begin(file, wanted, took if asked.take else nobody_asks),
+        lambda file, copy: begin(file, wanted, copy if asked.take else None),
     )
     return await file_answer(reading, here.background)
 
@@ -50,14 +52,25 @@ async def write(request: Request) -> Response:
         if rest is None:
             return answer(await store(who, space, asked, first))
     async with here.stream(who):
-        return answer(await store(who, space, asked, Pieces(first, rest)))
+        with contextlib.closing(Pieces(first, rest)) as pieces:
+            return answer(await store(who, space, asked, pieces))
 
 
 async def read_archive(request: Request) -> Response:
-    here, path = serving(request), query_of(request, FolderQuery).path
-    space = request.path_params["space"]
-    pieces = await here.services.files.archive(caller(request), space, path)
-    return ByteStream(await begun(pieces), here.background, media_type=ARCHIVE)
+    here, who, asked = serving(request), caller(request), query_of(request, ArchiveQuery)
+    space, zstd = request.path_params["space"], not asked.plain
+    media_type = ARCHIVE if zstd else PLAIN_ARCHIVE
+    async with contextlib.AsyncExitStack() as turn:
+        await turn.enter_async_context(here.archives.of(who.account))
+        archive = here.services.files.archive(who, space, asked.path, zstd=zstd)
+        ticket, pieces = await archive
+        return ByteStream(
+            await begun(pieces),
+            here.background,
+            headers={COPY: ticket},
+            media_type=media_type,
+            held=turn.pop_all(),
+        )
 
 
 async def write_archive(request: Request) -> Response:
@@ -71,8 +84,9 @@ async def write_archive(request: Request) -> Response:
             await unpack(who, space, io.BytesIO(first), path)
             return answer(Done())
     async with here.stream(who):
-        reader = io.BufferedReader(PieceReader(Pieces(first, rest)), BUFFER)
-        await unpack(who, space, reader, path)
+        with contextlib.closing(Pieces(first, rest)) as pieces:
+            reader = io.BufferedReader(PieceReader(pieces), BUFFER)
+            await unpack(who, space, reader, path, pieces)
     return answer(Done())
 
 
@@ -145,7 +159,8 @@ async def whole_or_rest(request: Request) -> tuple[bytes, AsyncIterator[bytes] |
 
 
 class Pieces(Iterator[bytes]):
-    """The rest of a body, for a worker thread; made on the event loop."""
+    """The rest of a body, for a worker thread; made and closed on the event loop. The next piece
+    comes while the thread works on the one before. A `Coming`."""
 
     def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
         self._first: bytes | None = first
@@ -153,20 +168,49 @@ class Pieces(Iterator[bytes]):
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._size = len(first)
+        self._given_up = asyncio.Event()
+        self._coming: Future[bytes | None] | None = None
+
+    def give_up(self) -> None:
+        self._given_up.set()
+
+    def close(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
 
     def __next__(self) -> bytes:
         if self._first is not None:
             first, self._first = self._first, None
+            self._coming = self._ask()
             return first
-        coming = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+        coming = self._coming or self._ask()
         try:
             piece = coming.result(PIECE_S)
         except (TimeoutError, FutureCancelled, ClientDisconnect):
             coming.cancel()
             raise BodyEnded("The body ended too early.", hint="Send it again.") from None
+        self._coming = coming if piece is None else self._ask()
         if piece is None:
             raise StopIteration
         return piece
+
+    def _ask(self) -> Future[bytes | None]:
+        return asyncio.run_coroutine_threadsafe(self._next_or_none(), self._loop)
+
+    async def _next_or_none(self) -> bytes | None:
+        """Raises `StateConflict` as soon as it is given up."""
+        given_up = asyncio.ensure_future(self._given_up.wait())
+        piece = asyncio.ensure_future(self._next())
+        try:
+            await asyncio.wait({given_up, piece}, return_when=asyncio.FIRST_COMPLETED)
+            if self._given_up.is_set():
+                raise StateConflict(
+                    "The space is being stopped or removed.", hint="Send it again afterwards."
+                )
+            return await piece
+        finally:
+            for task in (given_up, piece):
+                task.cancel()
 
     async def _next(self) -> bytes | None:
         async for piece in self._rest:

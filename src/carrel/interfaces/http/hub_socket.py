@@ -24,6 +24,8 @@ from carrel.interfaces.http.services import ApiContext, caller, serving
 NORMAL, POLICY, RESTART, LATER = 1000, 1008, 1012, 1013
 HIGH_WATER = 1 << 18
 """Bytes that wait for the client before a replay pauses."""
+AT_ONCE = 256
+"""Frames that all connections together send until others have their turn at the event loop."""
 _CODES = {"client_shutdown": NORMAL, "daemon_shutdown": RESTART}
 
 
@@ -44,6 +46,9 @@ async def hub_socket(websocket: WebSocket) -> None:
 class FrameConnection:
     """Implements `Sink`."""
 
+    busy = 0
+    """How many of all have something to write."""
+
     def __init__(self, websocket: WebSocket) -> None:
         self._socket = websocket
         self._out: deque[bytes] = deque()
@@ -53,6 +58,7 @@ class FrameConnection:
         self._little.set()
         self._reason = ""
         self._abandoned = asyncio.Event()
+        self._is_busy = False
 
     async def attend(self, connection: Connection, closing: Shutdown) -> None:
         """Until one side has had enough."""
@@ -100,18 +106,36 @@ class FrameConnection:
 
     async def write(self) -> None:
         """Returns when the last frame before a close has gone out."""
-        with contextlib.suppress(WebSocketDisconnect, ClientDisconnected, RuntimeError):
-            while True:
-                while self._out:
-                    envelope = self._out.popleft()
-                    await self._socket.send_text(envelope.decode())
-                    self._bytes -= len(envelope)
-                    if self._bytes < HIGH_WATER:
-                        self._little.set()
-                if self._reason:
-                    return
-                self._something.clear()
-                await self._something.wait()
+        try:
+            with contextlib.suppress(WebSocketDisconnect, ClientDisconnected, RuntimeError):
+                while True:
+                    await self._write_waiting()
+                    if self._reason:
+                        return
+                    self._something.clear()
+                    await self._something.wait()
+        finally:
+            self._set_busy(False)
+
+    async def _write_waiting(self) -> None:
+        """To a client that is quick, sending never waits; and there may be hundreds who hear the
+        same."""
+        sent = 0
+        while self._out:
+            envelope = self._out.popleft()
+            await self._socket.send_text(envelope.decode())
+            self._bytes -= len(envelope)
+            if self._bytes < HIGH_WATER:
+                self._little.set()
+            sent += 1
+            if sent * FrameConnection.busy >= AT_ONCE:
+                sent = 0
+                await asyncio.sleep(0)
+        self._set_busy(False)
+
+    def _set_busy(self, busy: bool) -> None:
+        FrameConnection.busy += busy - self._is_busy
+        self._is_busy = busy
 
     async def _watch_access(self, connection: Connection) -> None:
         while True:
@@ -138,6 +162,8 @@ class FrameConnection:
     def _let_go(self) -> None:
         self._out.clear()
         self._bytes = 0
+        # Something may have been said after the last was written.
+        self._set_busy(False)
         self._little.set()
 
     # Sink
@@ -145,6 +171,7 @@ class FrameConnection:
     def send(self, envelopes: Sequence[bytes]) -> None:
         if self._reason:
             return
+        self._set_busy(True)
         self._out.extend(envelopes)
         self._bytes += sum(map(len, envelopes))
         if self._bytes >= HIGH_WATER:

@@ -11,12 +11,19 @@ from starlette.responses import Response
 from carrel.api.types.instances import (
     LogQuery,
     NewInstance,
-    Release,
     ReleaseBody,
     SessionBody,
     SessionInfo,
+    SessionRelease,
 )
-from carrel.domain.errors import CarrelError, InstanceFailed, ProjectError, RequestError
+from carrel.domain.errors import (
+    CarrelError,
+    InstanceFailed,
+    InstanceNotFound,
+    MessageInvalid,
+    ProjectError,
+    RequestError,
+)
 from carrel.domain.instances import Handed, InstanceRequest
 from carrel.interfaces.http.answers import PROBLEM, answer, details_of, encode
 from carrel.interfaces.http.lifetime import ClientGone, while_wanted
@@ -25,8 +32,6 @@ from carrel.interfaces.http.services import caller, serving
 from carrel.service.operations.instances import instance_request
 
 BAD, FAILED = 400, 500
-FIELDS = {"/request-session": "project_path", "/release-session": "session_id"}
-"""What each cannot do without."""
 
 
 async def start(request: Request) -> Response:
@@ -68,7 +73,7 @@ def _older(
         try:
             return await handle(request)
         except CarrelError as error:
-            return _problem(error, request.url.path)
+            return _problem(error)
 
     return handling
 
@@ -91,18 +96,23 @@ async def request_session(request: Request) -> Response:
 
 @_older
 async def release_session(request: Request) -> Response:
-    """As `DELETE /v1/instances/{instance}`."""
-    asked = await body_of(request, ReleaseBody)
-    instances = serving(request).services.instances
-    return answer(Release(status=await instances.release(caller(request), asked.session_id)))
+    """As `DELETE /v1/instances/{instance}`. What is no id is nobody's."""
+    try:
+        named = str((await body_of(request, ReleaseBody)).session_id)
+    except MessageInvalid:
+        raise InstanceNotFound(
+            "Invalid or missing 'session_id'", hint="Send the one of /request-session."
+        ) from None
+    status = await serving(request).services.instances.release(caller(request), named)
+    return answer(SessionRelease(status=status, session_id=named))
 
 
-def _problem(error: CarrelError, path: str) -> Response:
+def _problem(error: CarrelError) -> Response:
     problem = details_of(error)
     problem["error"] = error.message
     if isinstance(error, ProjectError | RequestError) and problem["status"] == 422:
         problem["status"], problem["title"] = BAD, "Bad Request"
-        problem["error"] = f"Invalid or missing '{FIELDS[path]}'"
+        problem["error"] = "Invalid or missing 'project_path'"
     elif isinstance(error, InstanceFailed):
         problem["status"], problem["title"] = FAILED, "Internal Server Error"
         problem["error"] = f"{error.message}\n{error.details.get('output', '')}".rstrip()

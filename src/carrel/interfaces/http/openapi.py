@@ -40,7 +40,15 @@ _OLDER = {
     "sessions.release": {"400": "Bad session"},
 }
 """Statuses that were promised there."""
+_COPY = {
+    "Carrel-Copy": {
+        "description": "For `files.copied`, once all of it is on the client's disk",
+        "schema": {"type": "string"},
+    }
+}
 _HEADERS: dict[str, Any] = {
+    "files.read": _COPY,
+    "files.read_archive": _COPY,
     "runs.output": {
         "Carrel-Offset": {
             "description": "Where they begin",
@@ -52,7 +60,7 @@ _HEADERS: dict[str, Any] = {
             "required": True,
             "schema": {"type": "string", "enum": ["true", "false"]},
         },
-    }
+    },
 }
 
 

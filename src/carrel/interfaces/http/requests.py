@@ -163,10 +163,12 @@ def _path(request: Http) -> str:
 async def read_archive(request: Http) -> Response:
     """What was added and modified; with `all` everything that is there. A version that is
     archived has everything only."""
-    here, name = serving(request), request.path_params["request_id"]
+    here, who, name = serving(request), caller(request), request.path_params["request_id"]
     everything = query_of(request, MadeArchiveQuery).all
-    pieces = await here.services.requests.archive(caller(request), name, everything=everything)
-    return ByteStream(await begun(pieces), here.background, media_type=GZIP)
+    async with contextlib.AsyncExitStack() as turn:
+        await turn.enter_async_context(here.archives.of(who.account))
+        source = await begun(await here.services.requests.archive(who, name, everything=everything))
+        return ByteStream(source, here.background, media_type=GZIP, held=turn.pop_all())
 
 
 async def compare(request: Http) -> Response:
@@ -225,7 +227,8 @@ def content_of(text: str | None) -> dict[str, Any]:
         raise MessageInvalid(
             "A frame is an object.", hint='Send {"type": "generate", …}.', field="frame"
         )
-    return content
+    # Older clients name a tool, and no type.
+    return {"type": "generate", **content} if "tool" in content else content
 
 
 def frame_of(content: dict[str, Any]) -> ClientFrame:

@@ -25,6 +25,7 @@ from carrel.interfaces.http.answers import (
     problem_response,
 )
 from carrel.interfaces.http.lifetime import REASON, BackgroundTasks, Shutdown, gone
+from carrel.service.files import Copy
 
 Read = Callable[[], bytes]
 """The next piece; empty at the end. Blocking."""
@@ -136,10 +137,8 @@ class ByteStream(Response):
 # One file, or a part of it
 
 PIECE = 256 * 1024
-
-
-def nobody_asks() -> None:
-    """Of a file of which nobody needs to know whether it was read."""
+COPY = "Carrel-Copy"
+"""The header with the ticket of a copy that counts when its client says that it has it."""
 
 
 @dataclass(frozen=True)
@@ -150,17 +149,15 @@ class OpenedFile:
     size: int
     part: tuple[int, int] | None
     first: bytes
-    took: Callable[[], None] = nobody_asks
-    """Called when all of the file was read."""
+    copy: Copy | None = None
+    """What the whole file becomes, if it is to be copied out."""
 
     @property
     def length(self) -> int:
         return self.size if self.part is None else self.part[1] - self.part[0]
 
 
-def begin(
-    file: BinaryIO, range_header: str | None, took: Callable[[], None] = nobody_asks
-) -> OpenedFile:
+def begin(file: BinaryIO, range_header: str | None, copy: Copy | None = None) -> OpenedFile:
     """In a worker thread. Most files are done with the first piece, and closed then. Raises
     `RangeNotSatisfiable`."""
     try:
@@ -169,14 +166,16 @@ def begin(
         begins, ends = part or (0, size)
         file.seek(begins)
         first = file.read(min(PIECE, ends - begins))
-        if len(first) == size:
-            took()
+        if part is not None:
+            copy = None
+        elif copy is not None and len(first) == size:
+            copy.sent()
     except BaseException:
         file.close()
         raise
     if len(first) == ends - begins:
         file.close()
-    return OpenedFile(file, size, part, first, took)
+    return OpenedFile(file, size, part, first, copy)
 
 
 async def file_answer(beginning: Awaitable[OpenedFile], background: BackgroundTasks) -> Response:
@@ -188,6 +187,8 @@ async def file_answer(beginning: Awaitable[OpenedFile], background: BackgroundTa
     if reading.part is not None:
         begins, ends = reading.part
         headers["Content-Range"] = f"bytes {begins}-{ends - 1}/{reading.size}"
+    if reading.copy is not None:
+        headers[COPY] = reading.copy.ticket
     status = 200 if reading.part is None else 206
     if len(reading.first) == reading.length:
         return bytes_answer(reading.first, headers, status)
@@ -205,8 +206,8 @@ def _source(reading: OpenedFile) -> ByteSource:
             # Somebody cut it short while it was sent.
             raise PathNotFound("The file became shorter.")
         left -= len(piece)
-        if piece and not left and reading.part is None:
-            reading.took()
+        if piece and not left and reading.copy is not None:
+            reading.copy.sent()
         return piece
 
     return ByteSource(reading.first, read, reading.file.close)

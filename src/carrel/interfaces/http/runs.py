@@ -311,7 +311,7 @@ class RunSession:
         accepted = None if target is None else target.accepted
         started = {"type": "started", "run": self.runs.info(self.caller, record), "input": accepted}
         await self._send({**started, "unenforced": self.here.services.runs.unenforced(record)})
-        telling = asyncio.create_task(self._output(record, offsets))
+        telling = asyncio.create_task(self._tell(record, offsets))
         others = [
             asyncio.create_task(self._input(record)),
             asyncio.create_task(self._acknowledge(target)),
@@ -331,12 +331,15 @@ class RunSession:
         for result in results:
             if isinstance(result, Exception):
                 raise result
-        if not telling.cancelled():
-            ended = await self.here.services.runs.wait(record.run_id, None)
-            await self._send({"type": "exit", "run": self.runs.info(self.caller, ended)})
-            await self._socket.close(1000)
-        elif self.here.closing.begun:
+        if telling.cancelled() and self.here.closing.begun:
             await self._socket.close(RESTART, REASON)
+
+    async def _tell(self, record: RunRecord, offsets: dict[Stream, int]) -> None:
+        """All of it, also how it ended: however long the client does not read."""
+        await self._output(record, offsets)
+        ended = await self.here.services.runs.wait(record.run_id, None)
+        await self._send({"type": "exit", "run": self.runs.info(self.caller, ended)})
+        await self._socket.close(1000)
 
     async def _output(self, record: RunRecord, offsets: dict[Stream, int]) -> None:
         streams = [Stream.STDOUT] if record.terminal else [Stream.STDOUT, Stream.STDERR]
@@ -421,6 +424,7 @@ class RunSession:
             return
         details = details_of(error)
         code = OUR_FAULT if details["status"] == 500 else POLICY
+        self._socket.scope["state"]["be_patient"](False)
         with contextlib.suppress(WebSocketDisconnect, ClientDisconnected, RuntimeError):
             # The members `type` of a frame and of a problem are the same: the frame's wins.
             await self._send({**details, "type": "problem"})

@@ -61,9 +61,12 @@ class ApiOptions:
 # The context of a request
 
 STREAMS = 8
-"""Uploads and archives at the same time: each has a worker thread for as long as its client
-takes, and others need threads too."""
+"""Uploads at the same time: each has a worker thread for as long as its client takes, and others
+need threads too."""
 
+ARCHIVES = 16
+"""Archives that are read at the same time: each has some megabytes of memory, and a descriptor for
+every folder that it is in."""
 
 DIFFS = 4
 """Differences that are read at the same time: both versions are on the disk meanwhile."""
@@ -83,6 +86,7 @@ class ApiContext:
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     metrics: Metrics = field(default_factory=Metrics)
     streams: CallerSlots = field(default_factory=lambda: CallerSlots(STREAMS, TURN_S))
+    archives: CallerSlots = field(default_factory=lambda: CallerSlots(ARCHIVES, TURN_S))
     diffs: CallerSlots = field(default_factory=lambda: CallerSlots(DIFFS, TURN_S))
     outcomes: CallerSlots = field(default_factory=lambda: CallerSlots(OUTCOMES, TURN_S))
     bodies: Counter[str] = field(default_factory=Counter)

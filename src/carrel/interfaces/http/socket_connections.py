@@ -7,7 +7,7 @@ import secrets
 from asyncio import TimerHandle
 from typing import Any
 
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -15,8 +15,9 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame
 from websockets.http11 import Request
 
+from carrel.domain.errors import CarrelError
 from carrel.hub.rates import Intake
-from carrel.interfaces.http.access import LOCAL_STATE
+from carrel.interfaces.http.access import LOCAL_STATE, RECHECK_S, still_allowed
 from carrel.interfaces.http.body_limits import ITEM_S, MAX_JSON, items_of, most_bytes
 from carrel.interfaces.http.connections import (
     FLUSH_S,
@@ -48,6 +49,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self._flush: TimerHandle | None = None
         self._failed = False
         self._patient = False
+        self._leaving: asyncio.Task[None] | None = None
         self._untaken = 0
         """Bytes that came and that the application does not have."""
         self._asked: dict[bytes, asyncio.Future[bool]] = {}
@@ -114,13 +116,39 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self.scope["state"]["send_until_read"] = self.send_until_read
             self.scope["state"]["be_patient"] = self.be_patient
 
-    def be_patient(self) -> None:
+    def be_patient(self, patient: bool = True) -> None:
         """From now on a client that does not read is waited for: what it is sent waits for it
-        elsewhere."""
-        self._patient = True
+        elsewhere. Not any more: it is given a moment for the reason."""
+        self._patient = patient
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+        if not patient and not self.writable.is_set():
+            self._stall = self.loop.call_later(FLUSH_S, self._stalled)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.close" and self.close_timer is not None:
+            # The parent's would wait for ever for a client that does not read.
+            self.close_timer.cancel()
+            self.close_timer = self.loop.call_later(self.close_timeout, self._leave)
+
+    def _leave(self) -> None:
+        """The client has not said goodbye, and may not have read all."""
+        if not self._patient:
+            self._give_up()
+            return
+        self.transport.close()
+        if "carrel.recheck" in self.scope and self._leaving is None:
+            self._leaving = self.loop.create_task(self._wait_while_allowed())
+
+    async def _wait_while_allowed(self) -> None:
+        try:
+            while True:
+                await still_allowed(self.scope)
+                await asyncio.sleep(RECHECK_S)
+        except CarrelError:
+            self.transport.abort()
 
     async def send_until_read(self, text: str) -> bool:
         """Whether the client has read it: it answers a ping that comes after it, or says goodbye
@@ -182,7 +210,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._intake.close()
         self._room.leave(self.transport)
-        for timer in (self._stall, self._flush):
+        for timer in (self._stall, self._flush, self._leaving):
             if timer is not None:
                 timer.cancel()
         self._heard(False)

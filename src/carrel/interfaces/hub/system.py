@@ -13,11 +13,11 @@ from carrel.api.types import hub as types
 from carrel.api.types.common import shared
 from carrel.api.types.hub import SYSTEM_REQUESTS
 from carrel.domain.access import Caller, working_for
-from carrel.domain.agents import Control, ControlKind, TurnRequest
 from carrel.domain.errors import Forbidden, MessageInvalid, StateConflict
 from carrel.domain.hub import MESSAGE, Replay, envelope_in
 from carrel.domain.projects import project_named
 from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest
+from carrel.domain.turns import Control, ControlKind, TurnRequest
 from carrel.hub.client import Client
 from carrel.hub.hub import HubServer, no_receiver
 from carrel.service.access import shown_project
@@ -101,16 +101,16 @@ class SystemRequests:
                     "An agent's new space always starts from the agent's own project.",
                     hint="Leave `project` out.",
                 )
-            child = Child(asked.name, asked.description, asked.frontend, asked.agreed)
+            child = Child(
+                asked.name, asked.description, asked.frontend, asked.agreed, asked.initial_prompt
+            )
             made = await self._family.spawn(own, child)
         else:
             made = await self._create(caller, asked)
-        if asked.initial_prompt and made.agent and own:
-            await self._family.begin(own, made, asked.initial_prompt)
-        elif asked.initial_prompt and made.agent:
+        if asked.initial_prompt and made.agent and not own:
             wanted = TurnRequest(made.agent, asked.initial_prompt)
             await self._turns.start(caller, made.space_id, wanted)
-        elif asked.initial_prompt:
+        elif asked.initial_prompt and not made.agent:
             payload = {"text": asked.initial_prompt, "data": {"initial_prompt": True}}
             await self._hub.say(client, made.space_id, MESSAGE, payload)
         return types.SpaceAnswer(space=_view(client, made))
@@ -183,7 +183,7 @@ class SystemRequests:
         if asked.agreed:
             async with self._looks.of(self._account(client)):
                 where = own or space.space_id
-                agreed = await self._inbox.agreed(where, asked.agreed, space.space_id)
+                agreed = await self._inbox.agreed(where, asked.agreed, space)
         if own:
             await self._family.delete(own, space.space_id, agreed=agreed)
         else:

@@ -179,6 +179,8 @@ class Work:
         elif frame.type == "accepted":
             self._calls.log(f"{name}: workspace {frame.workspace_path}")
         elif frame.type == "progress":
+            if frame.file:
+                self._calls.log(f"{name}: {plain(name_of(frame.file))}")
             self._said = frame.message
             self._report(frame.progress)
         elif frame.type == "input_needed":

@@ -121,7 +121,7 @@ def _parents(tree: Hierarchy) -> list[Path]:
     own = [tree.own] if tree.own is not None else []
     if tree.version == 2 and systemd.RUNNING.is_dir():
         # Beside its own groups systemd wants nobody's; what it delegated is ours alone.
-        units = [Path(systemd.unit_of(str(folder))) for folder in own]
+        units = [Path(unit) for folder in own if (unit := systemd.unit_of(str(folder)))]
         return [unit for unit in units if systemd.is_delegated(unit)]
     if os.geteuid() == 0:
         return list(dict.fromkeys([tree.mount, *own]))
@@ -447,10 +447,12 @@ class Cgroups:
         procs = tuple(f"{folder}/{cgroupfs.PROCS}" for folder in folders)
         return CgroupHandle(group_id, folders, procs, tracking, controllers)
 
-    def load(self, group_id: str) -> CgroupHandle | None:
-        """The groups of a sandbox that was made before, as far as they are there."""
-        full = self._handle(_checked(group_id), self._roles(), self._family_of(group_id))
-        there = tuple(folder for folder in full.folders if Path(folder).is_dir())
+    def load(self, group_id: str, family: str | None = None) -> CgroupHandle | None:
+        """The groups of a sandbox that was made before, as far as they are there. Without its
+        `family`, those of all families are looked through for it."""
+        found = self._family_of(_checked(group_id), family)
+        full = self._handle(group_id, self._roles(), found)
+        there = tuple(filter(os.path.isdir, full.folders))
         if not there:
             return None
         return CgroupHandle(
@@ -461,12 +463,13 @@ class Cgroups:
             tuple(pair for pair in full.controllers if pair[1] in there),
         )
 
-    def _family_of(self, group_id: str) -> str:
-        """Most are the first of their family, or have none: only for others all are looked at."""
+    def _family_of(self, group_id: str, family: str | None) -> str:
+        """Most are the first of their family, or have none."""
         places = [site.folder for site in self._surveyed().sites]
-        if any((place / f"{group_id}{FAMILY}" / group_id).is_dir() for place in places):
-            return group_id
-        if any((place / group_id).is_dir() for place in places):
+        eldest = family or group_id
+        if any(os.path.isdir(f"{place}/{eldest}{FAMILY}/{group_id}") for place in places):
+            return eldest
+        if family is not None or any(os.path.isdir(f"{place}/{group_id}") for place in places):
             return ""
         above = (
             folder.name.removesuffix(FAMILY)

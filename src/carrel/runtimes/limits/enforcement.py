@@ -90,7 +90,7 @@ class Enforcement:
         sandbox_id = sandbox.spec.sandbox_id
         found = self._groups.get(sandbox_id)
         if found is None:
-            found = self.cgroups.load(sandbox_id) or CgroupHandle(sandbox_id)
+            found = self.cgroups.load(sandbox_id, sandbox.spec.family) or CgroupHandle(sandbox_id)
             self._groups[sandbox_id] = found
         return found
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from carrel.domain.errors import CarrelError, InsufficientDisk
 from carrel.domain.limits import LimitKind
 from carrel.domain.runtimes import Exit, ExitReason, LimitHit, Sandbox
+from carrel.linux.processes import group_members
 from carrel.linux.reserve import Free, free_room, is_short
 from carrel.runtimes.limits.cgroups import CgroupHandle
 from carrel.runtimes.limits.disk import LOOK_S, TOO_DEEP, Steps, Use, limit_of
@@ -37,10 +38,10 @@ STILL_S = 5.0
 """A sandbox stands still for its files to be counted for so long at most: some million files."""
 PAUSE_S = 2 * STILL_S
 """After this it goes on though nobody has said so: whoever paused it has died, or is stuck."""
-STUCK_S = 4.0
-"""A walk that has not come to the next file in this time, while the disk lost room, is kept from
-it by a process that holds a folder's lock, in a write that waits for its own memory say. It could
-go on for ever, and all others would wait for their turn."""
+STUCK_S, STUCK_LOOKS = 2.0, 3
+"""A walk that has not come to the next file in so many times this, while the disk lost room, is
+kept from it by a process that holds a folder's lock, in a write that waits for its own memory say.
+It could go on for ever, and all others would wait for their turn."""
 WALK_S = 20.0
 """A walk while commands go on ends after this, and what it found counts. It is enough for some
 million files; who makes new ones ahead of it could have it go on for ever, and all others would
@@ -95,12 +96,13 @@ class _Bound:
 
 
 class Remembered(NamedTuple):
-    """Of a sandbox that was watched: what may be hidden in it, what was found, and what was free
-    on the disk then."""
+    """Of a sandbox that was watched, or has just been made: what may be hidden in it, what was
+    found, and what was free on the disk then."""
 
     most: Use = Use(0, 0)
     found: Use | None = None
     free: Free | None = None
+    is_new: bool = False
 
 
 class DiskWatch:
@@ -152,9 +154,23 @@ class DiskWatch:
             self._forgive()
         self._told = False
         self._measured_at = 0.0
+        if before.is_new and before.free is not None and self._is_small(before.free):
+            # The next look measures it, if its first command takes that long.
+            self._known, self._measured_at = Use(0, 0), clock() - REST_S + LOOK_S
         self._took = 0.0
         self._still_at = -math.inf
         self._still_for = 0.0
+
+    def _is_small(self, free: Free) -> bool:
+        """Of one that was made when so much was free: whether it is far below its limit."""
+        return not self._exceeds(Use(0, 0), free, self._then)
+
+    def _exceeds(self, used: Use, before: Free, free: Free) -> bool:
+        """Whether it may be over its limit by what the disk has lost since it had so much."""
+        # Twice: a disk may tell late what it has lost.
+        lost = max(0, before.bytes - free.bytes) * 2 + SLACK_BYTES
+        made = max(0, before.files - free.files) * 2 + SLACK_FILES
+        return used.bytes + lost > self._limit.bytes or used.files + made > self._limit.files
 
     async def run(self, needed: Callable[[], Awaitable[bool]]) -> None:
         """As long as it is `needed`, which is asked before each look."""
@@ -231,19 +247,23 @@ class DiskWatch:
         self._bytes.forgive()
         self._files.forgive()
 
-    async def excess(self) -> Use | None:
-        """What is in use, when it is far above the limit. Where it may be, it is measured: more may
-        have been written since, and room may have been made."""
-        free = self._free()
-        far = Use(2 * self._limit.bytes + FAR_BYTES, 2 * self._limit.files + FAR_FILES)
-        if not _is_above(self._with_lost(free), far):
+    async def excess(self, *, far: bool) -> Use | None:
+        """What is in use, when it is above the limit, or `far` above it. Where it may be, it is
+        measured: more may have been written since, and room may have been made."""
+        free, most, now = self._free(), self._limit, self._clock()
+        if far:
+            most = Use(2 * most.bytes + FAR_BYTES, 2 * most.files + FAR_FILES)
+        # Nobody looks now and then at what comes while no command runs.
+        stale = not far and now - max(self._measured_at, self._checked_at) >= REST_S
+        if not stale and not _is_above(self._with_lost(free), most):
             return None
-        if self._clock() - self._checked_at >= max(LOOK_S, self._took * _SHARE):
+        if stale or now - self._checked_at >= max(LOOK_S, self._took * _SHARE):
             async with self._turn():
                 free = self._free()
                 self._found, self._found_with = await self._measure(False), free
             self._checked_at = self._clock()
-        return self._found if self._found and _is_above(self._found, far) else None
+        found = self._found if far else self._with_lost(self._free())
+        return found if found and _is_above(found, most) else None
 
     def _with_lost(self, free: Free) -> Use:
         """What was found last, and all that the disk has lost since."""
@@ -287,11 +307,7 @@ class DiskWatch:
             return True
         if self._clock() - self._measured_at >= max(REST_S, self._took * _REST_SHARE):
             return True
-        # Twice: a disk may tell late what it has lost.
-        lost = max(0, self._then.bytes - free.bytes) * 2 + SLACK_BYTES
-        made = max(0, self._then.files - free.files) * 2 + SLACK_FILES
-        used = self._most if self._may_pause() else self._known
-        return used.bytes + lost > self._limit.bytes or used.files + made > self._limit.files
+        return self._exceeds(self._most if self._may_pause() else self._known, self._then, free)
 
     def _judge(self, used: Use, before: Free, anew: bool) -> None:
         """`before` is what was free before it was measured. `anew`: all of it has just ended, and
@@ -344,9 +360,11 @@ class Inhabitants:
 
     find: Callable[[], Awaitable[Sequence[int]]]
     """By their numbers on the host, also those that commands have left behind."""
+    all: Callable[[], Awaitable[Sequence[int]]]
+    """Also those that hold it, and one that waits for the next command: code in there can take
+    over what holds it."""
     relatives: Callable[[], Awaitable[Sequence[int]]]
-    """Those of all sandboxes that have their limits together with it, and its own; also those that
-    hold them."""
+    """All of all sandboxes that have their limits together with it, and its own."""
     end: Callable[[str], Coroutine[None, None, None]]
     """All of them, at once; commands end with this reason."""
     pause: Callable[[], Awaitable[bool]]
@@ -386,9 +404,10 @@ class LimitWatch:
         self._next_look: asyncio.TimerHandle | None = None
         limits = sandbox.spec.limits
         self._counted = limits.pids is not None or limits.cpus is not None
-        self._refused_forks = self._count(self._cgroups.pids_events)
-        self._throttled = self._count(self._cgroups.cpu_throttled)
-        self._killed = self._count(self._cgroups.memory_events)
+        self._refused_forks = self._count(self._cgroups.pids_events) if self._counted else 0
+        self._throttled = self._count(self._cgroups.cpu_throttled) if self._counted else 0
+        has_limit = limits.memory_bytes is not None
+        self._killed = self._count(self._cgroups.memory_events) if has_limit else 0
         """At the memory limit, as far as that was told."""
 
     @property
@@ -411,15 +430,16 @@ class LimitWatch:
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
-    async def check_room(self) -> None:
-        """Raises `InsufficientDisk` when the sandbox is so far above its limit that no command may
-        add to it."""
-        excess = None if self._disk is None else await self._disk.excess()
+    async def check_room(self, *, far: bool = True) -> None:
+        """Raises `InsufficientDisk` when the sandbox is above its limit; or, `far`, so far that no
+        command may add to it."""
+        excess = None if self._disk is None else await self._disk.excess(far=far)
         if excess is not None:
-            limit = self._sandbox.spec.limits.disk_bytes
+            most = f"its disk limit of {self._sandbox.spec.limits.disk_bytes} bytes"
+            until = "it runs no more commands until there is room"
             raise InsufficientDisk(
-                f"The space has {excess.bytes} bytes and {excess.files} files, far above its disk"
-                f" limit of {limit} bytes: it runs no more commands until there is room.",
+                f"The space has {excess.bytes} bytes and {excess.files} files, "
+                + (f"far above {most}: {until}." if far else f"above {most}."),
                 hint="Delete files of it (DELETE /v1/spaces/SPACE/files), remove the space, or"
                 " have its owner make room: carrel exec SPACE -- rm FILE",
             )
@@ -447,7 +467,9 @@ class LimitWatch:
 
     async def _is_inhabited(self) -> bool:
         await self._ended_all()
-        return bool(self._running) or bool(await self._inhabitants.find())
+        if self._running or (self._group.tracking and group_members(self._group.tracking)):
+            return True
+        return bool(await self._inhabitants.all())
 
     @property
     def remembered(self) -> Remembered | None:
@@ -491,14 +513,19 @@ class LimitWatch:
         use = self._enforcement.disk_use
         walk = asyncio.ensure_future(in_own_thread(partial(use, spec, pids, until, steps)))
         walk.add_done_callback(lambda done: done.cancelled() or done.exception())
-        free, taken = free_room(spec.folder).bytes, -1
+        free, taken, stuck = free_room(spec.folder).bytes, -1, 0
+        begun = time.monotonic()
         try:
             while not (await asyncio.wait({walk}, timeout=STUCK_S))[0]:
+                # Not on a machine that keeps us from looking: there it is not the sandbox's doing.
+                in_time = time.monotonic() - begun < 2 * STUCK_S
                 lost = free - free_room(spec.folder).bytes
-                if taken == steps.taken and not steps.asks and lost > SLACK_BYTES:
+                is_stuck = taken == steps.taken and not steps.asks and lost > SLACK_BYTES
+                stuck = stuck + 1 if is_stuck and in_time else 0
+                if stuck >= STUCK_LOOKS:
                     steps.given_up = True
                     return Use(TOO_DEEP, 0)
-                taken = steps.taken
+                taken, begun = steps.taken, time.monotonic()
         except asyncio.CancelledError:
             steps.given_up = True
             await asyncio.wait({walk}, timeout=STUCK_S)

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,6 +220,8 @@ class InstanceBook:
             data["url"] = instance.url
         if instance.problem is not None and instance.state is not InstanceState.READY:
             data["problem"] = dataclasses.asdict(instance.problem)
+        what, where = instance.server.name, instance.space_id
+        _log.info("instance %s (%s, %s): %s", instance.instance_id, what, where, instance.state)
         return self._journal.event(EventType.INSTANCE_STATE, instance.space_id, **data)
 
 
@@ -289,3 +291,5 @@ class InstanceParts:
     needs: Needs
     shared: Shared
     rules: InstanceRules
+    reaches: Callable[[str, str], Awaitable[bool]]
+    """Whether the token that asked for an instance still opens its space."""

@@ -339,6 +339,8 @@ class Equipping:
         which nothing may run in it: `StateConflict`."""
         if not self._missing(self._journal.current(space_id), paths):
             return
+        # What is refused anyway keeps nobody waiting behind it.
+        self._check(self._journal.current(space_id))
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             missing = self._missing(space, paths)

@@ -25,8 +25,12 @@ LEAST_LOOK_S, MOST_LOOK_S = 0.1, 10.0
 """Between two looks for idle ones; four in the shortest time that one may be idle."""
 WORKING = 0.05
 """An instance that used more than this part of a processor since the last look was at work."""
+REACH_S = 5.0
+"""Between two looks at what tokens may still have."""
 _log = logging.getLogger("carrel")
 
+Reaches = Callable[[str, str], Awaitable[bool]]
+"""Of a caller's name and a space's id."""
 End = Callable[[LiveInstance, Problem], Coroutine[Any, Any, bool]]
 Leave = Callable[[LiveInstance, Hold, Problem], Coroutine[Any, Any, None]]
 
@@ -41,8 +45,10 @@ class Lifetimes:
         hub: HubClients,
         end: End,
         leave: Leave,
+        reaches: Reaches,
     ) -> None:
-        """`end` ends an instance, and says why; `leave` takes one of its clients away."""
+        """`end` ends an instance, and says why; `leave` takes one of its clients away; `reaches`
+        says whether a token still opens a space."""
         self._book = book
         self._places = places
         self._adapter = adapter
@@ -50,8 +56,10 @@ class Lifetimes:
         self._hub = hub
         self._end = end
         self._leave = leave
+        self._reaches = reaches
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle: asyncio.Task[None] | None = None
+        self._reach: asyncio.Task[None] | None = None
         hub.on_gone(self._hub_client_gone)
 
     def begin(self, live: LiveInstance) -> None:
@@ -71,6 +79,8 @@ class Lifetimes:
             self.hold(live, hold)
         if instance.idle_s is not None and (self._idle is None or self._idle.done()):
             self._idle = begin_for(LOCAL.name, self._look())
+        if instance.caller != LOCAL.name and (self._reach is None or self._reach.done()):
+            self._reach = begin_for(LOCAL.name, self._look_at_reach())
 
     def _over(self, live: LiveInstance, why: Problem) -> None:
         self._spawn(self._end(live, why))
@@ -111,6 +121,23 @@ class Lifetimes:
             for hold in live.instance.holds:
                 if hold.hub_client == client_id:
                     self._spawn(self._leave(live, hold, why))
+
+    # Reach
+
+    async def _look_at_reach(self) -> None:
+        """While a token has one: it was given the address and the secret of a server that reads and
+        writes in a space, which may leave its reach."""
+        text = "The token that asked for it is revoked or over, or its space has left its reach."
+        why = Problem("owner", "out_of_reach", text)
+        while watched := self._of_others():
+            for live in watched:
+                instance = live.instance
+                if not await self._reaches(instance.caller, instance.space_id):
+                    self._over(live, why)
+            await asyncio.sleep(REACH_S)
+
+    def _of_others(self) -> list[LiveInstance]:
+        return [one for one in self._book.all() if one.instance.caller != LOCAL.name]
 
     # Idleness
 
@@ -165,9 +192,10 @@ class Lifetimes:
             _log.error("an instance could not be ended", exc_info=task.exception())
 
     async def close(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-        pending = {*self._tasks, *([self._idle] if self._idle is not None else [])}
+        looks = [one for one in (self._idle, self._reach) if one is not None]
+        for look in looks:
+            look.cancel()
+        pending = {*self._tasks, *looks}
         if pending:
             await asyncio.wait(pending, timeout=10.0)
 

@@ -29,11 +29,12 @@ from carrel.domain.instances import (
 from carrel.domain.runtimes import LimitHit
 from carrel.domain.spaces import Problem, Space
 from carrel.service.instances import draft
+from carrel.service.instances.beginner import Beginner
 from carrel.service.instances.book import InstanceParts, LiveInstance, Secrets
 from carrel.service.instances.draft import Drafts
 from carrel.service.instances.lifetime import Ender, Lifetimes, Sharing
 from carrel.service.instances.restart import Restarter
-from carrel.service.instances.start import TAIL_BYTES, Beginner, InstanceStarter
+from carrel.service.instances.start import TAIL_BYTES, InstanceStarter
 from carrel.service.instances.warm import Compiling, Spares
 from carrel.service.journal import problem_of
 
@@ -61,6 +62,7 @@ class Instances:
             parts.hub,
             self._ender.end,
             self._sharing.leave,
+            parts.reaches,
         )
         self._restarter = Restarter(
             parts.book, parts.places, self._ender, parts.hub, self._beginner.again

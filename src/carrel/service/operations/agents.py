@@ -9,20 +9,19 @@ from typing import Literal
 from carrel.api.types import agents as types
 from carrel.api.types.common import moment, moment_or_none
 from carrel.domain.access import Caller
-from carrel.domain.agents import (
+from carrel.domain.agents import Brought, FoundFrontend
+from carrel.domain.errors import SpaceNotFound
+from carrel.domain.hub import Item
+from carrel.domain.imports import Imported
+from carrel.domain.turns import (
     Attachment,
-    Brought,
     Continuation,
     Control,
     ControlKind,
-    FoundFrontend,
     InteractionMode,
     Turn,
     TurnRequest,
 )
-from carrel.domain.errors import SpaceNotFound
-from carrel.domain.hub import Item
-from carrel.domain.imports import Imported
 from carrel.service.credentials import Keyring
 from carrel.service.files import SpaceContext
 from carrel.service.inbox import Inbox, WaitingItems

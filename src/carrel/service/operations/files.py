@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from carrel.api.types import runs as types
 from carrel.domain.access import Caller
 from carrel.domain.files import FileInfo, Files
-from carrel.service.files import SpaceFiles
+from carrel.service.files import SpaceFiles, WriteRoom
 from carrel.service.shared import CallerSlots
 
 LISTS = 4
@@ -24,11 +24,16 @@ class FileOperations:
     ) -> types.File:
         bits = None if asked.mode is None else int(asked.mode, 8)
 
+        room = WriteRoom(caller)
+
         def write(files: Files) -> FileInfo:
-            files.write(asked.path, data, bits)
+            content = data if isinstance(data, bytes) else room.pieces(data)
+            files.write(asked.path, content, bits)
             return files.stat(asked.path)
 
-        return _file(await self._files.use(caller, space, write, writes=True))
+        coming = None if isinstance(data, bytes) else data
+        use = self._files.use(caller, space, write, writes=True, coming=coming, room=room)
+        return _file(await use)
 
     async def delete(self, caller: Caller, space: str, asked: types.DeleteQuery) -> types.Done:
         def delete(files: Files) -> None:
@@ -56,7 +61,12 @@ class FileOperations:
         def mkdir(files: Files) -> None:
             files.mkdir(asked.path, int(asked.mode, 8), parents=asked.parents)
 
-        return await self._change(caller, space, mkdir)
+        await self._files.use(caller, space, mkdir, writes=True, room=WriteRoom(caller))
+        return types.Done()
+
+    async def copied(self, caller: Caller, space: str, asked: types.CopiedBody) -> types.Done:
+        await self._files.copied(caller, space, asked.copy)
+        return types.Done()
 
     async def _change(
         self, caller: Caller, space: str, work: Callable[[Files], None]

@@ -123,7 +123,7 @@ class RequestOperations:
     def _told(self, caller: Caller, request: Request, *, content: bool = True) -> types.RequestInfo:
         result = None
         if request.result is not None:
-            told = outcome(request, content=content).data
+            told = outcome(request, "", content=content).data
             result = types.ResultInfo(**{name: cast(Any, told[name]) for name in _RESULT})
         whole = {"instructions": request.asked.instructions, "result": result}
         return types.RequestInfo(**{**self._members(caller, request), **whole})

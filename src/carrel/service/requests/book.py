@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from carrel.domain.access import LOCAL
+from carrel.domain.access import LOCAL, Caller
 from carrel.domain.collaborators import WorkFolders
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.hub import HubLog
@@ -50,6 +50,9 @@ class LiveRequest:
     lonely: asyncio.TimerHandle | None = None
     making: str = ""
     """What is being done for its workspace."""
+    files: list[str] = dataclasses.field(default_factory=list)
+    """Those that were seen in its workspace while the agent works, in their order; not more than
+    are told of."""
     cancelling: bool = False
     """It is to end by that, whatever becomes of its agent meanwhile."""
     due: bool = False
@@ -64,6 +67,11 @@ class LiveRequest:
     def account(self) -> str:
         """Whose share its work takes, as its space has it."""
         return self.request.realm or LOCAL.name
+
+    @property
+    def share(self) -> str:
+        """Whose place it takes, as `Caller.account`: tokens of one label have theirs together."""
+        return self.request.realm or self.request.caller
 
 
 class RequestBook:
@@ -146,6 +154,10 @@ class RequestBook:
         for bell in self._bells.get(key, ()):
             bell.set()
 
+    def ring_spaces(self, spaces: set[str]) -> None:
+        for key in self._of_space.keys() & spaces:
+            self.ring(self._of_space[key])
+
     def ring_all(self) -> None:
         for bells in self._bells.values():
             for bell in bells:
@@ -212,6 +224,21 @@ PROGRESS = {
 """When it gets there. What the agent does is between working and checking."""
 
 
+def path_of(parts: RequestParts, request: Request) -> str:
+    """Where its workspace is, or was, on this machine."""
+    if not request.space_id:
+        return ""
+    if request.asked.workspace_path:
+        space = parts.journal.get(request.space_id)
+        return space.place if space is not None else request.asked.workspace_path
+    return str(parts.open_spaces.folder(request.space_id) / "project")
+
+
+def told_path(parts: RequestParts, request: Request) -> str:
+    """… as its client may know it: where things are is for the owner."""
+    return "" if request.guest else path_of(parts, request)
+
+
 # What requests are made of.
 
 OnLive = Callable[[str, str, bytes], None]
@@ -228,9 +255,9 @@ class NotSent(Exception):
 
 class WebhookSender(Protocol):
     async def send(
-        self, caller: str, webhook: Webhook, body: Callable[[], Awaitable[bytes]]
+        self, account: str, webhook: Webhook, body: Callable[[], Awaitable[bytes]]
     ) -> None:
-        """`body` is made when the caller's turn has come. Raises `NotSent`."""
+        """`body` is made when the account's turn has come. Raises `NotSent`."""
         ...
 
 
@@ -246,7 +273,9 @@ class SpaceLog(Protocol):
 
     def listening(self, change: int) -> None: ...
 
-    def on_kept(self, then: Callable[[], None]) -> None: ...
+    def on_kept(self, then: Callable[[set[str]], None]) -> None:
+        """Told the spaces of which there is something new."""
+        ...
 
     def on_live(self, then: OnLive) -> None:
         """Told at once, and kept nowhere."""
@@ -278,6 +307,8 @@ class RequestParts:
     archives: Path
     """The folder of the archives of old versions."""
     rules: RequestRules
+    usual_agent: Callable[[Caller, Mapping[str, str]], str]
+    """The frontend for who names none. Raises what is in the way of one. Blocking, quick."""
 
 
 # How much requests may take, and how long they stay, where nobody says otherwise.
@@ -288,7 +319,8 @@ class RequestRules:
     at_once: int = 4
     waiting: int = 1000
     """Beyond these, a request is refused."""
-    frontend: str = "scripted"
+    frontend: str = ""
+    """Empty: one that is installed and has a key."""
     tier: str = "default"
     timeout_s: float = 1800.0
     given_up_s: float = 600.0

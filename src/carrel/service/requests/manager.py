@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from carrel.domain.access import LOCAL, Caller, begin_for
-from carrel.domain.agents import Control, ControlKind
 from carrel.domain.errors import (
     Capacity,
     RequestCancelled,
@@ -31,11 +30,12 @@ from carrel.domain.requests import (
     RequestState,
     Workspace,
 )
+from carrel.domain.turns import Control, ControlKind
 from carrel.service.requests import intake
 from carrel.service.requests.book import LiveRequest, RequestParts
 from carrel.service.requests.retention import MANY, series_lock
 from carrel.service.requests.stream import RequestReads
-from carrel.service.requests.work import RequestWorker, space_request
+from carrel.service.requests.work import RequestWorker, wanted_space
 
 SHARES = 4
 """One caller has at most such a part of the line."""
@@ -100,13 +100,14 @@ class Requests(RequestReads):
 
     async def _admitted(self, caller: Caller, asked: Generate) -> Request:
         """As this caller may ask it, and as it can be made: what is wrong is told at once."""
-        request = self._drafted(caller, asked)
-        if asked.workspace_path:
-            wanted = await asyncio.to_thread(space_request, self._parts, request)
-        else:
-            # It looks at no folder, and threads would change the order of those who ask.
-            wanted = space_request(self._parts, request)
-        wanted = dataclasses.replace(wanted, labels=asked.labels)
+        digest = intake.digest(asked)
+        if not asked.frontend:
+            usual = self._parts.rules.frontend or self._parts.usual_agent(caller, asked.env)
+            asked = dataclasses.replace(asked, frontend=usual)
+        request = self._drafted(caller, asked, digest)
+        wanted = await wanted_space(self._parts, self._book, request)
+        # Without the label that only Carrel sets.
+        wanted = dataclasses.replace(wanted, labels=asked.labels, transient=False)
         admitted = self._parts.spaces.check(caller, wanted)
         if asked.mcp:
             await self._parts.spaces.check_servers(asked.mcp)
@@ -115,7 +116,7 @@ class Requests(RequestReads):
         guest, realm = admitted.guest, admitted.realm
         return dataclasses.replace(request, asked=asked, guest=guest, realm=realm)
 
-    def _drafted(self, caller: Caller, asked: Generate) -> Request:
+    def _drafted(self, caller: Caller, asked: Generate, digest: str) -> Request:
         key = new_id("rq")
         now = self._book.clock()
         return Request(
@@ -123,7 +124,7 @@ class Requests(RequestReads):
             key=key,
             caller=caller.name,
             asked=asked,
-            digest=intake.digest(asked),
+            digest=digest,
             state=RequestState.QUEUED,
             created_at=now,
             updated_at=now,
@@ -145,26 +146,30 @@ class Requests(RequestReads):
         return live.request
 
     def _check_room(self, caller: Caller) -> None:
-        """Of the line one caller has a part, and who has few in it finds a place in a full one:
+        """Of the line one account has a part, and who has few in it finds a place in a full one:
         nobody fills it for others. The daemon's own user has it all."""
-        most, mine = self._parts.rules.waiting, self._line.of(caller.name)
+        most, begins = self._parts.rules.waiting, self._room(caller.account)
+        # Who begins at once stands in the line for a moment only.
+        waiting, mine = (
+            count - begins for count in (len(self._line), self._line.of(caller.account))
+        )
         share, few = max(1, most // SHARES), max(1, most // 100)
         if caller.name == LOCAL.name:
             share = few = most
-        if mine >= share or (mine and self._waiting_text(caller.name) > WAITING_CHARACTERS):
+        if mine >= share or (mine > 0 and self._waiting_text(caller.account) > WAITING_CHARACTERS):
             raise Capacity(f"{mine} of your requests wait already.", hint="Try again later.")
-        if len(self._line) >= most and mine >= few:
-            raise Capacity(f"{len(self._line)} requests wait already.", hint="Try again later.")
+        if waiting >= most and mine >= few:
+            raise Capacity(f"{waiting} requests wait already.", hint="Try again later.")
 
-    def _waiting_text(self, caller: str) -> int:
-        if caller == LOCAL.name:
+    def _waiting_text(self, account: str) -> int:
+        if account == LOCAL.name:
             return 0
-        asked = (one.request for one in self._book.all() if one.request.caller == caller)
+        asked = (one.request for one in self._book.all() if one.share == account)
         return sum(intake.text_length(one.asked) for one in asked if not one.ended)
 
     def _stand(self, live: LiveRequest) -> None:
         owner = live.request.asked.owner or live.by
-        self._line.add(live.key, live.request.caller, owner)
+        self._line.add(live.key, live.share, owner)
 
     # Working
 
@@ -173,23 +178,24 @@ class Requests(RequestReads):
         moved = False
         with contextlib.suppress(LookupError):
             while not self._closing:
-                live = self._book.get(self._line.take(self._has_room))
+                live = self._book.get(self._line.take(self._room))
                 if live is not None and not live.request.ended:
                     self._begin(live)
                     moved = True
         if moved:
             self._book.ring_all()
 
-    def _has_room(self, caller: str) -> bool:
-        """One place is left for others: an agent may take as long as its caller said. For one of
-        the daemon's own user there always is one."""
-        most, mine = self._parts.rules.at_once, self._working[caller]
-        if caller == LOCAL.name:
-            return not mine or self._working.total() < most
-        return self._working.total() < most and mine < max(1, most - 1)
+    def _room(self, account: str) -> int:
+        """How many of its own may begin now. One place is left for others: an agent may take as
+        long as its caller said. For one of the daemon's own user there always is one."""
+        most, mine = self._parts.rules.at_once, self._working[account]
+        free = max(0, most - self._working.total())
+        if account == LOCAL.name:
+            return free or int(not mine)
+        return min(free, max(0, max(1, most - 1) - mine))
 
     def _begin(self, live: LiveRequest) -> None:
-        self._working[live.request.caller] += 1
+        self._working[live.share] += 1
         # Whoever's request has just ended, or whose daemon has: it takes its own share.
         live.task = begin_for(live.account, self._work(live))
 
@@ -197,7 +203,7 @@ class Requests(RequestReads):
         try:
             await self._worker.work(live)
         finally:
-            self._working[live.request.caller] -= 1
+            self._working[live.share] -= 1
             self._working += Counter()  # without those of whom there is none
             live.task = None
             if not self._closing:
@@ -285,7 +291,7 @@ class Requests(RequestReads):
 
     async def answer(self, caller: Caller, word: str, answer: RequestAnswer) -> None:
         """To what its agent asked. `StateConflict` when it asks nothing."""
-        await answer_question(self._parts, await self.get(caller, word), answer)
+        await answer_question(self._parts, caller, await self.get(caller, word), answer)
 
     # Those that are kept
 
@@ -378,7 +384,9 @@ def _cancelled(request: Request, message: str) -> Failure:
 # What is said to a request that is under way.
 
 
-async def answer_question(parts: RequestParts, request: Request, said: RequestAnswer) -> None:
+async def answer_question(
+    parts: RequestParts, caller: Caller, request: Request, said: RequestAnswer
+) -> None:
     """To what its agent asked. `StateConflict` when it asks nothing, or something else."""
     if request.state is not RequestState.WORKING or not request.run_id:
         raise StateConflict(
@@ -386,32 +394,32 @@ async def answer_question(parts: RequestParts, request: Request, said: RequestAn
         )
     asked = [one.id for one in parts.turns.asking(request.run_id)]
     if said.allow is not None or said.id in asked:
-        await _permit(parts, request.run_id, asked, said)
+        await _permit(parts, caller, request.run_id, asked, said)
         return
-    items = await _questions(parts, request.space_id)
+    items = await _questions(parts, caller, request.space_id)
     wanted = said.id or (items[0].item_id if len(items) == 1 else "")
     if not wanted:
         raise StateConflict(
             f"{len(items)} questions are open." if items else "Nothing is asked now.",
             hint="Say which, by `id`.",
         )
-    await parts.inbox.answer(LOCAL, wanted, said.text, request.space_id)
+    await parts.inbox.answer(caller, wanted, said.text, request.space_id)
 
 
-async def _questions(parts: RequestParts, space_id: str) -> Sequence[Item]:
-    items = await parts.inbox.items(LOCAL)
+async def _questions(parts: RequestParts, caller: Caller, space_id: str) -> Sequence[Item]:
+    items = await parts.inbox.items(caller)
     return [item for item in items if item.question and item.space_id == space_id]
 
 
 async def _permit(
-    parts: RequestParts, run_id: str, asked: Sequence[str], said: RequestAnswer
+    parts: RequestParts, caller: Caller, run_id: str, asked: Sequence[str], said: RequestAnswer
 ) -> None:
     wanted = said.id or (asked[0] if len(asked) == 1 else "")
     if wanted not in asked:
         raise StateConflict("That permission is not asked for.", hint="Say which, by `id`.")
     allow = said.allow if said.allow is not None else said.text == "allow"
     control = Control(ControlKind.PERMISSION, id=wanted, allow=allow)
-    await parts.turns.control(LOCAL, run_id, control)
+    await parts.turns.control(caller, run_id, control)
 
 
 # Whether anybody is there for a request: one that nobody comes back for is given up.

@@ -34,6 +34,7 @@ from carrel.service.requests.book import (
     NotSent,
     RequestBook,
     RequestParts,
+    told_path,
     with_details,
 )
 from carrel.service.requests.view import outcome
@@ -195,7 +196,8 @@ class RequestKeeper:
         assert webhook is not None
 
         async def body() -> bytes:
-            frame = outcome(await with_details(self._parts.store, live.request))
+            whole = await with_details(self._parts.store, live.request)
+            frame = outcome(whole, told_path(self._parts, whole))
             told = {"type": str(frame.kind), "request_id": frame.request_id, **frame.data}
             return (await asyncio.to_thread(json.dumps, told)).encode()
 
@@ -203,7 +205,7 @@ class RequestKeeper:
             tries = live.request.told + 1
             await self._book.change(live, told=tries)
             try:
-                await self._parts.sender.send(live.request.caller, webhook, body)
+                await self._parts.sender.send(live.share, webhook, body)
                 return
             except NotSent as error:
                 _log.warning("the webhook of %s: %s", live.key, error)

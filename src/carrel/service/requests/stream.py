@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import BinaryIO
 
 from carrel.domain.access import LOCAL, Caller, ScopeKind
 from carrel.domain.errors import (
+    Capacity,
     MessageInvalid,
     RequestNotFound,
     SpaceNotFound,
@@ -35,10 +36,11 @@ from carrel.domain.spaces import Space
 from carrel.service.files import whole
 from carrel.service.open_spaces import OpenSpace
 from carrel.service.requests.book import (
-    PROGRESS,
     LiveRequest,
     RequestBook,
     RequestParts,
+    path_of,
+    told_path,
     with_details,
 )
 from carrel.service.requests.retention import RequestKeeper
@@ -69,7 +71,7 @@ class Line:
         self._where[key] = (caller, owner)
         self._places = None
 
-    def take(self, may: Callable[[str], bool] = lambda _: True) -> str:
+    def take(self, may: Callable[[str], object] = lambda _: True) -> str:
         """The next one, of a caller that may; it is in the line no more. `LookupError` when there
         is none."""
         for caller in self._callers:
@@ -131,6 +133,8 @@ OUTCOMES = 16
 """Each may be of some megabytes, and is in memory until its client has read it."""
 PAGE = 500
 NEAR = 10
+MOST_FOLLOWERS = 1000
+"""Of one account: each is woken whenever the line moves."""
 MOST_PARTS = 1000
 """Parts of messages that wait for a follower; those beyond are not told."""
 PART_BYTES = 16 << 10
@@ -144,7 +148,8 @@ class RequestEvents:
         self._line = line
         self._parts_of: dict[str, list[deque[tuple[str, bytes]]]] = {}
         self._outcomes = CallerSlots(OUTCOMES, TURN_S)
-        parts.log.on_kept(book.ring_all)
+        self._followers: Counter[str] = Counter()
+        parts.log.on_kept(book.ring_spaces)
         parts.log.on_live(self._heard_live)
 
     def _heard_live(self, space_id: str, type: str, payload: bytes) -> None:
@@ -160,9 +165,16 @@ class RequestEvents:
     ) -> AsyncGenerator[Frame, None]:
         """Ends with the outcome, which is told again however often somebody asks; of the large ones
         that are on their way at the same time, an account has a share."""
+        if account != LOCAL.name and self._followers[account] >= MOST_FOLLOWERS:
+            raise Capacity(
+                f"Requests are followed {MOST_FOLLOWERS} times already.",
+                hint="Close some connections, or follow each request once.",
+            )
+        self._followers[account] += 1
         bell, leave = self._book.listen(live.key)
         self._parts.log.listening(1)
-        told = _Told(after)
+        # Who goes on has heard of those that are there.
+        told = _Told(after, len(live.files) if after else 0)
         try:
             while True:
                 bell.clear()
@@ -171,13 +183,17 @@ class RequestEvents:
                     yield frame
                 async for frame in self._log_of(request, told):
                     yield frame
+                for frame in self._files_of(live, told):
+                    yield frame
                 if request.ended:
                     async with self._outcomes.of(account):
-                        yield outcome(await with_details(self._parts.store, request))
+                        whole = await with_details(self._parts.store, request)
+                        yield outcome(whole, told_path(self._parts, request))
                     return
                 await bell.wait()
         finally:
             leave()
+            self._followers[account] -= 1
             self._parts.log.listening(-1)
             self._close(told)
 
@@ -194,8 +210,7 @@ class RequestEvents:
                 # The log is a moment behind, and that comes first.
                 return []
             told.making = live.making
-            said = {"progress": PROGRESS[request.state], "message": live.making}
-            return [Frame(FrameKind.PROGRESS, request.request_id, 0, said)]
+            return [self._view(request, told).making(live.making)]
         return []
 
     async def _log_of(self, request: Request, told: _Told) -> AsyncGenerator[Frame, None]:
@@ -221,21 +236,23 @@ class RequestEvents:
             for frame in view.live(*told.parts.popleft()):
                 yield frame
 
+    def _files_of(self, live: LiveRequest, told: _Told) -> Iterator[Frame]:
+        """Those that appeared since this follower heard of some."""
+        if told.view is not None and told.accepted:
+            # More may come while one is told.
+            while told.files < len(live.files):
+                told.files += 1
+                yield told.view.appeared(live.files[told.files - 1])
+
     def _view(self, request: Request, told: _Told) -> View:
         """Of the space that it has now."""
         if told.view is None or told.space_id != request.space_id:
             self._close(told)
             told.space_id, told.reached, told.parts = request.space_id, 0, deque(maxlen=MOST_PARTS)
             told.accepted = False
-            told.view = View(request, "" if request.guest else self.path_of(request))
+            told.view = View(request, told_path(self._parts, request))
             self._parts_of.setdefault(request.space_id, []).append(told.parts)
         return told.view
-
-    def path_of(self, request: Request) -> str:
-        if request.asked.workspace_path:
-            space = self._parts.journal.get(request.space_id)
-            return space.place if space is not None else request.asked.workspace_path
-        return str(self._parts.open_spaces.folder(request.space_id) / "project")
 
     def _close(self, told: _Told) -> None:
         queues = self._parts_of.get(told.space_id)
@@ -248,13 +265,14 @@ class RequestEvents:
 class _Told:
     """How far one follower is."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int, files: int) -> None:
         self.after = after
         self.place = 0
         """In the line, as it was told last."""
         self.accepted = False
         """It has heard of its workspace, or knows of it."""
         self.making = ""
+        self.files = files
         self.space_id = ""
         self.reached = 0
         self.view: View | None = None
@@ -317,7 +335,7 @@ class RequestReads:
 
     def path_of(self, request: Request) -> str:
         """Where its workspace is on this machine."""
-        return self._hearing.path_of(request) if request.space_id else ""
+        return path_of(self._parts, request)
 
     # Its files
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ class View:
 
     def _of(self, seq: int, envelope: Mapping[str, Any]) -> Iterator[Frame]:
         type, payload = envelope["type"], envelope.get("payload") or {}
+        ts = envelope.get("ts")
         if type == STATE and payload.get("key") == self._request.key:
             yield from self._moved(seq, payload)
         elif type == QUESTION:
@@ -53,12 +55,12 @@ class View:
                 choices=payload.get("choices") or [],
             )
         elif type.startswith(AGENT):
-            yield from self._done(seq, type.removeprefix(AGENT), payload)
+            yield from self._done(seq, type.removeprefix(AGENT), {"ts": ts, **payload})
 
     def live(self, type: str, payload: bytes) -> Iterator[Frame]:
         """Of what is kept nowhere: parts of messages."""
         if type.startswith(AGENT):
-            event = json.loads(payload)
+            event = {"ts": time.time(), **json.loads(payload)}
             yield self._frame(
                 FrameKind.EVENT, 0, event={"type": type.removeprefix(AGENT), **_bare(event)}
             )
@@ -72,12 +74,15 @@ class View:
                 workspace_path=self._path,
             )
         if "progress" in payload:
-            yield self._frame(
-                FrameKind.PROGRESS,
-                seq,
-                progress=payload["progress"],
-                message=payload.get("message", ""),
-            )
+            yield self._progress(seq, payload["progress"], payload.get("message", ""))
+
+    def making(self, said: str) -> Frame:
+        """Of the workspace; told to who is there then."""
+        return self._progress(0, PROGRESS[RequestState.MAKING], said)
+
+    def appeared(self, path: str) -> Frame:
+        """Told once, while it is new."""
+        return self._progress(0, self._share(), path, file=path)
 
     def _done(self, seq: int, type: str, payload: Mapping[str, Any]) -> Iterator[Frame]:
         event = _bare(payload)
@@ -96,11 +101,15 @@ class View:
             )
         elif type in ("tool_call", "message"):
             self._steps += 1
-            yield self._frame(
-                FrameKind.PROGRESS, seq, progress=self._progress(), message=_shown(type, said)
-            )
+            yield self._progress(seq, self._share(), _shown(type, said))
 
-    def _progress(self) -> float:
+    def _progress(self, seq: int, share: float, message: str, **more: object) -> Frame:
+        where = {"space_id": self._request.space_id, "workspace_path": self._path}
+        return self._frame(
+            FrameKind.PROGRESS, seq, progress=share, message=message, **where, **more
+        )
+
+    def _share(self) -> float:
         first, last = PROGRESS[RequestState.WORKING], PROGRESS[RequestState.CHECKING]
         return round(first + (last - first) * (1 - math.exp(-self._steps / _STEPS)), 4)
 
@@ -113,10 +122,12 @@ def number(seq: int) -> int:
     return seq * PER_MESSAGE
 
 
-def outcome(request: Request, *, content: bool = True) -> Frame:
-    """The last that is heard of one that has ended; without `content` its files are only listed."""
+def outcome(request: Request, path: str, *, content: bool = True) -> Frame:
+    """The last that is heard of one that has ended; without `content` its files are only listed.
+    `path` is that of its workspace, for those who may know it."""
     about: dict[str, object] = {
         "space_id": request.space_id,
+        "workspace_path": path,
         "workspace": str(request.workspace),
         "retained_until": request.retained_until,
     }

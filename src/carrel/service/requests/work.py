@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 from carrel.domain.access import LOCAL
-from carrel.domain.agents import Turn, TurnRequest, TurnState
 from carrel.domain.errors import (
     AgentCrashed,
     CarrelError,
     CommandError,
+    ProjectInUse,
     RunNotFound,
     SpaceNotFound,
     StateConflict,
@@ -21,7 +22,9 @@ from carrel.domain.ids import new_id
 from carrel.domain.pauses import pauses
 from carrel.domain.projects import OnProgress, Progress, Project, ProjectKind
 from carrel.domain.requests import (
+    WORKSPACE,
     Checked,
+    Collected,
     Failure,
     Generate,
     Policy,
@@ -35,11 +38,11 @@ from carrel.domain.runtimes import Command, ExitReason, Network
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
 from carrel.domain.store import Forget
 from carrel.domain.trees import DIRECT
+from carrel.domain.turns import Turn, TurnRequest, TurnState
 from carrel.lifecycle.table import LIVE
-from carrel.service.requests.book import LiveRequest, RequestBook, RequestParts, parted
+from carrel.service.requests.book import LiveRequest, RequestBook, RequestParts, parted, path_of
 from carrel.service.requests.retention import series_lock
 
-LABEL = "carrel.request"
 FOREVER = Retention(ttl_s=0.0, idle_s=0.0, keep_s=0.0, discard=True)
 """What becomes of a workspace is decided here, and not by its age."""
 
@@ -67,17 +70,42 @@ def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
         runtime=asked.runtime,
         network=asked.network or Network.NONE,
         network_asked=asked.network is not None,
-        labels={**asked.labels, LABEL: request.key},
+        labels={**asked.labels, WORKSPACE: request.key},
         env=asked.env,
         mcp=asked.mcp,
+        show=asked.also_read,
         retention=FOREVER,
         description=asked.instructions[:200].replace("\0", ""),
-        agent=asked.frontend or parts.rules.frontend,
+        agent=asked.frontend,
         transient=True,
         guest=request.guest,
         realm=request.realm,
         account=request.realm,
     )
+
+
+async def wanted_space(parts: RequestParts, book: RequestBook, request: Request) -> SpaceRequest:
+    """A folder in which only a request that has ended is still at home is free: that one's space
+    goes now, and not when its client says so."""
+    if not request.asked.workspace_path:
+        # It looks at no folder, and threads would change the order of those who ask.
+        return space_request(parts, request)
+    while True:
+        try:
+            return await asyncio.to_thread(space_request, parts, request)
+        except ProjectInUse as error:
+            if not await _leave(parts, book, str(error.details["folder"])):
+                raise
+
+
+async def _leave(parts: RequestParts, book: RequestBook, folder: str) -> bool:
+    for live in book.all():
+        space = parts.journal.get(live.request.space_id)
+        if live.request.ended and space is not None and space.place == folder:
+            with contextlib.suppress(SpaceNotFound):
+                await parts.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.0)
+            return True
+    return False
 
 
 def telling(book: RequestBook, live: LiveRequest) -> OnProgress:
@@ -116,6 +144,8 @@ def prompt_of(asked: Generate) -> str:
         parts.append(f"The architecture that is wanted:\n{asked.architecture}")
     if asked.context:
         parts.append(f"What is known:\n{asked.context}")
+    if asked.also_read:
+        parts.append("\n".join(["You may also read:", *asked.also_read]))
     return "\n\n".join(parts)
 
 
@@ -181,6 +211,13 @@ MOST_ATTEMPTS = 5
 SUMMARY_CHARACTERS = 20_000
 UNREAD_BYTES = 256 << 20
 """Of outcomes that one caller has not read yet."""
+LOOK_S, LOOK_EVERY = 2.0, 20.0
+"""Between two looks at what an agent wrote; and at least so many times as long as one took."""
+MOST_SEEN, MOST_CHARACTERS = 1000, 1000
+"""Files of one request that are told of as they appear, and letters of the path of each."""
+MOST_NOTED = 200
+"""Files of one request that the daemon's log lists as they appear, and again at its end: who makes
+more has them in the result, and others have a place in the log too."""
 PLACES = "places"
 """The lock of all folders that callers name."""
 _log = logging.getLogger("carrel")
@@ -258,11 +295,14 @@ class RequestWorker:
             await self._create(live)
         elif space.state not in LIVE:
             raise StateConflict(f"{space.name} is {space.state}.", state=str(space.state))
+        note(live, f"{request.asked.frontend} in {path_of(self._parts, request)}")
         for name, text in request.asked.context_files.items():
             await self._parts.context.put(LOCAL, request.space_id, name, text.encode())
-        frontend = self._frontend(request.asked)
         await self._book.move(
-            live, RequestState.WORKING, f"{frontend} begins", workspace=Workspace.THERE
+            live,
+            RequestState.WORKING,
+            f"{request.asked.frontend} begins",
+            workspace=Workspace.THERE,
         )
 
     async def _create(self, live: LiveRequest) -> None:
@@ -270,15 +310,12 @@ class RequestWorker:
             if live.request.asked.workspace_path:
                 # Whether somebody works there is looked at before it is known that we do.
                 await held.enter_async_context(self._parts.shared.locks.alone(PLACES))
-            wanted = await asyncio.to_thread(space_request, self._parts, live.request)
+            wanted = await wanted_space(self._parts, self._book, live.request)
             await self._parts.spaces.create(LOCAL, wanted, telling(self._book, live))
 
     async def _was_begun(self, request: Request) -> bool:
         """By an earlier daemon: of what this one has not begun there is no message."""
         return request.attempts > 0 and self._parts.log.last(request.space_id) > 1
-
-    def _frontend(self, asked: Generate) -> str:
-        return asked.frontend or self._parts.rules.frontend
 
     # The agent
 
@@ -287,7 +324,11 @@ class RequestWorker:
         if not request.run_id:
             turn = await self._begun(request) or await self._begin(request)
             await self._book.change(live, run_id=turn.run_id)
-        turn = await self._parts.turns.wait(LOCAL, live.request.run_id)
+        watching = asyncio.create_task(self._watch_files(live))
+        try:
+            turn = await self._parts.turns.wait(LOCAL, live.request.run_id)
+        finally:
+            watching.cancel()
         if turn.state is TurnState.ERROR and await self._never_ran(request, turn.run_id):
             attempts = request.attempts + 1
             await self._book.change(live, run_id="", attempts=attempts)
@@ -307,6 +348,38 @@ class RequestWorker:
         else:
             await self._book.move(live, RequestState.COLLECTING, "looking at what changed")
 
+    async def _watch_files(self, live: LiveRequest) -> None:
+        """Until it is cancelled. A look at a large folder takes its time, and has a small part of
+        all there is."""
+        pause_s = LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            began = time.monotonic()
+            with contextlib.suppress(CarrelError):
+                self._appeared(live, await self._changed(live.request, MOST_SEEN))
+            pause_s = max(LOOK_S, LOOK_EVERY * (time.monotonic() - began))
+
+    def _appeared(self, live: LiveRequest, collected: Collected) -> None:
+        """Notes those that nobody has heard of."""
+        known = set(live.files)
+        for file in collected.files[:MOST_SEEN]:
+            new = file.change != "deleted" and file.path not in known
+            if new and len(live.files) < MOST_SEEN and len(file.path) <= MOST_CHARACTERS:
+                live.files.append(file.path)
+                if len(live.files) <= MOST_NOTED:
+                    note(live, f"{file.change} {printable(file.path)}")
+        self._book.ring(live.key)
+
+    async def _changed(self, request: Request, most: int, content_bytes: int = 0) -> Collected:
+        opened = await self._parts.open_spaces.of(self._space(request.space_id))
+        await self._parts.open_spaces.ensure(opened)
+        return await asyncio.to_thread(
+            self._parts.collecting.collect,
+            *(opened.driver, opened.tree),
+            most=most,
+            content_bytes=content_bytes,
+        )
+
     async def _begun(self, request: Request) -> Turn | None:
         """By an earlier daemon, which could not write it down here any more."""
         turns = await self._parts.store.turns(request.space_id, limit=1)
@@ -324,7 +397,7 @@ class RequestWorker:
     async def _begin(self, request: Request) -> Turn:
         asked = request.asked
         wanted = TurnRequest(
-            frontend=self._frontend(asked),
+            frontend=asked.frontend,
             prompt=prompt_of(asked),
             model=asked.model,
             permission=asked.permission,
@@ -368,15 +441,9 @@ class RequestWorker:
     async def _collect(self, live: LiveRequest) -> None:
         request = live.request
         rules = self._parts.rules
-        opened = await self._parts.open_spaces.of(self._space(request.space_id))
-        await self._parts.open_spaces.ensure(opened)
-        collected = await asyncio.to_thread(
-            self._parts.collecting.collect,
-            opened.driver,
-            opened.tree,
-            most=rules.most_files,
-            content_bytes=rules.content_bytes if wants_content(request.asked) else 0,
-        )
+        content_bytes = rules.content_bytes if wants_content(request.asked) else 0
+        collected = await self._changed(request, rules.most_files, content_bytes)
+        self._appeared(live, collected)
         turn = await self._parts.turns.get(LOCAL, request.run_id)
         said = turn.result.final_output if turn.result is not None else ""
         missing = missing_in(said)
@@ -419,6 +486,7 @@ class RequestWorker:
         for pause_s in pauses():
             try:
                 await self._book.move(live, state, "", details, *self._bounded(live), **changes)
+                note_end(live, details.result)
                 return
             except CarrelError as error:
                 # However long the disk is full: an outcome is not lost.
@@ -450,6 +518,27 @@ class RequestWorker:
         """Whether it had not ended. What it made goes with it; that is the keeper's."""
         await self._end(live, RequestState.CANCELLED, failure=failure)
         return live.request.failure is failure
+
+
+def note(live: LiveRequest, said: str) -> None:
+    """In the daemon's log."""
+    _log.info("request %s (%s): %s", live.request.request_id, live.key, said)
+
+
+def note_end(live: LiveRequest, result: Result | None) -> None:
+    if result is not None:
+        for file in result.files[:MOST_NOTED]:
+            lines = "" if file.lines is None else f", {file.lines} lines"
+            path = printable(file.path[:MOST_CHARACTERS])
+            note(live, f"{file.change} {path}, {file.bytes} bytes{lines}")
+        note(live, f"{'complete' if result.complete else 'not complete'}: {result.total} files")
+    elif failure := live.request.failure:
+        note(live, f"{live.request.state}: {printable(failure.message)} ({failure.code})")
+
+
+def printable(text: str) -> str:
+    """On one line of a log, whoever chose it."""
+    return text if text.isprintable() else ascii(text)
 
 
 def _turn_failed(code: str, message: str) -> CarrelError:

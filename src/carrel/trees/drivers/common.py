@@ -161,11 +161,17 @@ def expect(tree: Tree, *paths: Path) -> None:
 
 @runtime_checkable
 class Comparable(Protocol):
-    """A driver that can also tell which files got or lost other names (`links`), and can leave
-    it to others to see that two changes are one file that was renamed."""
+    """A driver that can also tell which files got or lost other names (`links`), can leave
+    it to others to see that two changes are one file that was renamed, and what is in new folders
+    (`into_added`)."""
 
     def compare(
-        self, tree: Tree, *, links: bool, renames: PathTest | None = every_path
+        self,
+        tree: Tree,
+        *,
+        links: bool,
+        renames: PathTest | None = every_path,
+        into_added: bool = True,
     ) -> Iterator[Change]: ...
 
 
@@ -313,7 +319,12 @@ class FolderDriver(ABC):
         return self.compare(tree, links=False)
 
     def compare(
-        self, tree: Tree, *, links: bool, renames: PathTest | None = every_path
+        self,
+        tree: Tree,
+        *,
+        links: bool,
+        renames: PathTest | None = every_path,
+        into_added: bool = True,
     ) -> Iterator[Change]:
         expect(tree, tree.path)
         base = self._bases.get(tree.base_id)
@@ -326,6 +337,7 @@ class FolderDriver(ABC):
                 settled_ns=tree.created_ns,
                 links=links,
                 renames=renames,
+                into_added=into_added,
                 ignore=ignore,
             ).changes()
 

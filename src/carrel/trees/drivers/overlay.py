@@ -441,7 +441,12 @@ class OverlayDriver:
         return self.compare(tree, links=False)
 
     def compare(
-        self, tree: Tree, *, links: bool, renames: PathTest | None = every_path
+        self,
+        tree: Tree,
+        *,
+        links: bool,
+        renames: PathTest | None = every_path,
+        into_added: bool = True,
     ) -> Iterator[Change]:
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
@@ -449,7 +454,9 @@ class OverlayDriver:
         with open_roots((upper, *layers)) as roots, tree_errors("compare the tree"):
             prefix = note_prefix()
             merged, base = Layers(roots, prefix), Layers(roots[1:], prefix)
-            yield from Comparison(merged, base, links=links, renames=renames).changes()
+            yield from Comparison(
+                merged, base, links=links, renames=renames, into_added=into_added
+            ).changes()
 
     def usage(self, tree: Tree) -> TreeUsage:
         upper = private_folder(tree) / "upper"

@@ -32,9 +32,9 @@ from carrel.trees.git.object_store import (
 )
 
 _MOST_REFS = 10_000
-_MAX_REFS_FILE, _MAX_REF_FILE, _MAX_CONFIG = 16 << 20, 4 << 10, 64 << 10
+_MAX_REFS_FILE, MAX_REF_FILE, MAX_CONFIG = 16 << 20, 4 << 10, 64 << 10
 _MAX_SUBJECT = 200
-_OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _HEAD = re.compile(
     rb"tree [0-9a-f]+\n((?:parent [0-9a-f]+\n)*)author [^\n]*\ncommitter ([^\n]*)(?:\n|\Z)"
 )
@@ -86,7 +86,7 @@ def new_commits(now: GitFiles, before: GitFiles, folder: str, effort: Effort) ->
 def git_folder(files: GitFiles, path: str) -> str:
     """What a file in place of a git folder names; empty when that is not in the tree. It is a path
     of the sandbox, where the tree has several: its end is that in the tree."""
-    said = read_small(files, path, _MAX_REF_FILE) or b""
+    said = read_small(files, path, MAX_REF_FILE) or b""
     named = os.fsdecode(said.removeprefix(b"gitdir:").strip())
     found = os.path.normpath(os.path.join("/", os.path.dirname(path), named))
     while found := found.partition("/")[2]:
@@ -98,7 +98,7 @@ def git_folder(files: GitFiles, path: str) -> str:
 def _other_machines(files: GitFiles, folder: str) -> tuple[bytes, ...]:
     """How references begin that say what another machine has: it was fetched from there or pushed
     to it. A remote without such an address goes with the space."""
-    items = config.parse(read_small(files, f"{folder}/config", _MAX_CONFIG) or b"")
+    items = config.parse(read_small(files, f"{folder}/config", MAX_CONFIG) or b"")
     if any(one.name.startswith("include") or one.name.endswith("insteadof") for one in items):
         return ()
     found: dict[str, bool] = {}
@@ -139,11 +139,11 @@ def refs(files: GitFiles, folder: str, effort: Effort) -> dict[bytes, bytes]:
         effort.spend(OPEN_US)
     for path in files_of_refs:
         effort.spend(OPEN_US)
-        said = read_small(files, f"{folder}/{path}", _MAX_REF_FILE)
+        said = read_small(files, f"{folder}/{path}", MAX_REF_FILE)
         # One that is being written is not there yet, and an empty one is left of a crash.
         if said is None or (said.strip() and not said.startswith(b"ref:")):
             first = (said or b"").partition(b"\n")[0].split(b" ")[0]
-            found[os.fsencode(path)] = first if _OID.fullmatch(first) else UNREADABLE
+            found[os.fsencode(path)] = first if OID.fullmatch(first) else UNREADABLE
     return {name: oid for name, oid in found.items() if not name.endswith(b".lock")}
 
 
@@ -151,7 +151,7 @@ def _shallow(files: GitFiles, folder: str, effort: Effort) -> frozenset[bytes]:
     """Commits whose parents were never fetched."""
     said = read_small(files, f"{folder}/shallow", _MAX_REFS_FILE) or b""
     effort.spend(len(said) // BYTES_A_US)
-    return frozenset(_OID.findall(said))
+    return frozenset(OID.findall(said))
 
 
 # Walking
@@ -208,7 +208,7 @@ class _Walk:
             if kind == COMMIT:
                 return _parsed(oid, content)
             target = content.partition(b"\n")[0].removeprefix(b"object ")
-            if kind != TAG or not _OID.fullmatch(target):
+            if kind != TAG or not OID.fullmatch(target):
                 raise HistoryUnread
             oid = target
             if oid in self._seen or self._known(oid):
@@ -227,7 +227,7 @@ def _parsed(oid: bytes, content: bytes) -> _Commit:
     subject = message.partition(b"\n")[0].decode("utf-8", "replace")
     return _Commit(
         oid,
-        tuple(_OID.findall(head[1])),
+        tuple(OID.findall(head[1])),
         int(said[0]) if said and said[0].isdigit() and len(said[0]) < 16 else 0,
         subject.rstrip()[:_MAX_SUBJECT],
     )

@@ -218,11 +218,17 @@ def _check_order(found: list[Place]) -> None:
             before, times = path, 1
 
 
+_MOST_EXTENSIONS = 32
+"""Git knows ten. A file that is one large hole would have millions of empty ones."""
+
+
 def read_extensions(data: bytes, at: int, hash_size: int) -> list[tuple[bytes, bytes]]:
     """Of an index whose entries end at `at`. Raises `MalformedIndex`."""
-    extensions = []
+    extensions: list[tuple[bytes, bytes]] = []
     stop = len(data) - hash_size
     while at < stop:
+        if len(extensions) >= _MOST_EXTENSIONS:
+            raise MalformedIndex
         start = at + 4 + _LENGTH
         length = int.from_bytes(data[at + 4 : start], "big")
         extensions.append((data[at : at + 4], data[start : start + length]))
@@ -282,6 +288,62 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value = ((value + 1) << 7) | (byte & 127)
     return value, at
+
+
+class IndexName(NamedTuple):
+    """One entry, without what `lstat` said of it; see `IndexEntry`."""
+
+    path: bytes
+    mode: int
+    oid: bytes
+    stage: int
+
+
+def walk(data: bytes) -> Iterator[IndexName]:
+    """The entries of an index, one after the other: not all that a stranger wrote is in memory.
+    Raises `MalformedIndex`, also for one that is not in one file."""
+    size = _hash_size(data)
+    _, version, count = HEADER.unpack_from(data)
+    at, path = HEADER.size, b""
+    try:
+        for _ in range(count):
+            start = at + STAT.size + size
+            flags = data[start] << 8 | data[start + 1]
+            oid, mode = (
+                data[at + STAT.size : start],
+                data[at + MODE_AT] << 8 | data[at + MODE_AT + 1],
+            )
+            start += 4 if flags & EXTENDED else 2
+            if version == 4:
+                strip, start = _varint(data, start)
+                end = data.index(0, start)
+                path = path[: max(len(path) - strip, 0)] + data[start:end]
+                at = end + 1
+            else:
+                end = data.index(0, start + (flags & NAME_MASK))
+                path = data[start:end]
+                at += (end - at + 8) & ~7
+            yield IndexName(path, mode, oid, (flags & _STAGE) >> 12)
+    except (IndexError, ValueError) as error:
+        raise MalformedIndex from error
+    if any(name == SPLIT for name, _ in read_extensions(data, at, size)):
+        raise MalformedIndex
+
+
+_KNOWN = tuple((b"DIRC", version) for version in (2, 3, 4))
+
+
+def _hash_size(data: bytes) -> int:
+    """As `parse` finds it out; with a checksum of zeros it is the usual one."""
+    view = memoryview(data)
+    if len(data) < HEADER.size + max(HASHES) or HEADER.unpack_from(data)[:2] not in _KNOWN:
+        raise MalformedIndex
+    for size, algorithm in HASHES.items():
+        if algorithm(view[:-size]).digest() == view[-size:]:
+            return size
+    if any(view[-min(HASHES) :]):
+        raise MalformedIndex
+    return min(HASHES)
 
 
 # Files

@@ -26,11 +26,11 @@ _MOST_PACKS = 256
 MOST_DEPTH = 50
 """Of an object that is told by its differences from another; git makes no longer chains."""
 _MAX_OBJECT = 1 << 20
-"""Bytes of a commit; most have some hundreds."""
-COMMIT, TAG, _NEAR, _NAMED = 1, 4, 6, 7
+"""Bytes of a commit, of which most have some hundreds, or of a folder of 20,000 files."""
+COMMIT, TREE, TAG, _NEAR, _NAMED = 1, 2, 4, 6, 7
 """Kinds of objects in a pack: the last two are differences, from what is so many bytes before them
 or from what has this name."""
-_WORDS = {COMMIT: b"commit", TAG: b"tag"}
+_WORDS = {COMMIT: b"commit", TREE: b"tree", TAG: b"tag"}
 _KINDS = {word: kind for kind, word in _WORDS.items()}
 _IDX_MAGIC, _FAN_OUT = b"\xfftOc\0\0\0\2", struct.Struct(">I")
 _FAR = 1 << 31
@@ -174,7 +174,7 @@ class ObjectStore:
         return any(pack.find(oid) is not None for pack in self._all_packs())
 
     def read(self, oid: bytes, depth: int = 0) -> tuple[int, bytes]:
-        """Its kind and its content; 0 when it is neither a commit nor a tag, or told by too many
+        """Its kind and its content; 0 when it is a file, or told by too many
         others. Raises `HistoryUnread` when it is not there, or cannot be read."""
         self._effort.spend(OPEN_US)
         with _reading(), Descriptor(self._files.open_file(self._loose(oid))) as descriptor:
@@ -204,7 +204,7 @@ class ObjectStore:
             return 0, b""
         self._effort.spend(OPEN_US)
         kind, at = pack.header(place)
-        if kind in (COMMIT, TAG):
+        if kind in _WORDS:
             return kind, pack.inflate(at, self._effort)
         if kind == _NEAR:
             back, at = pack.offset(at)

@@ -10,6 +10,7 @@ import os
 import pwd
 import stat
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from carrel.trees.git.config import ConfigItem, parse, quote
@@ -60,7 +61,7 @@ class PersonalGit:
         return self._ignored(self._items())
 
     def _items(self) -> list[ConfigItem]:
-        return [item for path in self._paths() for item in parse(_read(path))]
+        return [item for path in self._paths() for item in _parsed(_read(path))]
 
     def _paths(self) -> list[Path]:
         """As git reads them: the last one wins."""
@@ -94,6 +95,12 @@ class PersonalGit:
             return "user"
 
 
+@lru_cache(maxsize=4)
+def _parsed(text: bytes) -> tuple[ConfigItem, ...]:
+    """Once, while the files stay as they are."""
+    return tuple(parse(text))
+
+
 def _is_kept(item: ConfigItem) -> bool:
     if item.name.startswith("alias."):
         return not item.value.lstrip().startswith(b"!")
@@ -103,7 +110,8 @@ def _is_kept(item: ConfigItem) -> bool:
 def _read(path: Path) -> bytes:
     """Nothing of what is no file, or larger than a person writes."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > _MOST_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
             return b""
         return path.read_bytes()
     except (OSError, ValueError):

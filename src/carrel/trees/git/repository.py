@@ -97,7 +97,7 @@ class RepositoryReader:
 
     def open(self, path: bytes, *, follow: bool = True) -> int:
         """An O_PATH descriptor. Raises OSError: EXDEV for what is in no folder of ours."""
-        for spelling in dict.fromkeys((path, os.path.normpath(path))):
+        for spelling in _spellings(path):
             root = self._root_of(spelling)
             if root is None:
                 continue
@@ -207,6 +207,14 @@ class RepositoryReader:
         name = os.readlink(b"/proc/self/fd/%d" % found)
         shown = os.readlink(b"/proc/self/fd/%d" % self._roots[root])
         return root + name[len(shown) :] if is_within(name, shown) else name
+
+
+def _spellings(path: bytes) -> Iterator[bytes]:
+    """As it is, and without what leads out of a folder and back."""
+    yield path
+    normal = os.path.normpath(path)
+    if normal != path:
+        yield normal
 
 
 def is_within(path: bytes, folder: bytes) -> bool:

@@ -1,0 +1,124 @@
+"""The process that waits in a sandbox and becomes the command: once, whatever comes late."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from carrel.launcher import child
+from carrel.launcher.loop import Loop
+from carrel.launcher.messages import LauncherProblem
+from carrel.launcher.pool import Standby
+
+BASE: Any = {"tracking": None, "join": []}
+PLAN: Any = {"warm": False, "argv": ["true"]}
+
+
+class Inside:
+    """The side of the child, played here; the process that is killed is real."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["sleep", "1000"])
+
+    def take(self, _orders: object, descriptors: list[int]) -> Any:
+        status, channel = (os.dup(one) for one in descriptors)
+        self.status, self.channel = status, socket.socket(fileno=channel)
+        return self
+
+    def forget(self) -> None:
+        pass
+
+    def say(self, message: dict[str, int]) -> None:
+        os.write(self.status, json.dumps(message).encode() + b"\n")
+
+    def executing(self) -> None:
+        self.channel.send(child.EXECUTING)
+
+    def executed(self) -> None:
+        os.close(self.status)
+
+
+class Stage:
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+        self.loop = Loop()
+        self.standby = Standby(self.loop, inside.take, BASE)
+        inside.say({"pid": inside.process.pid})
+        self.look()
+        self.told: list[LauncherProblem | None] = []
+        self.standby.order(PLAN, [], self.told.append, lambda _status, _usage: None)
+
+    def look(self) -> None:
+        for key, _events in self.loop._selector.select(0):
+            key.data()
+
+    def much_later(self) -> None:
+        """The loop was kept from its work, and sees its timers first."""
+        for timer in list(self.loop._timers):
+            if timer.action is not None:
+                timer.action()
+
+    def close(self) -> None:
+        self.inside.process.kill()
+        self.inside.process.wait()
+        self.loop._selector.close()
+        for one in (self.inside.channel, self.loop._wake, self.loop._wake_write):
+            one.close()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    # This process has handlers of its own.
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda *_args, **_named: -1)
+    monkeypatch.setattr(signal, "signal", lambda *_args: None)
+    made = Stage(Inside())
+    yield made
+    made.close()
+
+
+def test_who_has_executed_is_not_executed_again(stage: Stage) -> None:
+    inside = stage.inside
+    inside.executing()
+    inside.executed()
+    stage.much_later()
+    assert stage.told == [None]
+    assert inside.process.poll() is None
+
+
+def test_who_says_that_it_executes_and_stops_is_killed_and_not_executed_again(stage: Stage) -> None:
+    inside = stage.inside
+    inside.executing()
+    stage.much_later()
+    assert inside.process.wait(30) == -signal.SIGKILL
+    inside.executed()
+    stage.look()
+    assert stage.told == [None]
+
+
+def test_who_never_says_so_makes_room_for_another(stage: Stage) -> None:
+    inside = stage.inside
+    stage.much_later()
+    assert inside.process.wait(30) == -signal.SIGKILL
+    inside.executed()
+    stage.look()
+    (problem,) = stage.told
+    assert problem is not None and problem["step"] == "ending"
+
+
+def test_the_number_of_one_that_has_ended_is_anybodys(stage: Stage) -> None:
+    """Those in a sandbox may kill who waits there, and can have its number go to somebody else."""
+    pid = stage.inside.process.pid
+    assert stage.standby.is_process(pid)
+    stage.loop._on_exit.pop(pid)(signal.SIGKILL, resource.getrusage(resource.RUSAGE_CHILDREN))
+    assert not stage.standby.is_process(pid)
+    stage.standby.discard()
+    stage.much_later()
+    assert stage.inside.process.poll() is None

@@ -1,0 +1,1 @@
+"""Programs that use nothing but what the docs say, with one check for each promise."""
