@@ -32,6 +32,7 @@ class View:
         self._request = request
         self._path = workspace_path
         self._steps = 0
+        self._reached = 0.0
 
     def frames(self, body: bytes) -> Iterator[Frame]:
         envelope = envelope_in(body)
@@ -104,9 +105,11 @@ class View:
             yield self._progress(seq, self._share(), _shown(type, said))
 
     def _progress(self, seq: int, share: float, message: str, **more: object) -> Frame:
+        # A file is told when it is found, which may be after the next state: no bar goes back.
+        self._reached = max(self._reached, share)
         where = {"space_id": self._request.space_id, "workspace_path": self._path}
         return self._frame(
-            FrameKind.PROGRESS, seq, progress=share, message=message, **where, **more
+            FrameKind.PROGRESS, seq, progress=self._reached, message=message, **where, **more
         )
 
     def _share(self) -> float:
