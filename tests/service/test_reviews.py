@@ -158,6 +158,39 @@ async def test_what_was_only_staged_is_kept(services: Services, project: Path) -
     assert (await run(services, back, "git show :s"))[1] == "work\n"
 
 
+SUBMODULE = """
+git init -q && git init -q lib && git -C lib commit -q --allow-empty -m 1
+git submodule -q add --name {name} ./lib lib && git submodule absorbgitdirs 2> /dev/null
+git commit -qm 2
+"""
+COMMIT = "git checkout -qb b; echo work > s; git add s; git commit -qm w; git checkout -q -"
+IN_SUBMODULE = {
+    "a/lib": ("echo work > s; git add s; rm s", (1, 0), "git show :s"),
+    "docs/index": (COMMIT, (0, 1), "git show b:s"),
+    "x/logs": (COMMIT, (0, 1), "git show b:s"),
+    "lib": ("echo work > ../.git/modules/lib/note", (0, 0), "cat ../.git/modules/lib/note"),
+}
+
+
+@pytest.mark.parametrize("name", IN_SUBMODULE)
+async def test_work_that_only_a_submodule_has(services: Services, project: Path, name: str) -> None:
+    """Its folder is called as the submodule is, with slashes and as git's own files are."""
+    whose = ("AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL")
+    begin = f"export {' '.join(f'GIT_{one}=n' for one in whose)}; set -e; "
+    words = ["sh", "-c", begin + SUBMODULE.format(name=name)]
+    await asyncio.to_thread(lambda: subprocess.run(words, cwd=project, check=True, timeout=60))
+    space = await make(services, project)
+    script, expected, again = IN_SUBMODULE[name]
+    record, said = await run(services, space, f"{begin} cd lib; {script}")
+    assert record.exit is not None and record.exit.code == 0, said
+    found = await services.spaces.review(LOCAL, space.space_id)
+    assert (found.left_files, found.left_commits) == expected, found.left
+    removal = await services.spaces.remove(LOCAL, space.space_id, force=True)
+    assert removal.kept is not None
+    back = await services.spaces.undelete(LOCAL, space.space_id)
+    assert (await run(services, back, f"cd lib; {again}"))[1] == "work\n"
+
+
 async def left(services: Services, space: Space) -> list[str]:
     return list((await services.spaces.review(LOCAL, space.space_id)).left)
 

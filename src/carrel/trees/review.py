@@ -48,21 +48,13 @@ from carrel.trees.ignored import IgnoredFiles
 from carrel.trees.layers import Layers
 
 GIT = ".git"
-_WORK = ("HEAD", "packed-refs", "refs", "config", "hooks", "MERGE_HEAD", "CHERRY_PICK_HEAD")
-_OF_A_REPOSITORY = (
-    *(
-        "HEAD",
-        "ORIG_HEAD",
-        "FETCH_HEAD",
-        "COMMIT_EDITMSG",
-        "packed-refs",
-        "refs",
-        "objects",
-        "logs",
-    ),
-    *("index", "info", "config", "hooks", "description", "branches", "modules", "worktrees"),
+_NOTES = frozenset(
+    {
+        *("index", "logs", "FETCH_HEAD", "ORIG_HEAD", "AUTO_MERGE", "COMMIT_EDITMSG"),
+        *("description", "branches", "gc.log", "gc.pid", "gitdir", "commondir"),
+    }
 )
-"""What is in every git folder."""
+"""What git writes by the way. Whatever else is in its folder somebody may miss."""
 _MOST_REPOSITORIES = 20
 """Of one tree, whose commits are read."""
 _MOST_SEEN = 1000
@@ -91,19 +83,15 @@ def is_git(path: str) -> bool:
     return GIT in path and GIT in path.split("/")
 
 
-def is_bookkeeping(change: Change) -> bool:
-    """Of git's own files: what it writes by the way, and nobody would miss."""
-    parts = change.path.split("/")
-    inside = parts[parts.index(GIT) + 1 :]
-    while len(inside) >= 2 and inside[0] in ("modules", "worktrees"):
+def is_bookkeeping(change: Change, folder: str) -> bool:
+    """Of git's own files, in this git folder: what it writes by the way, and nobody would miss."""
+    inside = change.path.removeprefix(folder).split("/")[1:]
+    while len(inside) > 2 and inside[0] == "worktrees":
         inside = inside[2:]
     if inside[:1] == ["objects"]:
         # What was only staged is there and nowhere else.
         return change.kind is not ChangeKind.ADDED
-    if not inside or inside[0] not in _WORK:
-        return True
-    # Folders of references are made and removed as references come and go.
-    return inside == ["refs"]
+    return not inside or inside[0] in _NOTES
 
 
 class TreeReviews:
@@ -119,7 +107,9 @@ class TreeReviews:
             tally = _Tally(query)
             for change, sort in look.changes():
                 lost = sort is Sort.FILE and not driver.capabilities.stays
-                tally.count(change, sort, left=lost and not look.taken.has(look.root, change))
+                folder = look.git_folder(change.path) if sort is Sort.GIT else ""
+                stays = not lost or look.taken.has(look.root, change)
+                tally.count(change, sort, folder, left=not stays)
             read = not (driver.capabilities.stays or query.rough)
             commits = look.commits(tally.repositories, tally.grown) if read else ()
             left = [one for one in commits if one.id not in look.taken.commits]
@@ -140,9 +130,9 @@ class TreeReviews:
             for change in look.without_added():
                 was_folder = change.old_type is EntryType.FOLDER
                 if change.new_type is EntryType.FOLDER and not was_folder:
-                    repositories |= _repositories_in(look.root, change.path)
+                    repositories |= look.repositories_in(change.path)
                 if is_git(change.path):
-                    repositories.add(_git_folder(change.path))
+                    repositories.add(look.git_folder(change.path))
                     continue
                 gone = change.kind is ChangeKind.DELETED and not was_folder
                 if gone and _is_below(change.path, top) and look.sort(change.path) is Sort.FILE:
@@ -182,6 +172,8 @@ class _Look:
     """What is open until the look is over."""
     staged: list[Staged] = field(default_factory=list)
     """What only an index has, of the repositories whose commits were read."""
+    _heads: dict[str, bool] = field(default_factory=dict)
+    """Whether there is a HEAD in a folder, now or in the base."""
 
     @cached_property
     def root(self) -> Root:
@@ -215,6 +207,45 @@ class _Look:
         if self.ignored is not None and self.ignored.has(path):
             return Sort.IGNORED
         return Sort.FILE
+
+    def git_folder(self, path: str) -> str:
+        """The repository that a file of git's belongs to: a submodule's is within another's, and
+        its name may have slashes, or be like those of git's own files."""
+        parts = path.split("/")
+        end = parts.index(GIT) + 1
+        while parts[end : end + 1] == ["modules"]:
+            above = ("/".join(parts[:at]) for at in range(end + 2, len(parts)))
+            found = next(filter(self._has_head, above), "")
+            if not found:
+                break
+            end = found.count("/") + 1
+        return "/".join(parts[:end])
+
+    def _has_head(self, folder: str) -> bool:
+        known = self._heads.get(folder)
+        if known is None:
+            if len(self._heads) >= _MOST_SEEN:
+                self._heads.clear()
+            with suppress(OSError):
+                known = any(files.mode(f"{folder}/HEAD") for files in (self.files, self.base))
+            self._heads[folder] = known = bool(known)
+        return known
+
+    def repositories_in(self, top: str) -> set[str]:
+        """Of a new folder; only git's own files are looked at, by their names."""
+        found: set[str] = set()
+        folders, held = [top], HeldPaths()
+        while folders and len(found) < _MOST_SEEN:
+            path = folders.pop()
+            with suppress(OSError), os.scandir(self.root.folder(path)) as entries:
+                for entry in entries:
+                    inside = join(path, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        held.add(inside)
+                        folders.append(inside)
+                    elif is_git(inside):
+                        found.add(self.git_folder(inside))
+        return found
 
     def without_added(self) -> Iterator[Change]:
         """Nothing is told as renamed, and nothing of what is in new folders."""
@@ -267,13 +298,14 @@ class _Tally:
     """Those of them with new objects."""
     worth_keeping: bool = False
 
-    def count(self, change: Change, sort: Sort, *, left: bool) -> None:
+    def count(self, change: Change, sort: Sort, folder: str, *, left: bool) -> None:
+        """`folder` is the git folder, for git's own files."""
         self.counts[sort] += 1
         if sort is Sort.GIT and len(self.repositories) < _MOST_SEEN:
-            self.repositories.add(folder := _git_folder(change.path))
+            self.repositories.add(folder)
             if change.kind is ChangeKind.ADDED and change.path.startswith(f"{folder}/objects/"):
                 self.grown.add(folder)
-        self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change)
+        self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change, folder)
         if left:
             self.leave(f"{change.kind} {change.path}")
         wanted = {Sort.FILE: True, Sort.IGNORED: self.query.ignored, Sort.GIT: self.query.git}
@@ -299,38 +331,8 @@ class _Tally:
             left_files=self.left_files,
             left_commits=len(left),
             left=tuple([*self.left, *words][:_SHOWN_LEFT]),
-            worth_keeping=self.worth_keeping or bool(commits),
+            worth_keeping=self.worth_keeping or bool(commits or self.left_files),
         )
-
-
-def _git_folder(path: str) -> str:
-    """The repository that a file of git's belongs to: a submodule's is within another's."""
-    parts = path.split("/")
-    end = parts.index(GIT) + 1
-    while parts[end : end + 1] == ["modules"]:
-        # Its name may have slashes.
-        inside = [at for at in range(end + 2, len(parts)) if parts[at] in _OF_A_REPOSITORY]
-        if not inside:
-            break
-        end = inside[0]
-    return "/".join(parts[:end])
-
-
-def _repositories_in(root: Root, top: str) -> set[str]:
-    """Of a new folder; only git's own files are looked at, by their names."""
-    found: set[str] = set()
-    folders, held = [top], HeldPaths()
-    while folders and len(found) < _MOST_SEEN:
-        path = folders.pop()
-        with suppress(OSError), os.scandir(root.folder(path)) as entries:
-            for entry in entries:
-                inside = join(path, entry.name)
-                if entry.is_dir(follow_symlinks=False):
-                    held.add(inside)
-                    folders.append(inside)
-                elif is_git(inside):
-                    found.add(_git_folder(inside))
-    return found
 
 
 # What was taken out
