@@ -9,6 +9,7 @@ from subprocess import PIPE
 import pytest
 
 from carrel.cli.verbs.cp import split
+from carrel.client.archives import own_umask
 from tests.cli.program import TIMEOUT_S, Program
 
 
@@ -38,6 +39,10 @@ def test_files(carrel: Program, space: str, tmp_path: Path) -> None:
     carrel.good("cp", "script", f"{space}:other")
     assert carrel.good("exec", space, "./script") == "ran\n"
     assert carrel.good("exec", space, "./other") == "ran\n"
+    carrel.good("exec", space, "--", "chmod", "777", "other")
+    carrel.good("cp", f"{space}:other", "other")
+    umask = own_umask() & 0o022
+    assert umask and (tmp_path / "other").stat().st_mode & 0o777 == 0o777 & ~umask
     carrel.good("cp", f"{space}:README.md", "copy")
     assert (tmp_path / "copy").read_text() == "read me\n"
     (tmp_path / "folder").mkdir()

@@ -77,8 +77,11 @@ def test_a_folder_comes_back_as_it_was(places: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0])
 def test_modes_are_those_of_the_archive(places: tuple[Path, Path], umask: int) -> None:
+    """But for those whom the umask lets write nothing."""
     source, target = places
     modes = (0o644, 0o664, 0o755, 0o600, 0o444, 0o666, 0)
+    (source / "folder").mkdir()
+    (source / "folder").chmod(0o777)
     for mode in modes:
         (source / f"{mode:o}").write_text("x")
         (source / f"{mode:o}").chmod(mode)
@@ -88,8 +91,10 @@ def test_modes_are_those_of_the_archive(places: tuple[Path, Path], umask: int) -
         unpack(pieces, str(target), ("", ""), lambda *_: None)
     finally:
         os.umask(before)
+    others = ~(umask & 0o022)
     for mode in modes:
-        assert stat.S_IMODE((target / f"{mode:o}").stat().st_mode) == mode
+        assert stat.S_IMODE((target / f"{mode:o}").stat().st_mode) == mode & others
+    assert stat.S_IMODE((target / "folder").stat().st_mode) == 0o777 & others
 
 
 def test_deep_folders_in_any_order(places: tuple[Path, Path]) -> None:
@@ -126,7 +131,11 @@ def test_what_is_there_is_replaced_and_merged(places: tuple[Path, Path]) -> None
     (target / "f").mkdir()
     (target / "f" / "b").write_text("old")
     (target / "f" / "kept").write_text("kept")
+    (source / "f").chmod(0o707)
+    (target / "f").chmod(0o750)
     unpack(pack(str(source), "", lambda *_: None), str(target), ("", ""), lambda *_: None)
+    # Else what is in a space would open or close a folder that was not copied from there.
+    assert stat.S_IMODE((target / "f").stat().st_mode) == 0o750
     assert (target / "a").read_text() == "new"
     assert os.readlink(target / "f" / "b") == "../a"
     assert (target / "f" / "kept").read_text() == "kept"

@@ -3,7 +3,8 @@ and one of a space is unpacked into a local folder, and nothing of it anywhere e
 
 What is in a space is hostile. Names that lead out are refused; no symlink is ever followed
 on the way to a file, neither one of the archive nor one that stands there; symlinks that lead
-out are left out, and so is what is neither file, folder nor link.
+out are left out, and so is what is neither file, folder nor link. What comes is open for writing to
+no more accounts than the umask has, and folders that stand there keep their modes.
 """
 
 from __future__ import annotations
@@ -331,6 +332,8 @@ class _Place:
     def __init__(self, target: str) -> None:
         self._root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._made: dict[tuple[str, ...], Member] = {}
+        self._new: set[tuple[str, ...]] = set()
+        """Folders that were not there before."""
         self._path: tuple[str, ...] = ()
         self._open: list[int] = []
         """The first folders on the way there; the last one is that itself."""
@@ -366,11 +369,13 @@ class _Place:
         return self._open[-1] if path else self._root
 
     def _enter(self, part: str) -> None:
-        here = _enter(self._open[-1] if self._open else self._root, part)
+        here, is_new = _enter(self._open[-1] if self._open else self._root, part)
         if len(self._path) >= _LEVELS:
             os.close(self._open.pop())
         self._open.append(here)
         self._path = (*self._path, part)
+        if is_new:
+            self._new.add(self._path)
 
     def has(self, path: tuple[str, ...]) -> bool:
         """Whether something is there; nothing is made or followed to find out."""
@@ -395,7 +400,11 @@ class _Place:
             self._made[path] = member
 
     def write(self, path: tuple[str, ...], member: Member, reader: TarReader) -> None:
-        folder, name, mode = self.folder(path[:-1]), path[-1], member.mode & 0o777
+        folder, name, mode = (
+            self.folder(path[:-1]),
+            path[-1],
+            allowed_mode(member.mode, self._umask),
+        )
         # Most modes are not touched by the umask, and can be had at once.
         exact = not mode & self._umask
         first = mode if exact else 0o600
@@ -437,19 +446,23 @@ class _Place:
             os.close(source)
 
     def finish(self) -> None:
-        """Modes and times of folders come last: a read-only one could not be filled."""
+        """Modes and times of new folders come last: a read-only one could not be filled."""
         for path, member in sorted(self._made.items(), reverse=True):
-            folder = self.folder(path)
-            os.fchmod(folder, member.mode & 0o777)
-            os.utime(folder, ns=(member.mtime_ns, member.mtime_ns))
+            if path in self._new:
+                folder = self.folder(path)
+                os.fchmod(folder, allowed_mode(member.mode, self._umask))
+                os.utime(folder, ns=(member.mtime_ns, member.mtime_ns))
 
 
-def _enter(here: int, part: str) -> int:
+def _enter(here: int, part: str) -> tuple[int, bool]:
+    """With whether it was made."""
+    is_new = False
     with contextlib.suppress(FileNotFoundError):
-        return os.open(part, _FOLDER, dir_fd=here)
+        return os.open(part, _FOLDER, dir_fd=here), is_new
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, 0o700, dir_fd=here)
-    return os.open(part, _FOLDER, dir_fd=here)
+        is_new = True
+    return os.open(part, _FOLDER, dir_fd=here), is_new
 
 
 def _clear(folder: int, name: str) -> None:
@@ -477,6 +490,12 @@ def _write_at(descriptor: int, data: bytes, position: int) -> None:
     while view:
         count = os.pwrite(descriptor, view, position)
         view, position = view[count:], position + count
+
+
+def allowed_mode(mode: int, umask: int) -> int:
+    """The mode that a space gives to a file. Code there does not decide which other accounts of
+    this machine may write it."""
+    return mode & 0o777 & ~(umask & 0o022)
 
 
 def own_umask() -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from carrel.client.archives import own_umask, pack, unpack, unpack_whole
+from carrel.client.archives import allowed_mode, own_umask, pack, unpack, unpack_whole
 from carrel.client.http import LONG_S, HttpAnswer, operation
 from carrel.client.link import Link, StreamedAnswer
 from carrel.domain.errors import DaemonUnavailable, PathNotFound, PathWrongKind
@@ -97,7 +97,7 @@ def _download_file(
         for piece in _watched(_checked(stream), moved, watch):
             file.write(piece)
         if about["type"] == "file":
-            os.fchmod(file.fileno(), int(about["mode"], 8) & 0o777)
+            os.fchmod(file.fileno(), allowed_mode(int(about["mode"], 8), own_umask()))
     tell_copied(link, space, stream)
     return moved
 
