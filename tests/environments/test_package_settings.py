@@ -211,6 +211,8 @@ def test_what_changes_is_seen(home: Path) -> None:
         ("https://h/@scope/simple", "https://h/@scope/simple"),
         ("file:///srv/a@b", "file:///srv/a@b"),
         ("/srv/a@b", "/srv/a@b"),
+        (f"https://pypi.anaconda.org/t/{SECRET}-1/ada/simple", ""),
+        (f"https://packagecloud.io/{'0a1b2c3d' * 6}/ada/repo/pypi/simple", ""),
     ],
 )
 def test_passwords_in_addresses(url: str, bare: str) -> None:

@@ -254,6 +254,8 @@ ASKED = (*VARIABLES, *(name for one in MANAGERS for name in one.variables), "CAR
 
 _URL = re.compile(r"((?:[\w-]+=)?(?:[A-Za-z][A-Za-z0-9+.-]*:)?//)?([^/?#]*)([^?#]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.~-]*)(?::\d*)?")
+_TOKEN = re.compile(r"/(?:t/[\w-]{6,}|[0-9a-f]{40,})(?:/|$)")
+"""In a path: as conda and its index for pip have it, and one of packagecloud."""
 _WORDS = re.compile(r"[\w.:*/, \[\]-]*", re.ASCII)
 _LINE = re.compile(r"[^\x00-\x1f\x7f]*")
 
@@ -468,7 +470,7 @@ def without_password(url: str) -> str:
     if user and "ssh:" in scheme and ":" not in user:
         host = authority
     bare = f"{scheme}{host}{path}"
-    return "" if looks_like_key("", bare) else bare
+    return "" if looks_like_key("", bare) or (authority and _TOKEN.search(path)) else bare
 
 
 def _is_plain_key(key: str) -> bool:
