@@ -23,7 +23,6 @@ from carrel.agents.wire import load
 from carrel.domain.agents import (
     PROJECT_SETTINGS,
     Confiding,
-    FoundFrontend,
     Frontend,
     FrontendKind,
     Frontends,
@@ -46,6 +45,7 @@ from carrel.domain.invocations import (
     IoMode,
     ProviderCapabilities,
     Resolution,
+    by_provider,
 )
 from carrel.domain.keys import VARIABLES
 from carrel.domain.turns import (
@@ -87,8 +87,7 @@ class Library:
 
     async def capabilities(self) -> tuple[ProviderCapabilities, ...]:
         """By provider, in the order of their names."""
-        found = await asyncio.to_thread(self._frontends.found)
-        return tuple(_provider(name, found) for name in sorted({one.provider for one in found}))
+        return by_provider(await asyncio.to_thread(self._frontends.found))
 
     def build_invocation(
         self,
@@ -296,12 +295,6 @@ def _prepare(
     if not hasattr(frontend, "prepare_terminal"):
         raise UnsupportedFrontend(f"{frontend.name} has no terminal of its own.")
     return cast("Interactive", frontend).prepare_terminal(request, setup)
-
-
-def _provider(name: str, found: Sequence[FoundFrontend]) -> ProviderCapabilities:
-    own = tuple(one for one in found if one.provider == name)
-    models = dict.fromkeys(model for one in own for model in one.models)
-    return ProviderCapabilities(name, own, tuple(models))
 
 
 def _check(kits: Sequence[str]) -> None:

@@ -56,6 +56,18 @@ class ProviderCapabilities:
     models: tuple[str, ...]
 
 
+def by_provider(found: Sequence[FoundFrontend]) -> tuple[ProviderCapabilities, ...]:
+    """In the order of their names. What cannot be used at all may have none."""
+    names = sorted({one.provider for one in found if one.provider})
+    return tuple(_provider(name, found) for name in names)
+
+
+def _provider(name: str, found: Sequence[FoundFrontend]) -> ProviderCapabilities:
+    own = tuple(one for one in found if one.provider == name)
+    models = dict.fromkeys(model for one in own for model in one.models)
+    return ProviderCapabilities(name, own, tuple(models))
+
+
 @dataclass(frozen=True)
 class Resolution:
     """Whether kits can be had."""
