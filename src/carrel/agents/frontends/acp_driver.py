@@ -187,8 +187,9 @@ class _Turn:
             )
         except RequestError as error:
             why = problem_of(str(error), error.data).message
+            known = f" Known are: {', '.join(choices.models)}." if choices.models else ""
             raise ModelNotSupported(
-                f"The agent does not take {model!r}: {why} Known are: {', '.join(choices.models)}.",
+                f"The agent does not take {model!r}: {why.rstrip('.')}.{known}",
                 known=list(choices.models),
             ) from error
 
