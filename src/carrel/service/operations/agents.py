@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from carrel.api.types import agents as types
-from carrel.api.types.common import moment, moment_or_none
+from carrel.api.types.common import moment, moment_or_none, shared
 from carrel.domain.access import Caller
 from carrel.domain.agents import Brought, FoundFrontend
 from carrel.domain.errors import PathInvalid, SpaceNotFound
@@ -223,22 +223,15 @@ class InvocationOperations:
         for path in (new.cwd, new.state):
             if not os.path.isabs(path) or "\0" in path:
                 raise PathInvalid(f"{path[:80]!r} is no absolute path.", hint="Name it from / on.")
-        request = TurnRequest(
-            frontend=new.frontend,
-            prompt=new.prompt,
-            session_id=new.session,
-            model=new.model,
-            continuation=_continuation(new.continuation),
-            permission=new.permission,
-            env=new.env,
-            attachments=tuple(map(Attachment, new.attachments)),
-            system_prompt=new.system_prompt,
-            kits=new.kits,
-            trust=new.trust,
-        )
+        given = shared(new, TurnRequest) | {
+            "session_id": new.session,
+            "continuation": _continuation(new.continuation),
+            "attachments": tuple(map(Attachment, new.attachments)),
+        }
         found = await asyncio.to_thread(
             self._library.build_invocation,
-            *(request, AgentSetup(new.cwd, new.state), new.interaction_mode, new.io_mode),
+            *(TurnRequest(**given), AgentSetup(new.cwd, new.state)),
+            *(new.interaction_mode, new.io_mode),
         )
         stdin = None if found.stdin is None else found.stdin.decode("utf-8", "replace")
         return types.InvocationInfo(
