@@ -105,7 +105,7 @@ def test_a_conversation_stays_with_its_endpoint(
 ) -> None:
     first = run(codex, asking(standin, "one"), setup)
     for permission in (Permission.SANDBOXED, Permission.ASK):
-        request = replace(asking(standin, "two"), env={}, continuation=first.continuation)
+        request = replace(asking(standin, "two"), env={}, model="", continuation=first.continuation)
         done = run(codex, replace(request, permission=permission), setup)
         assert done.code == "continuation_not_found" and done.result.error
         assert "another endpoint" in done.result.error.message

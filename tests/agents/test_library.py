@@ -14,8 +14,8 @@ import pytest
 
 from carrel.agents.library import Library, TurnOutcome
 from carrel.agents.registry import Registry
-from carrel.domain.agents import IoMode
 from carrel.domain.errors import ResolveFailed, StateConflict, UnsupportedFrontend
+from carrel.domain.invocations import IoMode
 from carrel.domain.turns import (
     AgentEvent,
     AgentSetup,

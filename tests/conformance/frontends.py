@@ -69,7 +69,6 @@ SCRIPTED = Case(
     "scripted",
     Provider.ANY,
     gaps={
-        "unknown_model": NO_MODELS,
         "keys": NO_MODELS,
         "usage": NO_MODELS,
         "attachments": "its prompt is the script, and nothing else",

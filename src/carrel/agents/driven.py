@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from carrel.agents import programs, requests, wire
+from carrel.agents import models, programs, requests, wire
 from carrel.agents.events import failed, result_of
 from carrel.agents.frontends.lines import raw
 from carrel.agents.programs import Locator
@@ -96,7 +96,13 @@ class DrivenFrontend:
         return self.options(request)
 
     def find(self) -> FoundFrontend:
-        return FoundFrontend(self.name, self.provider, self.kind, installed=True)
+        known = models.of(self.name)
+        return FoundFrontend(
+            *(self.name, self.provider, self.kind),
+            installed=True,
+            models=known.known,
+            default_model=known.default,
+        )
 
     def binds(self) -> tuple[str, ...]:
         return programs.folders()

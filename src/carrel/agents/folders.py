@@ -125,6 +125,25 @@ class SpaceAgentFolders:
             os.close(here)
 
 
+def put_files(state: str, files: Mapping[str, bytes]) -> None:
+    """Puts files into a folder that is an agent's, of which it may have made anything; they belong
+    to whom the folder does. Raises `ResolveFailed`."""
+    try:
+        os.makedirs(state, mode=0o700, exist_ok=True)
+        root = os.open(state, _FOLDER)
+        try:
+            found = os.fstat(root)
+            for path, data in files.items():
+                _put(root, path, data, Owner(found.st_uid, found.st_gid))
+        finally:
+            os.close(root)
+    except OSError as error:
+        raise ResolveFailed(
+            f"The agent's state in {state} cannot be written: {error.strerror}.",
+            hint="Name a folder of your own for it, which is no link.",
+        ) from error
+
+
 @contextlib.contextmanager
 def _above(folder: Path, path: str) -> Iterator[tuple[int, str]]:
     """The open folder of a file of the state, and the file's name. Raises `OSError`."""

@@ -7,6 +7,7 @@ All calls belong to one event loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import uuid
 from collections.abc import Sequence
@@ -16,25 +17,37 @@ from typing import cast
 
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.events import Emitter, OnEvent, failed
-from carrel.agents.turns import conduct
+from carrel.agents.folders import put_files
+from carrel.agents.turns import conduct, permission_of
 from carrel.agents.wire import load
 from carrel.domain.agents import (
-    FoundFrontend,
+    PROJECT_SETTINGS,
+    Confiding,
     Frontend,
     FrontendKind,
     Frontends,
     Interactive,
-    InvocationSpec,
-    IoMode,
     Prepared,
 )
 from carrel.domain.errors import (
     CarrelError,
     Interrupted,
+    NotTrusted,
+    PathNotFound,
     ResolveFailed,
     StateConflict,
     UnsupportedFrontend,
 )
+from carrel.domain.invocations import (
+    Description,
+    Invocation,
+    InvocationSpec,
+    IoMode,
+    ProviderCapabilities,
+    Resolution,
+    by_provider,
+)
+from carrel.domain.keys import VARIABLES
 from carrel.domain.turns import (
     AgentSetup,
     Continuation,
@@ -42,7 +55,6 @@ from carrel.domain.turns import (
     ControlKind,
     InteractionMode,
     Told,
-    TurnError,
     TurnRequest,
     TurnResult,
 )
@@ -67,31 +79,42 @@ class _Live:
 
 
 class Library:
+    """Implements `carrel.domain.invocations.AgentLibrary`."""
+
     def __init__(self, frontends: Frontends) -> None:
         self._frontends = frontends
         self._live: dict[str, _Live] = {}
 
     async def capabilities(self) -> tuple[ProviderCapabilities, ...]:
         """By provider, in the order of their names."""
-        found = await asyncio.to_thread(self._frontends.found)
-        return tuple(_provider(name, found) for name in sorted({one.provider for one in found}))
+        return by_provider(await asyncio.to_thread(self._frontends.found))
 
     def build_invocation(
         self,
         request: TurnRequest,
         setup: AgentSetup,
         interaction: InteractionMode = InteractionMode.INTERACTIVE,
+        io_mode: IoMode | None = None,
     ) -> Invocation:
-        """Of a program, for the caller to start. Writes what it needs into `setup.state`.
-        Raises `UnsupportedFrontend` for the others, and what `Frontend.prepare` raises."""
+        """How a program is started, for the caller to do it: see `AgentLibrary`."""
         frontend = self._frontends.get(request.frontend)
         if frontend.kind is not FrontendKind.CLI:
             raise UnsupportedFrontend(
-                f"{frontend.name} is not started by a command line.", hint="Use `run_turn`."
+                f"{frontend.name} is not started by a command line.",
+                hint="Use `run_turn`, or run the turn in a space.",
             )
+        setup, off = _confided(frontend, request, _placed(setup))
+        # `mode` is of terminals that Carrel watches, and hears by hooks.
+        request = replace(
+            _named(request),
+            permission=permission_of(request, setup),
+            mode=InteractionMode.HEADLESS,
+        )
         prepared = _prepare(frontend, request, setup, interaction)
-        _write(prepared, setup)
+        put_files(setup.state, {**prepared.files, **prepared.secrets})
         attended = interaction is InteractionMode.INTERACTIVE
+        usual = IoMode.PTY if attended else IoMode.PIPES
+        key = prepared.conversation
         spec = InvocationSpec(
             provider=frontend.provider,
             frontend=frontend.name,
@@ -99,22 +122,25 @@ class Library:
             cwd=setup.workspace,
             env=prepared.env,
             interaction_mode=interaction,
-            io_mode=IoMode.PTY if attended else IoMode.PIPES,
-            continuation=request.continuation,
+            io_mode=io_mode or usual,
+            continuation=Continuation(frontend.provider, key) if key else None,
             display_command=shlex.join(prepared.argv),
         )
-        return Invocation(spec, stdin=None if attended else prepared.first)
+        return Invocation(
+            spec,
+            (*off, *prepared.notes, *_unfit(spec)),
+            None if attended else prepared.first,
+            not attended and prepared.duplex,
+            _wanted_keys(frontend, request, setup),
+        )
 
     async def run_turn(
         self, request: TurnRequest, setup: AgentSetup, *on_event: OnEvent
     ) -> TurnOutcome:
         """What goes wrong is in the result, after its events. Raises `StateConflict` when the
-        session has a turn already. Cancelling it stops the turn, with all its events."""
-        request = replace(
-            request,
-            session_id=request.session_id or uuid.uuid4().hex,
-            run_id=request.run_id or uuid.uuid4().hex,
-        )
+        session has a turn already, and `PathNotFound`. Cancelling it stops the turn, with all its
+        events."""
+        request, setup = _named(request), _placed(setup)
         if request.session_id in self._live:
             raise StateConflict(f"Session {request.session_id!r} has a turn that is not over.")
         provider = self._provider_of(request.frontend)
@@ -198,6 +224,69 @@ def _driven(frontend: Frontend) -> DrivenFrontend:
     )
 
 
+def _named(request: TurnRequest) -> TurnRequest:
+    return replace(
+        request,
+        session_id=request.session_id or uuid.uuid4().hex,
+        run_id=request.run_id or uuid.uuid4().hex,
+    )
+
+
+def _placed(setup: AgentSetup) -> AgentSetup:
+    """With whole paths. Raises `PathNotFound`."""
+    workspace = os.path.abspath(setup.workspace)
+    if not os.path.isdir(workspace):
+        raise PathNotFound(f"There is no folder {workspace}.", hint="Name one that is there.")
+    return replace(setup, workspace=workspace, state=os.path.abspath(setup.state))
+
+
+def _confided(
+    frontend: Frontend, request: TurnRequest, setup: AgentSetup
+) -> tuple[AgentSetup, tuple[str, ...]]:
+    """What the project brings for the agent would run beside its key: it is off unless the caller
+    said otherwise. In sentences, what is."""
+    brought: tuple[str, ...] = PROJECT_SETTINGS
+    goes_without = False
+    if isinstance(frontend, Confiding):
+        brought, goes_without = frontend.brought, frontend.goes_without
+    at = Path(setup.workspace)
+    there = tuple(path for path in brought if os.path.lexists(at / path))
+    if setup.untrusted or setup.agreed:
+        return setup, ()
+    if request.trust:
+        return replace(setup, agreed=there), ()
+    if there and not goes_without:
+        raise NotTrusted(
+            f"The project brings {', '.join(there)}, and {frontend.name} cannot ignore that.",
+            hint="Look at it, and agree with `trust`.",
+            paths=list(there),
+        )
+    linked = (".git",) if os.path.isfile(at / ".git") else ()
+    off = f"What the project brings is switched off: {', '.join(there)}. To use it, say `trust`."
+    return replace(setup, untrusted=(*there, *linked)), (off,) if there else ()
+
+
+def _unfit(spec: InvocationSpec) -> tuple[str, ...]:
+    """What becomes difficult by the way that the caller chose to speak to it."""
+    attended = spec.interaction_mode is InteractionMode.INTERACTIVE
+    if attended and spec.io_mode is IoMode.PIPES:
+        return (f"{spec.frontend} is meant for a terminal here, and may refuse pipes.",)
+    if not attended and spec.io_mode is not IoMode.PIPES:
+        return ("The prompt goes by standard input: let the program read `stdin` there.",)
+    return ()
+
+
+def _wanted_keys(
+    frontend: Frontend, request: TurnRequest, setup: AgentSetup
+) -> dict[str, tuple[str, ...]]:
+    takes = {name: VARIABLES.get(name, (name,)) for name in frontend.credentials}
+    return {
+        name: variables
+        for name, variables in takes.items()
+        if name not in setup.credentials and not any(one in request.env for one in variables)
+    }
+
+
 def _prepare(
     frontend: Frontend, request: TurnRequest, setup: AgentSetup, interaction: InteractionMode
 ) -> Prepared:
@@ -208,42 +297,12 @@ def _prepare(
     return cast("Interactive", frontend).prepare_terminal(request, setup)
 
 
-def _write(prepared: Prepared, setup: AgentSetup) -> None:
-    for name, content in {**prepared.files, **prepared.secrets}.items():
-        file = Path(setup.state, name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-
-
-def _provider(name: str, found: Sequence[FoundFrontend]) -> ProviderCapabilities:
-    own = tuple(one for one in found if one.provider == name)
-    models = dict.fromkeys(model for one in own for model in one.models)
-    return ProviderCapabilities(name, own, tuple(models))
-
-
 def _check(kits: Sequence[str]) -> None:
     if kits:
         raise ResolveFailed("Kits are not supported yet.", kits=list(kits))
 
 
 # The answers of the library's calls
-
-
-@dataclass(frozen=True)
-class ProviderCapabilities:
-    id: str
-    frontends: tuple[FoundFrontend, ...]
-    models: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """How to start a program. `stdin` is what it is to read, then its end; None: its input is
-    the caller's."""
-
-    spec: InvocationSpec
-    warnings: tuple[str, ...] = ()
-    stdin: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -264,21 +323,3 @@ class Queued:
 
     accepted: bool
     pending: int = 0
-
-
-@dataclass(frozen=True)
-class Resolution:
-    ok: bool
-    error: TurnError | None = None
-
-
-@dataclass(frozen=True)
-class Description:
-    """What kits bring along."""
-
-    hooks: tuple[str, ...] = ()
-    skills: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
-    mcp_servers: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()

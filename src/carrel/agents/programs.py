@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import carrel
+from carrel.agents import models
 from carrel.domain.agents import FoundFrontend, FrontendKind
 from carrel.domain.errors import FrontendNotInstalled, UnsupportedFrontend
 from carrel.domain.turns import Provider
@@ -374,6 +375,7 @@ def found(
     name, provider, kind = about
     at = locator.find(name, program)
     version = locator.version(at) if at else ""
+    known = models.of(name)
     return FoundFrontend(
         name,
         provider,
@@ -381,6 +383,8 @@ def found(
         installed=bool(version),
         version=version,
         path=str(at.path) if at else "",
+        models=known.known,
+        default_model=known.default,
         install=install_command(name),
         problem="It does not say its version." if at and not version else "",
     )

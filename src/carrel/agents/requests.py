@@ -6,12 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from carrel.domain.errors import (
-    ContinuationNotFound,
-    ModelNotSupported,
-    ProviderMismatch,
-    ResolveFailed,
-)
+from carrel.agents import models
+from carrel.domain.errors import ContinuationNotFound, ProviderMismatch, ResolveFailed
 from carrel.domain.keys import VARIABLES
 from carrel.domain.turns import AgentServer, AgentSetup, Provider, TurnRequest
 
@@ -20,9 +16,7 @@ def check(request: TurnRequest, frontend: str, provider: Provider) -> None:
     """Raises `ResolveFailed`, `ModelNotSupported`, `ProviderMismatch`."""
     if request.kits:
         raise ResolveFailed("Kits are not supported yet.", kits=list(request.kits))
-    if request.model.startswith("-") or not request.model.isprintable():
-        # It is a word of a command.
-        raise ModelNotSupported(f"{request.model[:80]!r} cannot be a model's name.")
+    models.check(request, frontend)
     asked = request.continuation
     if asked is not None and asked.provider != provider:
         raise ProviderMismatch(

@@ -505,6 +505,29 @@ OPERATIONS = (
         errors=("unsupported_frontend", "credential_not_found"),
     ),
     Operation(
+        *("invocations.build", "POST", "/v1/invocations", "admin"),
+        body="NewInvocation",
+        answer="InvocationInfo",
+        errors=(
+            *("unsupported_frontend", "frontend_not_installed", "provider_mismatch"),
+            *("continuation_not_found", "model_not_supported", "permission_denied"),
+            *("resolve_failed", "not_trusted", "path_not_found", "path_invalid"),
+        ),
+    ),
+    Operation(
+        *("kits.resolve", "POST", "/v1/kits/resolve", "admin"),
+        body="KitsBody",
+        answer="Resolution",
+        again=True,
+    ),
+    Operation(
+        *("kits.describe", "POST", "/v1/kits/describe", "admin"),
+        body="KitsBody",
+        answer="Description",
+        again=True,
+        errors=("resolve_failed", "unsupported_frontend"),
+    ),
+    Operation(
         *("credentials.list", "GET", "/v1/credentials", "admin"),
         answer="CredentialList",
         again=True,

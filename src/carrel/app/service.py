@@ -16,6 +16,7 @@ from carrel.agents import programs
 from carrel.agents.events import Emitter
 from carrel.agents.folders import Context
 from carrel.agents.imports import has_login
+from carrel.agents.library import Library
 from carrel.agents.programs import install
 from carrel.app.agents import HubTurnLog, open_agents
 from carrel.app.hub import KnownSpaces, notifying, open_hub, open_messages
@@ -61,6 +62,8 @@ from carrel.service.operations.agents import (
     ContextOperations,
     CredentialOperations,
     InboxOperations,
+    InvocationOperations,
+    KitOperations,
     TrustOperations,
     TurnOperations,
 )
@@ -332,6 +335,7 @@ def _assemble(
         agents.imports,
         time.time,
     )
+    library = Library(frontends)
     views = SpaceViews(spaces, runs, turns, settings.data)
     disk_use = DiskUse(settings.data, journal, store, app.bases, records.reserve, disk_bytes)
     operations = Operations(
@@ -354,6 +358,8 @@ def _assemble(
         trust=TrustOperations(trust),
         context=ContextOperations(context),
         agents=AgentOperations(keyring),
+        invocations=InvocationOperations(library),
+        kits=KitOperations(library),
         credentials=CredentialOperations(keyring),
         inbox=InboxOperations(inbox, WaitingItems(inbox, turns, journal), spaces),
         runs=RunOperations(spaces, runs, store, str(settings.data)),

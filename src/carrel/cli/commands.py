@@ -30,6 +30,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             *("context add", "context ls", "context rm"),
         ),
         "attach": ("attach",),
+        "invocations": ("invocation", "kit resolve", "kit describe"),
         "hub": (
             *("hub send", "hub request", "hub follow", "hub dump", "hub clients"),
             *("log", "notify"),
@@ -88,6 +89,7 @@ GROUPS = {
     "context": "Give the agent of a space files to read.",
     "hub": "Send, ask for and follow messages between people, agents and editors.",
     "instance": "Run dedicated MCP servers: one process for each client.",
+    "kit": "Look at kits, which bring skills, hooks and tools for agents.",
     "request": "Have an agent make something in a workspace of its own.",
     "run": "Show one command, attach to it, wait for it, signal it.",
     "turn": "Show one turn of an agent.",

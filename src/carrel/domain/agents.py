@@ -63,29 +63,6 @@ class FrontendKind(StrEnum):
     ACP = "acp"
 
 
-class IoMode(StrEnum):
-    PTY = "pty"
-    PIPES = "pipes"
-    INHERIT = "inherit"
-
-
-@dataclass(frozen=True)
-class InvocationSpec:
-    """How a frontend's program is started. `argv[0]` is absolute and `argv` never passes
-    through a shell; `env` is what is added to the environment. `display_command` is for people
-    only, and shows no secret."""
-
-    provider: str
-    frontend: str
-    argv: tuple[str, ...]
-    cwd: str
-    env: Mapping[str, str]
-    interaction_mode: InteractionMode
-    io_mode: IoMode
-    continuation: Continuation | None = None
-    display_command: str = ""
-
-
 @dataclass(frozen=True)
 class FoundFrontend:
     """One frontend on this machine."""
@@ -131,6 +108,8 @@ class Prepared:
     again: tuple[str, ...] = ()
     """Of a terminal: the command that goes on with a conversation, where `KEY` stands for
     it."""
+    conversation: str = ""
+    """The key of the conversation that it will be; empty when the agent chooses."""
     silent: bool = False
     """Of a terminal: it does not tell when it is up, but asks nothing then either."""
     notes: tuple[str, ...] = ()

@@ -50,3 +50,31 @@ def keys_in(text: str) -> Iterator[str]:
 def masked(env: Mapping[str, str]) -> dict[str, str]:
     """For people and for answers: without the values that look like keys."""
     return {name: HIDDEN if looks_like_key(name, value) else value for name, value in env.items()}
+
+
+# Variables that say which service an agent speaks to
+
+_ADDRESSES = re.compile(
+    r"(?:ANTHROPIC|CLAUDE|OPENAI|CODEX|GEMINI|GOOGLE|VERTEX|AZURE|AWS|BEDROCK|OPENROUTER|MISTRAL"
+    r"|GROQ|XAI|DEEPSEEK|OLLAMA|LITELLM|OPENCODE|GOOSE|PI|LLM)_?(?:\w*_)?"
+    r"(?:BASE_?UR[IL]|API_?BASE|API_?URL|API_?HOST|ENDPOINT|ENDPOINT_URL\w*|URL|HOST)",
+    re.IGNORECASE,
+)
+
+_CLOUDS = re.compile(r"CLAUDE_CODE_(?:USE|SKIP)_\w+")
+"""By these an agent logs in with the service of a cloud."""
+
+
+def is_address(name: str) -> bool:
+    """A variable of that name says where a model is."""
+    return _ADDRESSES.fullmatch(name) is not None
+
+
+def names_address(env: Mapping[str, str]) -> bool:
+    """Whether somebody says where the model is."""
+    return any(value and is_address(name) for name, value in env.items())
+
+
+def names_service(env: Mapping[str, str]) -> bool:
+    """Whether it is another service than the agent's usual one."""
+    return names_address(env) or any(_CLOUDS.fullmatch(name) for name in env)

@@ -278,8 +278,8 @@ class AgentSetup:
 
     workspace: str
     state: str
-    context: str
-    confined: bool
+    context: str = ""
+    confined: bool = False
     mcp: tuple[str, ...] = ()
     mcp_env: Mapping[str, str] = field(default_factory=dict)
     credentials: Mapping[str, str] = field(default_factory=dict)

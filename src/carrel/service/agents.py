@@ -17,11 +17,12 @@ from carrel.domain.errors import (
     StateConflict,
     VariableRefused,
 )
+from carrel.domain.keys import names_address
 from carrel.domain.runtimes import Network
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.lifecycle.table import LIVE
 from carrel.service.access import is_owner
-from carrel.service.credentials import AgentKeys, names_address
+from carrel.service.credentials import AgentKeys
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.runs import Runs

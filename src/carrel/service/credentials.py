@@ -47,7 +47,7 @@ from carrel.domain.imports import (
     login_key,
     server_keys,
 )
-from carrel.domain.keys import VARIABLES, looks_like_key
+from carrel.domain.keys import VARIABLES, is_address, looks_like_key, names_service
 from carrel.domain.turns import Provider
 from carrel.service.access import require_admin
 
@@ -70,14 +70,6 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.@:+, -]*")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+)*|")
 """Values of these that name no file of the sandbox."""
 
-_ADDRESSES = re.compile(
-    r"(?:ANTHROPIC|CLAUDE|OPENAI|CODEX|GEMINI|GOOGLE|VERTEX|AZURE|AWS|BEDROCK|OPENROUTER|MISTRAL"
-    r"|GROQ|XAI|DEEPSEEK|OLLAMA|LITELLM|OPENCODE|GOOSE|PI|LLM)_?(?:\w*_)?"
-    r"(?:BASE_?UR[IL]|API_?BASE|API_?URL|API_?HOST|ENDPOINT|ENDPOINT_URL\w*|URL|HOST)",
-    re.IGNORECASE,
-)
-"""Variables that say where a model is."""
-
 _ENDPOINT = re.compile(
     r"(https?)://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?((?:/[A-Za-z0-9._~-]*)*)"
 )
@@ -96,7 +88,7 @@ def check(env: Mapping[str, str], endpoints: Mapping[str, Sequence[str]], *, own
     """`endpoints` are those of the keys that are given, by the keys' names. Raises
     `VariableRefused`."""
     for name, value in env.items():
-        if _ADDRESSES.fullmatch(name):
+        if is_address(name):
             _check_address(name, value, endpoints)
         elif not owner and not _is_harmless(name, value):
             raise VariableRefused(
@@ -128,11 +120,6 @@ def _check_address(name: str, value: str, endpoints: Mapping[str, Sequence[str]]
                 f"Or give a key of your own with it ({_variable(key)}).",
                 variable=name[:80],
             )
-
-
-def names_address(env: Mapping[str, str]) -> bool:
-    """Whether somebody says where the model is."""
-    return any(value and _ADDRESSES.fullmatch(name) for name, value in env.items())
 
 
 def _variable(key: str) -> str:
@@ -179,10 +166,6 @@ class GivenKeys:
     credentials: Mapping[str, str] = field(default_factory=dict)
     imported: Imported | None = None
     names: tuple[str, ...] = ()
-
-
-_OTHER_LOGINS = re.compile(r"CLAUDE_CODE_(?:USE|SKIP)_\w+")
-"""Variables by which an agent logs in with the service of a cloud."""
 
 
 class AgentKeys:
@@ -252,8 +235,7 @@ class AgentKeys:
         has_login = bool(given.imported and given.imported.login)
         if not known or not frontend.credentials or given.credentials or has_login:
             return
-        other = any(_OTHER_LOGINS.fullmatch(name) for name in env)
-        if other or names_address(env) or any(looks_like_key(*one) for one in env.items()):
+        if names_service(env) or any(looks_like_key(*one) for one in env.items()):
             return
         raise self.missing(frontend, owner=owner)
 

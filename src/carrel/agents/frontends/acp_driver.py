@@ -187,7 +187,11 @@ class _Turn:
             )
         except RequestError as error:
             why = problem_of(str(error), error.data).message
-            raise ModelNotSupported(f"The agent does not take {model!r}: {why}") from error
+            known = f" Known are: {', '.join(choices.models)}." if choices.models else ""
+            raise ModelNotSupported(
+                f"The agent does not take {model!r}: {why.rstrip('.')}.{known}",
+                known=list(choices.models),
+            ) from error
 
     async def _prompt(self, said: list[str]) -> TurnResult:
         from acp.schema import TextContentBlock
@@ -268,13 +272,23 @@ class Choices:
     modes: Sequence[str]
     model: str
     """The option that the model is; empty when there is none."""
+    models: Sequence[str] = ()
 
     @classmethod
     def of(cls, session: Any) -> Choices:
         modes = getattr(session, "modes", None)
         options = getattr(session, "config_options", None) or []
-        named = (str(one.id) for one in options if getattr(one, "category", None) == "model")
-        return cls([mode.id for mode in modes.available_modes] if modes else [], next(named, ""))
+        found = next((one for one in options if getattr(one, "category", None) == "model"), None)
+        can = [mode.id for mode in modes.available_modes] if modes else []
+        if found is None:
+            return cls(can, "")
+        # Some agents have them in groups.
+        listed = [
+            one
+            for each in getattr(found, "options", ())
+            for one in getattr(each, "options", [each])
+        ]
+        return cls(can, str(found.id), [str(one.value) for one in listed])
 
 
 def _answer(options: list[PermissionOption], allow: bool) -> RequestPermissionResponse:

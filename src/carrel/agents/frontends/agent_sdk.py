@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
 
-from carrel.agents import requests
+from carrel.agents import models, requests
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.frontends import claude_config
-from carrel.agents.frontends.claude_code import MODELS
 from carrel.domain.agents import FoundFrontend
 from carrel.domain.errors import FrontendNotInstalled
 from carrel.domain.turns import AgentSetup, Provider, TurnRequest
@@ -40,7 +39,7 @@ class AgentSdk(DrivenFrontend):
         requests.asked_uuid(request)
 
     def find(self) -> FoundFrontend:
-        program = bundled()
+        program, known = bundled(), models.of(self.name)
         return FoundFrontend(
             self.name,
             self.provider,
@@ -48,7 +47,8 @@ class AgentSdk(DrivenFrontend):
             installed=program is not None,
             version=metadata.version(PACKAGE) if program else "",
             path=str(program or ""),
-            models=MODELS,
+            models=known.known,
+            default_model=known.default,
             install=INSTALL,
         )
 

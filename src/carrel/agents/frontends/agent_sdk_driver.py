@@ -105,8 +105,7 @@ class _Turn:
         return self._translator.ended(0, self._stderr)
 
     async def _follow(self, client: ClaudeSDKClient) -> None:
-        async for message in client.receive_messages():
-            said = plain(message)
+        async for said in _messages(client):
             for told in self._translator.line(encode(said).encode()):
                 self._stage.tell(told)
             if said["type"] == "result":
@@ -192,8 +191,20 @@ def _pid(client: ClaudeSDKClient) -> int | None:
     return int(process.pid)
 
 
-# The SDK reads Claude Code's `stream-json` and gives objects. They are written again as the
-# program wrote them, so that one translator does for both.
+# The SDK reads Claude Code's `stream-json` and gives objects. They lack what is new since the last
+# result, and so what a resumed turn cost: the messages are taken as the program wrote them. An SDK
+# that keeps those elsewhere has its objects written again, so that one translator does for all.
+
+
+async def _messages(client: ClaudeSDKClient) -> AsyncIterator[dict[str, Any]]:
+    receive = getattr(getattr(client, "_query", None), "receive_messages", None)
+    if receive is None:
+        async for message in client.receive_messages():
+            yield plain(message)
+    else:
+        async for said in receive():
+            yield said
+
 
 _TYPES = {
     "AssistantMessage": "assistant",

@@ -12,7 +12,14 @@ from carrel.agents.frontends.claude_driver import ClaudeTranslator
 from carrel.agents.programs import Locator, found
 from carrel.agents.turns import permission_of
 from carrel.domain.agents import FoundFrontend, FrontendKind, Prepared, Translator
-from carrel.domain.turns import KEY, AgentSetup, Permission, Provider, TurnRequest
+from carrel.domain.turns import (
+    KEY,
+    AgentSetup,
+    InteractionMode,
+    Permission,
+    Provider,
+    TurnRequest,
+)
 
 NAME = "claude-code"
 PROGRAM = "claude"
@@ -21,9 +28,6 @@ DRIVER = "carrel.agents.frontends.claude_driver:ClaudeAskingDriver"
 """Of turns that ask; the others are the program alone."""
 
 HEADLESS = ("-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages")
-
-MODELS = ("fable", "opus", "sonnet", "haiku")
-"""Names that it maps to its newest; it takes full names too."""
 
 _LOCAL = ("`.claude/settings.local.json` is not used: `.git` leads to another checkout.",)
 
@@ -45,8 +49,7 @@ class ClaudeCode:
         self._locator = locator
 
     def find(self) -> FoundFrontend:
-        known = found(self._locator, (NAME, self.provider, self.kind), PROGRAM)
-        return replace(known, models=MODELS)
+        return found(self._locator, (NAME, self.provider, self.kind), PROGRAM)
 
     def binds(self) -> tuple[str, ...]:
         return self._locator.binds(NAME, PROGRAM)
@@ -61,19 +64,22 @@ class ClaudeCode:
         if not asks:
             return replace(plain, files=files)
         driven = driven_by(DRIVER, {"argv": plain.argv}, request, setup)
-        return replace(driven, env=plain.env, files=files, keeps=plain.keeps, notes=plain.notes)
+        return replace(plain, argv=driven.argv, files=files, first=driven.first, duplex=True)
 
     def prepare_terminal(self, request: TurnRequest, setup: AgentSetup) -> Prepared:
-        # It tells which conversation it begins; a number of ours could be used only once, and a
-        # start that failed is made again.
-        prepared = self._prepared(replace(request, run_id=""), setup, _terminal(setup), b"")
+        watched = request.mode is InteractionMode.INTERACTIVE
+        if watched:
+            # It tells which conversation it begins; a number of ours could be used only once, and
+            # a start that failed is made again.
+            request = replace(request, run_id="")
+        prepared = self._prepared(request, setup, _terminal(setup), b"")
         said = ("--", requests.prompt(request, setup)) if request.prompt else ()
         env = claude_config.terminal_environment(prepared.env)
         return replace(
             prepared,
             argv=(*prepared.argv, *said),
             env=env,
-            files={**prepared.files, **claude_config.terminal_files(setup, env)},
+            files={**prepared.files, **claude_config.terminal_files(setup, env, watched)},
             again=self._again(request, setup),
         )
 
@@ -104,6 +110,7 @@ class ClaudeCode:
             keeps=claude_config.KEEPS,
             notes=_LOCAL if ".git" in setup.untrusted else (),
             first=first,
+            conversation=session_key(request),
         )
 
 

@@ -125,13 +125,14 @@ def terminal_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {HIDDEN_KEY if name == KEY else name: value for name, value in env.items()}
 
 
-def terminal_files(setup: AgentSetup, env: Mapping[str, str]) -> dict[str, bytes]:
+def terminal_files(setup: AgentSetup, env: Mapping[str, str], watched: bool) -> dict[str, bytes]:
+    """`watched`: a supervisor hears its hooks."""
     called = {
         "type": "command",
         "command": shlex.join(hook.command(setup)),
         "timeout": hook.SECONDS,
     }
-    events = (*hook.EVENTS, *MORE_EVENTS)
+    events = (*hook.EVENTS, *MORE_EVENTS) if watched else ()
     settings: dict[str, object] = {"hooks": {event: [{"hooks": [called]}] for event in events}}
     if HIDDEN_KEY in env:
         settings["apiKeyHelper"] = f"printenv {HIDDEN_KEY}"

@@ -59,14 +59,7 @@ class CodexCli:
         if request.permission is Permission.ASK:
             plain = _prepared(request, setup, (*program.argv, "app-server"), b"")
             driven = driven_by(DRIVER, {"argv": plain.argv}, request, setup)
-            return replace(
-                driven,
-                env=plain.env,
-                files=plain.files,
-                secrets=plain.secrets,
-                keeps=plain.keeps,
-                notes=plain.notes,
-            )
+            return replace(plain, argv=driven.argv, first=driven.first, duplex=True)
         before, options = _permission(permission)
         argv = [*before, "exec", "--json", "--skip-git-repo-check", *options]
         argv += [*_options(request), *(("resume", asked) if asked else ()), "-"]
@@ -117,6 +110,7 @@ def _prepared(
         keeps={f"{FOLDER}/{name}": kept for name, kept in codex_config.IMPORTED.items()},
         first=first,
         notes=codex_config.left_out(setup),
+        conversation=requests.asked_key(request),
     )
 
 

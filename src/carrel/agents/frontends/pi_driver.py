@@ -161,6 +161,9 @@ class _Turn:
 PROVIDER = "carrel"
 """Pi's name for the endpoint that the turn's environment says."""
 
+USUAL = "openai"
+"""Pi's name for the provider of models that are named without one."""
+
 DEFAULT_MODEL = "default"
 """For an endpoint that has one model, whatever it is called."""
 
@@ -224,7 +227,9 @@ def _model(folder: PiFolder, request: TurnRequest, env: Mapping[str, str]) -> li
     named = next((name for name in ENDPOINTS if env.get(name)), None)
     if named is None:
         models.unlink(missing_ok=True)
-        return ["--model", request.model] if request.model else ["--provider", "openai"]
+        if not request.model:
+            return ["--provider", USUAL]
+        return ["--model", request.model if "/" in request.model else f"{USUAL}/{request.model}"]
     model = request.model.removeprefix(f"{PROVIDER}/") or DEFAULT_MODEL
     api, key = ENDPOINTS[named]
     provider = {"baseUrl": env[named], "api": api, "apiKey": key, "models": [{"id": model}]}

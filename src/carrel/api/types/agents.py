@@ -11,21 +11,24 @@ from carrel.api.types.common import END, Answer, Body, Environment, Moment, Quer
 from carrel.api.types.spaces import FrontendName
 from carrel.domain.agents import PREFIX_PATTERN, ContextFile, FoundFrontend
 from carrel.domain.imports import ImportedServer, Login
+from carrel.domain.invocations import Description, InvocationSpec, IoMode, Resolution
 from carrel.domain.turns import (
     NOTHING_SPENT,
     Asked,
     Attachment,
     Continuation,
+    InteractionMode,
     Permission,
     TurnResult,
     TurnState,
 )
 from carrel.domain.turns import Usage as AgentUsage
 
-__all__ = ["FoundFrontend"]
-"""A record of the domain that is told as it is; the rest is written here."""
+__all__ = ["Description", "FoundFrontend", "Resolution"]
+"""Records of the domain that are told as they are; the rest is written here."""
 
 MAX_WAIT_S = 60.0
+HostPath = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class ContinuationBody(Body, frozen=True, kw_only=True):
@@ -184,8 +187,62 @@ class TrustInfo(Answer, frozen=True, kw_only=True):
     """It is used: somebody has agreed to it, or there is nothing."""
 
 
+class ProviderInfo(Answer, frozen=True, kw_only=True):
+    """Whose models there are, and by which frontends."""
+
+    id: str
+    frontends: tuple[str, ...]
+    models: tuple[str, ...]
+
+
 class FrontendList(Answer, frozen=True, kw_only=True):
     frontends: tuple[FoundFrontend, ...]
+    providers: tuple[ProviderInfo, ...] = ()
+
+
+class NewInvocation(Body, frozen=True, kw_only=True):
+    """A program of an agent that the caller starts itself, on the daemon's machine."""
+
+    frontend: FrontendName
+    prompt: Annotated[str, Meta(max_length=1_000_000)] = ""
+    cwd: HostPath
+    """Absolute: where it works."""
+    state: HostPath
+    """Absolute: its own folder, made if need be, with its settings and conversations. To go on
+    with one, name the same."""
+    interaction_mode: InteractionMode = InteractionMode.INTERACTIVE
+    io_mode: IoMode | None = None
+    """Null: `pty` for an interactive one, else `pipes`."""
+    model: Annotated[str, Meta(max_length=200)] = ""
+    session: Word = ""
+    continuation: ContinuationBody | None = None
+    permission: Permission | None = None
+    """Null: `ask`. `sandboxed` is refused: Carrel does not confine what the caller starts."""
+    env: Environment = field(default_factory=dict)
+    attachments: Annotated[tuple[HostPath, ...], Meta(max_length=100)] = ()
+    """Paths as the agent sees them."""
+    system_prompt: Annotated[str, Meta(max_length=100_000)] = ""
+    kits: Annotated[tuple[Word, ...], Meta(max_length=100)] = ()
+    trust: bool = False
+    """Uses what the project brings for the agent."""
+
+
+class InvocationInfo(Answer, frozen=True, kw_only=True):
+    """How to start it. No stored key is in it."""
+
+    spec: InvocationSpec
+    warnings: tuple[str, ...]
+    stdin: str | None
+    """What it reads first; null: its input is a person's."""
+    keeps_stdin: bool
+    """Its input stays open after that, for answers to what it asks; else it ends there."""
+    credentials: Mapping[str, tuple[str, ...]]
+    """Keys that it takes and that are not in `env`: by name, the variables of each."""
+
+
+class KitsBody(Body, frozen=True, kw_only=True):
+    kits: Annotated[tuple[Word, ...], Meta(max_length=100)]
+    frontend: FrontendName | None = None
 
 
 class PathBody(Body, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from carrel.service.operations.agents import (
     ContextOperations,
     CredentialOperations,
     InboxOperations,
+    InvocationOperations,
+    KitOperations,
     TrustOperations,
     TurnOperations,
 )
@@ -38,6 +40,8 @@ class Operations:
     trust: TrustOperations
     context: ContextOperations
     agents: AgentOperations
+    invocations: InvocationOperations
+    kits: KitOperations
     credentials: CredentialOperations
     inbox: InboxOperations
     runs: RunOperations

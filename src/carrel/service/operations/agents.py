@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import os
+from collections.abc import Sequence
 from typing import Literal
 
 from carrel.api.types import agents as types
-from carrel.api.types.common import moment, moment_or_none
+from carrel.api.types.common import moment, moment_or_none, shared
 from carrel.domain.access import Caller
 from carrel.domain.agents import Brought, FoundFrontend
-from carrel.domain.errors import SpaceNotFound
+from carrel.domain.errors import PathInvalid, SpaceNotFound
 from carrel.domain.hub import Item
 from carrel.domain.imports import Imported
+from carrel.domain.invocations import AgentLibrary, Description, Resolution, by_provider
 from carrel.domain.turns import (
+    AgentSetup,
     Attachment,
     Continuation,
     Control,
@@ -22,6 +27,7 @@ from carrel.domain.turns import (
     Turn,
     TurnRequest,
 )
+from carrel.service.access import require_admin
 from carrel.service.credentials import Keyring
 from carrel.service.files import SpaceContext
 from carrel.service.inbox import Inbox, WaitingItems
@@ -106,13 +112,12 @@ class TurnOperations:
 
 
 def turn_request(new: types.NewTurn) -> TurnRequest:
-    said = new.continuation
     return TurnRequest(
         frontend=new.frontend or "",
         prompt=new.prompt,
         session_id=new.session,
         model=new.model,
-        continuation=None if said is None else Continuation(said.provider, said.key),
+        continuation=_continuation(new.continuation),
         permission=new.permission,
         env=new.env,
         attachments=tuple(
@@ -125,6 +130,10 @@ def turn_request(new: types.NewTurn) -> TurnRequest:
         trust=new.trust,
         queue=new.queue,
     )
+
+
+def _continuation(said: types.ContinuationBody | None) -> Continuation | None:
+    return None if said is None else Continuation(said.provider, said.key)
 
 
 class TrustOperations:
@@ -170,11 +179,11 @@ class AgentOperations:
 
     async def list(self, caller: Caller) -> types.FrontendList:
         """What is installed, and how to install what is not."""
-        return types.FrontendList(frontends=tuple(await self._keyring.found(caller)))
+        return _frontends(await self._keyring.found(caller))
 
     async def look(self, caller: Caller, at: types.PathBody) -> types.FrontendList:
         """Looks for those that are missing on a person's own PATH too, now and later."""
-        return types.FrontendList(frontends=tuple(await self._keyring.look(caller, at.path)))
+        return _frontends(await self._keyring.look(caller, at.path))
 
     async def install(self, caller: Caller, name: str) -> FoundFrontend:
         """A pinned version, into Carrel's own folder; at once when it is there already."""
@@ -189,6 +198,64 @@ class AgentOperations:
 
     async def forget(self, caller: Caller, name: str) -> FoundFrontend:
         return await self._keyring.forget(caller, name)
+
+
+def _frontends(found: Sequence[FoundFrontend]) -> types.FrontendList:
+    providers = (
+        types.ProviderInfo(
+            id=one.id, models=one.models, frontends=tuple(each.name for each in one.frontends)
+        )
+        for one in by_provider(found)
+    )
+    return types.FrontendList(frontends=tuple(found), providers=tuple(providers))
+
+
+class InvocationOperations:
+    """Programs of agents that others start. What is written and named is the machine's own, so
+    this is for administrators; no stored key is given to it."""
+
+    def __init__(self, library: AgentLibrary) -> None:
+        self._library = library
+
+    async def build(self, caller: Caller, new: types.NewInvocation) -> types.InvocationInfo:
+        """Prepares it in `state`, and says how it is started; the caller adds the keys."""
+        require_admin(caller)
+        for path in (new.cwd, new.state):
+            if not os.path.isabs(path) or "\0" in path:
+                raise PathInvalid(f"{path[:80]!r} is no absolute path.", hint="Name it from / on.")
+        given = shared(new, TurnRequest) | {
+            "session_id": new.session,
+            "continuation": _continuation(new.continuation),
+            "attachments": tuple(map(Attachment, new.attachments)),
+        }
+        found = await asyncio.to_thread(
+            self._library.build_invocation,
+            *(TurnRequest(**given), AgentSetup(new.cwd, new.state)),
+            *(new.interaction_mode, new.io_mode),
+        )
+        stdin = None if found.stdin is None else found.stdin.decode("utf-8", "replace")
+        return types.InvocationInfo(
+            spec=found.spec,
+            warnings=found.warnings,
+            stdin=stdin,
+            keeps_stdin=found.keeps_stdin,
+            credentials=found.credentials,
+        )
+
+
+class KitOperations:
+    def __init__(self, library: AgentLibrary) -> None:
+        self._library = library
+
+    async def resolve(self, caller: Caller, asked: types.KitsBody) -> Resolution:
+        """Whether they can be had."""
+        require_admin(caller)
+        return self._library.resolve(asked.kits)
+
+    async def describe(self, caller: Caller, asked: types.KitsBody) -> Description:
+        """What they bring along."""
+        require_admin(caller)
+        return self._library.describe(asked.kits, asked.frontend or "")
 
 
 class CredentialOperations:

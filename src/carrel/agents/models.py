@@ -1,0 +1,87 @@
+"""The models that are known of each frontend: those of its pinned version. Of agents that Carrel
+does not install, some that their services have.
+
+A frontend takes names beyond these: its provider's later ones (`more`), and any at all of a service
+that the turn's environment names. What is certain to be another provider's, or a slip, is refused
+before anything starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carrel.domain.errors import ModelNotSupported
+from carrel.domain.keys import names_service
+from carrel.domain.turns import TurnRequest
+
+
+@dataclass(frozen=True)
+class Models:
+    known: tuple[str, ...] = ()
+    """Empty: only the agent itself can tell."""
+    default: str = ""
+    """What it takes when none is named. Empty: its own settings say, or the keys that it has."""
+    more: str = ""
+    """A pattern of other names that it takes."""
+
+
+_CLAUDE = ("opus", "sonnet", "haiku", "fable")
+"""Names for the newest of each."""
+_CLAUDE_MORE = r"(?:opus|sonnet|haiku|fable|default|best|opusplan|claude-[\w.@:-]+)(?:\[\w+\])?"
+
+_CODEX = (
+    *("gpt-6.1-sol", "gpt-6.1-terra", "gpt-6-astra", "gpt-6-sol", "gpt-6-luna"),
+    *("gpt-5.6-sol", "gpt-5.6-terra", "gpt-5.6-luna", "gpt-5.5"),
+)
+_OPENAI_MORE = r"(?:gpt-|chatgpt-|codex-|o[0-9])[\w.:-]*"
+
+_PI = (
+    *("gpt-6-astra", "gpt-6-sol", "gpt-6-luna", "gpt-5.6-sol", "gpt-5.6-terra", "gpt-5.6-luna"),
+    *("gpt-5.5", "gpt-5.5-pro", "gpt-5.4", "gpt-5.4-mini", "gpt-5.3-codex", "gpt-4.1", "o4-mini"),
+)
+_PI_MORE = rf"[a-z][a-z0-9-]*/\S+|{_OPENAI_MORE}"
+"""Any provider of its own, or one of the settings that it is given."""
+
+_CLAUDE_FULL = ("claude-opus-5-5", "claude-opus-5", "claude-sonnet-5", "claude-haiku-4-5")
+_EITHER = (
+    *(f"anthropic/{name}" for name in _CLAUDE_FULL),
+    *(f"openai/{name}" for name in ("gpt-6-sol", "gpt-5.5")),
+)
+
+OF: Mapping[str, Models] = {
+    "scripted": Models(("scripted",), "scripted"),
+    "claude-code": Models(_CLAUDE, "opus", _CLAUDE_MORE),
+    "agent-sdk": Models(_CLAUDE, "opus", _CLAUDE_MORE),
+    "codex-cli": Models(_CODEX, "gpt-6.1-sol", _OPENAI_MORE),
+    "pi-sdk": Models(tuple(f"openai/{name}" for name in _PI), "openai/gpt-5.5", _PI_MORE),
+    "claude-agent-acp": Models(("default", *_CLAUDE), "default", _CLAUDE_MORE),
+    "codex-acp": Models(_CODEX, "gpt-6.1-sol", _OPENAI_MORE),
+    "gemini": Models(
+        ("gemini-3.8-flash", "gemini-3.1-pro-preview", "gemini-2.5-pro", "gemini-2.5-flash"),
+        more=r"auto\S*|(?:models/)?gem(?:ini|ma)-\S+",
+    ),
+    "opencode": Models(_EITHER, more=r"[\w.-]+/\S+"),
+    "goose": Models(_CLAUDE_FULL, more=r"\S+"),
+}
+
+
+def of(frontend: str) -> Models:
+    return OF.get(frontend, Models())
+
+
+def check(request: TurnRequest, frontend: str) -> None:
+    """Raises `ModelNotSupported`."""
+    name, models = request.model, of(frontend)
+    if name.startswith("-") or not name.isprintable():
+        # It is a word of a command.
+        raise ModelNotSupported(f"{name[:80]!r} cannot be a model's name.")
+    if not name or not models.known or name in models.known or names_service(request.env):
+        return
+    if not re.fullmatch(models.more, name):
+        raise ModelNotSupported(
+            f"{frontend} has no model {name[:80]!r}. Known are: {', '.join(models.known)}.",
+            hint="Name one of them, or none for the default.",
+            known=list(models.known),
+        )
