@@ -11,6 +11,7 @@ import pytest
 
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.hub import ANSWER, QUESTION, Replay
+from carrel.hub import clients
 from carrel.hub.client import Patterns
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
@@ -55,6 +56,22 @@ def test_patterns_take_no_time() -> None:
     for wrong in (["*a*a*a*a*b"], [f"*_{number}" for number in range(5)], ["a**********b"]):
         with pytest.raises(MessageInvalid, match="before their end"):
             Patterns(wrong)
+
+
+async def test_all_clients_of_one_have_so_many_costly_patterns(
+    rig: HubRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "INNER_OF_ACCOUNT", 5)
+    costly = tuple(f"*_{number}" for number in range(4))
+    first = await rig.join("agent", "inside", types=costly)
+    second = await rig.join("agent", "inside", types=("*_5", "custom_*"))
+    wanted = {"subscriptions": {"types": ["*_5", "*_6"]}}
+    problem = await second.refused("client_update", wanted)
+    assert problem["code"] == "message_invalid" and "already" in problem["message"]
+    others = [await rig.join("agent", "other", types=costly)]
+    others += [await rig.join(types=costly) for _ in range(2)]
+    await first.ask("client_update", {"subscriptions": {"types": ["custom_*"]}})
+    await second.ask("client_update", wanted)
 
 
 @shows("subscribe.spaces", "subscribe.all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,10 +26,12 @@ class Rig:
         self.answers: list[tuple[int, str]] = []
         self.keeper = LogWriter(self.log, self._kept)
 
-    def _kept(self, batch: list[Pending]) -> None:
+    def _kept(self, batch: list[Pending]) -> Iterator[tuple[str, int]]:
         self.batches.append(len(batch))
-        self.told += [seq for one in batch for seq in range(one.first, one.last + 1)]
-        self.bodies += [body for one in batch for body in one.bodies]
+        for one in batch:
+            self.told += range(one.first, one.last + 1)
+            self.bodies += [line for run in one.runs for line in run.body.split(b"\n")]
+            yield one.space, one.last
 
     def _done(self, one: Pending, error: CarrelError | None) -> None:
         self.answers.append((one.first, "" if error is None else error.code))
@@ -69,6 +72,22 @@ async def test_what_is_said_at_once_stays_in_one_batch(
     assert rig.batches == [2, 1, 1, 1]
     assert rig.told == list(range(1, 39))
     assert rig.answers == [(first, "") for first in (1, 5, 10, 13, 38)]
+
+
+async def test_others_have_their_turn_while_much_is_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody waits for what is told after his own."""
+    monkeypatch.setattr(log, "TELL_S", 0.0)
+    for number in range(5):
+        rig.keep(number)
+    seen = {0}
+    async with asyncio.timeout(WAIT_S):
+        while len(rig.answers) < 5:
+            await asyncio.sleep(0)
+            seen.add(len(rig.answers))
+            assert rig.keeper.last(SPACE) == len(rig.answers) == len(rig.told)
+    assert seen == {0, 1, 2, 3, 4, 5} and rig.batches == [5]
 
 
 async def test_too_much_is_counted_by_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

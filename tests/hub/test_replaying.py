@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from carrel.domain.hub import Replay
+from carrel.hub import log
+from carrel.interfaces.http.hub_socket import FrameConnection
 from tests.hub.behaviours import shows
 from tests.hub.rig import (
     NOTE,
     OTHER,
     SPACE,
+    WAIT_S,
     HubRig,
     Peer,
     hear,
@@ -127,6 +134,35 @@ async def test_a_replay_goes_on_live_without_a_gap(rig: HubRig) -> None:
     await hearer.nothing_more()
 
 
+@shows("replay.seq", "consume.new")
+async def test_who_comes_while_much_is_told_misses_nothing(
+    rig: HubRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "TELL_S", 0.0)
+    speaker = await rig.join()
+    hearers = [await rig.join(types=("buffer_*",), spaces=(SPACE,)) for _ in range(10)]
+    said = 0
+    for turn in range(5):
+        for _ in range(3):
+            kept = range(said, said + 20)
+            messages = [{"type": f"{NOTE}_{n}", "payload": {"number": n}} for n in kept]
+            await speaker.send("buffer_publish", {"messages": messages}, space=SPACE)
+            said += 20
+        await hearers[turn].ask("buffer_replay", {"space": SPACE, "seq": said - 60})
+        late = await consumer(rig, SPACE, name=f"c{turn}")
+        assert numbers(await hear(late, said)) == list(range(said))
+        await late.nothing_more()
+        await late.close()
+    for turn, peer in enumerate(hearers):
+        heard: list[int] = []
+        while not heard or heard[-1] != said - 1:
+            heard += numbers([await peer.receive()])
+        again = heard[heard.index(60 * turn) :] if turn < 5 else heard
+        first = again.index(60 * turn, 1) if again.count(60 * turn) > 1 else 0
+        assert again[first:] == list(range(60 * turn if turn < 5 else 0, said))
+        await peer.nothing_more()
+
+
 @shows("replay.seq")
 async def test_who_does_not_wait_for_its_welcome_gets_one_replay(rig: HubRig) -> None:
     speaker = await rig.join()
@@ -139,6 +175,32 @@ async def test_who_does_not_wait_for_its_welcome_gets_one_replay(rig: HubRig) ->
     heard = [await hearer.receive() for _ in range(4)]
     assert [one.get("seq") for one in heard] == [None, 1, 2, 3]
     await hearer.nothing_more()
+
+
+async def test_nothing_is_sent_to_who_leaves_during_a_replay(
+    rig: HubRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count for ever among those who have something to write, who share turns."""
+    await note(await rig.join(), 1)
+    replay = rig.hub.log.replay
+    asked, gone, read = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(query: Replay) -> tuple[Sequence[bytes], int]:
+        asked.set()
+        await gone.wait()
+        found = await replay(query)
+        read.set()
+        return found
+
+    monkeypatch.setattr(rig.hub.log, "replay", slow)
+    rig.hub.on_gone.append(lambda _client: gone.set())
+    peer = await rig.join(types=("*",), spaces=(SPACE,))
+    await peer.send("buffer_replay", {"space": SPACE, "seq": 0})
+    async with asyncio.timeout(WAIT_S):
+        await asked.wait()
+        await peer.close()
+        await read.wait()
+    assert FrameConnection.busy == 0
 
 
 @shows("replay.since", "replay.all")

@@ -11,10 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
+from carrel.api.types.admin import NewToken
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind, working_for
 from carrel.domain.errors import Capacity, SpaceInvalid
 from carrel.domain.projects import Project, ProjectKind
-from carrel.domain.requests import Check, Generate, RequestState
+from carrel.domain.requests import Check, Generate, Keeping, Policy, RequestState
 from carrel.domain.spaces import SpaceRequest
 from carrel.service.requests import stream
 from tests.instances.rig import serving
@@ -71,6 +72,26 @@ async def test_tokens_of_one_label_have_one_share_of_the_places(data: Path) -> N
         assert [one.state is RequestState.QUEUED for one in now] == [False, True, True]
         for caller, request in zip(blue, asked, strict=True):
             await services.requests.cancel(caller, request.key)
+
+
+async def test_what_a_token_left_in_the_line_does_not_begin_after_it_was_revoked(
+    data: Path,
+) -> None:
+    async with serving(data, requests_at_once=1) as services:
+        requests, tokens = services.requests, services.tokens
+        token = await tokens.create(LOCAL, NewToken(scope="label:team=blue"))
+        blue = await tokens.caller(token.secret)
+        lasting = await requests.submit(LOCAL, Generate("sleep 600"))
+        left = await requests.submit(blue, Generate("write x y", keeping=Keeping(Policy.RETAIN)))
+        assert left.state is RequestState.QUEUED
+        await tokens.revoke(LOCAL, token.id)
+        await requests.cancel(LOCAL, lasting.key)
+        async with asyncio.timeout(ANSWER_S):
+            async for _frame in requests.follow(LOCAL, left.key):
+                pass
+        ended = await requests.get(LOCAL, left.key)
+        assert ended.failure is not None and ended.failure.code == "forbidden"
+        assert not ended.space_id
 
 
 async def test_who_follows_wakes_for_its_own_and_has_a_share(

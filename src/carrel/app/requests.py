@@ -21,6 +21,7 @@ from carrel.service.requests.book import OnLive
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
+from carrel.service.tokens import Tokens
 from carrel.service.turns import Turns
 from carrel.store.sqlite import SqliteStore
 from carrel.trees.differences import GitDiffs
@@ -43,6 +44,7 @@ class RequestsAround:
     context: SpaceContext
     inbox: Inbox
     shared: Shared
+    tokens: Tokens
     recordings: FileRecordings
     usual_agent: Callable[[Caller, Mapping[str, str]], str]
 
@@ -103,6 +105,7 @@ def open_requests(settings: Settings, around: RequestsAround) -> Requests:
             context=around.context,
             inbox=around.inbox,
             shared=around.shared,
+            tokens=around.tokens,
             recordings=around.recordings,
             log=HubSpaceLog(around.hub),
             collecting=Results(),

@@ -324,6 +324,7 @@ def _assemble(
         settings,
         RequestsAround(
             *(store, journal, hub, open_spaces, spaces, runs, turns, files, context, inbox, shared),
+            tokens=tokens,
             recordings=recordings,
             usual_agent=partial(usual_agent, frontends, keys),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -55,6 +56,8 @@ class Client:
         """Under what it is kept: `Identity.consumer`."""
         self.capabilities: frozenset[str] = frozenset()
         self.types = Patterns(())
+        self.tried = 0
+        """Patterns with a `*` before their end, also of a subscription that is not in force yet."""
         self.spaces: frozenset[str] = frozenset()
         self.sender = raw(sender_of(identity, client_id))
         self.bucket = Bucket(rate, now)
@@ -82,6 +85,9 @@ class Client:
     def subscribe(self, types: Patterns, spaces: Iterable[str]) -> None:
         self.types, self.spaces = types, frozenset(spaces)
 
+    def hears(self, space: str) -> bool:
+        return not self.closed and (space in self.spaces or ALL in self.spaces)
+
     @property
     def is_behind(self) -> bool:
         return self.unsettled > MOST_UNSETTLED
@@ -108,9 +114,9 @@ class Client:
         self._soon = True
         return True
 
-    def push_late(self, envelope: bytes) -> bool:
+    def push_late(self, envelopes: Sequence[bytes]) -> bool:
         """True when somebody has to call `flush`, at the latest with all others."""
-        self._out.append(envelope)
+        self._out += envelopes
         if self._soon or self._later:
             return False
         self._later = True
@@ -133,9 +139,10 @@ KNOWN = 1000
 
 
 MOST_STARS = 4
-MOST_INNER = 4
-"""Patterns of one subscription with a `*` before their end. Others cost next to nothing; each of
-these is tried for each client with each new type, while all others wait."""
+MOST_INNER, INNER_OF_ACCOUNT = 4, 100
+"""Patterns of one subscription with a `*` before their end, and of all clients of an account that
+is not the owner. Others cost next to nothing; each of these is tried for each client with each new
+type, while all who have something to say wait."""
 
 
 class Patterns:
@@ -152,21 +159,35 @@ class Patterns:
                 field="types",
             )
         self._whole = frozenset(self.patterns)
-        self._beginnings = tuple(
-            one[:-1] for one in self.patterns if one.endswith("*") and one not in inner
-        )
+        self._beginnings: list[str] = []
+        """Sorted, and none is one of another."""
+        for one in sorted(one[:-1] for one in self.patterns if one.find("*") == len(one) - 1):
+            if not (self._beginnings and one.startswith(self._beginnings[-1])):
+                self._beginnings.append(one)
         self._inner = [one.split("*") for one in inner]
+        self.tried = len(inner)
         self._known: dict[str, bool] = {}
+
+    def heard(self, lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
+        """Of messages with their types those that fit."""
+        if self._beginnings == [""]:
+            return [body for _, body in lines]
+        return [body for type, body in lines if self.fit(type)]
 
     def fit(self, type: str) -> bool:
         known = self._known.get(type)
         if known is None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            known = type in self._whole or type.startswith(self._beginnings)
+            known = type in self._whole or self._begins(type)
             known = known or any(_fits(one, type) for one in self._inner)
             self._known[type] = known
         return known
+
+    def _begins(self, type: str) -> bool:
+        """Between a beginning of it and itself, all that could stand has that beginning too."""
+        place = bisect(self._beginnings, type)
+        return place > 0 and type.startswith(self._beginnings[place - 1])
 
 
 def _fits(pattern: list[str], type: str) -> bool:

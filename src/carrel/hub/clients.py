@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import ValuesView
 
 from carrel.domain.access import LOCAL
-from carrel.domain.errors import TooManyClients
+from carrel.domain.errors import MessageInvalid, TooManyClients
 from carrel.hub import access
 from carrel.hub.access import Identity, VisibleSpaces
-from carrel.hub.client import ALL, Client
+from carrel.hub.client import ALL, INNER_OF_ACCOUNT, Client, Patterns
 from carrel.hub.envelopes import Received
 
 SHARES = 4
@@ -73,6 +73,19 @@ class ConnectedClients:
                 f"{others} clients are connected already.",
                 hint="Disconnect some of them, or raise `hub_clients`.",
             )
+
+    def check_patterns(self, client: Client, wanted: Patterns) -> None:
+        """Counts them for the client, instead of those that it had. Raises `MessageInvalid`."""
+        mine = client.identity.counts_for
+        known = (one for one in self._by_id.values() if one is not client)
+        tried = sum(one.tried for one in known if one.tried and one.identity.counts_for == mine)
+        if wanted.tried and mine != LOCAL.account and tried + wanted.tried > INNER_OF_ACCOUNT:
+            raise MessageInvalid(
+                f"Your clients have {tried} types with a `*` before their end already.",
+                hint="Subscribe to whole types and to beginnings, such as `custom_*`.",
+                field="types",
+            )
+        client.tried = wanted.tried
 
     # Who is where
 

@@ -123,7 +123,7 @@ class Connection:
         access.admit_kind(client.identity, kind)
         hub.hearing.check(client, wanted.subscriptions)
         # Now, and not in a task: what it costs is the time of who says it.
-        types_heard = Patterns(wanted.subscriptions.types)
+        types_heard = hub.patterns(client, wanted.subscriptions)
         client.capabilities = frozenset(wanted.capabilities)
         client.register(kind, wanted.name)
         number = received.id or "client_register"
@@ -161,7 +161,7 @@ class Connection:
             before = set(hub.wanted_spaces(client))
             hub.hearing.join(client, wanted, types_heard)
             added = set(hub.wanted_spaces(client)) - before - client.reading
-            client.reading |= added
+            hub.begin_reading(client, added)
             starts = {space: cursors.get(space, 0) for space in sorted(added)}
             hub.respond(client, number, {**told, **hub.replayed(starts)})
             client.flush()
@@ -183,7 +183,7 @@ class Connection:
             hub.respond(client, received.id, hub.replayed({}))
             return
         hub.hearing.check(client, wanted.subscriptions)
-        types_heard = Patterns(wanted.subscriptions.types)
+        types_heard = hub.patterns(client, wanted.subscriptions)
         if client.consumer:
             hub.spawn(self._consume(received.id, wanted.subscriptions, types_heard, {}))
             return
@@ -217,7 +217,7 @@ class Connection:
         busy = client.reading.intersection(spaces)
         if busy:
             raise Forbidden(f"{sorted(busy)[0]} is being replayed already.", hint="Wait for it.")
-        client.reading.update(spaces)
+        hub.begin_reading(client, spaces)
         hub.spawn(self._replay_all(received.id, spaces, wanted))
 
     async def _replay_all(

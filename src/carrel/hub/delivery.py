@@ -56,12 +56,19 @@ class HearingClients:
         return bool(self._everywhere) or space in self._by_space
 
     def of(self, space: str, type: str) -> Iterator[Client]:
-        """A space may have left the reach of who subscribed to it."""
-        named = self._by_space.get(space, ())
+        return self._seeing(space, (one for one in self._named(space) if one.types.fit(type)))
+
+    def at(self, space: str) -> Iterator[Client]:
+        """Those who hear of it, whatever the type."""
+        return self._seeing(space, self._named(space))
+
+    def _named(self, space: str) -> Iterator[Client]:
         others = (client for client in self._everywhere if space not in client.spaces)
-        for client in chain(named, others):
-            if client.types.fit(type) and access.may_see(self._spaces, client.identity, space):
-                yield client
+        return chain(self._by_space.get(space, ()), others)
+
+    def _seeing(self, space: str, clients: Iterator[Client]) -> Iterator[Client]:
+        """A space may have left the reach of who subscribed to it."""
+        return (one for one in clients if access.may_see(self._spaces, one.identity, space))
 
 
 # What a client says is looked at here before it goes anywhere.

@@ -12,7 +12,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ from carrel.domain.hub import (
 from carrel.domain.hub import Replay as LogReplay
 from carrel.hub import access, delivery, types
 from carrel.hub.access import Identity, VisibleSpaces
-from carrel.hub.client import ALL, OVERHEAD, Client, Sink, sender_of
+from carrel.hub.client import ALL, OVERHEAD, Client, Patterns, Sink, sender_of
 from carrel.hub.clients import ConnectedClients
 from carrel.hub.connection import Connection
 from carrel.hub.delivery import (
@@ -109,6 +109,8 @@ class HubServer:
         self._requests = OpenQuestions()
         self._tasks: set[asyncio.Task[None]] = set()
         self._regular: list[asyncio.Task[None]] = []
+        self._told: set[tuple[str, Client]] = set()
+        """Who has heard what is being told now, of which space."""
         self._hearing_late: list[Client] = []
         """Who is to be flushed together."""
         self._delivered_at = 0.0
@@ -198,16 +200,31 @@ class HubServer:
 
     # Hearing
 
-    def _kept(self, batch: list[Pending]) -> None:
+    def patterns(self, client: Client, wanted: types.Subscriptions) -> Patterns:
+        """What it wants to hear. Raises `MessageInvalid`."""
+        found = Patterns(wanted.types)
+        self._clients.check_patterns(client, found)
+        return found
+
+    def _kept(self, batch: list[Pending]) -> Iterator[tuple[str, int] | None]:
+        """Client by client: there may be hundreds, and a thousand messages for each."""
         for one in batch:
             self._count_kept(one)
             self._questions.kept(one.space, one.said, ours=one.sender is SYSTEM)
-            if not self.hearing.anybody(one.space):
-                continue
-            for said, body in zip(one.said, one.bodies, strict=True):
-                for client in self.hearing.of(one.space, said.type):
-                    if one.space not in client.reading:
-                        self._deliver(client, body)
+            if self.hearing.anybody(one.space):
+                lines = [(run.type, line) for run in one.runs for line in run.body.split(b"\n")]
+                for client in list(self.hearing.at(one.space)):
+                    if one.space not in client.reading and client.hears(one.space):
+                        self._told.add((one.space, client))
+                        self._deliver(client, client.types.heard(lines))
+                    yield None
+                # Who came meanwhile, or has read to the end: from now on all that is in the log
+                # up to here counts as told.
+                for client in self.hearing.at(one.space):
+                    if (one.space, client) not in self._told and one.space not in client.reading:
+                        self._deliver(client, client.types.heard(lines))
+                self._told.clear()
+            yield one.space, one.last
         spaces = {one.space for one in batch}
         for heard in self.on_kept:
             heard(spaces)
@@ -231,14 +248,14 @@ class HubServer:
         for client in self.hearing.of(space, type):
             if not body:
                 body = encode(Sent(type, id or _new_id(), time.time(), sender, payload, space))
-            self._deliver(client, body)
+            self._deliver(client, [body])
             count += 1
         return count
 
-    def _deliver(self, client: Client, body: bytes) -> None:
+    def _deliver(self, client: Client, bodies: Sequence[bytes]) -> None:
         """Who listens is woken up for several at once when there is much to hear: that costs
         them and us more than the message."""
-        if not client.push_late(body):
+        if not bodies or not client.push_late(bodies):
             return
         self._hearing_late.append(client)
         if len(self._hearing_late) == 1:
@@ -502,9 +519,15 @@ class HubServer:
         ends = {space: self.keeper.last(space) for space in starts}
         return {"replay_from": starts, "replay_to": ends}
 
+    def begin_reading(self, client: Client, spaces: Iterable[str]) -> None:
+        """From now on these come to it from the log, up to what is told by then. What is being told
+        comes after that, also if it has heard it."""
+        client.reading.update(spaces)
+        self._told.difference_update((space, client) for space in spaces)
+
     async def replay(self, client: Client, space: str, after: int) -> None:
         """All that is kept after `after`, in order; then what comes is live. The caller has
-        put the space into `client.reading` before anything could be missed."""
+        called `begin_reading` before anything could be missed."""
         try:
             while not client.closed:
                 # Not beyond what was told: the rest is on its way to the listeners. And not
@@ -514,7 +537,7 @@ class HubServer:
                     break
                 asked = LogReplay(space, after, min(PAGE, behind))
                 bodies, reached = await self.log.replay(asked)
-                if reached == after:
+                if reached == after or client.closed:
                     break
                 after = reached
                 client.sink.send([body for body in bodies if client.types.fit(_type_of(body))])

@@ -14,7 +14,7 @@ import logging
 import operator
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -43,9 +43,12 @@ SOON_S = 0.005
 """… and this long when somebody listens."""
 RETRY_S = 1.0
 """What Carrel itself tells is not given up when the disk is full, but tried again."""
+TELL_S = 0.03
+"""Of telling on what is kept, until others have their turn: hundreds may listen to one space."""
 
 _log = logging.getLogger("carrel.hub")
 
+OnKept = Callable[[list["Pending"]], Iterable[tuple[str, int] | None]]
 OnDone = Callable[["Pending", CarrelError | None], None]
 
 
@@ -71,15 +74,12 @@ class Pending:
     def last(self) -> int:
         return self.first + len(self.said) - 1
 
-    @property
-    def bodies(self) -> list[bytes]:
-        return [line for run in self.runs for line in run.body.split(b"\n")]
-
 
 class LogWriter:
-    """`kept` gets every batch that is in the log, in order, before its publishers hear."""
+    """`kept` gets every batch that is in the log, in order, and tells it on in small steps. After
+    what somebody said at once it gives the space and the number of the last."""
 
-    def __init__(self, log: HubLog, kept: Callable[[list[Pending]], None]) -> None:
+    def __init__(self, log: HubLog, kept: OnKept) -> None:
         self._log = log
         self._kept = kept
         self._last: dict[str, int] = {}
@@ -208,13 +208,12 @@ class LogWriter:
             _log.exception("a batch of messages could not be kept")
             error = CarrelError("The message could not be stored.", hint="See the daemon's log.")
         if error is None:
-            self._last |= last
             self.count += sum(len(one.said) for one in batch)
-            self._kept(batch)
-        for one in batch:
-            if one.done is not None:
-                with contextlib.suppress(Exception):
-                    one.done(one, error)
+            await self._tell(batch)
+            self._last |= last
+        else:
+            for one in batch:
+                _answer(one, error)
         again = [one for one in batch if error is not None and one.origin]
         for one in reversed(again):
             self._waiting.setdefault(OWN, deque()).appendleft(one)
@@ -222,6 +221,19 @@ class LogWriter:
         waiting = (queue[0].number for queue in self._waiting.values())
         self._settle(min(waiting, default=self._given + 1) - 1)
         return not again
+
+    async def _tell(self, batch: list[Pending]) -> None:
+        """Whoever reads the log meanwhile reads up to what was told, and hears the rest. Nobody
+        waits for what is told after his own."""
+        until = time.monotonic() + TELL_S
+        waiting = iter(batch)
+        for told in self._kept(batch):
+            if told is not None:
+                self._last[told[0]] = told[1]
+                _answer(next(waiting), None)
+            if time.monotonic() > until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + TELL_S
 
     def _settle(self, reached: int) -> None:
         while self._settling and self._settling[0][0] <= reached:
@@ -247,6 +259,12 @@ class LogWriter:
 
 
 _type_of = operator.attrgetter("type")
+
+
+def _answer(one: Pending, error: CarrelError | None) -> None:
+    if one.done is not None:
+        with contextlib.suppress(Exception):
+            one.done(one, error)
 
 
 # Keeping the log within its bounds, and saying so where somebody would miss something.

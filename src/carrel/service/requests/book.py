@@ -32,6 +32,7 @@ from carrel.service.open_spaces import OpenSpaces
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
+from carrel.service.tokens import Tokens
 from carrel.service.turns import Turns
 
 
@@ -298,6 +299,7 @@ class RequestParts:
     context: SpaceContext
     inbox: Inbox
     shared: Shared
+    tokens: Tokens
     recordings: Recordings
     log: SpaceLog
     collecting: Collecting

@@ -12,6 +12,7 @@ from carrel.domain.errors import (
     AgentCrashed,
     CarrelError,
     CommandError,
+    Forbidden,
     ProjectInUse,
     RunNotFound,
     SpaceNotFound,
@@ -267,6 +268,7 @@ class RequestWorker:
     async def _accept(self, live: LiveRequest) -> None:
         """Its turn has come. Where it will be is known before anything is made."""
         request = live.request
+        await self._check_asker(request)
         if request.attempts >= MOST_ATTEMPTS:
             raise AgentCrashed(
                 f"The daemon ended during each of {request.attempts} attempts.",
@@ -281,6 +283,15 @@ class RequestWorker:
             attempts=request.attempts + 1,
             offset=request.offset + earlier,
         )
+
+    async def _check_asker(self, request: Request) -> None:
+        """What a token has left in the line does not begin when it was revoked, or its time is
+        over. `Forbidden`."""
+        if not await self._parts.tokens.reaches(request.caller, request.space_id):
+            raise Forbidden(
+                "The token that asked for it opens nothing any more.",
+                hint="Ask again with another token.",
+            )
 
     async def _make(self, live: LiveRequest) -> None:
         request = live.request
@@ -395,6 +406,7 @@ class RequestWorker:
             return True
 
     async def _begin(self, request: Request) -> Turn:
+        await self._check_asker(request)
         asked = request.asked
         wanted = TurnRequest(
             frontend=asked.frontend,

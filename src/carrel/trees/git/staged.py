@@ -73,6 +73,7 @@ def only_staged(now: GitFiles, before: GitFiles, folder: str, effort: Effort) ->
 
 def _new_entries(now: GitFiles, before: GitFiles, path: str, effort: Effort) -> Iterator[IndexName]:
     """Files in this index that are not the same in the older one. Both are sorted."""
+    effort.spend(OPEN_US)
     data, old = (read_small(files, path, _MAX_INDEX) for files in (now, before))
     if data is None:
         raise HistoryUnread
