@@ -60,6 +60,13 @@ def _attached(one: Attachment) -> dict[str, str]:
     return {"path": one.path, "folder": folder, "media_type": one.media_type}
 
 
+# Reviews
+
+
+def diff_query(paths: Iterable[str], ignored: bool, to: str) -> list[tuple[str, object]]:
+    return [*(("path", path) for path in paths), ("ignored", ignored), ("to", to or None)]
+
+
 # Instances
 
 
