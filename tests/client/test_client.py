@@ -102,6 +102,10 @@ class TestSpaces:
         assert [(one.kind, one.path) for one in space.changes()] == [
             (ChangeKind.MODIFIED, "README.md")
         ]
+        assert b"-read me\n+mine\n" in b"".join(space.diff("README.md"))
+        assert space.diff_files(to=space.id).total == 0
+        with pytest.raises(errors.PathNotFound):
+            next(space.diff("no-such"))
         with pytest.raises(errors.UnexportedChanges) as caught:
             space.remove()
         assert caught.value.details["changes"] == 1
