@@ -13,7 +13,7 @@ import pytest
 
 from carrel.app.service import Services, open_service
 from carrel.config import Settings
-from carrel.domain.access import LOCAL
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import SpaceNotFound, StateConflict
 from carrel.domain.review import TreeDiffQuery
 from carrel.domain.spaces import Space, SpaceState
@@ -78,6 +78,11 @@ async def test_a_space_in_every_state(
     with pytest.raises(SpaceNotFound):
         await diffs.files(LOCAL, DiffRequest(other.space_id, "no-such"), 10)
     assert list(work.iterdir()) == []
+    bound = Caller("bound", Scope(ScopeKind.LABEL, "team=blue"))
+    own = await make(services, project, labels={"team": "blue"})
+    assert (await diffs.files(bound, DiffRequest(own.space_id), 10)).total == 0
+    with pytest.raises(SpaceNotFound):
+        await diffs.files(bound, DiffRequest(own.space_id, other.space_id), 10)
 
 
 async def test_a_space_that_works_in_a_folder_itself(
