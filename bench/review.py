@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -101,10 +102,15 @@ def used_s(pid: int) -> float:
 
 
 def native_diff(project: Path, board: Board, number: int) -> None:
-    begun = sum(os.times()[2:4])
+    begun = children_s()
     with board.timed(NATIVE, number):
         git_diff(project)
-    board.add(NATIVE_CPU, number, sum(os.times()[2:4]) - begun)
+    board.add(NATIVE_CPU, number, children_s() - begun)
+
+
+def children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def git_diff(project: Path) -> bytes:

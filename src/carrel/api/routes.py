@@ -249,8 +249,9 @@ OPERATIONS = (
     ),
     # Reviews
     Operation(
-        *("review.diff", "GET", "/v1/spaces/{space}/diff", "hidden"),
-        query="SpaceDiffQuery",
+        *("review.diff", "POST", "/v1/spaces/{space}/diff", "hidden"),
+        body="DiffBody",
+        optional=True,
         answer="As `git diff` has it, after a line for each commit",
         media="text/x-diff",
         again=True,
@@ -258,8 +259,9 @@ OPERATIONS = (
         errors=DIFF,
     ),
     Operation(
-        *("review.files", "GET", "/v1/spaces/{space}/diff/files", "hidden"),
-        query="DiffFilesQuery",
+        *("review.files", "POST", "/v1/spaces/{space}/diff/files", "hidden"),
+        body="DiffFilesBody",
+        optional=True,
         answer="DiffSummary",
         again=True,
         long=True,

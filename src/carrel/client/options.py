@@ -63,8 +63,8 @@ def _attached(one: Attachment) -> dict[str, str]:
 # Reviews
 
 
-def diff_query(paths: Iterable[str], ignored: bool, to: str) -> list[tuple[str, object]]:
-    return [*(("path", path) for path in paths), ("ignored", ignored), ("to", to or None)]
+def diff_content(paths: Iterable[str], ignored: bool, to: str) -> dict[str, Any]:
+    return {"paths": list(paths), "ignored": ignored, "to": to}
 
 
 # Instances

@@ -15,7 +15,7 @@ from carrel.client.exchange import ExchangeOutput, RunExchange, input_pieces, wa
 from carrel.client.http import HttpAnswer, operation
 from carrel.client.link import Link
 from carrel.client.models import MAX_OUTPUT, OutputCollector, OutputLost, RunResult
-from carrel.client.options import Input, command_content, diff_query, turn_content
+from carrel.client.options import Input, command_content, diff_content, turn_content
 from carrel.client.streams import RunStream, run_through
 from carrel.domain.runs import Stream
 from carrel.domain.spaces import Retention
@@ -198,8 +198,8 @@ class Space:
         """What `git diff` would print of all that differs from its base, in pieces as they come;
         the commits that were made in it are named first. Only these files and folders, if any are
         named; with `to`, how the files of another space differ from its own."""
-        query = diff_query(paths, ignored, to)
-        with self._link.open(operation("review.diff", self.id, query=query)) as stream:
+        request = operation("review.diff", self.id, content=diff_content(paths, ignored, to))
+        with self._link.open(request) as stream:
             if stream.head.status >= 400:
                 HttpAnswer(stream.head, stream.read()).check()
             yield from stream
@@ -208,8 +208,10 @@ class Space:
         self, *paths: str, ignored: bool = False, to: str = "", limit: int | None = None
     ) -> models.DiffSummary:
         """Which files differ, and by how many lines; the first `limit` of them."""
-        query = [*diff_query(paths, ignored, to), ("limit", limit)]
-        return self._link.call(models.DiffSummary, "review.files", self.id, query=query)
+        content = diff_content(paths, ignored, to)
+        if limit is not None:
+            content["limit"] = limit
+        return self._link.call(models.DiffSummary, "review.files", self.id, content=content)
 
     def usage(self) -> models.Usage:
         return self._link.call(models.Usage, "spaces.usage", self.id)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from carrel.api.types.common import Answer, PathText, Query, Word
+from carrel.api.types.common import Answer, Body, PathText, Word
 from carrel.domain.review import DiffFile
 from carrel.domain.trees import Commit
 
@@ -14,10 +14,11 @@ MAX_FILES = 100_000
 MAX_PATHS = 1000
 
 
-class SpaceDiffQuery(Query, frozen=True, kw_only=True):
-    """Against what the space began with, with what was not committed then."""
+class DiffBody(Body, frozen=True, kw_only=True):
+    """Against what the space began with, with what was not committed then. Many paths do not fit
+    into an address, so it is a body."""
 
-    path: Annotated[tuple[PathText, ...], Meta(max_length=MAX_PATHS)] = ()
+    paths: Annotated[tuple[PathText, ...], Meta(max_length=MAX_PATHS)] = ()
     """Only these files, and what is in these folders: names from the root of the tree, never
     patterns."""
     ignored: bool = False
@@ -26,7 +27,7 @@ class SpaceDiffQuery(Query, frozen=True, kw_only=True):
     """Another space: how its files differ from this one's."""
 
 
-class DiffFilesQuery(SpaceDiffQuery, frozen=True, kw_only=True):
+class DiffFilesBody(DiffBody, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_FILES)] = 10_000
 
 

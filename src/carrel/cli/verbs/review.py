@@ -21,9 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
-
-    Query = list[tuple[str, object]]
-
 MOST_FILES = 100_000
 HEAD, PLACE, GONE, COME = "1", "36", "31", CALM
 """Colours of a difference, as git has them: of heads, of where lines are, of lines."""
@@ -49,12 +46,11 @@ def diff(call: VerbCall) -> None:
     """
     space = call.text("space")
     other, paths = _other(call, space)
-    query: Query = [("path", path) for path in paths]
-    query += [("ignored", call.flag("ignored")), ("to", other or None)]
+    content = {"paths": paths, "ignored": call.flag("ignored"), "to": other}
     if not (call.json or call.flag("stat") or call.flag("name_only")):
-        _text(call, space, query)
+        _text(call, space, content)
         return
-    found = call.ask("review.files", space, query=[*query, ("limit", MOST_FILES)])
+    found = call.ask("review.files", space, content={**content, "limit": MOST_FILES})
     if call.json:
         call.show(found)
         return
@@ -95,9 +91,9 @@ def _other(call: VerbCall, space: str) -> tuple[str, list[str]]:
     )
 
 
-def _text(call: VerbCall, space: str, query: Query) -> None:
+def _text(call: VerbCall, space: str, content: dict[str, Any]) -> None:
     """To a terminal with colours and nothing that steers it; elsewhere byte by byte as it is."""
-    with call.link.open(operation("review.diff", space, query=query)) as stream:
+    with call.link.open(operation("review.diff", space, content=content)) as stream:
         if not is_terminal(1):
             write_stream(stream, 1)
             return

@@ -7,8 +7,8 @@ import contextlib
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carrel.api.types.review import SpaceDiffQuery
-from carrel.interfaces.http.operations import query_of
+from carrel.api.types.review import DiffBody
+from carrel.interfaces.http.operations import body_of
 from carrel.interfaces.http.requests import DIFF
 from carrel.interfaces.http.responses import ByteStream, begun
 from carrel.interfaces.http.services import caller, serving
@@ -16,7 +16,7 @@ from carrel.interfaces.http.services import caller, serving
 
 async def diff(request: Request) -> Response:
     here, who, space = serving(request), caller(request), request.path_params["space"]
-    asked = query_of(request, SpaceDiffQuery)
+    asked = await body_of(request, DiffBody, optional=True)
     headers = {"X-Content-Type-Options": "nosniff"}
     async with contextlib.AsyncExitStack() as turn:
         await turn.enter_async_context(here.diffs.of(who.account))

@@ -19,19 +19,17 @@ class ReviewOperations:
         self._diffs = diffs
         self._lists = CallerSlots(LISTS)
 
-    async def diff(
-        self, caller: Caller, space: str, asked: types.SpaceDiffQuery
-    ) -> Iterator[bytes]:
+    async def diff(self, caller: Caller, space: str, asked: types.DiffBody) -> Iterator[bytes]:
         """Made while it is read, by a worker thread. Who stops early closes it."""
         return await self._diffs.text(caller, _request(space, asked))
 
     async def files(
-        self, caller: Caller, space: str, asked: types.DiffFilesQuery
+        self, caller: Caller, space: str, asked: types.DiffFilesBody
     ) -> types.DiffSummary:
         async with self._lists.of(caller.account):
             found = await self._diffs.files(caller, _request(space, asked), asked.limit)
         return types.DiffSummary(**shared(found, types.DiffSummary))
 
 
-def _request(space: str, asked: types.SpaceDiffQuery) -> DiffRequest:
-    return DiffRequest(space, asked.to, asked.path, asked.ignored)
+def _request(space: str, asked: types.DiffBody) -> DiffRequest:
+    return DiffRequest(space, asked.to, asked.paths, asked.ignored)
