@@ -270,6 +270,9 @@ def test_what_a_hostile_repository_plants_never_runs(
         Path("edited").write_text("other\n")
         os.symlink("/etc", "src/etc")
         os.symlink("../..", ".gitmodules")
+        os.mkdir(".GIT")
+        Path(".GIT/config").write_text("hidden\n")
+        Path("src/.Git").write_text("hidden\n")
 
     # Ours either, should somebody have set it.
     monkeypatch.setenv("GIT_EXTERNAL_DIFF", f"touch {fired}")
@@ -277,7 +280,11 @@ def test_what_a_hostile_repository_plants_never_runs(
     any_desk.rig.act(tree, plant)
     text, found = any_desk.text(tree), any_desk.files(tree)
     assert "+other\n" in text and "+/etc\n" in text and "root:" not in text
-    assert {file.path for file in found.files} == {".gitattributes", "a.py", "edited", "src/etc"}
+    assert text.count("+hidden\n") == 2, "nothing hides behind a name"
+    assert {file.path for file in found.files} == {
+        *(".gitattributes", "a.py", "edited", "src/etc"),
+        *(".gitmodules", ".GIT/config", "src/.Git"),
+    }
     assert not fired.exists()
 
 
@@ -369,11 +376,16 @@ def test_a_tree_and_a_folder_of_the_host(desk: Desk, project: Path) -> None:
 
 
 def many(count: int) -> Callable[[], None]:
+    """Files of 120 lines; one with many names, which takes less time to make."""
+
     def act() -> None:
         for number in range(count):
+            folder = f"d{number // 500:02}"
             if not number % 500:
-                os.mkdir(f"d{number // 500:02}")
-            Path(f"d{number // 500:02}/f{number}").write_text(f"{number}\n" * 120)
+                os.mkdir(folder)
+                Path(f"{folder}/f{number}").write_text("a line that is new\n" * 120)
+            else:
+                os.link(f"{folder}/f{number - number % 500}", f"{folder}/f{number}")
 
     return act
 

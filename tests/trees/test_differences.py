@@ -283,7 +283,9 @@ def test_names_that_git_would_not_take(copy_rig: Rig, work: Path) -> None:
 
     text = diff(work, None, version(copy_rig, new_tree(copy_rig, act)))
     heads = [line for line in text.splitlines() if line.startswith("diff ")]
-    assert len(heads) == 4 and ".GIT" not in text and "gitmodules" not in text
+    assert len(heads) == 6
+    for name in (".GIT (a name that git does not take)/config", ".gitmodules (a name that git"):
+        assert f" b/{name}" in text
 
 
 def test_git_that_fails_or_hangs(tmp_path: Path) -> None:

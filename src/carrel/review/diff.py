@@ -23,6 +23,7 @@ from carrel.trees.changes import Comparison
 from carrel.trees.differences import (
     AFTER,
     BEFORE,
+    NOT_TAKEN,
     PATCH,
     Both,
     DiffRepositories,
@@ -256,9 +257,9 @@ class _Rows:
         self.total += 1
         if len(self.files) < self._most:
             self.files[path] = DiffFile(
-                os.fsdecode(path),
+                _path(path),
                 kind,
-                None if old_path is None else os.fsdecode(old_path),
+                None if old_path is None else _path(old_path),
                 _mode(old_mode),
                 _mode(new_mode),
             )
@@ -275,6 +276,10 @@ class _Rows:
         if (known := self.files.get(path)) is not None:
             figures = (None, None) if binary else (int(added), int(deleted))
             self.files[path] = replace(known, added=figures[0], deleted=figures[1], binary=binary)
+
+
+def _path(path: bytes) -> str:
+    return os.fsdecode(path.replace(NOT_TAKEN, b""))
 
 
 def _mode(mode: bytes) -> str | None:

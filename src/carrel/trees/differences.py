@@ -38,6 +38,9 @@ to differ."""
 _GZIP = b"\x1f\x8b"
 _LINK, _PROGRAM, _PLAIN = b"120000", b"100755", b"100644"
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\\x7f-\xff]')
+_ODD = re.compile(rb"(?<![^/])\.git(?![^/])", re.IGNORECASE)
+NOT_TAKEN = b" (a name that git does not take)"
+"""Put behind names that git refuses, so that nothing is hidden by such a name."""
 BEFORE, AFTER = b"before", b"after"
 _REF = "refs/heads/both"
 _NOTHING = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -75,8 +78,9 @@ class Importer:
 
     def link(self, path: bytes, target: bytes) -> None:
         # Git does not have links of this name: they were used to lead it astray.
-        if path.rpartition(b"/")[2].lower() != b".gitmodules":
-            self._put(path, _LINK, target)
+        if path.rpartition(b"/")[2].lower() == b".gitmodules":
+            path += NOT_TAKEN
+        self._put(path, _LINK, target)
 
     def same(self, path: bytes, first: bytes) -> None:
         """A further name of a file that is there."""
@@ -100,14 +104,14 @@ class Importer:
         self._write(head + content + b"\n")
 
     def _quoted(self, path: bytes) -> bytes:
+        path = _ODD.sub(rb"\g<0>" + NOT_TAKEN, path)
         escaped = _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path)
         return b'"%s/%s"' % (self._side, escaped)
 
 
 def usable(path: bytes) -> bool:
-    """Git's own files are left out, and what git would take for them."""
-    parts = path.lower().split(b"/")
-    return not any(part in (b"", b".", b"..", b".git") for part in parts)
+    """Git's own files are left out."""
+    return not any(part in (b"", b".", b"..", b".git") for part in path.split(b"/"))
 
 
 def from_tree(
