@@ -21,6 +21,7 @@ from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.review import TreeReviews
 from tests.accounts import Account
 from tests.conformance.tree_rig import Rig, run_git
+from tests.machine import running_in
 from tests.trees.again import run_again
 
 GIT_S = 60.0
@@ -428,7 +429,7 @@ def test_who_goes_leaves_nothing(desk: Desk, work: Path) -> None:
     assert next(pieces)
     (folder,) = work.iterdir()
     pieces.close()
-    assert not folder.exists() and _running_in(folder) == []
+    assert not folder.exists() and running_in(folder) == []
     seen = []
 
     def check() -> None:
@@ -443,16 +444,6 @@ def test_who_goes_leaves_nothing(desk: Desk, work: Path) -> None:
     desk.rig.driver.drop(tree)
     with pytest.raises(TreeNotFound):
         desk.text(tree)
-
-
-def _running_in(folder: Path) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.readlink(entry / "cwd").startswith(str(folder)):
-                    found.append(entry.name)
-    return found
 
 
 def test_a_tree_that_changes_while_it_is_read(desk: Desk, project: Path) -> None:

@@ -202,7 +202,8 @@ class AsyncSpace:
     async def diff(self, *paths: str, ignored: bool = False, to: str = "") -> AsyncIterator[bytes]:
         """What `git diff` would print of all that differs from its base, in pieces as they come;
         the commits that were made in it are named first. Only these files and folders, if any are
-        named; with `to`, how the files of another space differ from its own."""
+        named; with `to`, how the files of another space differ from its own.
+        Who stops early closes it."""
         request = operation("review.diff", self.id, content=diff_content(paths, ignored, to))
         async with await self._link.open(request) as stream:
             if stream.head.status >= 400:
