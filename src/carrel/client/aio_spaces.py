@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Unpack
 
@@ -199,7 +199,9 @@ class AsyncSpace:
             list[models.Change], "spaces.changes", self.id, member="changes"
         )
 
-    async def diff(self, *paths: str, ignored: bool = False, to: str = "") -> AsyncIterator[bytes]:
+    async def diff(
+        self, *paths: str, ignored: bool = False, to: str = ""
+    ) -> AsyncGenerator[bytes, None]:
         """What `git diff` would print of all that differs from its base, in pieces as they come;
         the commits that were made in it are named first. Only these files and folders, if any are
         named; with `to`, how the files of another space differ from its own.

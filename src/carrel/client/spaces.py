@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Unpack
 
@@ -194,7 +194,9 @@ class Space:
         """What differs from its base."""
         return self._link.call(list[models.Change], "spaces.changes", self.id, member="changes")
 
-    def diff(self, *paths: str, ignored: bool = False, to: str = "") -> Iterator[bytes]:
+    def diff(
+        self, *paths: str, ignored: bool = False, to: str = ""
+    ) -> Generator[bytes, None, None]:
         """What `git diff` would print of all that differs from its base, in pieces as they come;
         the commits that were made in it are named first. Only these files and folders, if any are
         named; with `to`, how the files of another space differ from its own.
