@@ -59,6 +59,7 @@ bench: setup
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/instances.py
 	$(BIN)/python bench/requests.py
+	$(BIN)/python bench/review.py
 
 soak: setup
 	$(BIN)/python -m tests.soak

@@ -34,3 +34,14 @@ def all_inhabitants() -> Iterator[tuple[int, str]]:
                 match = _SPACE.search(Path(f"/proc/{name}/environ").read_bytes())
                 if match:
                     yield int(name), match[1].decode(errors="replace")
+
+
+def running_in(folder: Path) -> list[str]:
+    """The ids of processes whose working folder is this one, or below it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.readlink(entry / "cwd").startswith(str(folder)):
+                    found.append(entry.name)
+    return found

@@ -314,6 +314,13 @@ def test_requests(data: Path) -> None:
     assert {"idle carrel codesmith", "its memory after a call"} <= met.keys()
 
 
+def test_review(data: Path) -> None:
+    report = report_of(data, "review.py", "--files=60", "--bytes=300", "--changed=5", "--repeats=1")
+    check_shape(report)
+    assert {"carrel: diff", "git diff, in the checkout"} <= names(report, "rows")
+    assert names(report, "targets") == {"diff, processor time"}
+
+
 @pytest.mark.parametrize(
     ("found", "wrong"),
     [([1, 2, 3, 4], 0), ([1, 2, 4], 1), ([1, 2, 2, 3, 4], 1), ([1, 3, 2, 4], 1), ([], 4)],

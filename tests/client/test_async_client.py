@@ -59,6 +59,10 @@ async def test_a_space_and_its_life(async_client: AsyncClient, project: Path) ->
         assert space.id in [one.space for one in await async_client.usage()]
         await space.files.write("new", "changed")
         assert [one.path for one in await space.changes()] == ["new"]
+        text = b"".join([piece async for piece in space.diff()])
+        assert b"+++ b/new\n@@ -0,0 +1 @@\n+changed\n" in text
+        listed = await space.diff_files("new")
+        assert [(one.path, one.added) for one in listed.files] == [("new", 1)]
     with pytest.raises(errors.SpaceNotFound):
         await space.run(["true"])
     assert space.id in [one.space.id for one in await async_client.trash()]

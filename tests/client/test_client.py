@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from carrel.domain.trees import ChangeKind, EntryType
 from tests.daemon.rig import Daemon
 
 ODD = os.fsdecode(b"odd\xff name")
+GONE_S = 60.0
 
 
 class TestSpaces:
@@ -96,12 +98,33 @@ class TestSpaces:
         space.update(labels={"a": "b"}, retention=Retention(idle_s=60))
         assert space.info.labels == {"a": "b"} and space.info.retention.idle_s == 60
 
+    def test_a_slow_reader_of_a_difference(
+        self, client: Client, daemon: Daemon, project: Path
+    ) -> None:
+        """The daemon waits for it, and keeps nothing when it goes."""
+        work = daemon.data / "review"
+        with client.space(project) as space:
+            space.run(["sh", "-c", "for n in $(seq 100); do seq 20000 > f$n; done"], check=True)
+            pieces = space.diff()
+            assert next(pieces).startswith(b"diff --git a/f1 b/f1\n")
+            assert len(list(work.iterdir())) == 1
+            pieces.close()
+            until = time.monotonic() + GONE_S
+            while list(work.iterdir()):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert space.diff_files(limit=1).added == 100 * 20_000
+
     def test_what_was_changed_is_not_lost(self, client: Client, project: Path) -> None:
         space = client.create(project)
         space.files.write("README.md", "mine\n")
         assert [(one.kind, one.path) for one in space.changes()] == [
             (ChangeKind.MODIFIED, "README.md")
         ]
+        assert b"-read me\n+mine\n" in b"".join(space.diff("README.md"))
+        assert space.diff_files(to=space.id).total == 0
+        with pytest.raises(errors.PathNotFound):
+            next(space.diff("no-such"))
         with pytest.raises(errors.UnexportedChanges) as caught:
             space.remove()
         assert caught.value.details["changes"] == 1

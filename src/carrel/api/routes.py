@@ -104,6 +104,12 @@ PATHS = (
     "path_exists",
     "path_wrong_kind",
 )
+DIFF = (
+    *SPACE,
+    *CHANGING,
+    *("path_not_found", "path_invalid", "path_escapes"),
+    *("git_failed", "git_timeout", "launcher_unavailable"),
+)
 TURN = ("turn_not_found", "space_not_found")
 PROJECT = (
     "project_not_found",
@@ -240,6 +246,26 @@ OPERATIONS = (
         again=True,
         long=True,
         errors=(*SPACE, *CHANGING, "launcher_unavailable", "isolation_unproven"),
+    ),
+    # Reviews
+    Operation(
+        *("review.diff", "POST", "/v1/spaces/{space}/diff", "hidden"),
+        body="DiffBody",
+        optional=True,
+        answer="As `git diff` has it, after a line for each commit",
+        media="text/x-diff",
+        again=True,
+        long=True,
+        errors=DIFF,
+    ),
+    Operation(
+        *("review.files", "POST", "/v1/spaces/{space}/diff/files", "hidden"),
+        body="DiffFilesBody",
+        optional=True,
+        answer="DiffSummary",
+        again=True,
+        long=True,
+        errors=DIFF,
     ),
     # What was kept of removed ones
     Operation(*("trash.list", "GET", "/v1/trash", "own"), answer="TrashList", again=True),

@@ -38,6 +38,7 @@ from carrel.hub.hub import HubServer
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
+from carrel.review.diff import TreeDiffs
 from carrel.runtimes.limits.disk import disk_bytes
 from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
@@ -46,6 +47,7 @@ from carrel.service.agents import AgentSpaces, usual_agent
 from carrel.service.cleanup import Collector, Watch
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
+from carrel.service.diffs import SpaceDiffs
 from carrel.service.disk_use import DiskUse
 from carrel.service.doctor import Doctor
 from carrel.service.family import Family
@@ -70,6 +72,7 @@ from carrel.service.operations.agents import (
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.requests import RequestOperations
+from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
 from carrel.service.reconciler import Reconciler
@@ -219,7 +222,8 @@ def _assemble(
     open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program(), downloads)
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
-    reviews = SpaceReviews(open_spaces, TreeReviews(app.bases, personal.ignored))
+    tree_reviews = TreeReviews(app.bases, personal.ignored)
+    reviews = SpaceReviews(open_spaces, tree_reviews)
     remover = Remover(
         *(app.identities, open_spaces, journal, reviews, trash, downloads, remove_tree),
         locks=shared.locks,
@@ -320,6 +324,9 @@ def _assemble(
     servers.instances = open_instances(settings, app, around, known)
     context = SpaceContext(spaces, open_spaces, shared, Context())
     files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
+    differ = TreeDiffs(tree_reviews, settings.data / "review")
+    differ.sweep()
+    diffs = SpaceDiffs(spaces, journal, open_spaces, shared, differ)
     requests = open_requests(
         settings,
         RequestsAround(
@@ -342,6 +349,7 @@ def _assemble(
     operations = Operations(
         spaces=SpaceOperations(spaces, views),
         trash=TrashOperations(spaces, views),
+        review=ReviewOperations(diffs),
         tokens=tokens,
         bases=BaseOperations(app.bases),
         cleanup=CleanUpOperations(

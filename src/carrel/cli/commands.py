@@ -36,7 +36,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             *("log", "notify"),
         ),
     },
-    "Review": {"spaces": ("changes",), "cp": ("cp",)},
+    "Review": {"spaces": ("changes",), "review": ("diff",), "cp": ("cp",)},
     "Servers": {
         "instances": (
             *("instance start", "instance ls", "instance show", "instance logs", "instance stop"),

@@ -101,6 +101,11 @@ def clean(text: str) -> str:
     return "".join([one if one.isprintable() else _escaped(one) for one in text])
 
 
+def clean_line(text: str) -> str:
+    """The same of a line of a file, in which tabs stay."""
+    return "\t".join(map(clean, text.split("\t")))
+
+
 class Shown:
     """Text of others for a terminal, as it comes: lines, tabs and colours stay, and whatever else
     would steer the terminal is shown instead of done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Unpack
 
@@ -13,9 +13,9 @@ from carrel.client import models, transfer
 from carrel.client.aio_link import AsyncLink
 from carrel.client.aio_streams import AsyncRunStream, run_through
 from carrel.client.exchange import ExchangeOutput, RunExchange, input_pieces, waits
-from carrel.client.http import operation
+from carrel.client.http import HttpAnswer, operation
 from carrel.client.models import MAX_OUTPUT, OutputCollector, OutputLost, RunResult
-from carrel.client.options import Input, command_content, turn_content
+from carrel.client.options import Input, command_content, diff_content, turn_content
 from carrel.domain.runs import Stream
 from carrel.domain.spaces import Retention
 
@@ -198,6 +198,29 @@ class AsyncSpace:
         return await self._link.call(
             list[models.Change], "spaces.changes", self.id, member="changes"
         )
+
+    async def diff(
+        self, *paths: str, ignored: bool = False, to: str = ""
+    ) -> AsyncGenerator[bytes, None]:
+        """What `git diff` would print of all that differs from its base, in pieces as they come;
+        the commits that were made in it are named first. Only these files and folders, if any are
+        named; with `to`, how the files of another space differ from its own.
+        Who stops early closes it."""
+        request = operation("review.diff", self.id, content=diff_content(paths, ignored, to))
+        async with await self._link.open(request) as stream:
+            if stream.head.status >= 400:
+                HttpAnswer(stream.head, await stream.read()).check()
+            async for piece in stream:
+                yield piece
+
+    async def diff_files(
+        self, *paths: str, ignored: bool = False, to: str = "", limit: int | None = None
+    ) -> models.DiffSummary:
+        """Which files differ, and by how many lines; the first `limit` of them."""
+        content = diff_content(paths, ignored, to)
+        if limit is not None:
+            content["limit"] = limit
+        return await self._link.call(models.DiffSummary, "review.files", self.id, content=content)
 
     async def usage(self) -> models.Usage:
         return await self._link.call(models.Usage, "spaces.usage", self.id)

@@ -25,6 +25,7 @@ from carrel.api.types.admin import (
     TokenWithSecret,
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
+from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
 from carrel.api.types.spaces import (
     ProofInfo,
@@ -41,6 +42,7 @@ from carrel.domain.cleanup import Action, DiskPart, DiskReport
 from carrel.domain.errors import CarrelError
 from carrel.domain.limits import Limits
 from carrel.domain.projects import Progress, Project
+from carrel.domain.review import DiffFile
 from carrel.domain.spaces import Retention
 from carrel.domain.trees import Change
 from carrel.domain.turns import Asked, Attachment
@@ -53,6 +55,8 @@ __all__ = [
     "Change",
     "ContextFile",
     "Diagnosis",
+    "DiffFile",
+    "DiffSummary",
     "DiskPart",
     "DiskReport",
     "Event",

@@ -60,6 +60,13 @@ def _attached(one: Attachment) -> dict[str, str]:
     return {"path": one.path, "folder": folder, "media_type": one.media_type}
 
 
+# Reviews
+
+
+def diff_content(paths: Iterable[str], ignored: bool, to: str) -> dict[str, Any]:
+    return {"paths": list(paths), "ignored": ignored, "to": to}
+
+
 # Instances
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Unpack
 
@@ -12,10 +12,10 @@ from carrel.api.types.agents import TurnOptions
 from carrel.api.types.runs import CommandOptions
 from carrel.client import models, transfer
 from carrel.client.exchange import ExchangeOutput, RunExchange, input_pieces, waits
-from carrel.client.http import operation
+from carrel.client.http import HttpAnswer, operation
 from carrel.client.link import Link
 from carrel.client.models import MAX_OUTPUT, OutputCollector, OutputLost, RunResult
-from carrel.client.options import Input, command_content, turn_content
+from carrel.client.options import Input, command_content, diff_content, turn_content
 from carrel.client.streams import RunStream, run_through
 from carrel.domain.runs import Stream
 from carrel.domain.spaces import Retention
@@ -193,6 +193,28 @@ class Space:
     def changes(self) -> list[models.Change]:
         """What differs from its base."""
         return self._link.call(list[models.Change], "spaces.changes", self.id, member="changes")
+
+    def diff(
+        self, *paths: str, ignored: bool = False, to: str = ""
+    ) -> Generator[bytes, None, None]:
+        """What `git diff` would print of all that differs from its base, in pieces as they come;
+        the commits that were made in it are named first. Only these files and folders, if any are
+        named; with `to`, how the files of another space differ from its own.
+        Who stops early closes it."""
+        request = operation("review.diff", self.id, content=diff_content(paths, ignored, to))
+        with self._link.open(request) as stream:
+            if stream.head.status >= 400:
+                HttpAnswer(stream.head, stream.read()).check()
+            yield from stream
+
+    def diff_files(
+        self, *paths: str, ignored: bool = False, to: str = "", limit: int | None = None
+    ) -> models.DiffSummary:
+        """Which files differ, and by how many lines; the first `limit` of them."""
+        content = diff_content(paths, ignored, to)
+        if limit is not None:
+            content["limit"] = limit
+        return self._link.call(models.DiffSummary, "review.files", self.id, content=content)
 
     def usage(self) -> models.Usage:
         return self._link.call(models.Usage, "spaces.usage", self.id)

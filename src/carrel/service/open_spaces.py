@@ -150,14 +150,16 @@ class OpenSpaces:
         finally:
             context.__exit__(None, None, None)
 
-    async def look(self, opened: OpenSpace, work: Callable[[], T]) -> T:
-        """Something that reads the tree, in a thread. Once more if its mount went meanwhile, as an
-        ordinary user's does with the launcher that holds it."""
-        await self.ensure(opened)
+    async def look(self, opened: OpenSpace, work: Callable[[], T], *more: OpenSpace) -> T:
+        """Something that reads the tree, and `more` of them, in a thread. Once more if a mount went
+        meanwhile, as an ordinary user's does with the launcher that holds it."""
+        for one in (opened, *more):
+            await self.ensure(one)
         try:
             return await asyncio.to_thread(work)
         except (TreeDamaged, LauncherUnavailable):
-            await self.mend(opened)
+            for one in (opened, *more):
+                await self.mend(one)
             return await asyncio.to_thread(work)
 
     async def run(self, opened: OpenSpace, command: Command) -> Run:

@@ -27,7 +27,7 @@ from carrel.trees.contents import digest, digest_of_pieces
 from carrel.trees.drivers.common import tree_errors
 from carrel.trees.extraction import tar_reader
 from carrel.trees.folders import ENTRY_ERRORS, Root, split, walk
-from carrel.trees.git.process import feed_git, read_git, run_git
+from carrel.trees.git.process import feed_git, read_git
 from carrel.trees.removal import remove_tree
 
 MAX_COMPARED = 1 << 20
@@ -38,24 +38,35 @@ to differ."""
 _GZIP = b"\x1f\x8b"
 _LINK, _PROGRAM, _PLAIN = b"120000", b"100755", b"100644"
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\\x7f-\xff]')
+_ODD = re.compile(rb"(?<![^/])\.git(?![^/])", re.IGNORECASE)
+NOT_TAKEN = b" (a name that git does not take)"
+"""Put behind names that git refuses, so that nothing is hidden by such a name."""
+BEFORE, AFTER = b"before", b"after"
+_REF = "refs/heads/both"
+_NOTHING = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""Git's name for a folder with nothing in it, which it knows without having it."""
 
 
 class Importer:
-    """Writes the language of `git fast-import`: one commit for each side."""
+    """Writes the language of `git fast-import`: one commit, with the files of each side in a folder
+    of its own. So both sides of one file can be told together, and no list of them is held."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
-        self._left = MAX_BYTES
+        self._side = BEFORE
+        self._left = {BEFORE: MAX_BYTES, AFTER: MAX_BYTES}
+        self._filled: set[bytes] = set()
+        write(b"commit %s\ncommitter carrel <> 0 +0000\ndata 0\n\n" % _REF.encode())
 
-    def begin(self, ref: str) -> None:
-        self._left = MAX_BYTES
-        self._write(b"commit %s\ncommitter carrel <> 0 +0000\ndata 0\n\n" % ref.encode())
+    def turn_to(self, side: bytes) -> None:
+        """Whose files come next: `BEFORE` or `AFTER`."""
+        self._side = side
 
     def takes(self, size: int) -> bool:
         """Whether a file of this size is compared; then it counts."""
-        if size > MAX_COMPARED or size > self._left:
+        if size > MAX_COMPARED or size > self._left[self._side]:
             return False
-        self._left -= size
+        self._left[self._side] -= size
         return True
 
     def file(self, path: bytes, mode: int, content: bytes) -> None:
@@ -67,29 +78,40 @@ class Importer:
 
     def link(self, path: bytes, target: bytes) -> None:
         # Git does not have links of this name: they were used to lead it astray.
-        if path.rpartition(b"/")[2].lower() != b".gitmodules":
-            self._put(path, _LINK, target)
+        if path.rpartition(b"/")[2].lower() == b".gitmodules":
+            path += NOT_TAKEN
+        self._put(path, _LINK, target)
 
     def same(self, path: bytes, first: bytes) -> None:
         """A further name of a file that is there."""
-        self._write(b"C %s %s\n" % (_quoted(first), _quoted(path)))
+        self._write(b"C %s %s\n" % (self._quoted(first), self._quoted(path)))
 
     def end(self) -> None:
         self._write(b"done\n")
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What git is to compare, when it has read all."""
+        before, after = (
+            f"{_REF}:{side.decode()}" if side in self._filled else _NOTHING
+            for side in (BEFORE, AFTER)
+        )
+        return before, after
+
     def _put(self, path: bytes, mode: bytes, content: bytes) -> None:
-        head = b"M %s inline %s\ndata %d\n" % (mode, _quoted(path), len(content))
+        self._filled.add(self._side)
+        head = b"M %s inline %s\ndata %d\n" % (mode, self._quoted(path), len(content))
         self._write(head + content + b"\n")
 
+    def _quoted(self, path: bytes) -> bytes:
+        path = _ODD.sub(rb"\g<0>" + NOT_TAKEN, path)
+        escaped = _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path)
+        return b'"%s/%s"' % (self._side, escaped)
 
-def _quoted(path: bytes) -> bytes:
-    return b'"' + _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path) + b'"'
 
-
-def _usable(path: bytes) -> bool:
-    """Git's own files are left out, and what git would take for them."""
-    parts = path.lower().split(b"/")
-    return not any(part in (b"", b".", b"..", b".git") for part in parts)
+def usable(path: bytes) -> bool:
+    """Git's own files are left out."""
+    return not any(part in (b"", b".", b"..", b".git") for part in path.split(b"/"))
 
 
 def from_tree(
@@ -101,29 +123,43 @@ def from_tree(
             only = (found.path for found in walk(root, lambda one: split(one.path)[1] != ".git"))
         for path in only:
             raw = os.fsencode(path)
-            if not _usable(raw):
+            if not usable(raw):
                 continue
-            try:
-                _take(importer, root, path, raw)
-            except OSError as error:
-                if error.errno not in ENTRY_ERRORS:
-                    raise
+            with if_there():
+                take(importer, raw, root, path)
 
 
-def _take(importer: Importer, root: Root, path: str, raw: bytes) -> None:
-    status = root.status(path)
+@contextlib.contextmanager
+def if_there() -> Iterator[None]:
+    """What goes away while it is read was not there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ENTRY_ERRORS:
+            raise
+
+
+def take(
+    importer: Importer, raw: bytes, root: Root, place: str, status: os.stat_result | None = None
+) -> None:
+    """Tells of the entry `raw`, whose bytes are at `place` below `root`, if it is a file or a link.
+    `status` is what it is, where that is not what is there. Raises OSError."""
+    status = status or root.status(place)
     if status is None:
         return
     if stat.S_ISLNK(status.st_mode):
-        importer.link(raw, root.link(path))
-    if not stat.S_ISREG(status.st_mode):
-        return
-    with Descriptor(root.open_file(path)) as descriptor:
-        size = os.fstat(descriptor).st_size
-        if importer.takes(size):
-            importer.file(raw, status.st_mode, os.pread(descriptor, size, 0))
-        else:
-            importer.named_only(raw, status.st_mode, digest(descriptor, size))
+        importer.link(raw, root.link(place))
+    elif stat.S_ISREG(status.st_mode):
+        with Descriptor(root.open_file(place)) as descriptor:
+            _take_file(importer, raw, status.st_mode, descriptor)
+
+
+def _take_file(importer: Importer, raw: bytes, mode: int, descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
+    if importer.takes(size):
+        importer.file(raw, mode, os.pread(descriptor, size, 0))
+    else:
+        importer.named_only(raw, mode, digest(descriptor, size))
 
 
 def from_archive(importer: Importer, path: Path) -> None:
@@ -140,7 +176,7 @@ def from_archive(importer: Importer, path: Path) -> None:
 
 def _take_member(importer: Importer, reader: TarReader, member: Member, files: set[bytes]) -> None:
     path = _clean(member.name)
-    if not _usable(path):
+    if not usable(path):
         return
     if member.kind == tarfile.SYMTYPE:
         importer.link(path, member.target)
@@ -184,8 +220,7 @@ class _Unzipped:
 # Comparing
 
 _PREFIX = ".diff-"
-_BEFORE, _AFTER = "refs/heads/before", "refs/heads/after"
-_INIT_S = 30.0
+_SETTINGS = b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
 _IMPORT_S = 600.0
 """For a hundred thousand files it takes ten seconds; the rest is for a slow disk."""
 _IDLE_S = 120.0
@@ -195,35 +230,40 @@ _IMPORT = (
     *("-c", "core.fsync=none", "-c", "core.protectNTFS=false", "-c", "core.protectHFS=false"),
     *("fast-import", "--quiet", "--done", "--depth=0"),
 )
-_DIFF = (
-    *("-c", "core.quotePath=false"),
-    *("diff-tree", "-r", "-p", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"),
-    *("--src-prefix=a/", "--dst-prefix=b/", _BEFORE, _AFTER, "--"),
-)
+_DIFF = ("-c", "core.quotePath=false", "diff-tree", "-r", "--no-ext-diff", "--no-textconv")
+PATCH = ("-p", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+"""As people read it."""
 
 
-class GitDiffs:
-    """Implements `carrel.domain.requests.Differing`."""
+class Both:
+    """Two sides that git has read, to be compared in any number of ways."""
+
+    def __init__(self, folder: Path, sides: tuple[str, str]) -> None:
+        self._folder = folder
+        self._sides = sides
+
+    def compare(self, *options: str) -> Generator[bytes, None, None]:
+        """What `git diff-tree` prints with these options. Who stops early closes it."""
+        words = (*_DIFF, *options, *self._sides, "--")
+        return read_git(words, folder=self._folder, idle_s=_IDLE_S)
+
+
+class DiffRepositories:
+    """Makes a repository for one comparison, which is gone afterwards."""
 
     def __init__(self, work: Path) -> None:
         """A folder of our own for what is needed meanwhile; made when it is missing."""
         self._work = work
 
-    def diff(
-        self, before: VersionFiles | None, after: VersionFiles
-    ) -> Generator[bytes, None, None]:
-        """Nothing is done before it is first read. Who stops early closes it."""
+    @contextlib.contextmanager
+    def both(self, fill: Callable[[Importer], None]) -> Iterator[Both]:
+        """`fill` tells the importer of both sides."""
         with self._repository() as folder:
-            only = _changed_in_either(before, after)
             with feed_git(_IMPORT, folder=folder, timeout_s=_IMPORT_S) as write:
                 importer = Importer(write)
-                importer.begin(_BEFORE)
-                if before is not None:
-                    _import(importer, before, only)
-                importer.begin(_AFTER)
-                _import(importer, after, only)
+                fill(importer)
                 importer.end()
-            yield from read_git(_DIFF, folder=folder, idle_s=_IDLE_S)
+            yield Both(folder, importer.sides)
 
     def sweep(self) -> None:
         """What a process that was killed has left. Nobody may be comparing meanwhile."""
@@ -234,15 +274,41 @@ class GitDiffs:
     @contextlib.contextmanager
     def _repository(self) -> Iterator[Path]:
         folder = self._work / (_PREFIX + secrets.token_hex(8))
-        with tree_errors("compare two versions"):
-            self._work.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700)
         try:
-            run_git(["init", "--quiet", "--bare", "--template=", str(folder)], timeout_s=_INIT_S)
+            with tree_errors("compare two versions"):
+                self._work.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_repository(folder)
             yield folder
         finally:
             with tree_errors("clear the work folder"):
                 remove_tree(folder)
+
+
+def _make_repository(folder: Path) -> None:
+    """As `git init --bare` does: another process would take longer than most comparisons."""
+    for name in ("", "objects", "refs"):
+        (folder / name).mkdir(mode=0o700)
+    (folder / "HEAD").write_text(f"ref: {_REF}\n")
+    (folder / "config").write_bytes(_SETTINGS)
+
+
+class GitDiffs(DiffRepositories):
+    """Implements `carrel.domain.requests.Differing`."""
+
+    def diff(
+        self, before: VersionFiles | None, after: VersionFiles
+    ) -> Generator[bytes, None, None]:
+        """Nothing is done before it is first read. Who stops early closes it."""
+
+        def fill(importer: Importer) -> None:
+            only = _changed_in_either(before, after)
+            if before is not None:
+                _import(importer, before, only)
+            importer.turn_to(AFTER)
+            _import(importer, after, only)
+
+        with self.both(fill) as both:
+            yield from both.compare(*PATCH, "--no-renames")
 
 
 def _import(importer: Importer, files: VersionFiles, only: list[str] | None) -> None:

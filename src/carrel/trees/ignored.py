@@ -47,8 +47,8 @@ class IgnoredFiles:
         self._known: dict[str, Exclusion] = {}
         self._folders = {"": (False, "")}
         """Whether it is ignored, and the top of the repository that it is in."""
-        self._tracked: dict[str, set[bytes] | None] = {}
-        """By repository; None where the index cannot be read."""
+        self._tracked: dict[tuple[str, bool], set[bytes] | None] = {}
+        """By repository, now and before; None where the index cannot be read."""
         self._index_left = 2 * index.MAX_BYTES
 
     def has(self, path: str) -> bool:
@@ -59,11 +59,20 @@ class IgnoredFiles:
         ignored, top = self._folder(above)
         if not (ignored or self._decides(path, top, folder=False)):
             return False
-        if top not in self._tracked:
-            now, before = (self._names(files, top) for files in (self._files, self._base))
-            self._tracked[top] = None if now is None or before is None else now | before
-        tracked = self._tracked[top]
-        return tracked is not None and os.fsencode(_within(path, top)) not in tracked
+        tracked = (self._index_names(top, now=now) for now in (True, False))
+        raw = os.fsencode(_within(path, top))
+        return all(names is not None and raw not in names for names in tracked)
+
+    def is_untracked(self, path: str) -> bool:
+        """Whether git does not have this file in its index now, as far as that can be read."""
+        top = self._folder(split(path)[0])[1]
+        names = self._index_names(top, now=True)
+        return names is not None and os.fsencode(_within(path, top)) not in names
+
+    def _index_names(self, top: str, *, now: bool) -> set[bytes] | None:
+        if (top, now) not in self._tracked:
+            self._tracked[top, now] = self._names(self._files if now else self._base, top)
+        return self._tracked[top, now]
 
     def _folder(self, path: str) -> tuple[bool, str]:
         """What is in an ignored folder is ignored, whatever else is said of it."""

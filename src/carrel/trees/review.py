@@ -103,7 +103,7 @@ class TreeReviews:
         self._personal = personal
 
     def review(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Review:
-        with self._look(driver, tree, query) as look:
+        with self.look(driver, tree, query) as look:
             tally = _Tally(query)
             for change, sort in look.changes():
                 lost = sort is Sort.FILE and not driver.capabilities.stays
@@ -111,7 +111,7 @@ class TreeReviews:
                 stays = not lost or look.taken.has(look.root, change)
                 tally.count(change, sort, folder, left=not stays)
             read = not (driver.capabilities.stays or query.rough)
-            commits = look.commits(tally.repositories, tally.grown) if read else ()
+            commits = look.commits(tally.git.seen, tally.git.grown) if read else ()
             left = [one for one in commits if one.id not in look.taken.commits]
             for one in look.staged:
                 if one.oid not in look.taken.commits:
@@ -125,7 +125,7 @@ class TreeReviews:
             sending.noted = None
             return sending
         repositories = set()
-        with self._look(driver, tree, query) as look:
+        with self.look(driver, tree, query) as look:
             # Where a file was before is taken out as what it is: a deletion.
             for change in look.without_added():
                 was_folder = change.old_type is EntryType.FOLDER
@@ -154,13 +154,13 @@ class TreeReviews:
         _append(tree, sent)
 
     @contextmanager
-    def _look(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Iterator[_Look]:
+    def look(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Iterator[Look]:
         with ExitStack() as stack, tree_errors("compare the tree"):
-            yield _Look(self._bases, self._personal, driver, tree, query, stack)
+            yield Look(self._bases, self._personal, driver, tree, query, stack)
 
 
 @dataclass
-class _Look:
+class Look:
     """One look at a tree. What it is compared by is read once something has changed."""
 
     bases: DriverBases
@@ -184,11 +184,15 @@ class _Look:
         return TreeGitFiles(self.root)
 
     @cached_property
-    def base(self) -> LayerGitFiles:
+    def base_layers(self) -> Layers:
         stays = self.driver.capabilities.stays
         layers = () if stays else self.bases.get(self.tree.base_id).layers
         roots = self.stack.enter_context(open_roots(layers))
-        return LayerGitFiles(Layers(roots, note_prefix()))
+        return Layers(roots, note_prefix())
+
+    @cached_property
+    def base(self) -> LayerGitFiles:
+        return LayerGitFiles(self.base_layers)
 
     @cached_property
     def ignored(self) -> IgnoredFiles | None:
@@ -253,12 +257,12 @@ class _Look:
             return self.driver.compare(self.tree, links=False, renames=None, into_added=False)
         return self.driver.changes(self.tree)
 
-    def changes(self) -> Iterator[tuple[Change, Sort]]:
-        """Sorted by path, without folders. Only the project's files are told as renamed."""
+    def changes(self, *, renames: bool = True) -> Iterator[tuple[Change, Sort]]:
+        """Sorted by path, without folders. Only the project's files are told as renamed; without
+        `renames` none is, and each is told as it is found."""
         if isinstance(self.driver, Comparable):
-            found = self.driver.compare(
-                self.tree, links=False, renames=lambda path: self.sort(path) is Sort.FILE
-            )
+            paired = (lambda path: self.sort(path) is Sort.FILE) if renames else None
+            found = self.driver.compare(self.tree, links=False, renames=paired)
         else:
             found = self.driver.changes(self.tree)
         for change in found:
@@ -286,6 +290,21 @@ class _Look:
 
 
 @dataclass
+class GitFolders:
+    """The git folders in which something changed."""
+
+    seen: set[str] = field(default_factory=set)
+    grown: set[str] = field(default_factory=set)
+    """Those of them with new objects."""
+
+    def see(self, change: Change, folder: str) -> None:
+        if len(self.seen) < _MOST_SEEN:
+            self.seen.add(folder)
+            if change.kind is ChangeKind.ADDED and change.path.startswith(f"{folder}/objects/"):
+                self.grown.add(folder)
+
+
+@dataclass
 class _Tally:
     query: ReviewQuery
     counts: dict[Sort, int] = field(default_factory=lambda: dict.fromkeys(Sort, 0))
@@ -293,18 +312,14 @@ class _Tally:
     total: int = 0
     left: list[str] = field(default_factory=list)
     left_files: int = 0
-    repositories: set[str] = field(default_factory=set)
-    grown: set[str] = field(default_factory=set)
-    """Those of them with new objects."""
+    git: GitFolders = field(default_factory=GitFolders)
     worth_keeping: bool = False
 
     def count(self, change: Change, sort: Sort, folder: str, *, left: bool) -> None:
         """`folder` is the git folder, for git's own files."""
         self.counts[sort] += 1
-        if sort is Sort.GIT and len(self.repositories) < _MOST_SEEN:
-            self.repositories.add(folder)
-            if change.kind is ChangeKind.ADDED and change.path.startswith(f"{folder}/objects/"):
-                self.grown.add(folder)
+        if sort is Sort.GIT:
+            self.git.see(change, folder)
         self.worth_keeping |= sort is not Sort.GIT or not is_bookkeeping(change, folder)
         if left:
             self.leave(f"{change.kind} {change.path}")
@@ -405,7 +420,7 @@ class Sending:
         left = self._left_out
         if self.noted is None or len(left) > _MOST_LEFT_OUT:
             return b""
-        sent = [line for one, line in self.noted.items() if not (left and _is_in(one, left))]
+        sent = [line for one, line in self.noted.items() if not (left and is_in(one, left))]
         return b"".join(sent if any(map(is_git, left)) else sent + self.commits)
 
 
@@ -428,7 +443,7 @@ def _is_below(path: str, top: str) -> bool:
     return not top or path == top or path.startswith(f"{top}/")
 
 
-def _is_in(path: str, tops: set[str]) -> bool:
+def is_in(path: str, tops: set[str]) -> bool:
     """Whether it is one of these, or below one."""
     while path and path not in tops:
         path = split(path)[0]

@@ -57,6 +57,8 @@ ROUTES = [
     Route("POST", "/v1/spaces/{space}/restart", "hidden"),
     Route("DELETE", "/v1/spaces/{space}", "hidden", {"force": "true"}),
     Route("GET", "/v1/spaces/{space}/changes", "hidden"),
+    Route("POST", "/v1/spaces/{space}/diff", "hidden", body={}),
+    Route("POST", "/v1/spaces/{space}/diff/files", "hidden", body={}),
     Route("GET", "/v1/spaces/{space}/context", "hidden"),
     Route("GET", "/v1/spaces/{space}/context/{name}", "hidden"),
     Route("PUT", "/v1/spaces/{space}/context/{name}", "hidden", content=b"new"),

@@ -21,6 +21,7 @@ from carrel.interfaces.http import (
     instances,
     operations,
     requests,
+    review,
     runs,
     spaces,
 )
@@ -66,6 +67,7 @@ async def _openapi(request: Request) -> Response:
 
 BY_HAND: operations.ByHand = {
     "spaces.create": spaces.create,
+    "review.diff": review.diff,
     "runs.execute": runs.execute,
     "runs.start": runs.start,
     "runs.wait": runs.wait,

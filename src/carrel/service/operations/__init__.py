@@ -23,6 +23,7 @@ from carrel.service.operations.agents import (
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.requests import RequestOperations
+from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import SpaceOperations, TrashOperations
 from carrel.service.tokens import Tokens
@@ -32,6 +33,7 @@ from carrel.service.tokens import Tokens
 class Operations:
     spaces: SpaceOperations
     trash: TrashOperations
+    review: ReviewOperations
     tokens: Tokens
     bases: BaseOperations
     cleanup: CleanUpOperations
