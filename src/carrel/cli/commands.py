@@ -35,7 +35,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             *("log", "notify"),
         ),
     },
-    "Review": {"spaces": ("changes",), "cp": ("cp",)},
+    "Review": {"spaces": ("changes",), "cp": ("cp",), "land": ("land", "undo")},
     "Servers": {
         "instances": (
             *("instance start", "instance ls", "instance show", "instance logs", "instance stop"),

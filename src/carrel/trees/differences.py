@@ -72,17 +72,17 @@ class Importer:
 
     def same(self, path: bytes, first: bytes) -> None:
         """A further name of a file that is there."""
-        self._write(b"C %s %s\n" % (_quoted(first), _quoted(path)))
+        self._write(b"C %s %s\n" % (quoted(first), quoted(path)))
 
     def end(self) -> None:
         self._write(b"done\n")
 
     def _put(self, path: bytes, mode: bytes, content: bytes) -> None:
-        head = b"M %s inline %s\ndata %d\n" % (mode, _quoted(path), len(content))
+        head = b"M %s inline %s\ndata %d\n" % (mode, quoted(path), len(content))
         self._write(head + content + b"\n")
 
 
-def _quoted(path: bytes) -> bytes:
+def quoted(path: bytes) -> bytes:
     return b'"' + _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path) + b'"'
 
 

@@ -1,0 +1,160 @@
+"""Landings: the work of spaces is brought into their projects, and taken back.
+
+A landing is written down before the project's branch moves and after. A daemon that died in between
+looks where the branch is: either it moved, or it did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+from carrel.domain.access import Caller
+from carrel.domain.errors import (
+    CarrelError,
+    LandingRefused,
+    NotUndoable,
+)
+from carrel.domain.events import EventType, NewEvent
+from carrel.domain.ids import new_id
+from carrel.domain.landing import Lander, Landing, LandingState, LandRequest, Prepared
+from carrel.domain.store import Store
+from carrel.service.access import require_admin
+from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
+from carrel.service.shared import Shared
+from carrel.service.spaces import Spaces
+
+MOST_LOOKED = 1000
+"""Landings that an undo is looked for among."""
+
+
+class Landings:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        spaces: Spaces,
+        open_spaces: OpenSpaces,
+        shared: Shared,
+        lander: Lander,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._spaces = spaces
+        self._open_spaces = open_spaces
+        self._locks = shared.locks
+        self._lander = lander
+
+    async def land(
+        self, caller: Caller, word: str, request: LandRequest
+    ) -> tuple[Landing, Prepared]:
+        """Raises `LandingError`s. The project is as it was when something is raised."""
+        require_admin(caller)
+        space = await self._spaces.existing(caller, word)
+        async with (
+            self._locks.shared(space.space_id),
+            self._locks.alone(_key(space.project.location)),
+        ):
+            opened = await self._open_spaces.of(space)
+            taking = await self._spaces.taking(caller, opened, "")
+            prepared = await self._open_spaces.look(
+                opened,
+                lambda: self._lander.prepare(
+                    space, opened.driver, opened.tree, request, taking.sends
+                ),
+            )
+            landing = Landing(
+                landing_id=new_id("ld"),
+                space_id=space.space_id,
+                name=space.name,
+                project=space.project.location,
+                branch=prepared.branch,
+                before=prepared.before,
+                after=prepared.after,
+                created_at=self._journal.clock(),
+                files=len(prepared.files),
+            )
+            await self._store.write(landing)
+            done = await asyncio.shield(self._move(landing))
+            await asyncio.to_thread(self._spaces.took, opened, taking.done())
+        return done, prepared
+
+    async def _move(self, landing: Landing) -> Landing:
+        branch = (landing.project, landing.branch)
+        try:
+            await asyncio.to_thread(self._lander.move, *branch, landing.before, landing.after)
+        except CarrelError:
+            await self._store.write(dataclasses.replace(landing, state=LandingState.UNDONE))
+            raise
+        return await self._landed(landing)
+
+    async def _landed(self, landing: Landing) -> Landing:
+        done = dataclasses.replace(landing, state=LandingState.LANDED)
+        told = {
+            "landing_id": done.landing_id,
+            "branch": done.branch,
+            "before": done.before,
+            "after": done.after,
+            "files": done.files,
+        }
+        await self._store.write(done, NewEvent(EventType.LANDED, done.space_id, told))
+        return done
+
+    async def list(self, caller: Caller, limit: int) -> Sequence[Landing]:
+        require_admin(caller)
+        return await self._store.landings(limit=limit)
+
+    async def undo(self, caller: Caller, landing_id: str) -> Landing:
+        """Takes a landing back; without an id the last one. Raises `NotUndoable`."""
+        require_admin(caller)
+        landing = await self._found(landing_id)
+        async with self._locks.alone(_key(landing.project)):
+            branch = (landing.project, landing.branch)
+            try:
+                await asyncio.to_thread(self._lander.move, *branch, landing.after, landing.before)
+            except LandingRefused as error:
+                raise NotUndoable(
+                    f"The branch {landing.branch!r} has moved on since {landing.name} landed.",
+                    hint=f"Take the commit back with git: git revert {landing.after[:12]}",
+                ) from error
+            undone = dataclasses.replace(
+                landing, state=LandingState.UNDONE, undone_at=self._journal.clock()
+            )
+            told = {"landing_id": landing.landing_id, "branch": landing.branch}
+            await self._store.write(undone, NewEvent(EventType.UNDONE, landing.space_id, told))
+        return undone
+
+    async def _found(self, landing_id: str) -> Landing:
+        for one in await self._store.landings(limit=MOST_LOOKED):
+            if landing_id in ("", one.landing_id) and one.state is LandingState.LANDED:
+                return one
+            if one.landing_id == landing_id:
+                raise NotUndoable(
+                    f"The landing {landing_id} was taken back already.",
+                    hint="`carrel undo --list` lists them.",
+                )
+        raise NotUndoable(
+            f"There is no landing {landing_id[:64]!r}." if landing_id else "Nothing has landed.",
+            hint="`carrel undo --list` lists them.",
+        )
+
+    async def take_up(self) -> None:
+        """What a daemon that died was about to do is done, or is not."""
+        for one in await self._store.landings(limit=MOST_LOOKED):
+            if one.state is not LandingState.BEGUN:
+                continue
+            try:
+                tip = await asyncio.to_thread(self._lander.tip, one.project, one.branch)
+            except CarrelError:
+                # The project may be on a disk that is not there; the next daemon looks again.
+                continue
+            if tip == one.after:
+                await self._landed(one)
+            else:
+                await self._store.write(dataclasses.replace(one, state=LandingState.UNDONE))
+
+
+def _key(project: str) -> str:
+    return f"land\0{project}"

@@ -1,0 +1,328 @@
+"""The work of a space lands on a branch of its project, and nothing else of the project changes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.errors import (
+    Forbidden,
+    LandingConflicts,
+    LandingRefused,
+    NothingToLand,
+    NotUndoable,
+)
+from carrel.domain.events import EventQuery, EventType
+from carrel.domain.landing import Landing, LandingState, LandRequest
+from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.spaces import Space, SpaceRequest
+from carrel.review.landing import GitLander
+from tests.review.conftest import Repository
+from tests.service.rig import make, run
+
+WORK = (
+    "sed -i 's/line 3/agent 3/' a.txt; echo new > new.txt; rm old.txt; chmod +x src/b.py;"
+    " ln -s a.txt link; echo noise > x.log; git mv src/b.py src/c.py 2> /dev/null || :"
+)
+
+
+async def land(services: Services, space: Space, **asked: str) -> Landing:
+    return (await services.landings.land(LOCAL, space.space_id, LandRequest(**asked)))[0]
+
+
+async def work(services: Services, space: Space, script: str) -> None:
+    record, said = await run(services, space, script)
+    assert record.exit is not None and record.exit.code == 0, said
+
+
+async def test_from_work_to_a_branch_and_back(services: Services, repository: Repository) -> None:
+    first = repository.git("rev-parse", "HEAD")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, WORK)
+    before = repository.state()
+    landing = await land(services, space, message="Better greetings")
+    assert landing.state is LandingState.LANDED and landing.branch == "carrel/desk"
+    assert repository.state() == before, "neither checkout nor index changed"
+    assert repository.git("rev-parse", "carrel/desk^") == first
+    assert repository.git("log", "-1", "--format=%s%n%b", "carrel/desk").split("\n") == [
+        *("Better greetings", f"Carrel-Space: {space.space_id}"),
+    ]
+    listed = repository.git("ls-tree", "-r", "carrel/desk")
+    modes = {row.split("\t")[1]: row[:6] for row in listed.split("\n")}
+    assert modes == {
+        **{".gitignore": "100644", "a.txt": "100644", "link": "120000", "new.txt": "100644"},
+        "src/c.py": "100755",
+    }
+    assert "agent 3" in repository.git("show", "carrel/desk:a.txt")
+    repository.git("fsck", "--strict")
+    removal = await services.spaces.review(LOCAL, space.space_id)
+    assert removal.left_files == 0, "what has landed is not lost with the space"
+    events = await services.store.events(EventQuery(types=frozenset({EventType.LANDED})))
+    assert [event.data["branch"] for event in events] == ["carrel/desk"]
+
+    undone = await services.landings.undo(LOCAL, "")
+    assert undone.landing_id == landing.landing_id and undone.state is LandingState.UNDONE
+    assert repository.git("branch", "--list", "carrel/*") == ""
+    assert repository.state() == before
+    with pytest.raises(NotUndoable):
+        await services.landings.undo(LOCAL, "")
+    with pytest.raises(NotUndoable, match="already"):
+        await services.landings.undo(LOCAL, landing.landing_id)
+    assert (await services.landings.list(LOCAL, 10))[0].undone_at is not None
+
+
+async def test_what_moved_since_is_merged(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "sed -i 's/line 3/agent 3/' a.txt")
+    lines = (repository.path / "a.txt").read_text()
+    now = repository.commit("moved on", a_txt=lines.replace("line 15", "person 15"))
+    await land(services, space)
+    both = repository.git("show", "carrel/desk:a.txt")
+    assert "agent 3" in both and "person 15" in both
+    assert repository.git("rev-parse", "carrel/desk^") == now
+    # More work in the same space lands on top.
+    await work(services, space, "echo more > more.txt")
+    again = await land(services, space)
+    assert again.files == 1 and repository.git("show", "carrel/desk:more.txt") == "more"
+    with pytest.raises(NothingToLand):
+        await land(services, space)
+
+
+async def test_a_conflict_leaves_the_project_as_it_is(
+    services: Services, repository: Repository
+) -> None:
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "sed -i 's/line 3$/agent 3/' a.txt")
+    lines = (repository.path / "a.txt").read_text()
+    repository.commit("moved on", a_txt=lines.replace("line 3\n", "person 3\n"))
+    refs = repository.git("for-each-ref")
+    with pytest.raises(LandingConflicts) as refusal:
+        await land(services, space)
+    assert repository.git("for-each-ref") == refs
+    [told] = cast("list[dict[str, str]]", refusal.value.details["conflicts"])
+    assert told["path"] == "a.txt" and "agent 3" in told["text"] and "person 3" in told["text"]
+    assert not await services.landings.list(LOCAL, 10)
+
+
+async def test_what_the_person_had_not_committed_is_not_the_agents(
+    services: Services, repository: Repository
+) -> None:
+    lines = (repository.path / "a.txt").read_text()
+    repository.write(a_txt=lines.replace("line 10", "mine 10"), mine_txt="mine\n")
+    (repository.path / "old.txt").unlink()
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "sed -i 's/line 3$/agent 3/' a.txt; echo b >> src/b.py")
+    await land(services, space)
+    landed = repository.git("show", "carrel/desk:a.txt")
+    assert "agent 3" in landed and "mine 10" not in landed
+    changed = repository.git("diff", "--name-only", "main", "carrel/desk")
+    assert changed.split("\n") == ["a.txt", "src/b.py"]
+
+
+@pytest.mark.parametrize("kept", ["crlf", "lf"])
+async def test_line_ends_are_as_the_project_keeps_them(
+    services: Services, repository: Repository, kept: str
+) -> None:
+    """A checkout with other line ends than the repository."""
+    text = "one\r\ntwo\r\n"
+    (repository.path / "w.txt").write_bytes(text.encode())
+    if kept == "lf":
+        repository.write(_gitattributes="*.txt text eol=crlf\n")
+    repository.commit("dos")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, r"printf 'three\r\n' >> w.txt")
+    landing = await land(services, space)
+    numbers = repository.git("diff", "--numstat", "main", "carrel/desk")
+    assert numbers == "1\t0\tw.txt" and landing.files == 1
+
+
+HOSTILE = {
+    "a link out": ("ln -s /etc/passwd out", "leads out"),
+    "a link above": ("ln -s ../../x out", "leads out"),
+    "a link into git": ("ln -s .git/config conf", "git's own"),
+    "a link that git follows": ("rm .gitignore; ln -s a.txt .gitignore", "git would follow"),
+    "a newline": (r"""python3 -c "open('a\nb','w')" """, "control"),
+    "a backslash": (r"""python3 -c "open('a\\\\b','w')" """, "control"),
+    "twins": ("echo x > A.TXT", "case"),
+    "twins of folders": ("mkdir -p SRC; echo x > SRC/x", "case"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_what_could_harm_a_checkout_does_not_land(
+    services: Services, repository: Repository, kind: str
+) -> None:
+    script, why = HOSTILE[kind]
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, f"{script}; echo good > good.txt")
+    refs = repository.git("for-each-ref")
+    with pytest.raises(LandingRefused, match=why):
+        await land(services, space)
+    assert repository.git("for-each-ref") == refs
+
+
+async def test_nothing_that_space_or_project_configures_runs(
+    services: Services, repository: Repository, tmp_path: Path
+) -> None:
+    """Hooks, filters, drivers, monitors and helpers: each would leave a mark."""
+    mark = tmp_path / "mark"
+    planted = f"touch {mark}"
+    hooks = repository.path / ".git/hooks"
+    hooks.mkdir(exist_ok=True)
+    for name in ("reference-transaction", "post-index-change", "post-checkout", "pre-auto-gc"):
+        (hooks / name).write_text(f"#!/bin/sh\n{planted}\n")
+        (hooks / name).chmod(0o755)
+    config = {
+        **{"core.fsmonitor": planted, "core.alternateRefsCommand": planted},
+        **{"filter.x.clean": planted, "filter.x.smudge": planted, "filter.x.process": planted},
+        **{"diff.external": planted, "diff.x.textconv": planted, "merge.x.driver": planted},
+        **{"gpg.program": planted, "commit.gpgSign": "true", "core.pager": planted},
+        "protocol.ext.allow": "always",
+        "remote.origin.url": f"ext::sh -c '{planted}'",
+        "remote.origin.promisor": "true",
+    }
+    repository.commit("attributes", _gitattributes="* filter=x diff=x merge=x\n")
+    mark.unlink(missing_ok=True)
+    with (repository.path / ".git/config").open("a") as file:
+        for name, value in config.items():
+            file.write(f'[{_section(name)}]\n\t{name.rpartition(".")[2]} = "{value}"\n')
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, f"echo '* merge=x' > .git/info/attributes; {WORK}")
+    now = (repository.path / ".git/refs/heads/main").read_text().strip()
+    landing = await land(services, space)
+    assert landing.before == "" and not mark.exists()
+    await services.landings.undo(LOCAL, "")
+    assert not mark.exists()
+    assert (repository.path / ".git/refs/heads/main").read_text().strip() == now
+
+
+def _section(name: str) -> str:
+    first, *middle, _ = name.split(".")
+    return f'{first} "{".".join(middle)}"' if middle else first
+
+
+async def test_projects_that_cannot_be_landed_in(
+    services: Services, repository: Repository, tmp_path: Path
+) -> None:
+    space = await make(services, repository.path, name="desk")
+    with pytest.raises(NothingToLand):
+        await land(services, space)
+    await work(services, space, "echo w > w; git checkout -q -b side 2> /dev/null")
+    with pytest.raises(LandingRefused, match="checked out"):
+        await land(services, space, branch="main")
+    for bad in ("-x", "a..b", "a b", "x.lock", "HEAD", "a//b", "a\nb"):
+        with pytest.raises(LandingRefused, match="cannot be the name"):
+            await land(services, space, branch=bad)
+    with pytest.raises(LandingRefused, match="author"):
+        await land(services, space, author="nobody")
+    tenant = Caller("blue", Scope(ScopeKind.SPACE, space.space_id))
+    with pytest.raises(Forbidden):
+        await services.landings.land(tenant, space.space_id, LandRequest())
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for other in (await make(services, plain), await make(services)):
+        await work(services, other, "echo w > w")
+        with pytest.raises(LandingRefused):
+            await land(services, other)
+    # A branch in the way, and git at work.
+    repository.git("branch", "carrel", "main")
+    with pytest.raises(Exception, match="carrel"):
+        await land(services, space)
+    repository.git("branch", "-D", "carrel")
+    (repository.path / ".git/refs/heads/side.lock").touch()
+    with pytest.raises(Exception, match="lock"):
+        await land(services, space, branch="side")
+    (repository.path / ".git/refs/heads/side.lock").unlink()
+    assert (await land(services, space, branch="side")).state is LandingState.LANDED
+    assert [one.state for one in await services.landings.list(LOCAL, 10)].count(
+        LandingState.LANDED
+    ) == 1
+
+
+@pytest.mark.parametrize("kind", ["bare", "worktree", "detached", "unborn", "sha256", "packed"])
+async def test_kinds_of_repositories(
+    services: Services, repository: Repository, tmp_path: Path, kind: str
+) -> None:
+    place, project_kind = repository.path, ProjectKind.FOLDER
+    if kind == "bare":
+        place, project_kind = tmp_path / "bare.git", ProjectKind.GIT
+        repository.git("clone", "-q", "--bare", ".", str(place))
+    elif kind == "worktree":
+        place = tmp_path / "linked"
+        repository.git("worktree", "add", "-q", "-b", "linked", str(place))
+    elif kind == "detached":
+        repository.git("checkout", "-q", "--detach")
+    elif kind == "packed":
+        repository.git("pack-refs", "--all")
+        repository.git("gc", "-q")
+    elif kind in ("unborn", "sha256"):
+        place = tmp_path / "other"
+        place.mkdir()
+        other = Repository(place)
+        other.git("init", "-q", "-b", "main", f"--object-format={kind.replace('unborn', 'sha1')}")
+        if kind == "sha256":
+            other.commit("first", a_txt="line 3\n")
+        else:
+            other.write(a_txt="line 3\n")
+    space = await services.spaces.create(
+        LOCAL,
+        SpaceRequest(Project(project_kind, str(place)), name="desk", follow_git=True),
+    )
+    await work(services, space, "sed -i 's/line 3$/agent 3/' a.txt; echo n > n.txt")
+    landing = await land(services, space)
+    repo = Repository(place)
+    assert repo.git("show", "carrel/desk:n.txt") == "n"
+    assert "agent 3" in repo.git("show", "carrel/desk:a.txt") and landing.files == 2
+    repo.git("fsck", "--strict")
+    await services.landings.undo(LOCAL, "")
+    assert repo.git("branch", "--list", "carrel/*") == ""
+
+
+async def test_a_daemon_that_died_in_between(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the branch moved, and after: the record says what is so."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, WORK)
+    move = GitLander.move
+
+    class Died(BaseException):
+        pass
+
+    for moves in (False, True):
+
+        def dies(lander: GitLander, *words: str, moves: bool = moves) -> None:
+            if moves:
+                move(lander, *words)
+            raise Died
+
+        monkeypatch.setattr(GitLander, "move", dies)
+        with pytest.raises(Died):
+            await land(services, space)
+        monkeypatch.setattr(GitLander, "move", move)
+        assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.BEGUN
+        await services.landings.take_up()
+        state = (await services.landings.list(LOCAL, 1))[0].state
+        assert state is (LandingState.LANDED if moves else LandingState.UNDONE)
+    assert "agent 3" in repository.git("show", "carrel/desk:a.txt")
+    await services.landings.undo(LOCAL, "")
+
+
+async def test_two_at_once_land_one_after_the_other(
+    services: Services, repository: Repository
+) -> None:
+    spaces = [await make(services, repository.path, name=f"desk{n}") for n in range(3)]
+    for number, space in enumerate(spaces):
+        await work(services, space, f"echo {number} > f{number}.txt")
+    repository.git("branch", "all")
+    await asyncio.gather(*(land(services, space, branch="all") for space in spaces))
+    assert repository.git("rev-list", "--count", "main..all") == "3"
+    assert [repository.git("show", f"all:f{n}.txt") for n in range(3)] == ["0", "1", "2"]
+    with pytest.raises(NotUndoable, match="moved on"):
+        oldest = (await services.landings.list(LOCAL, 10))[-1]
+        await services.landings.undo(LOCAL, oldest.landing_id)
