@@ -252,7 +252,7 @@ OPERATIONS = (
     ),
     # Landings
     Operation(
-        *("landings.land", "POST", "/v1/spaces/{space}/land", "admin"),
+        *("landings.land", "POST", "/v1/spaces/{space}/land", "hidden"),
         body="LandBody",
         optional=True,
         answer="LandingInfo",

@@ -75,7 +75,7 @@ class Landing:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedLanding:
     """A landing that is ready: nothing of the project was touched yet."""
 
     branch: str
@@ -97,7 +97,7 @@ class Lander(Protocol):
         tree: Tree,
         request: LandRequest,
         sends: Callable[[str, os.stat_result], None],
-    ) -> Prepared:
+    ) -> PreparedLanding:
         """Puts the objects of the landing into the project's repository, where nothing refers to
         them yet. `sends` is told of each file before its bytes are read. Raises `LandingRefused`,
         `LandingConflicts`, `NothingToLand`."""

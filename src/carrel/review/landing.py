@@ -24,7 +24,7 @@ from carrel.domain.errors import (
     ProjectInvalid,
     RefNotFound,
 )
-from carrel.domain.landing import BRANCHES, LandedFile, LandRequest, Prepared
+from carrel.domain.landing import BRANCHES, LandedFile, LandRequest, PreparedLanding
 from carrel.domain.projects import GitReach, ProjectKind, is_address
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ReviewQuery, Tree, TreeDriver
@@ -72,7 +72,7 @@ class GitLander:
         tree: Tree,
         request: LandRequest,
         sends: Callable[[str, os.stat_result], None],
-    ) -> Prepared:
+    ) -> PreparedLanding:
         branch = check_branch(request.branch or f"{BRANCHES}{space.name}")
         remote = self._remote(space)
         assert remote.common is not None
@@ -104,7 +104,7 @@ class GitLander:
             files = _look_through(work, start, merged.tree)
             after = self._commit(work, merged.tree, start, space, request)
             repository.take(work.pack(after, start))
-        return Prepared(branch, before, after, files)
+        return PreparedLanding(branch, before, after, files)
 
     def move(self, project: str, branch: str, before: str, after: str) -> None:
         why = "carrel: land" if after and after != before else "carrel: undo"

@@ -18,7 +18,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.ids import new_id
-from carrel.domain.landing import Lander, Landing, LandingState, LandRequest, Prepared
+from carrel.domain.landing import Lander, Landing, LandingState, LandRequest, PreparedLanding
 from carrel.domain.store import Store
 from carrel.service.access import require_admin
 from carrel.service.journal import Journal
@@ -49,10 +49,11 @@ class Landings:
 
     async def land(
         self, caller: Caller, word: str, request: LandRequest
-    ) -> tuple[Landing, Prepared]:
+    ) -> tuple[Landing, PreparedLanding]:
         """Raises `LandingError`s. The project is as it was when something is raised."""
-        require_admin(caller)
         space = await self._spaces.existing(caller, word)
+        # The project is the owner's.
+        require_admin(caller)
         async with (
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
