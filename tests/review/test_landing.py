@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +22,9 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.landing import Landing, LandingState, LandRequest
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.review.landing import GitLander
+from carrel.review.checkout import ProjectCheckout
+from carrel.review.landing import GitLander, _checkout_of
+from carrel.review.project import ProjectRepository
 from tests.review.conftest import Repository
 from tests.service.rig import make, run
 
@@ -213,8 +216,10 @@ async def test_projects_that_cannot_be_landed_in(
     with pytest.raises(NothingToLand):
         await land(services, space)
     await work(services, space, "echo w > w; git checkout -q -b side 2> /dev/null")
+    elsewhere = tmp_path / "elsewhere"
+    repository.git("worktree", "add", "-q", "-b", "taken", str(elsewhere))
     with pytest.raises(LandingRefused, match="checked out"):
-        await land(services, space, branch="main")
+        await land(services, space, branch="taken")
     for bad in ("-x", "a..b", "a b", "x.lock", "HEAD", "a//b", "a\nb"):
         with pytest.raises(LandingRefused, match="cannot be the name"):
             await land(services, space, branch=bad)
@@ -283,34 +288,102 @@ async def test_kinds_of_repositories(
     assert repo.git("branch", "--list", "carrel/*") == ""
 
 
+@pytest.mark.parametrize("checked_out", [False, True], ids=["a branch", "the checkout's"])
 async def test_a_daemon_that_died_in_between(
-    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+    services: Services,
+    repository: Repository,
+    monkeypatch: pytest.MonkeyPatch,
+    checked_out: bool,
 ) -> None:
-    """Before the branch moved, and after: the record says what is so."""
+    """Before the branch moved, after, and half way back: the record says what is so, and the
+    checkout goes along."""
+    branch = "main" if checked_out else ""
+    first = repository.state()
     space = await make(services, repository.path, name="desk")
     await work(services, space, WORK)
-    move = GitLander.move
 
     class Died(BaseException):
         pass
 
-    for moves in (False, True):
+    def dies(*_: object) -> None:
+        raise Died
 
-        def dies(lander: GitLander, *words: str, moves: bool = moves) -> None:
-            if moves:
-                move(lander, *words)
-            raise Died
+    def newest() -> Awaitable[LandingState]:
+        async def state() -> LandingState:
+            return (await services.landings.list(LOCAL, 1))[0].state
 
-        monkeypatch.setattr(GitLander, "move", dies)
-        with pytest.raises(Died):
-            await land(services, space)
-        monkeypatch.setattr(GitLander, "move", move)
-        assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.BEGUN
+        return state()
+
+    places = [(ProjectRepository, "move"), (GitLander, "settle")]
+    if checked_out:
+        places[1] = (ProjectCheckout, "bring")
+    for number, (kind, name) in enumerate(places):
+        if not checked_out and number:
+            continue
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, dies)
+            if number:
+                # The branch has moved, and does not go back: nobody is there to do it.
+                patch.setattr(GitLander, "move", _only_moves)
+            with pytest.raises(Died):
+                await land(services, space, branch=branch)
+        assert await newest() is LandingState.BEGUN
         await services.landings.take_up()
-        state = (await services.landings.list(LOCAL, 1))[0].state
-        assert state is (LandingState.LANDED if moves else LandingState.UNDONE)
-    assert "agent 3" in repository.git("show", "carrel/desk:a.txt")
+        assert await newest() is (LandingState.LANDED if number else LandingState.UNDONE)
+    if not checked_out:
+        await land(services, space, branch=branch)
+    else:
+        assert repository.git("status", "--porcelain", "--untracked-files=no") == ""
+        assert "agent 3" in (repository.path / "a.txt").read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(ProjectRepository, "move", dies)
+        with pytest.raises(Died):
+            await services.landings.undo(LOCAL, "")
+    assert await newest() is LandingState.UNDOING
+    await services.landings.take_up()
+    assert await newest() is LandingState.LANDED
     await services.landings.undo(LOCAL, "")
+    assert repository.state() == first
+
+
+def _only_moves(lander: GitLander, project: str, branch: str, before: str, after: str) -> None:
+    remote, repository = lander._located(project)
+    repository.move(branch, before, after, "test")
+    found = _checkout_of(remote, repository, branch)
+    assert found is not None
+    found.bring(before, after)
+
+
+async def test_the_branch_that_is_checked_out(services: Services, repository: Repository) -> None:
+    """The checkout goes along where it is clean, and what is a person's own stays."""
+    repository.write(mine_txt="mine\n", src__b_py="print(1)\n")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, f"{WORK}; mkdir -p deep/er; echo d > deep/er/d.txt")
+    lines = (repository.path / "a.txt").read_text()
+    (repository.path / "a.txt").write_text(lines.replace("line 9", "mine 9"))
+    refs, state = repository.git("for-each-ref"), repository.state()
+    with pytest.raises(LandingRefused, match=r"changes of its own .*a\.txt"):
+        await land(services, space, branch="main")
+    assert (refs, state) == (repository.git("for-each-ref"), repository.state())
+    (repository.path / "a.txt").write_text(lines)
+    (repository.path / "new.txt").write_text("somebody else's\n")
+    with pytest.raises(LandingRefused, match=r"new\.txt"):
+        await land(services, space, branch="main")
+    (repository.path / "new.txt").unlink()
+    first = repository.state()
+    await land(services, space, branch="main")
+    assert repository.git("status", "--porcelain") == "?? mine.txt"
+    assert not (repository.path / "old.txt").exists() and (repository.path / "link").is_symlink()
+    assert "agent 3" in (repository.path / "a.txt").read_text()
+    assert (repository.path / "src/c.py").stat().st_mode & 0o111
+    assert (repository.path / "deep/er/d.txt").read_text() == "d\n"
+    repository.write(src__c_py="mine\n")
+    with pytest.raises(NotUndoable, match="changes of its own"):
+        await services.landings.undo(LOCAL, "")
+    repository.git("checkout", "-q", "src/c.py")
+    await services.landings.undo(LOCAL, "")
+    assert repository.state() == first and not (repository.path / "deep").exists()
+    assert (repository.path / "mine.txt").read_text() == "mine\n"
 
 
 async def test_two_at_once_land_one_after_the_other(
@@ -323,6 +396,6 @@ async def test_two_at_once_land_one_after_the_other(
     await asyncio.gather(*(land(services, space, branch="all") for space in spaces))
     assert repository.git("rev-list", "--count", "main..all") == "3"
     assert [repository.git("show", f"all:f{n}.txt") for n in range(3)] == ["0", "1", "2"]
-    with pytest.raises(NotUndoable, match="moved on"):
+    with pytest.raises(NotUndoable, match="moved"):
         oldest = (await services.landings.list(LOCAL, 10))[-1]
         await services.landings.undo(LOCAL, oldest.landing_id)

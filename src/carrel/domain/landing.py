@@ -21,6 +21,7 @@ class LandingState(StrEnum):
 
     BEGUN = "begun"
     LANDED = "landed"
+    UNDOING = "undoing"
     UNDONE = "undone"
 
 
@@ -105,7 +106,13 @@ class Lander(Protocol):
 
     def move(self, project: str, branch: str, before: str, after: str) -> None:
         """Moves the branch, if it still is at `before` (empty: if there is none); an empty `after`
-        removes it. Raises `LandingRefused` when it is elsewhere."""
+        removes it. If the project's checkout is on it, the checkout goes along. Raises
+        `LandingRefused` when the branch is elsewhere, or the checkout has changes of its own in
+        files that differ; nothing has moved then."""
+        ...
+
+    def settle(self, project: str, branch: str, before: str, after: str) -> None:
+        """Brings the checkout along for a branch that has moved, as far as that was not done."""
         ...
 
     def tip(self, project: str, branch: str) -> str:

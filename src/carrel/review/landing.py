@@ -8,6 +8,7 @@ Neither the project's checkout nor its index is touched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from carrel.domain.collaborators import Bases, Reviews
 from carrel.domain.errors import (
+    CarrelError,
     LandingConflicts,
     LandingRefused,
     NothingToLand,
@@ -28,6 +30,7 @@ from carrel.domain.landing import BRANCHES, LandedFile, LandRequest, PreparedLan
 from carrel.domain.projects import GitReach, ProjectKind, is_address
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ReviewQuery, Tree, TreeDriver
+from carrel.review.checkout import ProjectCheckout
 from carrel.review.project import ProjectRepository, check_branch
 from carrel.review.work import GITLINK, LINK, Merged, WorkRepositories, WorkRepository
 from carrel.trees.drivers.common import note_prefix, open_roots, tree_errors
@@ -77,11 +80,7 @@ class GitLander:
         remote = self._remote(space)
         assert remote.common is not None
         repository = ProjectRepository(remote.common)
-        if place := repository.checked_out(branch):
-            raise LandingRefused(
-                f"The branch {branch!r} is checked out in {place}.",
-                hint="Land on another branch, and merge that with git.",
-            )
+        _checkout_of(remote, repository, branch)
         mirror = Mirror(self._data / "mirrors", remote, timeout_s=_FETCH_S)
         changes = self._changes(driver, tree)
         with ExitStack() as stack:
@@ -107,20 +106,38 @@ class GitLander:
         return PreparedLanding(branch, before, after, files)
 
     def move(self, project: str, branch: str, before: str, after: str) -> None:
-        why = "carrel: land" if after and after != before else "carrel: undo"
-        self._repository(project).move(branch, before, after, why)
+        remote, repository = self._located(project)
+        checkout = _checkout_of(remote, repository, branch)
+        if checkout is not None and before and after:
+            checkout.check(before, after)
+        repository.move(branch, before, after, "carrel: land or undo")
+        if checkout is None:
+            return
+        try:
+            checkout.bring(before, after)
+        except BaseException:
+            with contextlib.suppress(CarrelError, OSError):
+                checkout.bring(after, before)
+            repository.move(branch, after, before, "carrel: not landed")
+            raise
 
     def tip(self, project: str, branch: str) -> str:
-        return self._repository(project).tip(branch)
+        return self._located(project)[1].tip(branch)
+
+    def settle(self, project: str, branch: str, before: str, after: str) -> None:
+        remote, repository = self._located(project)
+        checkout = _checkout_of(remote, repository, branch)
+        if checkout is not None and before and after:
+            checkout.bring(before, after)
 
     def sweep(self) -> None:
         """Removes what a process that was killed has left."""
         self._works.sweep()
 
-    def _repository(self, project: str) -> ProjectRepository:
+    def _located(self, project: str) -> tuple[Remote, ProjectRepository]:
         remote = locate(project, RemoteTrust(GitReach.AGREED, self._data))
         assert remote.common is not None
-        return ProjectRepository(remote.common)
+        return remote, ProjectRepository(remote.common)
 
     def _remote(self, space: Space) -> Remote:
         project = space.project
@@ -167,6 +184,22 @@ class GitLander:
         }
         text = request.message.strip() or f"Land the work of {space.name}"
         return work.commit(tree, f"{text}\n\nCarrel-Space: {space.space_id}\n", start, env=env)
+
+
+def _checkout_of(
+    remote: Remote, repository: ProjectRepository, branch: str
+) -> ProjectCheckout | None:
+    """The checkout of the project, if it is on this branch. Raises `LandingRefused` when another
+    one is."""
+    place = repository.checked_out(branch)
+    if not place:
+        return None
+    if os.path.realpath(place) != os.path.realpath(remote.origin) or remote.checkout is None:
+        raise LandingRefused(
+            f"The branch {branch!r} is checked out in {place}.",
+            hint="Land on another branch, and merge that with git.",
+        )
+    return ProjectCheckout(repository, remote.checkout, Path(place))
 
 
 def _head(files: LayerGitFiles) -> str:

@@ -11,10 +11,18 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from carrel.domain.errors import GitTimeout, LandingRefused
 from carrel.review.work import LOCAL_S
-from carrel.trees.git.process import close_streams, environment, failure, kill, options
+from carrel.trees.git.process import (
+    close_streams,
+    command_name,
+    environment,
+    failure,
+    kill,
+    options,
+)
 
 _ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NO_BRANCH = re.compile(
@@ -80,8 +88,19 @@ class ProjectRepository:
             raise moved(branch)
         self._run("update-ref", *words)
 
+    def run(self, *args: str, input: bytes = b"", folder: Path | None = None) -> bytes:
+        """Git in the repository; in the git folder of a checkout of its own, if that is given."""
+        with TemporaryFile() as file:
+            file.write(input)
+            file.seek(0)
+            return self._run(*args, stdin=file.fileno(), folder=folder)
+
     def _run(
-        self, *args: str, stdin: int = subprocess.DEVNULL, well: tuple[int, ...] = (0,)
+        self,
+        *args: str,
+        stdin: int = subprocess.DEVNULL,
+        well: tuple[int, ...] = (0,),
+        folder: Path | None = None,
     ) -> bytes:
         owner = os.stat(self._folder)
         other = os.geteuid() == 0 and owner.st_uid != 0
@@ -89,7 +108,7 @@ class ProjectRepository:
         if other:
             env |= {"HOME": "/nonexistent"}
         process = subprocess.Popen(
-            ["git", *options(remote=False), f"--git-dir={self._folder}", *args],
+            ["git", *options(remote=False), f"--git-dir={folder or self._folder}", *args],
             cwd="/",
             env=env,
             stdin=stdin,
@@ -101,11 +120,13 @@ class ProjectRepository:
             group=owner.st_gid if other else None,
             extra_groups=[] if other else None,
         )
+        name = command_name(["git", *args])
         try:
             out, errors = process.communicate(timeout=LOCAL_S)
         except subprocess.TimeoutExpired as error:
             raise GitTimeout(
-                f"git {args[0]} did not finish in the project.", hint="Try again when less runs."
+                f"git {command_name(['git', *args])} did not finish in the project.",
+                hint="Try again when less runs.",
             ) from error
         finally:
             kill(process)
@@ -116,7 +137,7 @@ class ProjectRepository:
                     "Another git is at work in the project, or has left a lock.",
                     hint="Try again when it is done; if none runs, remove the `.lock` file.",
                 )
-            raise failure(args[0], process.returncode, errors)
+            raise failure(name, process.returncode, errors)
         return out
 
 

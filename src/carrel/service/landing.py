@@ -7,6 +7,7 @@ looks where the branch is: either it moved, or it did not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -112,19 +113,28 @@ class Landings:
         require_admin(caller)
         landing = await self._found(landing_id)
         async with self._locks.alone(_key(landing.project)):
-            branch = (landing.project, landing.branch)
-            try:
-                await asyncio.to_thread(self._lander.move, *branch, landing.after, landing.before)
-            except LandingRefused as error:
-                raise NotUndoable(
-                    f"The branch {landing.branch!r} has moved on since {landing.name} landed.",
-                    hint=f"Take the commit back with git: git revert {landing.after[:12]}",
-                ) from error
-            undone = dataclasses.replace(
-                landing, state=LandingState.UNDONE, undone_at=self._journal.clock()
-            )
-            told = {"landing_id": landing.landing_id, "branch": landing.branch}
-            await self._store.write(undone, NewEvent(EventType.UNDONE, landing.space_id, told))
+            return await asyncio.shield(self._take_back(landing))
+
+    async def _take_back(self, landing: Landing) -> Landing:
+        await self._store.write(dataclasses.replace(landing, state=LandingState.UNDOING))
+        branch = (landing.project, landing.branch)
+        try:
+            await asyncio.to_thread(self._lander.move, *branch, landing.after, landing.before)
+        except CarrelError as error:
+            await self._store.write(landing)
+            if not isinstance(error, LandingRefused):
+                raise
+            raise NotUndoable(
+                f"The landing of {landing.name} cannot be taken back: {error.message}",
+                hint=f"Take the commit back with git: git revert {landing.after[:12]}",
+            ) from error
+        return await self._undone(landing)
+
+    async def _undone(self, landing: Landing) -> Landing:
+        now = self._journal.clock()
+        undone = dataclasses.replace(landing, state=LandingState.UNDONE, undone_at=now)
+        told = {"landing_id": landing.landing_id, "branch": landing.branch}
+        await self._store.write(undone, NewEvent(EventType.UNDONE, landing.space_id, told))
         return undone
 
     async def _found(self, landing_id: str) -> Landing:
@@ -144,17 +154,21 @@ class Landings:
     async def take_up(self) -> None:
         """What a daemon that died was about to do is done, or is not."""
         for one in await self._store.landings(limit=MOST_LOOKED):
-            if one.state is not LandingState.BEGUN:
-                continue
-            try:
-                tip = await asyncio.to_thread(self._lander.tip, one.project, one.branch)
-            except CarrelError:
-                # The project may be on a disk that is not there; the next daemon looks again.
-                continue
-            if tip == one.after:
-                await self._landed(one)
-            else:
-                await self._store.write(dataclasses.replace(one, state=LandingState.UNDONE))
+            if one.state in (LandingState.BEGUN, LandingState.UNDOING):
+                # A project may be on a disk that is not there; the next daemon looks again.
+                with contextlib.suppress(CarrelError, OSError):
+                    await self._settle(one)
+
+    async def _settle(self, one: Landing) -> None:
+        back = one.state is LandingState.UNDOING
+        tip = await asyncio.to_thread(self._lander.tip, one.project, one.branch)
+        first, last = (one.after, one.before) if back else (one.before, one.after)
+        if tip != last:
+            state = LandingState.LANDED if back else LandingState.UNDONE
+            await self._store.write(dataclasses.replace(one, state=state))
+            return
+        await asyncio.to_thread(self._lander.settle, one.project, one.branch, first, last)
+        await (self._undone(one) if back else self._landed(one))
 
 
 def _key(project: str) -> str:

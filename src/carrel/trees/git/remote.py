@@ -47,13 +47,15 @@ _SSH_SHORT = re.compile(r"(?:[^/:@]+@)?(?:\[[^\]/]+\]|[^/:]+):(?!:).+")
 class Remote:
     """`address` is for git, and may hold credentials; `origin` is for a tree's
     configuration, and never does. `folders` are set for a repository on this machine: all
-    that may be read to serve it; `common` is the one of them with its branches."""
+    that may be read to serve it; `common` is the one of them with its branches, `checkout` the one
+    with the index of its checkout."""
 
     address: str
     origin: str
     key: str
     folders: tuple[Path, ...] = ()
     common: Path | None = None
+    checkout: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def _local(path: Path, trust: RemoteTrust) -> Remote:
     folders = tuple(Path(os.fsdecode(folder)) for folder in dict.fromkeys((real, *read)))
     shown = os.fsdecode(real) if not trust.own else str(path)
     common = os.fsdecode(found[1])
-    return Remote(shown, str(path), _key("path", common, trust), folders, Path(common))
+    git_folders = (Path(common), Path(os.fsdecode(found[0])))
+    return Remote(shown, str(path), _key("path", common, trust), folders, *git_folders)
 
 
 def _git_folder(files: RepositoryReader, outside: OutsideAccess) -> tuple[bytes, bytes] | None:
