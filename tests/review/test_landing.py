@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
@@ -13,16 +14,18 @@ from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import (
     Forbidden,
+    InsufficientDisk,
     LandingConflicts,
     LandingRefused,
     NothingToLand,
     NotUndoable,
 )
 from carrel.domain.events import EventQuery, EventType
-from carrel.domain.landing import Landing, LandingState, LandRequest
+from carrel.domain.landing import Landing, LandingPlace, LandingState, LandRequest
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.review.checkout import ProjectCheckout
+from carrel.domain.trees import Owner
+from carrel.review.checkout import MovedFile, ProjectCheckout
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
 from tests.review.conftest import Repository
@@ -228,12 +231,10 @@ async def test_projects_that_cannot_be_landed_in(
     tenant = Caller("blue", Scope(ScopeKind.SPACE, space.space_id))
     with pytest.raises(Forbidden):
         await services.landings.land(tenant, space.space_id, LandRequest())
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    for other in (await make(services, plain), await make(services)):
-        await work(services, other, "echo w > w")
-        with pytest.raises(LandingRefused):
-            await land(services, other)
+    nothing = await make(services)
+    await work(services, nothing, "echo w > w")
+    with pytest.raises(LandingRefused):
+        await land(services, nothing)
     # A branch in the way, and git at work.
     repository.git("branch", "carrel", "main")
     with pytest.raises(Exception, match="carrel"):
@@ -302,9 +303,6 @@ async def test_a_daemon_that_died_in_between(
     space = await make(services, repository.path, name="desk")
     await work(services, space, WORK)
 
-    class Died(BaseException):
-        pass
-
     def dies(*_: object) -> None:
         raise Died
 
@@ -346,10 +344,10 @@ async def test_a_daemon_that_died_in_between(
     assert repository.state() == first
 
 
-def _only_moves(lander: GitLander, project: str, branch: str, before: str, after: str) -> None:
-    remote, repository = lander._located(project)
-    repository.move(branch, before, after, "test")
-    found = _checkout_of(remote, repository, branch)
+def _only_moves(lander: GitLander, place: LandingPlace, before: str, after: str) -> None:
+    remote, repository = lander._located(place.project)
+    repository.move(place.branch, before, after, "test")
+    found = _checkout_of(remote, repository, place.branch)
     assert found is not None
     found.bring(before, after)
 
@@ -386,6 +384,46 @@ async def test_the_branch_that_is_checked_out(services: Services, repository: Re
     assert (repository.path / "mine.txt").read_text() == "mine\n"
 
 
+async def test_files_become_folders_and_back(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "rm -r src; echo s > src; rm a.txt; mkdir a.txt; echo x > a.txt/x")
+    (repository.path / "src/mine").write_text("mine\n")
+    with pytest.raises(LandingRefused, match="src"):
+        await land(services, space, branch="main")
+    (repository.path / "src/mine").unlink()
+    first = repository.state()
+    await land(services, space, branch="main")
+    assert repository.git("status", "--porcelain") == ""
+    assert (repository.path / "src").read_text() == "s\n"
+    assert (repository.path / "a.txt/x").read_text() == "x\n"
+    await services.landings.undo(LOCAL, "")
+    assert repository.state() == first and (repository.path / "src/b.py").exists()
+
+
+async def test_a_landing_that_the_disk_refuses(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the checkout: all is as it was."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, WORK)
+    first, refs = repository.state(), repository.git("for-each-ref")
+    write = ProjectCheckout._write
+    written: list[str] = []
+
+    def full(checkout: ProjectCheckout, file: MovedFile, owner: Owner) -> None:
+        if file.path == "new.txt" and not written:
+            written.append(file.path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(checkout, file, owner)
+
+    monkeypatch.setattr(ProjectCheckout, "_write", full)
+    with pytest.raises(InsufficientDisk):
+        await land(services, space, branch="main")
+    assert (repository.state(), repository.git("for-each-ref")) == (first, refs) and written
+    assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.UNDONE
+    await land(services, space, branch="main")
+
+
 async def test_two_at_once_land_one_after_the_other(
     services: Services, repository: Repository
 ) -> None:
@@ -399,3 +437,55 @@ async def test_two_at_once_land_one_after_the_other(
     with pytest.raises(NotUndoable, match="moved"):
         oldest = (await services.landings.list(LOCAL, 10))[-1]
         await services.landings.undo(LOCAL, oldest.landing_id)
+
+
+async def test_a_project_without_git(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files themselves change, if nobody changed them meanwhile, and change back."""
+    plain = Repository(tmp_path / "plain")
+    lines = "".join(f"line {number}\n" for number in range(20))
+    plain.write(a_txt=lines, src__b_py="print(1)\n", old_txt="old\n", mine_txt="mine\n")
+    (plain.path / "a.txt").chmod(0o600)
+
+    def files() -> dict[str, tuple[str, int]]:
+        found = (path for path in plain.path.rglob("*") if not path.is_dir())
+        return {
+            str(one.relative_to(plain.path)): (
+                str(one.readlink()) if one.is_symlink() else one.read_text(),
+                one.lstat().st_mode,
+            )
+            for one in found
+        }
+
+    first = files()
+    space = await make(services, plain.path, name="desk")
+    await work(services, space, WORK.replace("git mv", "mv"))
+    with pytest.raises(LandingRefused, match="no branches"):
+        await land(services, space, branch="topic")
+    (plain.path / "a.txt").write_text("changed\n")
+    with pytest.raises(LandingRefused, match=r"changes of its own .*a\.txt"):
+        await land(services, space)
+    (plain.path / "a.txt").write_text(lines)
+    assert files() == first
+
+    def dies(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProjectCheckout, "_write", dies)
+        with pytest.raises(Died):
+            await land(services, space)
+    assert not (plain.path / "old.txt").exists() and not (plain.path / "new.txt").exists()
+    await services.landings.take_up()
+    now = files()
+    assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.LANDED
+    assert now["new.txt"][0] == "new\n" and "agent 3" in now["a.txt"][0] and "old.txt" not in now
+    assert now["a.txt"][1] & 0o777 == 0o600 and now["src/c.py"][1] & 0o111
+    await services.landings.undo(LOCAL, "")
+    assert files() == first
+    assert not list((services.settings.data / "review").iterdir()), "nothing is kept any more"
+
+
+class Died(BaseException):
+    """As a process that is killed: nothing that comes after is done."""

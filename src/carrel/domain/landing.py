@@ -56,35 +56,49 @@ class LandingConflict:
 
 
 @dataclass(frozen=True)
+class LandingPlace:
+    """Where work lands: a branch of a project's repository, or the files of a project that has
+    none. Then `kept` is a repository of our own with both states of what landed."""
+
+    project: str
+    branch: str = ""
+    kept: str = ""
+
+
+@dataclass(frozen=True)
 class Landing:
     """The record of one landing: a branch of the project's repository moved from `before` (empty:
-    it was made) to `after`."""
+    it was made) to `after`, or the project's files did."""
 
     landing_id: str
     space_id: str
     name: str
     """Of the space, as it was called then."""
     project: str
-    """The folder of the repository."""
+    """Its folder."""
     branch: str
+    """Empty: the project has no repository."""
     before: str
     after: str
     created_at: float
     state: LandingState = LandingState.BEGUN
     files: int = 0
     undone_at: float | None = None
+    kept: str = ""
+
+    @property
+    def place(self) -> LandingPlace:
+        return LandingPlace(self.project, self.branch, self.kept)
 
 
 @dataclass(frozen=True)
 class PreparedLanding:
     """A landing that is ready: nothing of the project was touched yet."""
 
-    branch: str
+    place: LandingPlace
     before: str
     after: str
     files: tuple[LandedFile, ...]
-    left_out: tuple[str, ...] = ()
-    """What the space changed and the landing does not bring, each with the reason."""
 
 
 class Lander(Protocol):
@@ -104,17 +118,17 @@ class Lander(Protocol):
         `LandingConflicts`, `NothingToLand`."""
         ...
 
-    def move(self, project: str, branch: str, before: str, after: str) -> None:
+    def move(self, place: LandingPlace, before: str, after: str) -> None:
         """Moves the branch, if it still is at `before` (empty: if there is none); an empty `after`
         removes it. If the project's checkout is on it, the checkout goes along. Raises
         `LandingRefused` when the branch is elsewhere, or the checkout has changes of its own in
         files that differ; nothing has moved then."""
         ...
 
-    def settle(self, project: str, branch: str, before: str, after: str) -> None:
-        """Brings the checkout along for a branch that has moved, as far as that was not done."""
+    def settle(self, place: LandingPlace, before: str, after: str) -> bool:
+        """After a crash in `move`: whether it moved. Then what was not done of it is done."""
         ...
 
-    def tip(self, project: str, branch: str) -> str:
-        """Where a branch is; empty: there is none."""
+    def forget(self, place: LandingPlace) -> None:
+        """Removes what was kept for taking it back. Idempotent."""
         ...

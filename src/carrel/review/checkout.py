@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from carrel.domain.errors import LandingRefused
+from carrel.domain.errors import CarrelError, LandingRefused
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
 from carrel.review.project import ProjectRepository
 from carrel.review.work import GITLINK, LINK, MAX_CONVERTED
-from carrel.trees.files import make_folder, write_atomically
+from carrel.trees.files import make_folder, status_of, write_atomically
 from carrel.trees.folders import Root
 from carrel.trees.paths import FOLDER, open_folder, path_errors
 
@@ -48,10 +48,11 @@ class MovedFile:
 
 
 class ProjectCheckout:
-    """`folder` is the git folder with the index of the checkout at `place`. Blocking. Raises
-    `GitFailed`, `GitTimeout`, `InsufficientDisk`, `PathError`s."""
+    """`folder` is the git folder with the index of the checkout at `place`; None: it has none, and
+    `repository` is ours. Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`,
+    `PathError`s."""
 
-    def __init__(self, repository: ProjectRepository, folder: Path, place: Path) -> None:
+    def __init__(self, repository: ProjectRepository, folder: Path | None, place: Path) -> None:
         self._repository = repository
         self._folder = folder
         self._place = place
@@ -59,20 +60,34 @@ class ProjectCheckout:
     def check(self, before: str, after: str) -> None:
         """Raises `LandingRefused` when a person's own changes are in the way."""
         files = self._moved(before, after)
-        staged = self._staged()
+        staged = {one.path: one.old for one in files} if self._folder is None else self._staged()
+        going = {one.path for one in files if one.old.mode}
         with Root.at(self._place) as root:
             dirty = [
                 one.path
                 for one in files
-                if staged.get(one.path, Version(0, "")) != one.old or self._as(root, one) != "old"
+                if staged.get(one.path, Version(0, "")) != one.old
+                or self._as(root, one) != "old"
+                or (one.new.mode and _is_kept(root, one.path, going))
             ]
         if dirty:
             names = ", ".join(dirty[:3]) + (", …" if len(dirty) > 3 else "")
             raise LandingRefused(
-                f"Your checkout has changes of its own in what would land: {names}.",
-                hint="Commit or stash them, or land on another branch: carrel land --into BRANCH",
+                f"The project has changes of its own in files that differ: {names}.",
+                hint="Commit or stash them, or land on another branch: carrel land --into BRANCH"
+                if self._folder is not None
+                else "Take the space's versions out with `carrel cp`, and merge them by hand.",
                 files=dirty[:_SHOWN],
             )
+
+    def bring_or_leave(self, before: str, after: str) -> None:
+        """As `bring`; when that fails, what it did is taken back."""
+        try:
+            self.bring(before, after)
+        except (CarrelError, OSError):
+            with contextlib.suppress(CarrelError, OSError):
+                self.bring(after, before)
+            raise
 
     def bring(self, before: str, after: str) -> None:
         """Writes what is still as `before` has it, and is idempotent: what a person changed since
@@ -89,6 +104,8 @@ class ProjectCheckout:
         for one, now in found:
             if now == "old" and one.new.mode:
                 self._write(one, mine)
+        if self._folder is None:
+            return
         rows = (
             b"%06o %s\t%s\0" % (one.new.mode, _name(one).encode(), os.fsencode(one.path))
             for one, now in found
@@ -200,8 +217,7 @@ class ProjectCheckout:
                 while view:
                     view = view[os.write(target, view[:_PIECE]) :]
 
-            mode = 0o755 if file.new.mode == _PROGRAM else 0o644
-            write_atomically(folder, name, fill, mode=mode, owner=owner)
+            write_atomically(folder, name, fill, mode=_mode(folder, name, file), owner=owner)
 
     def _has_other_ends(self, file: MovedFile) -> bool:
         with Root.at(self._place) as root:
@@ -210,6 +226,32 @@ class ProjectCheckout:
                 return False
             with Descriptor(root.open_file(file.path)) as opened:
                 return self._other_ends(opened, status.st_size, file.old.oid)
+
+
+def _is_kept(root: Root, path: str, going: set[str]) -> bool:
+    """Whether a folder stands there with something in it that does not go."""
+    status = root.status(path)
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return False
+    pending = [path]
+    while pending:
+        above = pending.pop()
+        for name, found in root.list(above).items():
+            inside = f"{above}/{name}"
+            if stat.S_ISDIR(found.st_mode):
+                pending.append(inside)
+            elif inside not in going:
+                return True
+    return False
+
+
+def _mode(folder: int, name: bytes, file: MovedFile) -> int:
+    """As it was, but for what git knows of it: whether it is a program."""
+    status = status_of(folder, name)
+    was = 0o644
+    if status is not None and stat.S_ISREG(status.st_mode):
+        was = stat.S_IMODE(status.st_mode) & 0o666
+    return was | (was & 0o444) >> 2 if file.new.mode == _PROGRAM else was
 
 
 def _make_folders(top: int, path: str, owner: Owner) -> None:

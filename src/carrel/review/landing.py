@@ -8,13 +8,13 @@ Neither the project's checkout nor its index is touched.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.domain.collaborators import Bases, Reviews
@@ -26,7 +26,7 @@ from carrel.domain.errors import (
     ProjectInvalid,
     RefNotFound,
 )
-from carrel.domain.landing import BRANCHES, LandedFile, LandRequest, PreparedLanding
+from carrel.domain.landing import BRANCHES, LandedFile, LandingPlace, LandRequest, PreparedLanding
 from carrel.domain.projects import GitReach, ProjectKind, is_address
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ReviewQuery, Tree, TreeDriver
@@ -76,18 +76,29 @@ class GitLander:
         request: LandRequest,
         sends: Callable[[str, os.stat_result], None],
     ) -> PreparedLanding:
+        work = _TreeWork(driver, tree, self._changes(driver, tree), sends)
+        project = _project_of(space)
+        if not os.path.lexists(os.path.join(project, ".git")) and _is_plain(space):
+            if request.branch:
+                raise LandingRefused(
+                    "The project has no git repository, and so no branches.",
+                    hint="Leave the branch out: the files themselves land.",
+                )
+            return self._prepare_files(project, work)
         branch = check_branch(request.branch or f"{BRANCHES}{space.name}")
-        remote = self._remote(space)
-        assert remote.common is not None
-        repository = ProjectRepository(remote.common)
-        _checkout_of(remote, repository, branch)
+        return self._prepare_branch(space, LandingPlace(project, branch), work, request)
+
+    def _prepare_branch(
+        self, space: Space, place: LandingPlace, work: _TreeWork, request: LandRequest
+    ) -> PreparedLanding:
+        remote, repository = self._located(place.project)
+        _checkout_of(remote, repository, place.branch)
         mirror = Mirror(self._data / "mirrors", remote, timeout_s=_FETCH_S)
-        changes = self._changes(driver, tree)
         with ExitStack() as stack:
-            base = stack.enter_context(open_roots(self._bases.get(tree.base_id).layers))
+            base = stack.enter_context(open_roots(self._bases.get(work.tree.base_id).layers))
             layers = Layers(base, note_prefix())
             began = _head(LayerGitFiles(layers))
-            before = repository.tip(branch)
+            before = repository.tip(place.branch)
             start = before or repository.tip(repository.current()) or began
             for commit in dict.fromkeys((began, start)):
                 if commit:
@@ -95,65 +106,74 @@ class GitLander:
             known = mirror.folder if mirror.folder.exists() else None
             if known is not None:
                 stack.enter_context(mirror.reading())
-            work = stack.enter_context(self._works.open(known))
-            root = stack.enter_context(Root(driver.open_root(tree)))
-            stack.enter_context(tree_errors("read the tree"))
-            first, now = work.states(began, changes, layers, root, sends)
-            merged = _merge(work, first, now, start)
-            files = _look_through(work, start, merged.tree)
-            after = self._commit(work, merged.tree, start, space, request)
-            repository.take(work.pack(after, start))
-        return PreparedLanding(branch, before, after, files)
+            made = stack.enter_context(self._works.open(known))
+            first, now = work.states(made, began, layers)
+            merged = _merge(made, first, now, start)
+            files = _look_through(made, start, merged.tree)
+            after = self._commit(made, merged.tree, start, space, request)
+            repository.take(made.pack(after, start))
+        return PreparedLanding(place, before, after, files)
 
-    def move(self, project: str, branch: str, before: str, after: str) -> None:
-        remote, repository = self._located(project)
-        checkout = _checkout_of(remote, repository, branch)
-        if checkout is not None and before and after:
-            checkout.check(before, after)
-        repository.move(branch, before, after, "carrel: land or undo")
-        if checkout is None:
+    def _prepare_files(self, project: str, work: _TreeWork) -> PreparedLanding:
+        base = self._bases.get(work.tree.base_id)
+        with open_roots(base.layers) as roots, self._works.open(None) as made:
+            first, now = work.states(made, "", Layers(roots, note_prefix()))
+            _expect_change(made, first, now)
+            files = _look_through(made, first, made.tree_of(now))
+            place = LandingPlace(project, kept=str(self._works.keep(made)))
+        return PreparedLanding(place, first, now, files)
+
+    def move(self, place: LandingPlace, before: str, after: str) -> None:
+        with tree_errors("write the project"):
+            self._move(place, before, after)
+
+    def _move(self, place: LandingPlace, before: str, after: str) -> None:
+        if place.kept:
+            files = _files_of(place)
+            files.check(before, after)
+            files.bring_or_leave(before, after)
+            return
+        remote, repository = self._located(place.project)
+        found = _checkout_of(remote, repository, place.branch)
+        if found is not None and before and after:
+            found.check(before, after)
+        repository.move(place.branch, before, after, "carrel: land or undo")
+        if found is None:
             return
         try:
-            checkout.bring(before, after)
-        except BaseException:
-            with contextlib.suppress(CarrelError, OSError):
-                checkout.bring(after, before)
-            repository.move(branch, after, before, "carrel: not landed")
+            found.bring_or_leave(before, after)
+        except (CarrelError, OSError):
+            repository.move(place.branch, after, before, "carrel: not landed")
             raise
 
-    def tip(self, project: str, branch: str) -> str:
-        return self._located(project)[1].tip(branch)
+    def settle(self, place: LandingPlace, before: str, after: str) -> bool:
+        if place.kept:
+            _files_of(place).bring(before, after)
+            return True
+        remote, repository = self._located(place.project)
+        if repository.tip(place.branch) != after:
+            return False
+        found = _checkout_of(remote, repository, place.branch)
+        if found is not None and before and after:
+            found.bring(before, after)
+        return True
 
-    def settle(self, project: str, branch: str, before: str, after: str) -> None:
-        remote, repository = self._located(project)
-        checkout = _checkout_of(remote, repository, branch)
-        if checkout is not None and before and after:
-            checkout.bring(before, after)
+    def forget(self, place: LandingPlace) -> None:
+        if place.kept:
+            self._works.forget(Path(place.kept))
 
     def sweep(self) -> None:
         """Removes what a process that was killed has left."""
         self._works.sweep()
 
     def _located(self, project: str) -> tuple[Remote, ProjectRepository]:
-        remote = locate(project, RemoteTrust(GitReach.AGREED, self._data))
-        assert remote.common is not None
-        return remote, ProjectRepository(remote.common)
-
-    def _remote(self, space: Space) -> Remote:
-        project = space.project
-        if project.kind is ProjectKind.GIT and is_address(project.location):
-            raise LandingRefused(
-                "The project is on another machine.",
-                hint="Take the work out with `carrel cp`, or push it from the space.",
-            )
-        if space.place or project.kind not in (ProjectKind.FOLDER, ProjectKind.GIT):
-            raise LandingRefused(
-                f"{space.name} has no project to land in.", hint="Copy its files out: carrel cp"
-            )
+        """Raises `LandingRefused` for what is no repository."""
         try:
-            return locate(project.location, RemoteTrust(GitReach.AGREED, self._data))
+            remote = locate(project, RemoteTrust(GitReach.AGREED, self._data))
         except ProjectInvalid as error:
             raise LandingRefused(error.message, hint=error.hint) from error
+        assert remote.common is not None
+        return remote, ProjectRepository(remote.common)
 
     def _changes(self, driver: TreeDriver, tree: Tree) -> list[Change]:
         """Of the project's files: neither what git ignores nor git's own."""
@@ -184,6 +204,49 @@ class GitLander:
         }
         text = request.message.strip() or f"Land the work of {space.name}"
         return work.commit(tree, f"{text}\n\nCarrel-Space: {space.space_id}\n", start, env=env)
+
+
+@dataclass(frozen=True)
+class _TreeWork:
+    """What a space changed, and where that is read."""
+
+    driver: TreeDriver
+    tree: Tree
+    changes: Sequence[Change]
+    sends: Callable[[str, os.stat_result], None]
+
+    def states(self, made: WorkRepository, began: str, base: Layers) -> tuple[str, str]:
+        with Root(self.driver.open_root(self.tree)) as root, tree_errors("read the tree"):
+            return made.states(began, self.changes, base, root, self.sends)
+
+
+def _project_of(space: Space) -> str:
+    """Raises `LandingRefused` for one that is not a folder of this machine."""
+    project = space.project
+    if project.kind is ProjectKind.GIT and is_address(project.location):
+        raise LandingRefused(
+            "The project is on another machine.",
+            hint="Take the work out with `carrel cp`, or push it from the space.",
+        )
+    if space.place or project.kind not in (ProjectKind.FOLDER, ProjectKind.GIT):
+        raise LandingRefused(
+            f"{space.name} has no project to land in.", hint="Copy its files out: carrel cp"
+        )
+    return project.location
+
+
+def _is_plain(space: Space) -> bool:
+    """A folder: one that was asked for as a repository may be bare."""
+    return space.project.kind is ProjectKind.FOLDER
+
+
+def _files_of(place: LandingPlace) -> ProjectCheckout:
+    kept = Path(place.kept)
+    if not kept.is_dir():
+        raise LandingRefused(
+            "What the landing replaced is not kept any more.", hint="Take it back by hand."
+        )
+    return ProjectCheckout(ProjectRepository(kept), None, Path(place.project))
 
 
 def _checkout_of(
@@ -232,10 +295,7 @@ def _fetch(mirror: Mirror, commit: str) -> None:
 
 def _merge(work: WorkRepository, first: str, now: str, start: str) -> Merged:
     """Raises `NothingToLand`, `LandingConflicts`."""
-    if work.tree_of(first) == work.tree_of(now):
-        raise NothingToLand(
-            "The space changed nothing of the project.", hint="`carrel changes` lists all of it."
-        )
+    _expect_change(work, first, now)
     if not start:
         return Merged(work.tree_of(now))
     merged = work.merge(first, now, start)
@@ -255,6 +315,13 @@ def _merge(work: WorkRepository, first: str, now: str, start: str) -> Merged:
             "The project has all of the space's work.", hint="`carrel rm` removes the space."
         )
     return merged
+
+
+def _expect_change(work: WorkRepository, first: str, now: str) -> None:
+    if work.tree_of(first) == work.tree_of(now):
+        raise NothingToLand(
+            "The space changed nothing of the project.", hint="`carrel changes` lists all of it."
+        )
 
 
 def _look_through(work: WorkRepository, start: str, tree: str) -> tuple[LandedFile, ...]:

@@ -30,7 +30,7 @@ from carrel.trees.removal import remove_tree
 
 LOCAL_S = 600.0
 """Work on our own disk; a merge of 50,000 files takes a tenth of a second."""
-_PREFIX = ".land-"
+_PREFIX, _KEPT = ".land-", "kept-"
 _BEGAN, _NOW = "refs/heads/began", "refs/heads/now"
 _IMPORT = (
     *("-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "core.fsync=none"),
@@ -375,6 +375,17 @@ class WorkRepositories:
             yield WorkRepository(folder)
         finally:
             remove_tree(folder)
+
+    def keep(self, work: WorkRepository) -> Path:
+        """What was made stays, under another name."""
+        place = self._folder / work.folder.name.replace(_PREFIX, _KEPT)
+        work.folder.rename(place)
+        return place
+
+    def forget(self, kept: Path) -> None:
+        """Idempotent."""
+        if kept.parent == self._folder and kept.name.startswith(_KEPT):
+            remove_tree(kept)
 
     def sweep(self) -> None:
         """Removes what a process that was killed has left. Nobody may be landing meanwhile."""

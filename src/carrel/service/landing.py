@@ -19,7 +19,14 @@ from carrel.domain.errors import (
 )
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.ids import new_id
-from carrel.domain.landing import Lander, Landing, LandingState, LandRequest, PreparedLanding
+from carrel.domain.landing import (
+    Lander,
+    Landing,
+    LandingPlace,
+    LandingState,
+    LandRequest,
+    PreparedLanding,
+)
 from carrel.domain.store import Store
 from carrel.service.access import require_admin
 from carrel.service.journal import Journal
@@ -27,6 +34,8 @@ from carrel.service.open_spaces import OpenSpaces
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
+MOST_KEPT = 50
+"""Landings in projects without git that can be taken back: both states of their files are kept."""
 MOST_LOOKED = 1000
 """Landings that an undo is looked for among."""
 
@@ -71,8 +80,9 @@ class Landings:
                 landing_id=new_id("ld"),
                 space_id=space.space_id,
                 name=space.name,
-                project=space.project.location,
-                branch=prepared.branch,
+                project=prepared.place.project,
+                branch=prepared.place.branch,
+                kept=prepared.place.kept,
                 before=prepared.before,
                 after=prepared.after,
                 created_at=self._journal.clock(),
@@ -84,13 +94,16 @@ class Landings:
         return done, prepared
 
     async def _move(self, landing: Landing) -> Landing:
-        branch = (landing.project, landing.branch)
         try:
-            await asyncio.to_thread(self._lander.move, *branch, landing.before, landing.after)
+            await self._to(landing.place, landing.before, landing.after)
         except CarrelError:
             await self._store.write(dataclasses.replace(landing, state=LandingState.UNDONE))
+            await asyncio.to_thread(self._lander.forget, landing.place)
             raise
         return await self._landed(landing)
+
+    async def _to(self, place: LandingPlace, before: str, after: str) -> None:
+        await asyncio.to_thread(self._lander.move, place, before, after)
 
     async def _landed(self, landing: Landing) -> Landing:
         done = dataclasses.replace(landing, state=LandingState.LANDED)
@@ -117,9 +130,8 @@ class Landings:
 
     async def _take_back(self, landing: Landing) -> Landing:
         await self._store.write(dataclasses.replace(landing, state=LandingState.UNDOING))
-        branch = (landing.project, landing.branch)
         try:
-            await asyncio.to_thread(self._lander.move, *branch, landing.after, landing.before)
+            await self._to(landing.place, landing.after, landing.before)
         except CarrelError as error:
             await self._store.write(landing)
             if not isinstance(error, LandingRefused):
@@ -135,6 +147,7 @@ class Landings:
         undone = dataclasses.replace(landing, state=LandingState.UNDONE, undone_at=now)
         told = {"landing_id": landing.landing_id, "branch": landing.branch}
         await self._store.write(undone, NewEvent(EventType.UNDONE, landing.space_id, told))
+        await asyncio.to_thread(self._lander.forget, landing.place)
         return undone
 
     async def _found(self, landing_id: str) -> Landing:
@@ -152,23 +165,25 @@ class Landings:
         )
 
     async def take_up(self) -> None:
-        """What a daemon that died was about to do is done, or is not."""
-        for one in await self._store.landings(limit=MOST_LOOKED):
-            if one.state in (LandingState.BEGUN, LandingState.UNDOING):
-                # A project may be on a disk that is not there; the next daemon looks again.
-                with contextlib.suppress(CarrelError, OSError):
+        """What a daemon that died was about to do is done, or is not. Of landings long ago nothing
+        is kept."""
+        for number, one in enumerate(await self._store.landings(limit=MOST_LOOKED)):
+            # A project may be on a disk that is not there; the next daemon looks again.
+            with contextlib.suppress(CarrelError, OSError):
+                if one.state in (LandingState.BEGUN, LandingState.UNDOING):
                     await self._settle(one)
+                elif one.kept and number >= MOST_KEPT:
+                    await asyncio.to_thread(self._lander.forget, one.place)
 
     async def _settle(self, one: Landing) -> None:
         back = one.state is LandingState.UNDOING
-        tip = await asyncio.to_thread(self._lander.tip, one.project, one.branch)
         first, last = (one.after, one.before) if back else (one.before, one.after)
-        if tip != last:
-            state = LandingState.LANDED if back else LandingState.UNDONE
-            await self._store.write(dataclasses.replace(one, state=state))
+        moved = await asyncio.to_thread(self._lander.settle, one.place, first, last)
+        if moved:
+            await (self._undone(one) if back else self._landed(one))
             return
-        await asyncio.to_thread(self._lander.settle, one.project, one.branch, first, last)
-        await (self._undone(one) if back else self._landed(one))
+        state = LandingState.LANDED if back else LandingState.UNDONE
+        await self._store.write(dataclasses.replace(one, state=state))
 
 
 def _key(project: str) -> str:
