@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
@@ -28,8 +29,10 @@ from carrel.domain.trees import Owner
 from carrel.review.checkout import MovedFile, ProjectCheckout
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
+from tests.accounts import Account
 from tests.review.conftest import Repository
 from tests.service.rig import make, run
+from tests.trees.again import run_again
 
 WORK = (
     "sed -i 's/line 3/agent 3/' a.txt; echo new > new.txt; rm old.txt; chmod +x src/b.py;"
@@ -489,3 +492,31 @@ async def test_a_project_without_git(
 
 class Died(BaseException):
     """As a process that is killed: nothing that comes after is done."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
+async def test_what_lands_belongs_to_the_projects_owner(
+    services: Services, repository: Repository, ordinary_user: Account
+) -> None:
+    """As root: git works as the account whose repository it is."""
+    folders = (repository.path, *repository.path.rglob("*"))
+    for path in folders:
+        os.lchown(path, *ordinary_user)
+    for path in repository.path.parents:
+        if path.owner() == "root" and path.stat().st_mode & 0o005 != 0o005:
+            path.chmod(path.stat().st_mode | 0o055)
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, WORK)
+    await land(services, space, branch="main")
+    others = [
+        str(path.relative_to(repository.path))
+        for path in (repository.path, *repository.path.rglob("*"))
+        if path.lstat().st_uid != ordinary_user[0]
+    ]
+    assert others == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
+def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    wanted = "and_back or checked_out or without_git or moved_since"
+    run_again(__file__, ordinary_user, data, "-k", wanted)

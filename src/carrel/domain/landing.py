@@ -129,6 +129,10 @@ class Lander(Protocol):
         """After a crash in `move`: whether it moved. Then what was not done of it is done."""
         ...
 
+    def sweep(self) -> None:
+        """Removes what a process that was killed in `prepare` has left. Nobody is landing."""
+        ...
+
     def forget(self, place: LandingPlace) -> None:
         """Removes what was kept for taking it back. Idempotent."""
         ...

@@ -163,7 +163,6 @@ class GitLander:
             self._works.forget(Path(place.kept))
 
     def sweep(self) -> None:
-        """Removes what a process that was killed has left."""
         self._works.sweep()
 
     def _located(self, project: str) -> tuple[Remote, ProjectRepository]:
