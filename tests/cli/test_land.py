@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
 
     with library.Client(data=carrel.data) as client, client.space(str(project)) as space:
         space.files.write("more.txt", b"more\n")
+        space.run(["sh", "-c", r"echo odd > $(printf 'odd \377')"])
         made = space.land(branch="topic")
-        assert (made.branch, made.before, made.files) == ("topic", "", 1)
+        assert (made.branch, made.before, made.files) == ("topic", "", 2)
+        assert [os.fsencode(one.path) for one in made.listed] == [b"more.txt", b"odd \xff"]
         assert client.landings()[0].id == made.id
         assert client.undo(made.id).state == "undone"

@@ -26,12 +26,13 @@ from carrel.domain.landing import Landing, LandingPlace, LandingState, LandReque
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.trees import Owner
+from carrel.domain.turns import TurnRequest
 from carrel.review.checkout import MovedFile, ProjectCheckout
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
 from tests.accounts import Account
 from tests.review.conftest import Repository
-from tests.service.rig import make, run
+from tests.service.rig import RUN_S, make, run
 from tests.trees.again import run_again
 
 WORK = (
@@ -520,3 +521,15 @@ async def test_what_lands_belongs_to_the_projects_owner(
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     wanted = "and_back or checked_out or without_git or moved_since"
     run_again(__file__, ordinary_user, data, "-k", wanted)
+
+
+async def test_not_while_an_agent_works(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk", agent="scripted")
+    asked = "run echo w > w; until test -e go; do sleep 0.02; done"
+    turn = await services.turns.start(LOCAL, space.space_id, TurnRequest("", asked))
+    with pytest.raises(LandingRefused, match="at work"):
+        await land(services, space)
+    await run(services, space, "touch go")
+    async with asyncio.timeout(RUN_S):
+        await services.turns.wait(LOCAL, turn.run_id)
+    assert (await land(services, space)).files == 2

@@ -333,6 +333,7 @@ def _assemble(
     landings = Landings(
         *(store, journal, spaces, open_spaces, shared),
         GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
+        turns.working,
     )
     keyring = Keyring(
         agents.credentials,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
@@ -49,7 +49,10 @@ class Landings:
         open_spaces: OpenSpaces,
         shared: Shared,
         lander: Lander,
+        working: Callable[[str], str],
     ) -> None:
+        """`working` names the turn that runs in a space, if one does."""
+        self._working = working
         self._store = store
         self._journal = journal
         self._spaces = spaces
@@ -64,6 +67,11 @@ class Landings:
         space = await self._spaces.existing(caller, word)
         # The project is the owner's.
         require_admin(caller)
+        if self._working(space.space_id):
+            raise LandingRefused(
+                f"The agent of {space.name} is at work: half of what it does would land.",
+                hint="Wait for the end of its turn (carrel turns), or stop it: carrel interrupt",
+            )
         async with (
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
