@@ -276,6 +276,32 @@ OPERATIONS = (
         long=True,
         errors=("space_not_found", "base_not_found", "name_taken", *CHANGING),
     ),
+    # Landings
+    Operation(
+        *("landings.land", "POST", "/v1/spaces/{space}/land", "hidden"),
+        body="LandBody",
+        optional=True,
+        answer="LandingInfo",
+        long=True,
+        errors=(
+            *("landing_refused", "landing_conflict", "nothing_to_land"),
+            *(*SPACE, *CHANGING, *PROJECT, "launcher_unavailable"),
+        ),
+    ),
+    Operation(
+        *("landings.list", "GET", "/v1/landings", "admin"),
+        query="LandingsQuery",
+        answer="LandingList",
+        again=True,
+    ),
+    Operation(
+        *("landings.undo", "POST", "/v1/undo", "admin"),
+        body="UndoBody",
+        optional=True,
+        answer="LandingInfo",
+        long=True,
+        errors=("not_undoable", *PROJECT),
+    ),
     # Commands
     Operation(
         *("runs.execute", "POST", "/v1/spaces/{space}/exec", "hidden"),

@@ -39,6 +39,7 @@ from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
 from carrel.review.diff import TreeDiffs
+from carrel.review.landing import GitLander
 from carrel.runtimes.limits.disk import disk_bytes
 from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
@@ -56,6 +57,7 @@ from carrel.service.files import Attachments, SpaceContext, SpaceFiles
 from carrel.service.inbox import Inbox, WaitingItems
 from carrel.service.instances import Instances
 from carrel.service.journal import Journal
+from carrel.service.landing import Landings
 from carrel.service.open_spaces import OpenSpaces
 from carrel.service.operations import Operations
 from carrel.service.operations.admin import BaseOperations, CleanUpOperations, DaemonOperations
@@ -71,6 +73,7 @@ from carrel.service.operations.agents import (
 )
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
+from carrel.service.operations.landings import LandingOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
@@ -125,6 +128,7 @@ class Services:
     instances: Instances
     space_servers: SpaceServers
     requests: Requests
+    landings: Landings
     operations: Operations
 
 
@@ -163,6 +167,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         services.space_servers.begin_all(journal.all())
         await services.turns.take_up()
         await services.requests.take_up()
+        await services.landings.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -336,6 +341,11 @@ def _assemble(
             usual_agent=partial(usual_agent, frontends, keys),
         ),
     )
+    landings = Landings(
+        *(store, journal, spaces, open_spaces, shared),
+        GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
+        turns.working,
+    )
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -375,6 +385,7 @@ def _assemble(
         files=FileOperations(files),
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
+        landings=LandingOperations(landings),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -402,6 +413,7 @@ def _assemble(
         instances=servers.instances,
         space_servers=servers,
         requests=requests,
+        landings=landings,
         operations=operations,
     )
 

@@ -36,7 +36,12 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             *("log", "notify"),
         ),
     },
-    "Review": {"spaces": ("changes",), "review": ("diff",), "cp": ("cp",)},
+    "Review": {
+        "spaces": ("changes",),
+        "review": ("diff",),
+        "cp": ("cp",),
+        "land": ("land", "undo"),
+    },
     "Servers": {
         "instances": (
             *("instance start", "instance ls", "instance show", "instance logs", "instance stop"),

@@ -133,6 +133,8 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
         f"request {data.get('key') or data.get('request_id')} is {data.get('to')}"
         + (f": {data['message']}" if data.get("message") else "")
     ),
+    "landing.landed": lambda data: f"landed on {data.get('branch')}",
+    "landing.undone": lambda data: f"the landing on {data.get('branch')} was taken back",
     "reconciled": _reconciled,
     "event.unreadable": lambda data: (
         f"a message cannot be read: {data.get('type')}, {data.get('bytes')} bytes"

@@ -135,6 +135,15 @@ class AsyncClient:
         """What `undelete` can bring back."""
         return await self.link.call(list[models.Trashed], "trash.list", member="trash")
 
+    async def landings(self) -> list[models.Landing]:
+        """The newest first."""
+        return await self.link.call(list[models.Landing], "landings.list", member="landings")
+
+    async def undo(self, landing: str = "") -> models.Landing:
+        """Takes back a landing: the last one, or the one with this id. Raises `NotUndoable`."""
+        content = {"landing": landing}
+        return await self.link.call(models.Landing, "landings.undo", content=content)
+
     async def run(self, run_id: str) -> AsyncRunHandle:
         """A command that was started before, by anybody."""
         info = await self.link.call(models.RunInfo, "runs.show", run_id)

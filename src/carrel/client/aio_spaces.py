@@ -191,6 +191,14 @@ class AsyncSpace:
         query = [("force", force)]
         return await self._link.call(models.Removal, "spaces.remove", self.id, query=query)
 
+    async def land(
+        self, *, branch: str = "", message: str = "", author: str = ""
+    ) -> models.Landing:
+        """Brings its work into its project, on a branch. Raises `LandingError`s; the project is
+        then as it was."""
+        content = {"branch": branch, "message": message, "author": author}
+        return await self._link.call(models.Landing, "landings.land", self.id, content=content)
+
     # Looking
 
     async def changes(self) -> list[models.Change]:

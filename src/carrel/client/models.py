@@ -25,6 +25,7 @@ from carrel.api.types.admin import (
     TokenWithSecret,
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
+from carrel.api.types.landings import LandingInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
 from carrel.api.types.spaces import (
@@ -65,6 +66,7 @@ __all__ = [
     "Finding",
     "FoundFrontend",
     "Info",
+    "Landing",
     "Limits",
     "NewToken",
     "Progress",
@@ -89,6 +91,7 @@ Attaching = TerminalInfo
 Base = BaseInfo
 Event = EventInfo
 Exit = ExitInfo
+Landing = LandingInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
 Removal = RemovalInfo

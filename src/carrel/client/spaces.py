@@ -188,6 +188,12 @@ class Space:
         query = [("force", force)]
         return self._link.call(models.Removal, "spaces.remove", self.id, query=query)
 
+    def land(self, *, branch: str = "", message: str = "", author: str = "") -> models.Landing:
+        """Brings its work into its project, on a branch. Raises `LandingError`s; the project is
+        then as it was."""
+        content = {"branch": branch, "message": message, "author": author}
+        return self._link.call(models.Landing, "landings.land", self.id, content=content)
+
     # Looking
 
     def changes(self) -> list[models.Change]:

@@ -136,6 +136,15 @@ class Client:
         """What `undelete` can bring back."""
         return self.link.call(list[models.Trashed], "trash.list", member="trash")
 
+    def landings(self) -> list[models.Landing]:
+        """The newest first."""
+        return self.link.call(list[models.Landing], "landings.list", member="landings")
+
+    def undo(self, landing: str = "") -> models.Landing:
+        """Takes back a landing: the last one, or the one with this id. Raises `NotUndoable`."""
+        content = {"landing": landing}
+        return self.link.call(models.Landing, "landings.undo", content=content)
+
     def run(self, run_id: str) -> RunHandle:
         """A command that was started before, by anybody."""
         info = self.link.call(models.RunInfo, "runs.show", run_id)

@@ -94,6 +94,11 @@
     │   ├── Capacity                 capacity: too many wait already
     │   ├── VersionNotFound          version_not_found
     │   └── WorkspaceGone            workspace_gone: its files cannot be fetched any more
+    ├── LandingError                 work cannot be brought into its project, or taken back
+    │   ├── LandingRefused           landing_refused
+    │   ├── LandingConflicts         landing_conflict: both sides changed the same
+    │   ├── NothingToLand            nothing_to_land
+    │   └── NotUndoable              not_undoable
     ├── StoreError                   the records cannot be read or written
     │   ├── StoreDamaged             store_damaged
     │   ├── StoreBusy                store_busy
@@ -654,6 +659,30 @@ class VersionNotFound(GenerationError):
 class WorkspaceGone(GenerationError):
     code = "workspace_gone"
     kind = GONE
+
+
+class LandingError(CarrelError):
+    pass
+
+
+class LandingRefused(LandingError):
+    code = "landing_refused"
+    kind = CONFLICT
+
+
+class LandingConflicts(LandingError):
+    code = "landing_conflict"
+    kind = CONFLICT
+
+
+class NothingToLand(LandingError):
+    code = "nothing_to_land"
+    kind = CONFLICT
+
+
+class NotUndoable(LandingError):
+    code = "not_undoable"
+    kind = CONFLICT
 
 
 class StoreError(CarrelError):

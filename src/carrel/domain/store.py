@@ -9,6 +9,7 @@ from typing import Protocol
 from carrel.domain.access import TokenRecord
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
+from carrel.domain.landing import Landing
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
@@ -78,6 +79,7 @@ Record = (
     | Claim
     | TokenRecord
     | Trashed
+    | Landing
     | Forget
 )
 
@@ -166,6 +168,10 @@ class Store(Protocol):
     async def claim(self, caller: str, key: str) -> Claim | None: ...
 
     async def tokens(self, digest: bytes | None = None) -> Sequence[TokenRecord]: ...
+
+    async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
+        """The newest first."""
+        ...
 
     async def trash(self) -> Sequence[Trashed]:
         """Oldest first."""

@@ -1,1 +1,1 @@
-"""What is done with a space's work: it is compared with what the space began with."""
+"""What is done with a space's work: it is compared, landed in its project, and taken back."""

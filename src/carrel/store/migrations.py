@@ -198,7 +198,16 @@ CREATE TABLE request_details (
 CREATE INDEX request_details_delivered ON request_details (caller, delivered, place, bytes);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+_SEVENTH = """
+CREATE TABLE landings (
+    landing_id TEXT NOT NULL PRIMARY KEY,
+    created_at REAL NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX landings_ages ON landings (created_at, landing_id);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 
 
 @dataclass(frozen=True)

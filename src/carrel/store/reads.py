@@ -10,6 +10,7 @@ from carrel.domain.access import TokenRecord
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
+from carrel.domain.landing import Landing
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
@@ -248,6 +249,11 @@ def tokens(connection: sqlite3.Connection, digest: bytes | None) -> list[TokenRe
 
 def trash(connection: sqlite3.Connection) -> list[Trashed]:
     return _all(connection, Trashed, "SELECT document FROM trash ORDER BY trashed_at, space_id")
+
+
+def landings(connection: sqlite3.Connection, limit: int) -> list[Landing]:
+    sql = "SELECT document FROM landings ORDER BY created_at DESC, landing_id DESC LIMIT ?"
+    return _all(connection, Landing, sql, limit)
 
 
 def count(connection: sqlite3.Connection) -> dict[SpaceState, int]:

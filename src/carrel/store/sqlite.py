@@ -16,6 +16,7 @@ from carrel.domain.access import TokenRecord
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
+from carrel.domain.landing import Landing
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
@@ -189,6 +190,9 @@ class SqliteStore:
     async def tokens(self, digest: bytes | None = None) -> Sequence[TokenRecord]:
         """Oldest first; revoked and expired ones too."""
         return await self._read(partial(reads.tokens, digest=digest))
+
+    async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
+        return await self._read(partial(reads.landings, limit=limit))
 
     async def trash(self) -> Sequence[Trashed]:
         return await self._read(reads.trash)

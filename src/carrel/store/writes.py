@@ -17,6 +17,7 @@ from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
 from carrel.domain.events import Event, NewEvent
 from carrel.domain.instances import LIVE as LIVE_INSTANCES
 from carrel.domain.instances import Instance
+from carrel.domain.landing import Landing
 from carrel.domain.requests import Request, RequestDetails
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
@@ -163,6 +164,10 @@ INSERT INTO trash (space_id, trashed_at, document) VALUES (?, ?, ?)
 ON CONFLICT (space_id) DO UPDATE SET
     trashed_at = excluded.trashed_at, document = excluded.document
 """
+PUT_LANDING = """
+INSERT INTO landings (landing_id, created_at, document) VALUES (?, ?, ?)
+ON CONFLICT (landing_id) DO UPDATE SET document = excluded.document
+"""
 PRUNE_EVENTS = """
 DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
@@ -179,6 +184,7 @@ Kept = (
     | Claim
     | TokenRecord
     | Trashed
+    | Landing
 )
 Value = str | bytes | float | None
 
@@ -251,6 +257,8 @@ def _put(record: Kept, document: str) -> RecordStatement:
             return RecordStatement(PUT_TOKEN, (column(token_id), digest, at, document))
         case Trashed(space=space, trashed_at=at):
             return RecordStatement(PUT_TRASH, (column(space.space_id), at, document))
+        case Landing(landing_id=landing_id, created_at=at):
+            return RecordStatement(PUT_LANDING, (column(landing_id), at, document))
 
 
 def _put_request(request: Request, document: str) -> RecordStatement:

@@ -105,8 +105,12 @@ class Importer:
 
     def _quoted(self, path: bytes) -> bytes:
         path = _ODD.sub(rb"\g<0>" + NOT_TAKEN, path)
-        escaped = _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path)
-        return b'"%s/%s"' % (self._side, escaped)
+        return quoted(b"%s/%s" % (self._side, path))
+
+
+def quoted(path: bytes) -> bytes:
+    """As the importer takes names with special characters."""
+    return b'"%s"' % _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path)
 
 
 def usable(path: bytes) -> bool:

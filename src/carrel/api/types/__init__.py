@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-MODULES = ("admin", "agents", "instances", "requests", "review", "runs", "spaces")
+MODULES = ("admin", "agents", "instances", "landings", "requests", "review", "runs", "spaces")
 
 
 def find(name: str) -> Any:

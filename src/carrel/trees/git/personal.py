@@ -56,6 +56,12 @@ class PersonalGit:
         ignored = self._ignored(items)
         return {**files, IGNORED: ignored} if ignored else files
 
+    def identity(self) -> tuple[str, str]:
+        """Name and mail, as git would write them into a commit of this person. Blocking, quick."""
+        found = {item.name: os.fsdecode(item.value) for item in self._items()}
+        login = self._login()
+        return found.get(_NAME) or login, found.get(_MAIL) or f"{login}@localhost"
+
     def ignored(self) -> bytes:
         """What git ignores in all repositories of this person. Blocking, quick."""
         return self._ignored(self._items())

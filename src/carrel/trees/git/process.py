@@ -276,16 +276,18 @@ def run_git(
     env: Mapping[str, str] | None = None,
     input: bytes = b"",
     on_line: OnLine = _ignore,
+    well: tuple[int, ...] = (0,),
 ) -> bytes:
     """Local work on a repository of ours; gives what git printed.
 
     No configuration but the repository's own is read, so use it only on repositories
     that we made. `env` is added last and wins. `on_line` is told each line (or progress
-    step) of git's stderr. Raises `GitFailed` with git's last words, `GitTimeout`, or
-    `InsufficientDisk`.
+    step) of git's stderr. Raises `GitFailed` with git's last words if it ends with another code
+    than those of `well`, `GitTimeout`, or `InsufficientDisk`.
     """
     argv = ["git", *options(remote=False), *args]
-    return _run(argv, environment(env, remote=False), cwd, timeout_s, Pump(input, on_line))
+    pump = Pump(input, on_line)
+    return _run(argv, environment(env, remote=False), cwd, timeout_s, pump, well)
 
 
 def run_git_remote(
@@ -332,7 +334,12 @@ def _own_ssh(env: Mapping[str, str]) -> bool:
 
 
 def _run(
-    argv: list[str], env: Mapping[str, str], cwd: Path | None, timeout_s: float, pump: Pump
+    argv: list[str],
+    env: Mapping[str, str],
+    cwd: Path | None,
+    timeout_s: float,
+    pump: Pump,
+    well: tuple[int, ...] = (0,),
 ) -> bytes:
     deadline = time.monotonic() + timeout_s
     name = command_name(argv)
@@ -367,7 +374,7 @@ def _run(
         raise
     finally:
         close_streams(process)
-    if process.returncode != 0:
+    if process.returncode not in well:
         raise failure(name, process.returncode, pump.errors)
     return pump.output
 

@@ -47,12 +47,15 @@ _SSH_SHORT = re.compile(r"(?:[^/:@]+@)?(?:\[[^\]/]+\]|[^/:]+):(?!:).+")
 class Remote:
     """`address` is for git, and may hold credentials; `origin` is for a tree's
     configuration, and never does. `folders` are set for a repository on this machine: all
-    that may be read to serve it."""
+    that may be read to serve it; `common` is the one of them with its branches, `checkout` the one
+    with the index of its checkout."""
 
     address: str
     origin: str
     key: str
     folders: tuple[Path, ...] = ()
+    common: Path | None = None
+    checkout: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,9 @@ def _local(path: Path, trust: RemoteTrust) -> Remote:
     outside.remember()
     folders = tuple(Path(os.fsdecode(folder)) for folder in dict.fromkeys((real, *read)))
     shown = os.fsdecode(real) if not trust.own else str(path)
-    return Remote(shown, str(path), _key("path", os.fsdecode(found[1]), trust), folders)
+    common = os.fsdecode(found[1])
+    git_folders = (Path(common), Path(os.fsdecode(found[0])))
+    return Remote(shown, str(path), _key("path", common, trust), folders, *git_folders)
 
 
 def _git_folder(files: RepositoryReader, outside: OutsideAccess) -> tuple[bytes, bytes] | None:

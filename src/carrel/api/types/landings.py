@@ -1,0 +1,53 @@
+"""Landings: what is asked for, and what is told of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from carrel.api.types.common import Answer, Body, Moment, Query
+from carrel.domain.landing import LandedFile, LandingState
+
+MOST_LISTED = 1000
+
+
+class LandBody(Body, frozen=True, kw_only=True):
+    branch: Annotated[str, Meta(max_length=200)] = ""
+    """Where the work goes; empty: `carrel/` and the space's name."""
+    message: Annotated[str, Meta(max_length=100_000)] = ""
+    """Of the commit."""
+    author: Annotated[str, Meta(max_length=500)] = ""
+    """As `Name <mail>`; empty: the daemon's user, as git knows it."""
+
+
+class UndoBody(Body, frozen=True, kw_only=True):
+    landing: Annotated[str, Meta(max_length=64)] = ""
+    """Empty: the last one that was not taken back."""
+
+
+class LandingsQuery(Query, frozen=True, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 50
+
+
+class LandingInfo(Answer, frozen=True, kw_only=True):
+    id: str
+    space: str
+    name: str
+    """Of the space, as it was called then."""
+    project: str
+    branch: str
+    before: str
+    """The commit that the branch was at; empty: it was made."""
+    after: str
+    state: LandingState
+    created_at: Moment
+    undone_at: Moment | None = None
+    files: int = 0
+    """How many the landing changed in the branch."""
+    listed: tuple[LandedFile, ...] = ()
+    """The first of them; only in the answer to the landing itself."""
+
+
+class LandingList(Answer, frozen=True, kw_only=True):
+    landings: tuple[LandingInfo, ...]

@@ -1,0 +1,286 @@
+"""The checkout of a project, brought along when its branch moves.
+
+Only files that differ between the two commits are written, and only if each of them is as the first
+commit has it: what a person changed stays, and nothing moves. The files are written here and not by
+git, so that no filter or hook sees an agent's content; git's index is told what they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.domain.errors import CarrelError, LandingRefused
+from carrel.domain.trees import Owner
+from carrel.linux.descriptors import Descriptor
+from carrel.review.project import ProjectRepository
+from carrel.review.work import GITLINK, LINK, MAX_CONVERTED
+from carrel.trees.files import make_folder, status_of, write_atomically
+from carrel.trees.folders import Root
+from carrel.trees.paths import FOLDER, open_folder, path_errors
+
+_RAW = re.compile(rb":(\d{6}) (\d{6}) ([0-9a-f]+) ([0-9a-f]+) [A-Z]\d*")
+_PROGRAM = 0o100755
+_SHOWN = 10
+"""Files that an error names."""
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a commit has at a path; a mode of 0: nothing."""
+
+    mode: int
+    oid: str
+
+
+@dataclass(frozen=True)
+class MovedFile:
+    path: str
+    old: Version
+    new: Version
+
+
+class ProjectCheckout:
+    """`folder` is the git folder with the index of the checkout at `place`; None: it has none, and
+    `repository` is ours. Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`,
+    `PathError`s."""
+
+    def __init__(self, repository: ProjectRepository, folder: Path | None, place: Path) -> None:
+        self._repository = repository
+        self._folder = folder
+        self._place = place
+
+    def check(self, before: str, after: str) -> None:
+        """Raises `LandingRefused` when a person's own changes are in the way."""
+        files = self._moved(before, after)
+        staged = {one.path: one.old for one in files} if self._folder is None else self._staged()
+        going = {one.path for one in files if one.old.mode}
+        with Root.at(self._place) as root:
+            dirty = [
+                one.path
+                for one in files
+                if staged.get(one.path, Version(0, "")) != one.old
+                or self._as(root, one) != "old"
+                or (one.new.mode and _is_kept(root, one.path, going))
+            ]
+        if dirty:
+            names = ", ".join(dirty[:3]) + (", …" if len(dirty) > 3 else "")
+            raise LandingRefused(
+                f"The project has changes of its own in files that differ: {names}.",
+                hint="Commit or stash them, or land on another branch: carrel land --into BRANCH"
+                if self._folder is not None
+                else "Take the space's versions out with `carrel cp`, and merge them by hand.",
+                files=dirty[:_SHOWN],
+            )
+
+    def bring_or_leave(self, before: str, after: str) -> None:
+        """As `bring`; when that fails, what it did is taken back."""
+        try:
+            self.bring(before, after)
+        except (CarrelError, OSError):
+            with contextlib.suppress(CarrelError, OSError):
+                self.bring(after, before)
+            raise
+
+    def bring(self, before: str, after: str) -> None:
+        """Writes what is still as `before` has it, and is idempotent: what a person changed since
+        stays as it is."""
+        files = self._moved(before, after)
+        owner = os.stat(self._place)
+        mine = Owner(owner.st_uid, owner.st_gid)
+        with Root.at(self._place) as root:
+            found = [(one, self._as(root, one)) for one in files]
+        # What goes makes room for what comes: a file may become a folder.
+        for one, now in found:
+            if now == "old" and not one.new.mode:
+                self._remove(one.path)
+        for one, now in found:
+            if now == "old" and one.new.mode:
+                self._write(one, mine)
+        if self._folder is None:
+            return
+        rows = (
+            b"%06o %s\t%s\0" % (one.new.mode, _name(one).encode(), os.fsencode(one.path))
+            for one, now in found
+            if now
+        )
+        self._git("update-index", "-z", "--index-info", input=b"".join(rows))
+
+    def _git(self, *words: str, input: bytes = b"") -> bytes:
+        where = ("-c", "core.bare=false", f"--work-tree={self._place}")
+        return self._repository.run(*where, *words, input=input, folder=self._folder)
+
+    def _moved(self, before: str, after: str) -> list[MovedFile]:
+        words = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", before, after)
+        fields = iter(self._repository.run(*words).split(b"\0"))
+        found = []
+        for about in fields:
+            if row := _RAW.fullmatch(about):
+                old = Version(int(row[1], 8), row[3].decode() if int(row[1], 8) else "")
+                new = Version(int(row[2], 8), row[4].decode() if int(row[2], 8) else "")
+                found.append(MovedFile(os.fsdecode(next(fields)), old, new))
+        for one in found:
+            if GITLINK in (one.old.mode, one.new.mode):
+                raise LandingRefused(
+                    f"{one.path!r} is a submodule.", hint="Land on another branch: --into BRANCH"
+                )
+        return found
+
+    def _staged(self) -> dict[str, Version]:
+        """What the index has; of a file with a conflict, something that no commit has."""
+        found: dict[str, Version] = {}
+        for row in self._git("ls-files", "-s", "-v", "-z").split(b"\0"):
+            about, _, name = row.partition(b"\t")
+            if not name:
+                continue
+            letter, mode, oid, stage = about.decode().split(" ")
+            plain = stage == "0" and letter == "H"
+            found[os.fsdecode(name)] = Version(int(mode, 8) if plain else -1, oid)
+        return found
+
+    def _as(self, root: Root, file: MovedFile) -> str:
+        """Whether the checkout has it as it was (`old`), as it becomes (`new`), or neither."""
+        for word, version in (("old", file.old), ("new", file.new)):
+            if self._is(root, file.path, version):
+                return word
+        return ""
+
+    def _is(self, root: Root, path: str, version: Version) -> bool:
+        status = root.status(path)
+        if status is None or stat.S_ISDIR(status.st_mode):
+            return not version.mode
+        if stat.S_ISLNK(status.st_mode):
+            return version.mode == LINK and _hashed(root.link(path), version.oid) == version.oid
+        if not stat.S_ISREG(status.st_mode) or version.mode in (0, LINK):
+            return False
+        if bool(status.st_mode & stat.S_IXUSR) != (version.mode == _PROGRAM):
+            return False
+        with Descriptor(root.open_file(path)) as file:
+            if _hash_of(file, status.st_size, version.oid) == version.oid:
+                return True
+            return self._other_ends(file, status.st_size, version.oid)
+
+    def _other_ends(self, file: int, size: int, oid: str) -> bool:
+        """Whether it differs by its line ends only, as a checkout of another system's does."""
+        if size > MAX_CONVERTED:
+            return False
+        content = os.pread(file, size, 0)
+        return b"\r\n" in content and _hashed(content.replace(b"\r\n", b"\n"), oid) == oid
+
+    @contextlib.contextmanager
+    def _above(self, path: str, *, make: Owner | None = None) -> Iterator[tuple[int, bytes]]:
+        """The folder that a path is in, reached without following a link."""
+        above, _, name = path.rpartition("/")
+        top = os.open(self._place, FOLDER)
+        try:
+            if make is not None:
+                _make_folders(top, above, make)
+            with Descriptor(open_folder(top, os.fsencode(above))) as folder:
+                yield folder, os.fsencode(name)
+        finally:
+            os.close(top)
+
+    def _remove(self, path: str) -> None:
+        gone = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+        with contextlib.suppress(*gone), self._above(path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
+        # As git does: no folder is left empty.
+        while path := path.rpartition("/")[0]:
+            try:
+                with self._above(path) as (folder, name):
+                    os.rmdir(name, dir_fd=folder)
+            except OSError:
+                return
+
+    def _write(self, file: MovedFile, owner: Owner) -> None:
+        content = self._repository.run("cat-file", "blob", file.new.oid)
+        with path_errors(file.path), self._above(file.path, make=owner) as (folder, name):
+            if file.new.mode == LINK:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+                os.symlink(content, name, dir_fd=folder)
+                if os.geteuid() == 0:
+                    os.chown(name, owner.uid, owner.gid, dir_fd=folder, follow_symlinks=False)
+                return
+            if self._has_other_ends(file):
+                content = content.replace(b"\n", b"\r\n")
+
+            def fill(target: int) -> None:
+                view = memoryview(content)
+                while view:
+                    view = view[os.write(target, view[:_PIECE]) :]
+
+            write_atomically(folder, name, fill, mode=_mode(folder, name, file), owner=owner)
+
+    def _has_other_ends(self, file: MovedFile) -> bool:
+        with Root.at(self._place) as root:
+            status = root.status(file.path)
+            if status is None or not stat.S_ISREG(status.st_mode) or not file.old.mode:
+                return False
+            with Descriptor(root.open_file(file.path)) as opened:
+                return self._other_ends(opened, status.st_size, file.old.oid)
+
+
+def _is_kept(root: Root, path: str, going: set[str]) -> bool:
+    """Whether a folder stands there with something in it that does not go."""
+    status = root.status(path)
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return False
+    pending = [path]
+    while pending:
+        above = pending.pop()
+        for name, found in root.list(above).items():
+            inside = f"{above}/{name}"
+            if stat.S_ISDIR(found.st_mode):
+                pending.append(inside)
+            elif inside not in going:
+                return True
+    return False
+
+
+def _mode(folder: int, name: bytes, file: MovedFile) -> int:
+    """As it was, but for what git knows of it: whether it is a program."""
+    status = status_of(folder, name)
+    was = 0o644
+    if status is not None and stat.S_ISREG(status.st_mode):
+        was = stat.S_IMODE(status.st_mode) & 0o666
+    return was | (was & 0o444) >> 2 if file.new.mode == _PROGRAM else was
+
+
+def _make_folders(top: int, path: str, owner: Owner) -> None:
+    held = os.dup(top)
+    try:
+        for name in filter(None, path.split("/")):
+            raw = os.fsencode(name)
+            with contextlib.suppress(FileExistsError):
+                make_folder(held, raw, mode=0o755, owner=owner)
+            below = os.open(raw, FOLDER, dir_fd=held)
+            os.close(held)
+            held = below
+    finally:
+        os.close(held)
+
+
+def _name(file: MovedFile) -> str:
+    return file.new.oid or "0" * len(file.old.oid)
+
+
+def _hashed(content: bytes, like: str) -> str:
+    hasher = hashlib.sha256 if len(like) == 64 else hashlib.sha1
+    return hasher(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _hash_of(file: int, size: int, like: str) -> str:
+    hasher = (hashlib.sha256 if len(like) == 64 else hashlib.sha1)(b"blob %d\0" % size)
+    at = 0
+    while piece := os.pread(file, _PIECE, at):
+        hasher.update(piece)
+        at += len(piece)
+    return hasher.hexdigest()

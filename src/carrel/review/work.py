@@ -1,0 +1,393 @@
+"""A repository for one landing: the states of a space as commits, and their merge.
+
+It is bare, ours, and gone afterwards. It reads the objects of the project's mirror, and no setting
+of the project or of the space is ever in it, so no driver, filter or hook that they name can run.
+What a space has is written by git's importer from the files themselves: neither the space's index
+nor its git folder is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.domain.errors import LandingRefused
+from carrel.domain.landing import LandedFile, LandingConflict
+from carrel.domain.trees import Change, EntryType
+from carrel.linux.descriptors import Descriptor
+from carrel.trees.differences import quoted
+from carrel.trees.folders import Root
+from carrel.trees.git.process import feed_git, run_git
+from carrel.trees.layers import Layers
+from carrel.trees.removal import remove_tree
+
+LOCAL_S = 600.0
+"""Work on our own disk; a merge of 50,000 files takes a tenth of a second."""
+_PREFIX, _KEPT = ".land-", "kept-"
+_BEGAN, _NOW = "refs/heads/began", "refs/heads/now"
+_IMPORT = (
+    *("-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "core.fsync=none"),
+    *("-c", "fastimport.unpackLimit=0", "fast-import", "--quiet", "--done"),
+)
+_MERGED_FILES = (EntryType.FILE, EntryType.SYMLINK)
+_PIECE = 1 << 20
+MAX_CONVERTED = 16 << 20
+"""Bytes of a file whose line ends are looked at; larger ones are taken as they are."""
+_COMMAND = 64 << 10
+"""Bytes of one command's words; every kernel takes twice as much."""
+_MAX_SHOWN = 64 << 10
+"""Bytes of a file with a conflict that are told."""
+_MOST_SHOWN = 20
+"""Such files, whose text is told."""
+_POINTER = 1024
+"""Bytes that a pointer to a large file never has."""
+_LFS = b"version https://git-lfs.github.com/spec/"
+_RAW = re.compile(rb":(\d{6}) (\d{6}) ([0-9a-f]+) ([0-9a-f]+) ([A-Z])\d*")
+LINK, GITLINK = 0o120000, 0o160000
+"""Modes of git's own."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """`conflicts` are empty when the merge went well."""
+
+    tree: str
+    conflicts: tuple[LandingConflict, ...] = ()
+
+
+@dataclass(frozen=True)
+class TreeEntry:
+    """`size` is that of a file's content."""
+
+    mode: int
+    oid: str
+    size: int
+
+
+class WorkRepository:
+    """Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(
+        self,
+        *args: str,
+        input: bytes = b"",
+        env: dict[str, str] | None = None,
+        well: tuple[int, ...] = (0,),
+    ) -> bytes:
+        words = [f"--git-dir={self.folder}", *args]
+        return run_git(words, cwd=self.folder, timeout_s=LOCAL_S, input=input, env=env, well=well)
+
+    def one(self, *args: str) -> str:
+        """What git prints, a line."""
+        return self.run(*args).decode().strip()
+
+    def tree_of(self, commit: str) -> str:
+        return self.one("rev-parse", "--verify", f"{commit}^{{tree}}")
+
+    def states(
+        self,
+        start: str,
+        changes: Iterable[Change],
+        base: Layers,
+        tree: Root,
+        sends: Callable[[str, os.stat_result], None],
+    ) -> tuple[str, str]:
+        """Two commits: the project as the space began with it, as far as the space changed it
+        since, and the space as it is now. The first stands on the commit `start`, if there is one:
+        what the person had not committed then is in both, and so in no difference of theirs."""
+        wanted = [one for one in changes if {one.old_type, one.new_type} & set(_MERGED_FILES)]
+        paths = {path for one in wanted for path in (one.path, one.old_path) if path is not None}
+        known = self.blobs(start, paths) if start else {}
+        with feed_git(_IMPORT, folder=self.folder, timeout_s=LOCAL_S) as write:
+            importer = _StateImporter(write, known, self.sha256)
+            importer.begin(_BEGAN, start)
+            for path in sorted(paths):
+                importer.put_old(path, base)
+            importer.begin(_NOW, _BEGAN)
+            for path in sorted(paths):
+                importer.put_new(path, tree, sends)
+            write(b"done\n")
+        return self.one("rev-parse", _BEGAN), self.one("rev-parse", _NOW)
+
+    def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, tuple[str, bytes]]:
+        """Of the paths that the commit has as files: the name of their content, and its bytes
+        where it is a pointer to a large file elsewhere. Raises `LandingRefused`."""
+        found = self.entries(commit, paths)
+        for path, entry in found.items():
+            if entry.mode == GITLINK:
+                raise LandingRefused(
+                    f"{path!r} is a submodule, and the space changed files of it.",
+                    hint="Take them out with `carrel cp`, and commit them in the submodule.",
+                )
+        small = {one.oid for one in found.values() if one.mode != LINK and one.size < _POINTER}
+        read = self.contents(small)
+        pointers = {oid: text for oid, text in read.items() if text.startswith(_LFS)}
+        return {path: (one.oid, pointers.get(one.oid, b"")) for path, one in found.items()}
+
+    def entries(self, commit: str, paths: Iterable[str]) -> dict[str, TreeEntry]:
+        """What the commit has at these paths, without folders; also submodules on the way."""
+        wanted = set(paths)
+        for path in list(wanted):
+            while path := path.rpartition("/")[0]:
+                wanted.add(path)
+        found: dict[str, TreeEntry] = {}
+        for words in _batches(sorted(wanted)):
+            for row in self.run("ls-tree", "-z", "-l", commit, "--", *words).split(b"\0"):
+                about, _, name = row.partition(b"\t")
+                mode, kind, oid, size = (about.decode().split() + [""] * 4)[:4]
+                if kind in ("blob", "commit"):
+                    length = int(size) if size.isdigit() else 0
+                    found[os.fsdecode(name)] = TreeEntry(int(mode, 8), oid, length)
+        return found
+
+    def contents(self, oids: Iterable[str]) -> dict[str, bytes]:
+        """For small ones: all are in memory."""
+        wanted = list(dict.fromkeys(oids))
+        if not wanted:
+            return {}
+        out = self.run("cat-file", "--batch", input="".join(f"{one}\n" for one in wanted).encode())
+        found, at = {}, 0
+        for oid in wanted:
+            end = out.index(b"\n", at)
+            size = int(out[at:end].split(b" ")[2])
+            found[oid] = out[end + 1 : end + 1 + size]
+            at = end + size + 2
+        return found
+
+    def names(self, tree: str) -> dict[str, list[str]]:
+        """Of every folder, what is in it."""
+        found: dict[str, list[str]] = {}
+        for row in self.run("ls-tree", "-r", "-t", "-z", "--name-only", tree).split(b"\0"):
+            above, _, name = os.fsdecode(row).rpartition("/")
+            if name:
+                found.setdefault(above, []).append(name)
+        return found
+
+    @property
+    def sha256(self) -> bool:
+        return "sha256" in (self.folder / "config").read_text()
+
+    def merge(self, began: str, now: str, tip: str) -> Merged:
+        """What changed from `began` to `now`, on top of `tip`."""
+        # Git looks for a common ancestor itself: this stands for the tip as a child of `began`.
+        ours = self.commit(self.tree_of(tip), "", began)
+        words = ("merge-tree", "--write-tree", "-z", "--allow-unrelated-histories", ours, now)
+        out = self.run(*words, well=(0, 1))
+        tree, _, rest = out.partition(b"\0")
+        names = dict.fromkeys(
+            os.fsdecode(row.partition(b"\t")[2])
+            for row in rest.partition(b"\0\0")[0].split(b"\0")
+            if b"\t" in row
+        )
+        name = tree.decode()
+        texts = self._shown(name, names) if names else {}
+        return Merged(name, tuple(LandingConflict(one, texts.get(one, "")) for one in names))
+
+    def _shown(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
+        """The text of files with conflicts, marks and all."""
+        found = self.entries(tree, paths)
+        small = {path: one for path, one in found.items() if one.mode not in (LINK, GITLINK)}
+        fit = {path: one.oid for path, one in small.items() if one.size <= _MAX_SHOWN}
+        read = self.contents(list(fit.values())[:_MOST_SHOWN])
+        texts = {path: read.get(oid, b"\0") for path, oid in fit.items()}
+        return {
+            path: "" if b"\0" in text else text.decode("utf-8", "replace")
+            for path, text in texts.items()
+        }
+
+    def commit(
+        self, tree: str, message: str, *parents: str, env: dict[str, str] | None = None
+    ) -> str:
+        words = [word for parent in parents if parent for word in ("-p", parent)]
+        nobody = {
+            f"GIT_{who}_{what}": value
+            for who in ("AUTHOR", "COMMITTER")
+            for what, value in (("NAME", "carrel"), ("EMAIL", "carrel@localhost"))
+        }
+        out = self.run(
+            "commit-tree", tree, *words, input=message.encode() or b"\n", env=nobody | (env or {})
+        )
+        return out.decode().strip()
+
+    def changed(self, before: str, after: str) -> list[tuple[LandedFile, str]]:
+        """The files that differ between two trees, each with the name of its new content."""
+        words = ["diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", before, after]
+        fields = iter(self.run(*words).split(b"\0"))
+        found = []
+        for about in fields:
+            row = _RAW.fullmatch(about)
+            if row is None:
+                continue
+            path = os.fsdecode(next(fields))
+            found.append((LandedFile(path, row[5].decode(), int(row[2], 8)), row[4].decode()))
+        return found
+
+    def pack(self, after: str, *known: str) -> Path:
+        """A file with all objects of a commit that these have not."""
+        wanted = "".join(f"{line}\n" for line in (after, *(f"^{one}" for one in known if one)))
+        words = ("pack-objects", "--revs", "--delta-base-offset", "-q", "landing")
+        name = self.run(*words, input=wanted.encode()).decode().strip()
+        return self.folder / f"landing-{name}.pack"
+
+
+class _StateImporter:
+    """Writes the language of `git fast-import`: files as a commit has them, or as a tree does."""
+
+    def __init__(
+        self, write: Callable[[bytes], object], known: dict[str, tuple[str, bytes]], sha256: bool
+    ) -> None:
+        self._write = write
+        self._known = known
+        self._hash = hashlib.sha256 if sha256 else hashlib.sha1
+        self._converted: set[str] = set()
+        """Files that the project's repository has with other line ends than its checkout."""
+
+    def begin(self, ref: str, start: str) -> None:
+        head = f"commit {ref}\ncommitter carrel <carrel@localhost> 0 +0000\ndata 0\n"
+        self._write((head + (f"from {start}\n" if start else "")).encode())
+
+    def put_old(self, path: str, base: Layers) -> None:
+        entry = base.find(path)
+        if entry is None or entry.is_folder:
+            self._delete(path)
+        elif stat.S_ISLNK(entry.status.st_mode):
+            self._put(path, b"120000", entry.content.root.link(entry.content.path))
+        elif entry.is_file:
+            with Descriptor(entry.content.root.open_file(entry.content.path)) as file:
+                self._look(path, file)
+                self._file(path, entry.status.st_mode, file)
+        else:
+            self._delete(path)
+
+    def put_new(self, path: str, tree: Root, sends: Callable[[str, os.stat_result], None]) -> None:
+        status = tree.status(path)
+        if status is not None:
+            sends(path, status)
+        if status is None or stat.S_ISDIR(status.st_mode):
+            self._delete(path)
+        elif stat.S_ISLNK(status.st_mode):
+            self._put(path, b"120000", tree.link(path))
+        elif stat.S_ISREG(status.st_mode):
+            with Descriptor(tree.open_file(path)) as file:
+                self._file(path, status.st_mode, file)
+        else:
+            self._delete(path)
+
+    def _look(self, path: str, file: int) -> None:
+        """Whether the repository keeps this file as its checkout has it."""
+        oid, pointer = self._known.get(path, ("", b""))
+        size = os.fstat(file).st_size
+        if not oid or size > MAX_CONVERTED:
+            return
+        content = os.pread(file, size, 0)
+        if pointer and content != pointer:
+            raise LandingRefused(
+                f"The project keeps {path!r} in another store (git LFS), and the space changed it.",
+                hint="Take it out with `carrel cp`, and commit it with git in the project.",
+            )
+        if b"\r\n" not in content or self._name(content) == oid:
+            return
+        if self._name(content.replace(b"\r\n", b"\n")) == oid:
+            self._converted.add(path)
+
+    def _name(self, content: bytes) -> str:
+        return self._hash(b"blob %d\0" % len(content) + content).hexdigest()
+
+    def _file(self, path: str, mode: int, file: int) -> None:
+        kind = b"100755" if mode & stat.S_IXUSR else b"100644"
+        size = os.fstat(file).st_size
+        if path in self._converted and size <= MAX_CONVERTED:
+            self._put(path, kind, os.pread(file, size, 0).replace(b"\r\n", b"\n"))
+            return
+        self._write(b"M %s inline %s\ndata %d\n" % (kind, quoted(os.fsencode(path)), size))
+        for piece in _pieces(file, size, path):
+            self._write(piece)
+        self._write(b"\n")
+
+    def _put(self, path: str, mode: bytes, content: bytes) -> None:
+        name = quoted(os.fsencode(path))
+        self._write(b"M %s inline %s\ndata %d\n" % (mode, name, len(content)) + content + b"\n")
+
+    def _delete(self, path: str) -> None:
+        self._write(b"D %s\n" % quoted(os.fsencode(path)))
+
+
+def _pieces(file: int, size: int, path: str) -> Iterator[bytes]:
+    """Exactly `size` bytes: git was told so."""
+    at = 0
+    while at < size:
+        piece = os.pread(file, min(_PIECE, size - at), at)
+        if not piece:
+            raise LandingRefused(
+                f"{path!r} became shorter while it was read.",
+                hint="Wait until nothing writes it, or stop the space, and try again.",
+            )
+        yield piece
+        at += len(piece)
+
+
+def _batches(names: Iterable[str]) -> Iterator[list[str]]:
+    """As many as fit into one command."""
+    batch: list[str] = []
+    room = _COMMAND
+    for name in names:
+        size = len(os.fsencode(name)) + 1
+        if size > room and batch:
+            yield batch
+            batch, room = [], _COMMAND
+        batch.append(name)
+        room -= size
+    if batch:
+        yield batch
+
+
+class WorkRepositories:
+    def __init__(self, folder: Path) -> None:
+        """A folder of our own; made when it is missing."""
+        self._folder = folder
+
+    @contextmanager
+    def open(self, mirror: Path | None) -> Iterator[WorkRepository]:
+        """One that also has the objects of the mirror."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = self._folder / (_PREFIX + secrets.token_hex(8))
+        try:
+            words = ["init", "--quiet", "--bare", "--template="]
+            if mirror is not None and "sha256" in (mirror / "config").read_text():
+                words.append("--object-format=sha256")
+            run_git([*words, "--", str(folder)], cwd=self._folder, timeout_s=LOCAL_S)
+            if mirror is not None:
+                info = folder / "objects/info"
+                info.mkdir(exist_ok=True)
+                (info / "alternates").write_text(f"{mirror / 'objects'}\n")
+                if (mirror / "shallow").exists():
+                    (folder / "shallow").write_bytes((mirror / "shallow").read_bytes())
+            yield WorkRepository(folder)
+        finally:
+            remove_tree(folder)
+
+    def keep(self, work: WorkRepository) -> Path:
+        """What was made stays, under another name."""
+        place = self._folder / work.folder.name.replace(_PREFIX, _KEPT)
+        work.folder.rename(place)
+        return place
+
+    def forget(self, kept: Path) -> None:
+        """Idempotent."""
+        if kept.parent == self._folder and kept.name.startswith(_KEPT):
+            remove_tree(kept)
+
+    def sweep(self) -> None:
+        """Removes what a process that was killed has left. Nobody may be landing meanwhile."""
+        for folder in self._folder.glob(f"{_PREFIX}*"):
+            remove_tree(folder)

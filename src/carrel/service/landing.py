@@ -1,0 +1,199 @@
+"""Landings: the work of spaces is brought into their projects, and taken back.
+
+A landing is written down before the project's branch moves and after. A daemon that died in between
+looks where the branch is: either it moved, or it did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from carrel.domain.access import Caller
+from carrel.domain.errors import (
+    CarrelError,
+    LandingRefused,
+    NotUndoable,
+)
+from carrel.domain.events import EventType, NewEvent
+from carrel.domain.ids import new_id
+from carrel.domain.landing import (
+    Lander,
+    Landing,
+    LandingPlace,
+    LandingState,
+    LandRequest,
+    PreparedLanding,
+)
+from carrel.domain.store import Store
+from carrel.service.access import require_admin
+from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpaces
+from carrel.service.shared import Shared
+from carrel.service.spaces import Spaces
+
+MOST_KEPT = 50
+"""Landings in projects without git that can be taken back: both states of their files are kept."""
+MOST_LOOKED = 1000
+"""Landings that an undo is looked for among."""
+
+
+class Landings:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        spaces: Spaces,
+        open_spaces: OpenSpaces,
+        shared: Shared,
+        lander: Lander,
+        working: Callable[[str], str],
+    ) -> None:
+        """`working` names the turn that runs in a space, if one does."""
+        self._working = working
+        self._store = store
+        self._journal = journal
+        self._spaces = spaces
+        self._open_spaces = open_spaces
+        self._locks = shared.locks
+        self._lander = lander
+
+    async def land(
+        self, caller: Caller, word: str, request: LandRequest
+    ) -> tuple[Landing, PreparedLanding]:
+        """Raises `LandingError`s. The project is as it was when something is raised."""
+        space = await self._spaces.existing(caller, word)
+        # The project is the owner's.
+        require_admin(caller)
+        if self._working(space.space_id):
+            raise LandingRefused(
+                f"The agent of {space.name} is at work: half of what it does would land.",
+                hint="Wait for the end of its turn (carrel turns), or stop it: carrel interrupt",
+            )
+        async with (
+            self._locks.shared(space.space_id),
+            self._locks.alone(_key(space.project.location)),
+        ):
+            opened = await self._open_spaces.of(space)
+            taking = await self._spaces.taking(caller, opened, "")
+            prepared = await self._open_spaces.look(
+                opened,
+                lambda: self._lander.prepare(
+                    space, opened.driver, opened.tree, request, taking.sends
+                ),
+            )
+            landing = Landing(
+                landing_id=new_id("ld"),
+                space_id=space.space_id,
+                name=space.name,
+                project=prepared.place.project,
+                branch=prepared.place.branch,
+                kept=prepared.place.kept,
+                before=prepared.before,
+                after=prepared.after,
+                created_at=self._journal.clock(),
+                files=len(prepared.files),
+            )
+            await self._store.write(landing)
+            done = await asyncio.shield(self._move(landing))
+            await asyncio.to_thread(self._spaces.took, opened, taking.done())
+        return done, prepared
+
+    async def _move(self, landing: Landing) -> Landing:
+        try:
+            await self._to(landing.place, landing.before, landing.after)
+        except CarrelError:
+            await self._store.write(dataclasses.replace(landing, state=LandingState.UNDONE))
+            await asyncio.to_thread(self._lander.forget, landing.place)
+            raise
+        return await self._landed(landing)
+
+    async def _to(self, place: LandingPlace, before: str, after: str) -> None:
+        await asyncio.to_thread(self._lander.move, place, before, after)
+
+    async def _landed(self, landing: Landing) -> Landing:
+        done = dataclasses.replace(landing, state=LandingState.LANDED)
+        told = {
+            "landing_id": done.landing_id,
+            "branch": done.branch,
+            "before": done.before,
+            "after": done.after,
+            "files": done.files,
+        }
+        await self._store.write(done, NewEvent(EventType.LANDED, done.space_id, told))
+        return done
+
+    async def list(self, caller: Caller, limit: int) -> Sequence[Landing]:
+        require_admin(caller)
+        return await self._store.landings(limit=limit)
+
+    async def undo(self, caller: Caller, landing_id: str) -> Landing:
+        """Takes a landing back; without an id the last one. Raises `NotUndoable`."""
+        require_admin(caller)
+        landing = await self._found(landing_id)
+        async with self._locks.alone(_key(landing.project)):
+            return await asyncio.shield(self._take_back(landing))
+
+    async def _take_back(self, landing: Landing) -> Landing:
+        await self._store.write(dataclasses.replace(landing, state=LandingState.UNDOING))
+        try:
+            await self._to(landing.place, landing.after, landing.before)
+        except CarrelError as error:
+            await self._store.write(landing)
+            if not isinstance(error, LandingRefused):
+                raise
+            raise NotUndoable(
+                f"The landing of {landing.name} cannot be taken back: {error.message}",
+                hint=f"Take the commit back with git: git revert {landing.after[:12]}",
+            ) from error
+        return await self._undone(landing)
+
+    async def _undone(self, landing: Landing) -> Landing:
+        now = self._journal.clock()
+        undone = dataclasses.replace(landing, state=LandingState.UNDONE, undone_at=now)
+        told = {"landing_id": landing.landing_id, "branch": landing.branch}
+        await self._store.write(undone, NewEvent(EventType.UNDONE, landing.space_id, told))
+        await asyncio.to_thread(self._lander.forget, landing.place)
+        return undone
+
+    async def _found(self, landing_id: str) -> Landing:
+        for one in await self._store.landings(limit=MOST_LOOKED):
+            if landing_id in ("", one.landing_id) and one.state is LandingState.LANDED:
+                return one
+            if one.landing_id == landing_id:
+                raise NotUndoable(
+                    f"The landing {landing_id} was taken back already.",
+                    hint="`carrel undo --list` lists them.",
+                )
+        raise NotUndoable(
+            f"There is no landing {landing_id[:64]!r}." if landing_id else "Nothing has landed.",
+            hint="`carrel undo --list` lists them.",
+        )
+
+    async def take_up(self) -> None:
+        """What a daemon that died was about to do is done, or is not. Of landings long ago nothing
+        is kept."""
+        await asyncio.to_thread(self._lander.sweep)
+        for number, one in enumerate(await self._store.landings(limit=MOST_LOOKED)):
+            # A project may be on a disk that is not there; the next daemon looks again.
+            with contextlib.suppress(CarrelError, OSError):
+                if one.state in (LandingState.BEGUN, LandingState.UNDOING):
+                    await self._settle(one)
+                elif one.kept and number >= MOST_KEPT:
+                    await asyncio.to_thread(self._lander.forget, one.place)
+
+    async def _settle(self, one: Landing) -> None:
+        back = one.state is LandingState.UNDOING
+        first, last = (one.after, one.before) if back else (one.before, one.after)
+        moved = await asyncio.to_thread(self._lander.settle, one.place, first, last)
+        if moved:
+            await (self._undone(one) if back else self._landed(one))
+            return
+        state = LandingState.LANDED if back else LandingState.UNDONE
+        await self._store.write(dataclasses.replace(one, state=state))
+
+
+def _key(project: str) -> str:
+    return f"land\0{project}"

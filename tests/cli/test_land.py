@@ -1,0 +1,49 @@
+"""Landing and taking back, from the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import carrel as library
+from tests.cli.program import Program
+
+GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+
+
+def git(project: Path, *words: str) -> str:
+    done = subprocess.run([*GIT, *words], cwd=project, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_land_and_undo(carrel: Program, project: Path) -> None:
+    git(project, "init", "-q", "-b", "main")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "first")
+    name = carrel.good("new", str(project)).strip()
+    refused = carrel("land", name)
+    assert refused.code == 4 and "changed nothing" in refused.err
+    carrel.good("exec", name, "--", "sh", "-c", "echo idea > idea.txt")
+    done = carrel("land", name, "-m", "An idea", "--author", "Bob <bob@example.org>")
+    assert (done.code, done.out) == (0, "A idea.txt\n"), done
+    assert f"Landed on carrel/{name} as " in done.err
+    assert git(project, "log", "-1", "--format=%an %s", f"carrel/{name}") == "Bob An idea"
+    assert git(project, "status", "--porcelain") == ""
+    [landing] = json.loads(carrel.good("undo", "--list", "--json"))["landings"]
+    assert landing["branch"] == f"carrel/{name}" and landing["id"] in carrel.good("undo", "--list")
+    assert f"landed on carrel/{name}" in carrel.good("events", "--space", name)
+    carrel.good("rm", name)
+    undone = carrel("undo", landing["id"])
+    assert undone.code == 0 and f"carrel/{name} was removed" in undone.err
+    assert carrel("undo", landing["id"]).code == 4
+
+    with library.Client(data=carrel.data) as client, client.space(str(project)) as space:
+        space.files.write("more.txt", b"more\n")
+        space.run(["sh", "-c", r"echo odd > $(printf 'odd \377')"])
+        made = space.land(branch="topic")
+        assert (made.branch, made.before, made.files) == ("topic", "", 2)
+        assert [os.fsencode(one.path) for one in made.listed] == [b"more.txt", b"odd \xff"]
+        assert client.landings()[0].id == made.id
+        assert client.undo(made.id).state == "undone"
