@@ -132,8 +132,8 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     show: tuple[Path, ...] = ()
     """Other absolute paths that they see, read-only."""
     package_settings: bool = True
-    """Whether they get the settings of pip, uv, npm and cargo, the proxies and the certificates of
-    the daemon's user, without credentials."""
+    """Whether they get the settings of pip, uv, npm, cargo and apt, the proxies and the
+    certificates of the daemon's user, without credentials."""
     caches_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2 << 30
     """What packages may take on the disk that spaces of one project share with one another; 0: they
     share none."""

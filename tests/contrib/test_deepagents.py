@@ -23,8 +23,6 @@ GAPS = {
 }
 """`glob` and `write` are methods of deepagents that Carrel inherits; the newest tests are for those
 of 0.6, with which all of them pass."""
-SAMPLE = "not (test_grep or test_glob or test_edit or test_ls) or literal or single or lists_files"
-"""Likewise inherited are `grep`, `edit` and `ls`: one of each shows that what they run does run."""
 
 
 @pytest.mark.timeout(300)

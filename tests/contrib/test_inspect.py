@@ -8,7 +8,6 @@ import pytest
 
 from tests.accounts import Account
 from tests.contrib.suites import SUITE_S, check_suite
-from tests.sampling import whole_only
 from tests.trees.again import run_again
 
 GAPS = {
@@ -21,7 +20,6 @@ def test_the_suite(tmp_path: Path) -> None:
     check_suite("inspect_suite.py", GAPS, tmp_path)
 
 
-@whole_only
 @pytest.mark.timeout(320)
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     run_again(__file__, ordinary_user, data, "-k", "the_suite", timeout_s=SUITE_S + 20)

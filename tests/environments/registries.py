@@ -1,5 +1,5 @@
-"""A package index on loopback, for pip, uv, npm and cargo, with one package that the tests make.
-Files have names as the public ones give them, and may be kept as long."""
+"""A package index on loopback, for pip, uv, npm, cargo and apt, with one package that the tests
+make. Files have names as the public ones give them, and may be kept as long."""
 
 from __future__ import annotations
 
@@ -67,6 +67,27 @@ def packed(files: Mapping[str, str]) -> bytes:
     return gzip.compress(made.getvalue(), mtime=0)
 
 
+def deb() -> bytes:
+    """As `ar` and `dpkg-deb` make it."""
+    about = "Package: hello\nVersion: 1.0\nArchitecture: all\nMaintainer: x <x@x>\nDescription: x\n"
+    members = {
+        "debian-binary": b"2.0\n",
+        "control.tar.gz": packed({"./control": about}),
+        "data.tar.gz": packed({"./usr/share/hello": "hi\n"}),
+    }
+    made = b"!<arch>\n"
+    for name, content in members.items():
+        made += f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        made += content + b"\n" * (len(content) % 2)
+    return made
+
+
+def deb_index() -> bytes:
+    digest = hashlib.sha256(deb()).hexdigest()
+    about = "Package: hello\nVersion: 1.0\nArchitecture: all\nDescription: x\n"
+    return f"{about}Filename: ./hello.deb\nSize: {len(deb())}\nSHA256: {digest}\n".encode()
+
+
 def integrity(content: bytes) -> str:
     return "sha512-" + base64.b64encode(hashlib.sha512(content).digest()).decode()
 
@@ -111,6 +132,11 @@ class Registry:
             return "application/json", json.dumps(packument).encode()
         if path == TARBALL:
             return "application/octet-stream", tarball()
+        if "deb.invalid/apt/" in path:
+            # As a proxy is asked.
+            known = {"Packages": deb_index(), "hello.deb": deb()}
+            content = known.get(path.rpartition("/")[2])
+            return None if content is None else ("application/octet-stream", content)
         return self._answer_cargo(path)
 
     def _answer_cargo(self, path: str) -> tuple[str, bytes] | None:
@@ -135,8 +161,9 @@ def serving() -> Iterator[Registry]:
 
         def do_GET(self) -> None:
             registry.asked.append(self.path)
-            if "Authorization" in self.headers:
-                registry.passwords.append(self.headers["Authorization"])
+            for name in ("Authorization", "Proxy-Authorization"):
+                if name in self.headers:
+                    registry.passwords.append(self.headers[name])
             kind, content = registry.answer(self.path) or ("", b"")
             self.send_response(200 if kind else 404)
             self.send_header("Content-Type", kind or "text/plain")

@@ -77,7 +77,8 @@ cainfo = "/srv/both.pem"
 
 def managers(home: Path, env: dict[str, str]) -> PackageManagers:
     toolchains = HomeToolchains(home.parent / "data", PersonAccount("ada", home, ""))
-    return PackageManagers(home, env, dict, toolchains.check, lambda: ("/etc/ssl/certs",))
+    seen = ("/etc/ssl/certs",)
+    return PackageManagers(home, env, dict, toolchains.check, lambda: seen, home.parent / "system")
 
 
 def found(home: Path, *, credentials: bool = False, **env: str) -> PackageSettings:
@@ -293,3 +294,68 @@ def test_what_is_malformed_is_left_out(home: Path, text: str) -> None:
     for name in (".config/pip/pip.conf", ".config/uv/uv.toml", ".cargo/config.toml"):
         assert "x" * 10 not in settings.files.get(name, "") and "[a]" not in settings.files
     assert ".netrc" not in settings.files
+
+
+KEY_BLOCK = (
+    "-----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQINBF+/=\n -----END PGP PUBLIC KEY BLOCK-----"
+)
+APT = {
+    "apt.conf": f"""
+// Acquire::http::Proxy "http://old.example.com";
+Acquire::https::Proxy::corp.example.com "DIRECT"; # a note
+Acquire::http {{ Proxy "http://ada:{SECRET}@proxy.example.com:3128/"; Timeout "9"; }};
+Acquire::http::Proxy-Auto-Detect "/tmp/evil";
+DPkg::Post-Invoke {{ "/tmp/evil"; }};
+""",
+    "apt.conf.d/10first": 'Acquire::Retries "2";',
+    "apt.conf.d/20old.dpkg-old": 'Acquire::Retries "9";',
+    "sources.list": f"""
+# deb http://old.example.com x main
+deb [arch=amd64,arm64 signed-by=/usr/share/k.gpg] http://ada:{SECRET}@one.example.com/d s m n
+deb-src https://ada:{SECRET}/with/slash@two.example.com/ ./
+""",
+    "sources.list.d/three.sources": f"""
+X-Note: {SECRET}
+Types: deb
+URIs: https://three.example.com/d
+ https://ada:{SECRET}@four.example.com/d
+Suites: stable
+Components: main
+Signed-By:
+ {KEY_BLOCK}
+
+Enabled: no
+Types: deb
+URIs: https://five.example.com
+Suites: x
+""",
+    "auth.conf": f"machine one.example.com login ada password {SECRET}\n",
+}
+
+
+def test_apt(home: Path) -> None:
+    """What its configuration says about the way, and all sources in the one form."""
+    folder = home.parent / "system" / "etc" / "apt"
+    for name, text in APT.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    settings = found(home)
+    assert SECRET not in str(settings) and "evil" not in str(settings)
+    assert settings.files[".config/apt/apt.conf"].splitlines() == [
+        'acquire::retries "2";',
+        'acquire::https::proxy::corp.example.com "DIRECT";',
+        'acquire::http::proxy "http://proxy.example.com:3128/";',
+        'acquire::http::timeout "9";',
+    ]
+    sources = settings.files[".config/apt/sources.list.d/owner.sources"]
+    assert sources.split("\n\n") == [
+        "types: deb\nuris: http://one.example.com/d\nsuites: s\ncomponents: m n\n"
+        "architectures: amd64 arm64\nsigned-by: /usr/share/k.gpg",
+        f"types: deb-src\nuris: {NOBODY}\nsuites: ./",
+        "types: deb\nuris: https://three.example.com/d https://four.example.com/d\n"
+        f"suites: stable\ncomponents: main\nsigned-by: \n {KEY_BLOCK}\n",
+    ]
+    assert str(folder / "auth.conf") in settings.withheld
+    given = found(home, credentials=True).files
+    assert given[".config/apt/auth.conf"] == APT["auth.conf"]
+    assert f"ada:{SECRET}@four" in given[".config/apt/sources.list.d/owner.sources"]

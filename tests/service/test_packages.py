@@ -1,9 +1,11 @@
-"""Package managers in spaces: their settings, with a real pip, npm, uv and cargo."""
+"""Package managers in spaces: their settings, with a real pip, npm, uv, cargo and apt."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
 from carrel.domain.turns import TurnRequest
+from carrel.environments.package_settings import PackageManagers
 from carrel.service.family import Child
 from carrel.service.spaces import SpaceChanges
 from tests.accounts import Account
@@ -143,6 +146,41 @@ async def test_cargo_obeys_the_settings(
     record, said = await run(services, space, work)
     assert record.exit and record.exit.code == 0, said
     assert f"{CRATE}/download" in registry.asked and registry.passwords == []
+
+
+APT = "apt-get -q update && cd /tmp && apt-get -q download hello && dpkg-deb -x hello*.deb /tmp/x"
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
+async def test_apt_fetches_and_installs_nothing(
+    data: Path, home: Path, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the machine's sources and through its proxy, without the password of either."""
+    apt, proxy = data / "system" / "etc" / "apt", f"http://ada:{SECRET}@{registry.host}"
+    for name, text in {
+        "apt.conf.d/50proxy": f'Acquire {{ http {{ Proxy "{proxy}"; }}; }};',
+        "apt.conf.d/90hook": 'APT::Update::Pre-Invoke { "touch /tmp/evil"; };',
+        "sources.list": f"deb [trusted=yes] http://ada:{SECRET}@deb.invalid/apt ./\n",
+        "auth.conf.d/corp.conf": f"machine deb.invalid login ada password {SECRET}\n",
+    }.items():
+        (apt / name).parent.mkdir(parents=True, exist_ok=True)
+        (apt / name).write_text(text)
+    found = partial(PackageManagers, system=data / "system")
+    monkeypatch.setattr("carrel.app.service.PackageManagers", found)
+    async with opened(data / "data") as services:
+        space = await make(services, tmp_path, network=Network.OPEN)
+        record, said = await run(services, space, f"{APT} && cat /tmp/x/usr/share/hello")
+        assert record.exit and record.exit.code == 0 and "\nhi\n" in said, said
+        assert registry.passwords == [] and "http://deb.invalid/apt/./hello.deb" in registry.asked
+        everything = "grep -r . /etc/apt/*conf* ~/.config/apt; ls /tmp; apt-get install -y hello"
+        record, said = await run(services, space, everything)
+        assert SECRET not in said and "evil" not in said and registry.host in said
+        assert record.exit and record.exit.code, said
+        assert "the password in apt acquire::http::proxy" in space.packages.withheld
+        asked = await make(services, tmp_path, network=Network.OPEN, with_credentials=True)
+        record, said = await run(services, asked, APT)
+        assert record.exit and record.exit.code == 0, said
+        assert len(set(registry.passwords)) and not asked.packages.withheld
 
 
 async def test_who_gets_them(services: Services, home: Path, tmp_path: Path) -> None:
@@ -321,5 +359,5 @@ async def test_what_has_ended_stays_so_until_it_is_kept(services: Services, tmp_
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    words = "set_them_up or once_for_all or says_that or uv_finds or cargo_obeys"
+    words = "set_them_up or once_for_all or says_that or uv_finds or cargo_obeys or apt_fetches"
     run_again(__file__, ordinary_user, data, "-k", words, env=readable_rust(data))

@@ -266,10 +266,15 @@ class _Unpacker:
     ) -> None:
         self.files = 0
         self.names: list[str] = []
+        """Of files and links. Files have the names of the archive, which are those here where
+        nothing is renamed."""
         self._place = place
         self._reader = reader
         self._rename = rename
         self._on_skip = on_skip
+        self._above = ""
+        self._folder: tuple[str, ...] = ()
+        """Where files of the folder `_above` of the archive go."""
 
     def run(self) -> None:
         for member in self._reader:
@@ -285,8 +290,11 @@ class _Unpacker:
 
     def _take(self, member: Member) -> None:
         name = os.fsdecode(member.name)
-        path = tuple(name.split("/")) if plain_name(member.name) else parts_of(name)
-        path = self._renamed(path)
+        plain = plain_name(member.name)
+        if plain and member.is_file and "/" in name:
+            self._take_file(name, member)
+            return
+        path = self._renamed(tuple(name.split("/")) if plain else parts_of(name))
         if member.kind == tarfile.DIRTYPE:
             self._place.make_folder(path, member)
             return
@@ -295,7 +303,7 @@ class _Unpacker:
                 f"The archive has an entry without a file name: {name!r}.", hint="Try again."
             )
         if member.is_file:
-            self._place.write(path, member, self._reader)
+            self._place.write(path[:-1], path[-1], member, self._reader)
             self.files += 1
         elif member.kind == tarfile.SYMTYPE:
             # What is around a folder that was copied under its name is not part of it.
@@ -312,6 +320,15 @@ class _Unpacker:
             self._on_skip(name, "neither a file nor a folder")
             return
         self.names.append("/".join(path))
+
+    def _take_file(self, name: str, member: Member) -> None:
+        """As nearly all are: in a folder, mostly that of the one before."""
+        above, _, last = name.rpartition("/")
+        if above != self._above:
+            self._folder, self._above = self._renamed(tuple(above.split("/"))), above
+        self._place.write(self._folder, last, member, self._reader)
+        self.files += 1
+        self.names.append(name)
 
     def _renamed(self, parts: tuple[str, ...]) -> tuple[str, ...]:
         """Beside the folder that was asked for lies what is not the sender's to write."""
@@ -399,12 +416,8 @@ class _Place:
             self.folder(path)
             self._made[path] = member
 
-    def write(self, path: tuple[str, ...], member: Member, reader: TarReader) -> None:
-        folder, name, mode = (
-            self.folder(path[:-1]),
-            path[-1],
-            allowed_mode(member.mode, self._umask),
-        )
+    def write(self, above: tuple[str, ...], name: str, member: Member, reader: TarReader) -> None:
+        folder, mode = self.folder(above), allowed_mode(member.mode, self._umask)
         # Most modes are not touched by the umask, and can be had at once.
         exact = not mode & self._umask
         first = mode if exact else 0o600

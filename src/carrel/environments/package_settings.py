@@ -21,6 +21,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ from typing import Any
 from carrel.domain.environments import NO_SETTINGS, PackageSettings
 from carrel.domain.errors import SpaceInvalid
 from carrel.domain.keys import looks_like_key
+from carrel.environments.apt_settings import (
+    parse_configuration,
+    parse_sources,
+    write_configuration,
+    write_sources,
+)
 from carrel.environments.login_shell import is_same, stamp_of
 
 MOST_BYTES = 256 * 1024
@@ -142,6 +149,7 @@ def _table(kind: ValueKind, prefixes: Iterable[str], *keys: str) -> dict[str, Va
     return {f"{prefix}{key}": kind for prefix in prefixes for key in keys}
 
 
+_DEB822 = "/etc/apt/sources.list.d/*.sources"
 _UV_PREFIXES = ("", "pip ")
 _NPM_CREDENTIALS = ("_auth", "_authToken", "_password", "always-auth", "email", "username")
 MANAGERS = (
@@ -218,8 +226,37 @@ MANAGERS = (
         _write_toml,
         _table(ValueKind.CREDENTIAL, ("registry ", "registries * "), "token"),
     ),
+    # Where they are read from in a sandbox is said in its /etc/apt (`runtimes/etc.py`).
+    ManagerFiles(
+        "apt",
+        ".config/apt/apt.conf",
+        ("/etc/apt/apt.conf.d/*", "/etc/apt/apt.conf"),
+        parse_configuration,
+        write_configuration,
+        {
+            **_table(ValueKind.URLS, ("acquire::",), "http*::proxy", "http*::proxy::*"),
+            **_table(ValueKind.WORDS, ("acquire::",), "retries", "http*::timeout", "languages"),
+            **_table(ValueKind.WORDS, ("acquire::https::",), "verify-peer", "verify-host"),
+            "acquire::https::cainfo": ValueKind.CERTIFICATES,
+        },
+        ("APT_CONFIG",),
+    ),
+    ManagerFiles(
+        "apt",
+        ".config/apt/sources.list.d/owner.sources",
+        ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*.list", _DEB822),
+        parse_sources,
+        write_sources,
+        {
+            "* uris": ValueKind.URLS,
+            **_table(ValueKind.WORDS, ("* ",), "types", "suites", "components", "architectures"),
+            **_table(ValueKind.WORDS, ("* ",), "signed-by", "trusted", "languages", "targets"),
+        },
+    ),
 )
 NETRC = ".netrc"
+_FOLDERS = tuple(f"etc/apt/{name}" for name in ("apt.conf.d", "sources.list.d", "auth.conf.d"))
+_PART = re.compile(r"[\w.-]+\.(?:list|sources|conf)|[\w-]+", re.ASCII)
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 _WITHOUT_PROXY = ("NO_PROXY", "no_proxy")
@@ -256,7 +293,7 @@ _URL = re.compile(r"((?:[\w-]+=)?(?:[A-Za-z][A-Za-z0-9+.-]*:)?//)?([^/?#]*)([^?#
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.~-]*)(?::\d*)?")
 _TOKEN = re.compile(r"/(?:t/[\w-]{6,}|[0-9a-f]{40,})(?:/|$)")
 """In a path: as conda and its index for pip have it, and one of packagecloud."""
-_WORDS = re.compile(r"[\w.:*/, \[\]-]*", re.ASCII)
+_WORDS = re.compile(r"[\w.:*/, \[\]+=~-]*", re.ASCII)
 _LINE = re.compile(r"[^\x00-\x1f\x7f]*")
 
 
@@ -271,14 +308,17 @@ class PackageManagers:
         said: Callable[[], Mapping[str, str]],
         check: Callable[[str], Mapping[str, str]],
         seen: Callable[[], Iterable[str]],
+        system: Path = Path("/"),
     ) -> None:
         """`said` is what the login shell says, `check` what may be shown of a path, as
-        `HomeToolchains` have them. `seen` are the paths that every sandbox shows."""
+        `HomeToolchains` have them. `seen` are the paths that every sandbox shows. `system` has the
+        /etc with the settings that all users of the machine have."""
         self._home = home
         self._env = env
         self._said = said
         self._check = check
         self._seen = seen
+        self._system = system
         self._known: dict[bool, tuple[PackageSettings, dict[str, str], dict[str, list[int]]]] = {}
 
     def settings(self, *, credentials: bool = False) -> PackageSettings:
@@ -289,14 +329,18 @@ class PackageManagers:
             known, before, stamps = self._known[credentials]
             if before == env and is_same(stamps):
                 return known
-        places = [[*_places(manager, self._home, env)] for manager in MANAGERS]
+        found_at = partial(_places, self._home, self._system, env)
+        places = [[*found_at(manager)] for manager in MANAGERS]
+        netrcs = [*_netrcs(self._home, self._system)]
         # Before the look: what changes meanwhile is seen by the next.
-        looked = [*chain(*places), self._home / NETRC]
+        whole = [place for _, place in netrcs]
+        looked = [*chain(*places), *whole, *(self._system / name for name in _FOLDERS)]
         stamps = {str(path): stamp_of(str(path)) for path in looked}
         passing = _Passing(self._home, self._check, tuple(self._seen()), credentials)
         for manager, own in zip(MANAGERS, places, strict=True):
             passing.take(manager, own)
-        passing.take_netrc()
+        for target, place in netrcs:
+            passing.take_netrc(target, place)
         passing.take_variables(env)
         withheld = tuple(dict.fromkeys(passing.withheld))
         found = PackageSettings(passing.files, passing.env, passing.shown, withheld, credentials)
@@ -304,17 +348,41 @@ class PackageManagers:
         return found
 
 
-def _places(manager: ManagerFiles, home: Path, env: Mapping[str, str]) -> Iterator[Path]:
+def _places(
+    home: Path, system: Path, env: Mapping[str, str], manager: ManagerFiles
+) -> Iterator[Path]:
     if manager.name == "npm" and (node := shutil.which("node", path=env.get("PATH", ""))):
         yield Path(node).parent.parent / "etc" / "npmrc"
     cargo = env.get("CARGO_HOME", "")
     for place in manager.places:
         if place.startswith(".cargo/") and os.path.isabs(cargo):
             yield Path(cargo) / place.removeprefix(".cargo/")
-        yield home / place
+        if place.startswith("/"):
+            yield from _matches(system, place)
+        else:
+            yield home / place
     for name in manager.variables:
         if os.path.isabs(env.get(name, "")):
             yield Path(env[name])
+
+
+def _netrcs(home: Path, system: Path) -> Iterator[tuple[str, Path]]:
+    """Files that are credentials as a whole, and where each goes."""
+    yield NETRC, home / NETRC
+    for pattern in ("/etc/apt/auth.conf", "/etc/apt/auth.conf.d/*.conf"):
+        for place in _matches(system, pattern):
+            yield ".config/apt/auth.conf", place
+
+
+def _matches(system: Path, pattern: str) -> Iterator[Path]:
+    """One file, there or not; or all that apt would read in a folder, in its order: nothing that
+    is left of an older version."""
+    if "*" not in pattern:
+        yield system / pattern.lstrip("/")
+        return
+    folder, _, ending = pattern.lstrip("/").rpartition("/")
+    found = (system / folder).glob(ending)
+    yield from sorted(one for one in found if _PART.fullmatch(one.name))
 
 
 @dataclass
@@ -345,16 +413,17 @@ class _Passing:
         if kept:
             self.files[manager.target] = manager.write(kept)
 
-    def take_netrc(self) -> None:
+    def take_netrc(self, target: str, place: Path) -> None:
+        name = target if place == self.home / target else str(place)
         try:
-            text = _read(self.home / NETRC)
+            text = _read(place)
         except ValueError:
-            self.withheld.append(f"{NETRC}, which cannot be read")
+            self.withheld.append(f"{name}, which cannot be read")
             return
         if text and self.credentials:
-            self.files[NETRC] = text
+            self.files[target] = self.files.get(target, "") + text
         elif text:
-            self.withheld.append(NETRC)
+            self.withheld.append(name)
 
     def take_variables(self, env: Mapping[str, str]) -> None:
         for name, value in env.items():

@@ -21,7 +21,20 @@ FRESH_S = 5.0
 sandboxes that start later than this."""
 
 WITHHELD = "carrel-withheld"
-OWN_FILES: dict[str, str | None] = {
+_APT = f"""// What the owner has set up, without credentials, and a state of the space: apt-get
+// update, apt-cache and apt-get download work, and nobody here may install.
+Dir::Etc::sourcelist "{HOME}/.config/apt/sources.list";
+Dir::Etc::sourceparts "{HOME}/.config/apt/sources.list.d";
+Dir::Etc::netrc "{HOME}/.config/apt/auth.conf";
+Dir::State "{HOME}";
+Dir::State::lists ".local/state/apt/lists";
+Dir::State::status "/etc/{WITHHELD}";
+Dir::Cache "{HOME}";
+Dir::Cache::archives ".cache/apt/archives";
+Dir::Cache::pkgcache ".cache/apt/pkgcache.bin";
+Dir::Cache::srcpkgcache ".cache/apt/srcpkgcache.bin";
+"""
+OWN_FILES: dict[str, str | Path | None] = {
     "passwd": (
         "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
         f"user:x:{INSIDE_ID}:{INSIDE_ID}::{HOME}:/bin/sh\n"
@@ -36,7 +49,11 @@ OWN_FILES: dict[str, str | None] = {
     f"{WITHHELD}.json": "{}\n",
     f"{WITHHELD}.xml": "<settings/>\n",
     f"{WITHHELD}folder": None,
+    "apt/apt.conf": _APT,
+    "apt/apt.conf.d/50owner.conf": Path(f"{HOME}/.config/apt/apt.conf"),
 }
+"""Texts, links to a path, and an empty folder. apt makes its folders only below one that is there,
+so that the home is all that it is given."""
 _NEVER = frozenset({"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname"})
 
 
@@ -74,8 +91,12 @@ class EtcFolder:
             for name, content in OWN_FILES.items():
                 path = partial / name
                 path.unlink(missing_ok=True)
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 if content is None:
                     path.mkdir(mode=0o755)
+                    continue
+                if isinstance(content, Path):
+                    path.symlink_to(content)
                     continue
                 path.write_text(content)
                 path.chmod(0o644)

@@ -60,6 +60,8 @@ ETC = (
     "ImageMagick-6", "ImageMagick-7", "R", "maven", "gtk-3.0", "xdg",
     # tools that give up when a file is there and cannot be read
     "gitconfig", "gitattributes", "wgetrc", "ssh/ssh_config", "ssh/ssh_config.d",
+    # which packages are preferred, and the public keys of those who sign them
+    "apt/preferences", "apt/preferences.d", "apt/trusted.gpg", "apt/trusted.gpg.d", "apt/keyrings",
 )
 _ETC_PATTERNS = ("python3.*", "java*", "llvm*", "emacs*", "php*")
 # fmt: on

@@ -56,11 +56,7 @@ class SmallFile(NamedTuple):
 
     def complete(self, target: int) -> None:
         os.fchmod(target, self.mode)
-        self.fill(target)
-
-    def fill(self, target: int) -> None:
-        if self.data and os.write(target, self.data) < len(self.data):
-            write_at(target, self.data, 0)
+        write_at(target, self.data, 0)
         os.utime(target, ns=(self.mtime_ns, self.mtime_ns))
 
 
@@ -184,22 +180,24 @@ class TreeWriter(FolderCache):
 
     def _make(self, above: str, folder: int, files: Sequence[SmallFile], done: int) -> int:
         for number in range(done, len(files)):
-            one = files[number]
+            name, data, mode, mtime_ns = one = files[number]
             try:
-                mode = 0o600 if self._umask else one.mode
-                target = os.open(one.name, _NEW, mode, dir_fd=folder)
+                target = os.open(name, _NEW, 0o600 if self._umask else mode, dir_fd=folder)
                 try:
-                    (one.complete if self._umask else one.fill)(target)
+                    if self._umask or (data and os.write(target, data) < len(data)):
+                        one.complete(target)
+                    else:
+                        os.utime(target, ns=(mtime_ns, mtime_ns))
                 except BaseException:
                     with contextlib.suppress(OSError):
-                        os.unlink(one.name, dir_fd=folder)
+                        os.unlink(name, dir_fd=folder)
                     raise
                 finally:
                     os.close(target)
             except (FileExistsError, PermissionError):
                 return number
             except OSError as error:
-                raise path_error(join(above, one.name), error) from error
+                raise path_error(join(above, name), error) from error
         return len(files)
 
     def symlink(self, path: str, target: bytes, mtime_ns: int) -> None:
