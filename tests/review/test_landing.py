@@ -27,7 +27,7 @@ from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.trees import Owner
 from carrel.domain.turns import TurnRequest
-from carrel.review.checkout import MovedFile, ProjectCheckout
+from carrel.review.checkout import CheckoutFile, ProjectCheckout
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
 from tests.accounts import Account
@@ -416,7 +416,7 @@ async def test_a_landing_that_the_disk_refuses(
     write = ProjectCheckout._write
     written: list[str] = []
 
-    def full(checkout: ProjectCheckout, file: MovedFile, owner: Owner) -> None:
+    def full(checkout: ProjectCheckout, file: CheckoutFile, owner: Owner) -> None:
         if file.path == "new.txt" and not written:
             written.append(file.path)
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -41,7 +41,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class MovedFile:
+class CheckoutFile:
     path: str
     old: Version
     new: Version
@@ -117,7 +117,7 @@ class ProjectCheckout:
         where = ("-c", "core.bare=false", f"--work-tree={self._place}")
         return self._repository.run(*where, *words, input=input, folder=self._folder)
 
-    def _moved(self, before: str, after: str) -> list[MovedFile]:
+    def _moved(self, before: str, after: str) -> list[CheckoutFile]:
         words = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", before, after)
         fields = iter(self._repository.run(*words).split(b"\0"))
         found = []
@@ -125,7 +125,7 @@ class ProjectCheckout:
             if row := _RAW.fullmatch(about):
                 old = Version(int(row[1], 8), row[3].decode() if int(row[1], 8) else "")
                 new = Version(int(row[2], 8), row[4].decode() if int(row[2], 8) else "")
-                found.append(MovedFile(os.fsdecode(next(fields)), old, new))
+                found.append(CheckoutFile(os.fsdecode(next(fields)), old, new))
         for one in found:
             if GITLINK in (one.old.mode, one.new.mode):
                 raise LandingRefused(
@@ -145,7 +145,7 @@ class ProjectCheckout:
             found[os.fsdecode(name)] = Version(int(mode, 8) if plain else -1, oid)
         return found
 
-    def _as(self, root: Root, file: MovedFile) -> str:
+    def _as(self, root: Root, file: CheckoutFile) -> str:
         """Whether the checkout has it as it was (`old`), as it becomes (`new`), or neither."""
         for word, version in (("old", file.old), ("new", file.new)):
             if self._is(root, file.path, version):
@@ -199,7 +199,7 @@ class ProjectCheckout:
             except OSError:
                 return
 
-    def _write(self, file: MovedFile, owner: Owner) -> None:
+    def _write(self, file: CheckoutFile, owner: Owner) -> None:
         content = self._repository.run("cat-file", "blob", file.new.oid)
         with path_errors(file.path), self._above(file.path, make=owner) as (folder, name):
             if file.new.mode == LINK:
@@ -219,7 +219,7 @@ class ProjectCheckout:
 
             write_atomically(folder, name, fill, mode=_mode(folder, name, file), owner=owner)
 
-    def _has_other_ends(self, file: MovedFile) -> bool:
+    def _has_other_ends(self, file: CheckoutFile) -> bool:
         with Root.at(self._place) as root:
             status = root.status(file.path)
             if status is None or not stat.S_ISREG(status.st_mode) or not file.old.mode:
@@ -245,7 +245,7 @@ def _is_kept(root: Root, path: str, going: set[str]) -> bool:
     return False
 
 
-def _mode(folder: int, name: bytes, file: MovedFile) -> int:
+def _mode(folder: int, name: bytes, file: CheckoutFile) -> int:
     """As it was, but for what git knows of it: whether it is a program."""
     status = status_of(folder, name)
     was = 0o644
@@ -268,7 +268,7 @@ def _make_folders(top: int, path: str, owner: Owner) -> None:
         os.close(held)
 
 
-def _name(file: MovedFile) -> str:
+def _name(file: CheckoutFile) -> str:
     return file.new.oid or "0" * len(file.old.oid)
 
 
