@@ -1,5 +1,5 @@
-"""Folders of tests: where they are made, and taking away what a test left on disk, whatever it mounted
-or forbade there."""
+"""Folders of tests: placing them on disk, and taking them away, whatever was mounted or forbidden
+there."""
 
 from __future__ import annotations
 
