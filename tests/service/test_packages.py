@@ -322,7 +322,5 @@ async def test_what_has_ended_stays_so_until_it_is_kept(services: Services, tmp_
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    words = " or ".join(
-        ("set_them_up", "once_for_all", *beyond("says_that", "uv_finds", "cargo_obeys"))
-    )
-    run_again(__file__, ordinary_user, data, "-k", words, env=readable_rust(data))
+    words = ("set_them_up", *beyond("once_for_all", "says_that", "uv_finds", "cargo_obeys"))
+    run_again(__file__, ordinary_user, data, "-k", " or ".join(words), env=readable_rust(data))
