@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.folders import spread
 from tests.forking import forked
 from tests.sampling import EXHAUSTIVE, VARIABLE
 
@@ -93,6 +94,8 @@ def run_as(
     full.update(env or {})
     first = len(PYTEST)
     if words[0] == sys.executable and tuple(words[1:first]) == PYTEST[1:]:
+        if "TMPDIR" in full:
+            spread(full["TMPDIR"])
         return _run_tests(account, words[3:], full, cwd, timeout)
     return _run(account, words, full, cwd, timeout)
 

@@ -1,7 +1,10 @@
-"""Taking away what a test left on disk, whatever it mounted or forbade there."""
+"""Folders of tests: placing them on disk, and taking them away, whatever was mounted or forbidden
+there."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -11,6 +14,27 @@ from pathlib import Path
 
 UNMOUNT_TIMEOUT_S = 20.0
 """A lazy unmount does not wait for users of the mount; only a stuck disk takes this long."""
+
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
+_TOP_OF_HIERARCHIES = 0x00020000
+
+
+def spread(folder: Path | str) -> None:
+    """Asks the file system to place the folders in this one far from each other.
+
+    ext4 without a journal, as virtual machines often have it, reuses no inode for minutes after it
+    was freed, and looks at all of these near a new file: a file costs ten times as much where
+    thousands were removed.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Only ext file systems know of it.
+        with contextlib.suppress(OSError):
+            flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))[:4], "little")
+            wanted = (flags | _TOP_OF_HIERARCHIES).to_bytes(8, "little")
+            fcntl.ioctl(descriptor, _SET_FLAGS, wanted)
+    finally:
+        os.close(descriptor)
 
 
 def mounts_below(folder: Path) -> list[str]:

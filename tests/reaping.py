@@ -1,4 +1,5 @@
-"""Runs a command, and buries at once whatever was left alone below it.
+"""Runs a command with a temporary folder of its own, and buries at once whatever was left alone
+below it.
 
     python -m tests.reaping pytest …
 
@@ -12,14 +13,31 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from carrel.linux import namespaces
+from tests.folders import remove_folder, spread
 
 
 def run(argv: Sequence[str]) -> int:
     """Its exit status, as a shell has it."""
+    shared = tempfile.gettempdir()
+    own = Path(tempfile.mkdtemp(prefix="ct-"))
+    # As the one that all share; and what pytest keeps for a look stays there.
+    own.chmod(0o1777)
+    spread(own)
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", shared)
+    os.environ["TMPDIR"] = str(own)
+    try:
+        return _run(argv)
+    finally:
+        remove_folder(own)
+
+
+def _run(argv: Sequence[str]) -> int:
     namespaces.become_subreaper()
     keys, others = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
     # What a shell or nohup starts in the background ignores some, and tests are about them.

@@ -111,6 +111,8 @@ async def play(
 # models that are not there, and turns of the driver as a program of its own.
 
 
+# Claude's has turns, tools and questions in the suite of all frontends.
+@pytest.mark.parametrize("real", [CodexAcp, *beyond(ClaudeAgentAcp)], indirect=True, ids=name_of)
 async def test_a_turn_and_the_next_one(
     real: DrivenFrontend, setup: AgentSetup, api: Standin
 ) -> None:

@@ -32,6 +32,7 @@ from carrel.domain.turns import (
 )
 from tests.agents.staging import INTERRUPT, WAIT_S, Heard, Held, setup_in
 from tests.agents.standins import Standin, serving
+from tests.sampling import whole_only
 
 FRONTEND = AgentSdk(Locator(Path("/nonexistent")))
 MCP = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
@@ -139,6 +140,8 @@ async def test_it_asks(setup: AgentSetup, api: Standin) -> None:
     assert [told.payload["name"] for told in asked] == ["Write", "Write"]
 
 
+# In a sample one of the questions above is answered with no.
+@whole_only
 async def test_it_is_denied(setup: AgentSetup, api: Standin) -> None:
     request = replace(asking(api, "WRITE a.txt words"), permission=Permission.DENY)
     _, heard = await play(setup, request)
@@ -146,6 +149,8 @@ async def test_it_is_denied(setup: AgentSetup, api: Standin) -> None:
     assert heard.of(Type.PERMISSION)[0].payload["decision"] == "deny"
 
 
+# In a sample one turn shows its key; two at once have theirs in the suite of all frontends.
+@whole_only
 async def test_two_at_once_have_their_own_keys(tmp_path: Path, api: Standin) -> None:
     turns = []
     for name in ("one", "two"):

@@ -94,8 +94,14 @@ async def test_what_is_said_meanwhile_is_heard(
     assert Path(setup.workspace, "a.txt").read_text().strip() == "words"
 
 
-@pytest.mark.parametrize("frontend", NAMES[:2], indirect=True)
-@pytest.mark.parametrize("permission", [Permission.ASK, Permission.DENY])
+ASK, DENY = Permission.ASK, Permission.DENY
+# Each of the programs, and each of the permissions.
+EACH = [("claude-code", ASK), ("codex-cli", DENY)]
+EACH += beyond(("claude-code", DENY), ("codex-cli", ASK))
+each = pytest.mark.parametrize(("frontend", "permission"), EACH, indirect=["frontend"])
+
+
+@each
 async def test_the_spaces_own_tools_need_no_permission(
     frontend: Frontend, setup: AgentSetup, api: Standin, permission: Permission
 ) -> None:
@@ -119,8 +125,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("frontend", RULES, indirect=True)
-@pytest.mark.parametrize("permission", [Permission.ASK, Permission.DENY])
+@each
 async def test_what_the_project_allows_itself_is_not_allowed(
     frontend: Frontend, setup: AgentSetup, api: Standin, permission: Permission
 ) -> None:
@@ -147,8 +152,8 @@ async def test_what_the_project_allows_itself_is_not_allowed(
         assert len(program.heard.of(Type.PERMISSION)) == 2
 
 
-# Pi's turns are those of one program, and what it does then is in the suite.
-@pytest.mark.parametrize("frontend", (*NAMES[:2], *beyond(NAMES[2])), indirect=True)
+# Pi's turns are those of one program, and what it does then is in the suite, as for Claude's.
+@pytest.mark.parametrize("frontend", ("codex-cli", *beyond("claude-code", "pi-sdk")), indirect=True)
 async def test_a_model_that_is_not_there(
     frontend: Frontend, setup: AgentSetup, api: Standin
 ) -> None:

@@ -60,42 +60,30 @@ def test_it_implements_the_contracts(claude: ClaudeCode) -> None:
     assert callable(interactive.prepare_terminal)
 
 
-def test_a_turn_with_text(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
-    request = asking(standin, "hello")
-    done = run(claude, request, setup)
-    assert done.result.success, done.result
-    assert done.result.final_output == "reply 1: hello"
-    assert [told.payload["text"] for told in done.of(Type.MESSAGE)] == ["reply 1: hello"]
-    assert "".join(str(told.payload["text"]) for told in done.of(Type.MESSAGE_DELTA)) == (
+def test_a_turn_and_the_next_one(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
+    request = replace(asking(standin, "hello"), system_prompt="Speak softly.")
+    first = run(claude, request, setup)
+    assert first.result.success, first.result
+    assert first.result.final_output == "reply 1: hello"
+    assert [told.payload["text"] for told in first.of(Type.MESSAGE)] == ["reply 1: hello"]
+    assert "".join(str(told.payload["text"]) for told in first.of(Type.MESSAGE_DELTA)) == (
         "reply 1: hello"
     )
-    assert done.key == session_key(request)
+    assert first.key == session_key(request)
     assert standin.requests[0].headers["x-api-key"] == KEY
-    (usage,) = done.of(Type.USAGE)
+    (usage,) = first.of(Type.USAGE)
     assert usage.payload["output_tokens"] == 20
-
-
-def test_a_turn_that_writes(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
-    file = Path(setup.workspace, "made.txt")
-    done = run(claude, asking(standin, f"WRITE {file} by hand"), setup)
-    assert done.result.success, done.result
-    assert file.read_text() == "by hand"
-    (call,), (answer,) = done.of(Type.TOOL_CALL), done.of(Type.TOOL_RESULT)
-    assert call.payload["name"] == "Write"
-    assert call.payload["id"] == answer.payload["id"]
-    assert answer.payload["is_error"] is False
-
-
-def test_a_resumed_conversation_is_the_old_one(
-    claude: ClaudeCode, setup: AgentSetup, standin: Standin
-) -> None:
-    first = run(claude, asking(standin, "one"), setup)
+    assert "Speak softly." in json.dumps(standin.requests[0].body)
     request = replace(asking(standin, "two", "run-2"), continuation=first.continuation)
-    second = run(claude, request, setup)
+    second = run(claude, replace(request, system_prompt="Speak clearly."), setup)
     assert second.result.final_output == "reply 2: two"
     assert second.key == first.key
     costs = [done.of(Type.USAGE)[0].payload["cost_usd"] for done in (first, second)]
     assert costs[0] == pytest.approx(costs[1])
+    # What is said to it later takes the place of what was said first.
+    body = json.dumps(standin.requests[-1].body)
+    assert "Speak clearly." in body
+    assert "Speak softly." not in body
 
 
 def test_an_unknown_conversation(claude: ClaudeCode, setup: AgentSetup, standin: Standin) -> None:
@@ -167,30 +155,25 @@ def test_nothing_that_needs_a_permission(
     assert denied.payload["input"] == {"file_path": str(file), "content": "x"}
 
 
-def test_the_space_tools_and_what_the_agent_is_told(
+def test_a_turn_that_writes_and_uses_a_tool_of_the_space(
     claude: ClaudeCode, setup: AgentSetup, standin: Standin
 ) -> None:
     server = str(Path(__file__).with_name("mcp_server.py"))
     setup = replace(setup, mcp=(sys.executable, server), mcp_env={"SPACE_PASS": "planted"})
     Path(setup.context, "notes.md").write_text("notes")
-    request = asking(standin, 'USE mcp__carrel__shout {"text": "aloud"}')
-    request = replace(request, system_prompt="Be kind to readers.")
+    file = Path(setup.workspace, "made.txt")
+    prompt = f'WRITE {file} by hand\nUSE mcp__carrel__shout {{"text": "aloud"}}'
+    request = replace(asking(standin, prompt), system_prompt="Be kind to readers.")
     done = run(claude, request, setup)
-    assert [told.payload["output"] for told in done.of(Type.TOOL_RESULT)] == ["ALOUD"]
+    assert done.result.success, done.result
+    assert file.read_text() == "by hand"
+    calls, answers = done.of(Type.TOOL_CALL), done.of(Type.TOOL_RESULT)
+    assert [call.payload["name"] for call in calls] == ["Write", "mcp__carrel__shout"]
+    assert [call.payload["id"] for call in calls] == [one.payload["id"] for one in answers]
+    assert answers[0].payload["is_error"] is False and answers[1].payload["output"] == "ALOUD"
     assert "Be kind to readers." in json.dumps(standin.requests[0].body)
     assert setup.context in standin.texts()[0]
     _assert_unseen(claude, request, setup, "planted")
-
-
-def test_a_changed_system_prompt_counts(
-    claude: ClaudeCode, setup: AgentSetup, standin: Standin
-) -> None:
-    first = run(claude, replace(asking(standin, "one"), system_prompt="Speak softly."), setup)
-    request = replace(asking(standin, "two", "run-2"), continuation=first.continuation)
-    run(claude, replace(request, system_prompt="Speak clearly."), setup)
-    body = json.dumps(standin.requests[-1].body)
-    assert "Speak clearly." in body
-    assert "Speak softly." not in body
 
 
 def test_secrets_are_in_the_environment_only(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carrel.agents.frontends.claude_driver import ClaudeTranslator
 from carrel.agents.frontends.lines import MAX_OUTPUT, MAX_RAW
 from carrel.domain.turns import AgentEventType as Type
 from tests.agents.recordings import SESSION, made_up, play, replay
+from tests.sampling import examples
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,7 @@ def test_what_is_unknown_or_much_is_kept_in_part() -> None:
     assert len(str(done.told[1].payload["output"])) < MAX_OUTPUT + 100
 
 
+@settings(max_examples=examples(40, exhaustive=400))
 @given(st.lists(made_up("claude-code")), st.none() | st.integers(), st.text())
 def test_nothing_raises(lines: list[bytes], code: int | None, stderr: str) -> None:
     done = play(ClaudeTranslator("asked"), lines, code, stderr)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carrel.agents.frontends.codex_driver import CodexTranslator
 from carrel.domain.turns import AgentEventType as Type
 from tests.agents.recordings import SESSION, made_up, play, replay
+from tests.sampling import examples
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,7 @@ def test_how_it_ended_without_a_last_word(code: int | None, stderr: str, expecte
     assert done.code == expected
 
 
+@settings(max_examples=examples(40, exhaustive=400))
 @given(st.lists(made_up("codex-cli")), st.none() | st.integers(), st.text())
 def test_nothing_raises(lines: list[bytes], code: int | None, stderr: str) -> None:
     done = play(CodexTranslator("asked"), lines, code, stderr)

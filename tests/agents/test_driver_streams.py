@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carrel.agents.driven import DrivenTranslator
@@ -20,6 +20,7 @@ from carrel.domain.turns import AgentEventType as Type
 from carrel.domain.turns import Told, TurnResult
 from tests.agents.recordings import STREAMS, made_up, replay
 from tests.agents.staging import code_of
+from tests.sampling import examples
 
 SHOWN = (Type.MESSAGE, Type.TOOL_CALL, Type.TOOL_RESULT, Type.USAGE)
 
@@ -86,6 +87,7 @@ def test_pi_fails(case: str, code: str) -> None:
     assert code_of(result) == code
 
 
+@settings(max_examples=examples(40, exhaustive=400))
 @given(st.lists(made_up("pi"), max_size=5))
 def test_pi_may_say_anything(made: list[bytes]) -> None:
     translator = PiTranslator()
@@ -160,6 +162,7 @@ VALUES = st.recursive(
 UPDATES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
 
 
+@settings(max_examples=examples(40, exhaustive=400))
 @given(st.lists(st.tuples(st.sampled_from(KINDS) | VALUES, UPDATES), max_size=5))
 def test_acp_may_say_anything(made: list[tuple[object, dict[str, object]]]) -> None:
     translator = AcpTranslator()

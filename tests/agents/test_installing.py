@@ -44,26 +44,25 @@ def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def test_a_program_is_installed_and_found(tmp_path: Path) -> None:
+def test_a_program_is_installed_and_found_and_replaced_by_a_new_pin(tmp_path: Path) -> None:
     own = tmp_path / "own"
-    packages = {"front": Package("tool", (archive(tmp_path, "1.0.0"),))}
-    folder = install("front", own, packages)
+    first = {"front": Package("tool", (archive(tmp_path, "1.0.0"),))}
+    folder = install("front", own, first)
     assert folder == own / "front"
     assert (folder / "node_modules" / "tool" / "made").exists()
     assert folder.stat().st_mode & 0o777 == 0o755
     assert [path.name for path in own.iterdir()] == ["front"]
     locator = Locator(own)
     assert locator.version(locator.require("front", "tool")) == "1.0.0"
-
-
-def test_again_is_at_once_and_a_new_pin_replaces(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    first = {"front": Package("tool", (archive(tmp_path, "1.0.0"),))}
-    inode = install("front", own, first).stat().st_ino
+    # Again is at once.
+    inode = folder.stat().st_ino
     assert install("front", own, first).stat().st_ino == inode
+    # What was there stays when the new one fails.
+    with pytest.raises(FrontendNotInstalled):
+        install("front", own, {"front": Package("tool", ("tool@2.0.0",))})
+    assert Locator(own).version(Locator(own).require("front", "tool")) == "1.0.0"
     install("front", own, {"front": Package("tool", (archive(tmp_path, "1.1.0"),))})
-    locator = Locator(own)
-    assert locator.version(locator.require("front", "tool")) == "1.1.0"
+    assert Locator(own).version(Locator(own).require("front", "tool")) == "1.1.0"
     assert [path.name for path in own.iterdir()] == ["front"]
 
 
@@ -74,15 +73,6 @@ def test_without_a_network_nothing_is_left(tmp_path: Path) -> None:
     assert "ECONNREFUSED" in str(caught.value.details["output"])
     assert "npm install -g @anthropic-ai/claude-code@" in caught.value.hint
     assert list(own.iterdir()) == []
-
-
-def test_what_was_there_stays_when_the_new_one_fails(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    install("front", own, {"front": Package("tool", (archive(tmp_path, "1.0.0"),))})
-    with pytest.raises(FrontendNotInstalled):
-        install("front", own, {"front": Package("tool", ("tool@2.0.0",))})
-    locator = Locator(own)
-    assert locator.version(locator.require("front", "tool")) == "1.0.0"
 
 
 def test_a_package_without_the_program(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ async def test_a_turn_and_the_next_one(frontend: PiSdk, setup: AgentSetup, api: 
     assert second.key == first.key
 
 
+# In a sample it is tried in the suite of all frontends.
+@whole_only
 async def test_the_same_session_without_a_continuation_is_a_new_conversation(
     frontend: PiSdk, setup: AgentSetup, api: Standin
 ) -> None:
@@ -99,6 +101,8 @@ async def test_the_same_session_without_a_continuation_is_a_new_conversation(
     assert other.key != first.key
 
 
+# In a sample it does in the suite of all frontends.
+@whole_only
 async def test_it_writes_a_file(frontend: PiSdk, setup: AgentSetup, api: Standin) -> None:
     result, heard = await play(frontend, setup, asking(api, "WRITE a.txt words"))
     assert result.success

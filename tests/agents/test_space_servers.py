@@ -19,6 +19,7 @@ from carrel.domain.turns import Control, ControlKind, InteractionMode, Permissio
 from tests.instances.rig import WAIT_S, serving, until
 from tests.instances.small import PYTHON, put_small
 from tests.load.clearing import end_everything
+from tests.sampling import whole_only
 from tests.service.rig import make, run
 
 READ = 'tool mcp__small__read {"path": "who.txt"}'
@@ -127,8 +128,7 @@ async def test_as_long_as_the_space(services: Services, project: Path) -> None:
     assert not living(services, space)
     assert [one.state for one in services.spaces.residents(stopped)] == [None]
     await services.spaces.start(LOCAL, space.space_id)
-    await told(services, space, READ)
-    (second,) = living(services, space)
+    (second,) = await started(services, space)
     assert second.instance_id != first.instance_id
     await services.spaces.remove(LOCAL, space.space_id, force=True)
     assert not living(services, space)
@@ -232,6 +232,8 @@ async def test_in_a_terminal(services: Services, project: Path) -> None:
     assert said([event], "tool_result", "output") == ["the first"]
 
 
+# In a sample the daemon is killed between two turns in the suite of all frontends.
+@whole_only
 async def test_a_daemon_after_another(data: Path, project: Path) -> None:
     """They go on with the space, and are not started twice."""
     try:

@@ -14,7 +14,7 @@ from tests.trees.again import run_again
 TIMEOUT_S = 280.0
 """The slowest has real agents, and the machine may be busy."""
 FILES = (
-    *("test_views.py", "test_cp.py"),
+    *("test_cp.py", *beyond("test_views.py")),
     *beyond("test_transcript.py", "test_permit.py", "test_errors.py", "test_agents.py"),
     *beyond("test_request.py", "test_config.py", "test_spaces.py", "test_hub.py"),
 )

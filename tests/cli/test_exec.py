@@ -18,7 +18,7 @@ from tests.client.killing import COUNT, COUNTING, kill
 from tests.daemon.rig import LOOK_S, Daemon
 from tests.sampling import examples
 
-MUCH = examples(60_000_000, exhaustive=200_000_000)
+MUCH = examples(30_000_000, exhaustive=200_000_000)
 """More than anything on its way keeps."""
 
 

@@ -13,6 +13,7 @@ from carrel.cli.commands import COMMANDS, GROUPS, find_command, load
 from carrel.cli.parser import parse_program, parse_verb
 from carrel.cli.program import make_command
 from carrel.cli.spec import Option, Verb
+from tests.sampling import examples
 
 GOOD = {
     "text": ["x", "a b", ""],
@@ -64,7 +65,7 @@ def spellings(option: Option) -> list[list[str]]:
     return found
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(150, exhaustive=400))
 @given(lines())
 def test_it_agrees_with_click_or_leaves_it_to_click(line: tuple[str, list[str]]) -> None:
     name, words = line

@@ -21,6 +21,7 @@ from tests.agents.standins import serving
 from tests.cli.program import PROGRAM, TIMEOUT_S, Program, in_terminal
 from tests.conformance.frontends import CLAUDE, CODEX, PROGRAMS, Case
 from tests.daemon.rig import LOOK_S, Daemon
+from tests.sampling import beyond
 
 
 @pytest.fixture
@@ -232,8 +233,8 @@ url: http://HOST/v1/responses)
 @pytest.mark.parametrize(
     ("case", "failures", "did"),
     # Codex asks five times before it says that it does.
-    [(CLAUDE, [529], CLAUDE_DID), (CODEX, [503] * 5, CODEX_DID)],
-    ids=("claude-code", "codex-cli"),
+    [(CLAUDE, [529], CLAUDE_DID), *beyond((CODEX, [503] * 5, CODEX_DID))],
+    ids=("claude-code", *beyond("codex-cli")),
 )
 def test_a_real_agent_and_its_retries(
     own_daemon: Daemon, carrel: Program, case: Case, failures: list[int], did: str

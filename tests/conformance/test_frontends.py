@@ -194,8 +194,9 @@ def test_interrupt(day: Day) -> None:
     assert day.talk.first["result"]["success"]
 
 
-# Carrel's own driver speaks for Pi and ACP agents: it is killed with them.
-@pytest.mark.parametrize("case", together(sampled(CASES, CODEX_ACP, PI)), indirect=True)
+# Carrel's own driver speaks for Pi and ACP agents: it is killed with them. Codex is
+# in its terminal.
+@pytest.mark.parametrize("case", together(sampled(CASES, CODEX_ACP, PI, CODEX)), indirect=True)
 def test_killed_in_the_middle_and_gone_on_with(day: Day) -> None:
     """And the daemon is killed while it is gone on with."""
     desk, known = day.desk, day.talk.second["continuation"]
@@ -216,7 +217,7 @@ def test_killed_in_the_middle_and_gone_on_with(day: Day) -> None:
 
 
 # What is left to read after the end is the same for all that Carrel's own driver speaks for.
-@pytest.mark.parametrize("case", together((SCRIPTED, CLAUDE, *beyond(CODEX))), indirect=True)
+@pytest.mark.parametrize("case", together((SCRIPTED, *beyond(CLAUDE, CODEX))), indirect=True)
 def test_it_ends_while_there_is_no_daemon(desk: Desk) -> None:
     turn = good(desk.begin("\n".join(late(desk, "ended.txt"))))["id"]
     with desk.daemon_killed():

@@ -168,7 +168,7 @@ def until(terminal: Terminal, text: str) -> None:
     terminal.text = b""
 
 
-@pytest.mark.parametrize("room", [SCRIPTED, CODEX, *beyond(CLAUDE)], ids=str, indirect=True)
+@pytest.mark.parametrize("room", [SCRIPTED, *beyond(CLAUDE, CODEX)], ids=str, indirect=True)
 def test_attach_and_detach(room: Room) -> None:
     """Who is told that it waits attaches, speaks, leaves and comes back: it is all still there."""
     turn = room.start("hello one")
@@ -202,7 +202,8 @@ def test_attach_and_detach(room: Room) -> None:
     assert ended["result"]["error"]["code"] == "interrupted" and room.activity == "exited"
 
 
-@pytest.mark.parametrize("room", [CLAUDE, CODEX, *beyond(SCRIPTED)], ids=str, indirect=True)
+# Claude's terminal asks below, and goes on in `tests/agents/test_claude_code.py`.
+@pytest.mark.parametrize("room", [CODEX, *beyond(CLAUDE, SCRIPTED)], ids=str, indirect=True)
 def test_a_crash_and_the_same_conversation(room: Room) -> None:
     """By a key of the turn's own, and then by the one that is stored: both are used, and written
     nowhere."""
@@ -265,7 +266,7 @@ def test_the_daemon_is_killed(room: Room) -> None:
     assert room.end(turn)["state"] == "error"
 
 
-@pytest.mark.parametrize("room", [CLAUDE, *beyond(CODEX)], ids=str, indirect=True)
+@pytest.mark.parametrize("room", [CODEX, *beyond(CLAUDE)], ids=str, indirect=True)
 def test_an_unknown_conversation(room: Room) -> None:
     """It begins none of its own."""
     asked = {"provider": str(room.case.provider), "key": UNKNOWN_KEY}
@@ -435,7 +436,7 @@ def test_the_connection_is_lost(impatient: Room) -> None:
     impatient.until(lambda: impatient.tmux(*attached) == "0")
 
 
-@pytest.mark.parametrize("leave", ["by its key", "by closing the window", "by a kill"])
+@pytest.mark.parametrize("leave", ["by its key", *beyond("by closing the window", "by a kill")])
 def test_several_spaces_at_once(
     daemon: Daemon, standin: Standin, tmp_path: Path, leave: str
 ) -> None:

@@ -19,7 +19,7 @@ from carrel.runtimes.limits.cgroups import Cgroups
 from tests.folders import mounts_below
 from tests.sampling import examples
 
-CYCLES = examples(100, exhaustive=1000)
+CYCLES = examples(50, exhaustive=1000)
 """What only every tenth leaves would still be more than what is allowed to stay open."""
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from carrel.environments.files import MAX_BYTES, MAX_NOTES
 from carrel.environments.language_table import LANGUAGES
 from tests.environments.rig import think
+from tests.sampling import examples
 
 CPU_S = 10.0
 """The worst of these takes half a second; what grows with the square takes minutes."""
@@ -173,26 +174,30 @@ def check(files: dict[str, bytes]) -> None:
     assert think(files) == report
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(
+    max_examples=examples(100, exhaustive=300),
+    suppress_health_check=[HealthCheck.too_slow],
+    deadline=None,
+)
 @given(st.dictionaries(st.sampled_from(NAMES), CONTENTS, max_size=6))
 def test_any_project(files: dict[str, bytes]) -> None:
     check(files)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, exhaustive=300), deadline=None)
 @given(st.lists(DOCKER_WORDS, max_size=60).map("".join))
 def test_any_dockerfile(text: str) -> None:
     check({"Dockerfile": b"FROM a\n" + text.encode(), "Containerfile": text.encode()})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, exhaustive=300), deadline=None)
 @given(st.dictionaries(DEV_KEYS, DEV_VALUES, max_size=8))
 def test_any_devcontainer(config: dict[str, object]) -> None:
     text = json.dumps(config).encode()
     check({".devcontainer/devcontainer.json": text, "package.json": text, "Dockerfile": text})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, exhaustive=300), deadline=None)
 @given(st.lists(TOML_WORDS, max_size=40).map("".join))
 def test_any_toml(text: str) -> None:
     names = ("pyproject.toml", "mise.toml", "Cargo.toml", "rust-toolchain", "Pipfile")

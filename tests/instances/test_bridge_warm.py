@@ -48,6 +48,7 @@ from tests.instances.rig import (
     start,
 )
 from tests.instances.rig import until as until_state
+from tests.sampling import whole_only
 
 # They share a service, and the bridge that it keeps loaded.
 pytestmark = pytest.mark.xdist_group("warm bridges")
@@ -289,6 +290,8 @@ async def test_a_fork_outlives_the_daemon_and_the_loaded_one(data: Path, tmp_pat
         assert processes(kept.instance.instance_id) == []
 
 
+# In a sample the service that ends leaves them to the next.
+@whole_only
 def test_a_daemon_that_is_killed_leaves_them_to_the_next(data: Path, tmp_path: Path) -> None:
     daemon = Daemon(data / "data")
     try:

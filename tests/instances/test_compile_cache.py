@@ -22,6 +22,7 @@ from tests.instances.inside.serving import connected
 from tests.instances.installed import require, search_path
 from tests.instances.rig import PYTHON, WAIT_S, call, leftovers, start
 from tests.instances.rig import SCRIPT as SERVER
+from tests.sampling import whole_only
 
 SCRIPT = """\
 const fs = require('node:fs'), lines = require('node:readline');
@@ -285,6 +286,8 @@ async def test_who_says_otherwise_is_left_alone(
     await look(handed)
 
 
+# In a sample small programs fill it and find it filled.
+@whole_only
 @shared
 async def test_the_real_servers(data: Path, services: Services, project: Path) -> None:
     require("everything")

@@ -15,21 +15,22 @@ TIMEOUT_S = 200.0
 """For all of them, one after the other, on a loaded machine."""
 TESTS = {
     "test_starting.py": (
-        *(f"test_every_way_to_a_server[{way}]" for way in ("process-True", "fd-True", "sse-False")),
-        "test_every_way_to_a_server[fd with a token-True]",
+        *(f"test_every_way_to_a_server[{way}]" for way in ("fd-True", "sse-False")),
+        *(f"test_every_way_to_a_server[{way}]" for way in beyond("process-True")),
+        *beyond("test_every_way_to_a_server[fd with a token-True]"),
         "test_a_network_is_its_own",
         "test_it_sees_its_project_and_no_more",
-        "test_children_that_went_away_go_too",
+        *beyond("test_children_that_went_away_go_too"),
     ),
     "test_lifetimes.py": (
         "test_it_is_started_again_under_the_same_id",
-        "test_it_ends_with_its_owner",
+        *beyond("test_it_ends_with_its_owner"),
         *beyond("test_an_orderly_stop_ends_what_was_not_to_survive"),
     ),
     "test_in_spaces.py": (
         "test_from_outside_and_from_inside",
-        "test_its_release_leaves_the_space_alone",
-        "test_a_crash_in_a_space",
+        *beyond("test_its_release_leaves_the_space_alone"),
+        *beyond("test_a_crash_in_a_space"),
         *beyond("test_real_ones[serena]"),
     ),
     "test_streams.py": (
@@ -41,9 +42,9 @@ TESTS = {
         "test_what_is_in_reach",
         "test_what_runs_in_a_space_is_no_client[bubblewrap]",
         "test_what_runs_in_a_space_is_no_client[landlock]",
-        "test_a_project_that_became_a_link_is_not_shown",
+        *beyond("test_a_project_that_became_a_link_is_not_shown"),
     ),
-    "test_real.py": ("test_files_by_their_own_paths",),
+    "test_real.py": beyond("test_files_by_their_own_paths"),
 }
 
 pytestmark = [

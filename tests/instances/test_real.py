@@ -32,6 +32,7 @@ from tests.instances.inside.serving import connected
 from tests.instances.installed import require, search_path
 from tests.instances.projects import Project, add_memory, make_project
 from tests.instances.rig import WAIT_S, leftovers, processes, start
+from tests.sampling import whole_only
 
 STATELESS = "2026-07-28"
 WORKING_S = 0.5
@@ -53,6 +54,8 @@ async def tool(client: Client, name: str, **arguments: object) -> str:
 # Serena
 
 
+# In a sample small servers do not meet, and Serena starts in `inside/test_uvicorn_shim.py`.
+@whole_only
 async def test_serenas_do_not_meet(data: Path, services: Services, tmp_path: Path) -> None:
     """Two on one project and one on another, at the same time."""
     require("serena")

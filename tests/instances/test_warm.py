@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.instances.rig import (
     loaded_process,
     private_memory,
     processes,
+    server,
     serving,
     start,
     until,
@@ -25,6 +27,7 @@ from tests.instances.rig import (
 
 SERENA: dict[str, Any] = {"servers": {"serena": {"warm": 1}}}
 FILES: dict[str, Any] = {"servers": {"filesystem": {"warm": 1}}}
+SMALL = replace(server("ok"), name="test-warm", warm=1)
 
 
 async def settled(services: Services) -> None:
@@ -96,10 +99,8 @@ async def test_one_on_streams_is_handed_out_at_once(data: Path, tmp_path: Path) 
 
 async def test_a_spare_of_a_killed_daemon_is_nobodys(data: Path, tmp_path: Path) -> None:
     """The record of one that stood ready is found without a client, and ended."""
-    require("filesystem")
-    async with serving(data, **FILES) as services:
-        await settled(services)
-        handed = await start(services, "filesystem", tmp_path, survive=True)
+    async with serving(data) as services:
+        handed = await start(services, SMALL, tmp_path, survive=True)
         await settled(services)
         book = services.instances._book
         spare = next(live for live in book.all() if live.spare)

@@ -46,7 +46,8 @@ HEADERS = {"Accept": "application/json, text/event-stream"}
 
 
 def environment(daemon: Daemon, **more: str) -> dict[str, str]:
-    return {**os.environ, "CARREL_DATA": str(daemon.data), **more}
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("CARREL_")}
+    return {**usual, "CARREL_DATA": str(daemon.data), **more}
 
 
 @contextlib.contextmanager
@@ -66,6 +67,17 @@ def serving(daemon: Daemon, *words: str, **env: str) -> Iterator[str]:
         finally:
             server.terminate()
             server.wait(STEP_S)
+
+
+# They share a server.
+over_http = pytest.mark.xdist_group("mcp over http")
+
+
+@pytest.fixture(scope="module")
+def url(daemon: Daemon) -> Iterator[str]:
+    """Of one for everybody, also by another name."""
+    with serving(daemon, "127.0.0.1:0", "--allow-host", "desk.example") as url:
+        yield url
 
 
 def hello(url: str, **headers: str) -> httpx.Response:
@@ -214,25 +226,25 @@ def test_a_space_that_is_gone(daemon: Daemon, tmp_path: Path) -> None:
     assert ended.stderr.startswith("carrel: ") and "Traceback" not in ended.stderr
 
 
+@over_http
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_over_http(daemon: Daemon, mode: str) -> None:
-    with serving(daemon) as url:
-        assert not url.endswith(":0/mcp")
-        async with Client(url, mode=mode) as tools:
-            assert (await call(tools, "list_spaces")).good["spaces"] is not None
+async def test_over_http(url: str, mode: str) -> None:
+    assert not url.endswith(":0/mcp")
+    async with Client(url, mode=mode) as tools:
+        assert (await call(tools, "list_spaces")).good["spaces"] is not None
 
 
-def test_who_calls_it_by_another_name_is_refused(daemon: Daemon) -> None:
-    with serving(daemon, "127.0.0.1:0", "--allow-host", "desk.example") as url:
-        port = httpx.URL(url).port
-        assert hello(url).status_code == 200
-        assert hello(url, Host=f"localhost:{port}").status_code == 200
-        assert hello(url, Host=f"desk.example:{port}").status_code == 200
-        assert hello(url, Host=f"evil.example:{port}").status_code in (403, 421)
-        assert hello(url, Host=f"127.0.0.1:{port}.evil.example").status_code in (403, 421)
-        assert hello(url, Origin=f"http://127.0.0.1:{port}").status_code == 200
-        for origin in ("http://evil.example", f"http://localhost:{port}.evil.example", "null"):
-            assert hello(url, Origin=origin).status_code == 403
+@over_http
+def test_who_calls_it_by_another_name_is_refused(url: str) -> None:
+    port = httpx.URL(url).port
+    assert hello(url).status_code == 200
+    assert hello(url, Host=f"localhost:{port}").status_code == 200
+    assert hello(url, Host=f"desk.example:{port}").status_code == 200
+    assert hello(url, Host=f"evil.example:{port}").status_code in (403, 421)
+    assert hello(url, Host=f"127.0.0.1:{port}.evil.example").status_code in (403, 421)
+    assert hello(url, Origin=f"http://127.0.0.1:{port}").status_code == 200
+    for origin in ("http://evil.example", f"http://localhost:{port}.evil.example", "null"):
+        assert hello(url, Origin=origin).status_code == 403
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"])

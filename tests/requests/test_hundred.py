@@ -12,7 +12,7 @@ from tests.daemon.requesting import talking
 from tests.daemon.rig import Daemon, fresh_daemon, good
 from tests.sampling import examples
 
-CLIENTS, EACH = examples(5, exhaustive=10), examples(4, exhaustive=10)
+CLIENTS, EACH = examples(5, exhaustive=10), examples(2, exhaustive=10)
 """Together more than are worked on at once."""
 SEEN = "run seen=$(find . -type f); echo $seen > seen"
 

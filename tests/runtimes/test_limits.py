@@ -512,6 +512,16 @@ async def test_who_was_over_its_limit_stands_still_next_time() -> None:
     assert len(stage.pauses_at) == 3
 
 
+async def test_what_comes_from_outside_counts_though_others_free_as_much() -> None:
+    stage = Stage([0])
+    watch = stage.watch()
+    stage.now = watch_module.REST_S
+    for written in (0, 4, 4):
+        assert await watch.excess(far=False, written=written * MIB) is None
+    assert await watch.excess(far=False, written=4 * MIB) == Use(12 * MIB, 1)
+    assert stage.walks == 1
+
+
 async def test_who_hides_on_a_full_disk_stands_still() -> None:
     stage = Hiding(4)
     watch = stage.watch()

@@ -19,6 +19,7 @@ from carrel.domain.limits import Limits
 from carrel.domain.runtimes import ExitReason
 from carrel.runtimes.limits import watch
 from carrel.service.family import Child
+from tests.sampling import beyond
 from tests.service.rig import RUN_S, family_of, make, run
 
 pytestmark = pytest.mark.xdist_group("disk")
@@ -58,8 +59,12 @@ async def test_who_is_far_above_the_disk_limit_makes_room_first(
 TOKENS = [Scope(ScopeKind.LABEL, "team=blue"), Scope(ScopeKind.SPACE)]
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("way", ["file", "small files", "archive", "context"])
+# Each way in, and with a stop in between.
+WAYS = [("file", False), ("small files", True), ("archive", False), ("context", True)]
+WAYS += beyond(*((way, not stopped) for way, stopped in WAYS))
+
+
+@pytest.mark.parametrize(("way", "stopped"), WAYS)
 async def test_what_comes_from_outside_is_held_to_the_limit(
     services: Services, way: str, stopped: bool
 ) -> None:

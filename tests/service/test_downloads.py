@@ -29,6 +29,7 @@ from tests.environments.registries import (
     tarball,
     wheel_path,
 )
+from tests.sampling import EXHAUSTIVE
 from tests.service.rig import family_of, make, opened, request, run
 from tests.trees.again import run_again
 
@@ -46,6 +47,8 @@ edition = "2021"
 [dependencies]
 hello = "1"
 """
+
+WITHOUT_ROOT = "again or hostile" if EXHAUSTIVE else "package_again or hostile"
 
 
 @pytest.fixture
@@ -258,4 +261,4 @@ async def test_clean_up(services: Services, tmp_path: Path) -> None:
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     env = readable_rust(data)
-    run_again(__file__, ordinary_user, data, "-k", "again or hostile", env=env)
+    run_again(__file__, ordinary_user, data, "-k", WITHOUT_ROOT, env=env)

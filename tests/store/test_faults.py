@@ -25,6 +25,7 @@ from carrel.domain.errors import (
 from carrel.domain.spaces import SpaceQuery, SpaceState
 from carrel.store import open_store
 from tests.accounts import PYTHON, Account, run_as
+from tests.sampling import beyond
 from tests.store import records
 from tests.store.children import END_TIMEOUT_S, child
 from tests.store.filling import check_full_disk, mount
@@ -101,7 +102,8 @@ async def test_a_read_only_disk(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file_mode", "folder_mode"), [(0o400, 0o700), (0o600, 0o500), (0o000, 0o700), (0o400, 0o500)]
+    ("file_mode", "folder_mode"),
+    [(0o400, 0o700), (0o600, 0o500), *beyond((0o000, 0o700), (0o400, 0o500))],
 )
 async def test_files_that_may_not_be_written(
     data: Path, ordinary_user: Account, file_mode: int, folder_mode: int

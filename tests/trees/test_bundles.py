@@ -328,7 +328,7 @@ def test_hard_links(any_rig: Rig, base: Base, target: Path) -> None:
     assert len(inodes) == 1
 
 
-@on("overlay", "copy")
+@on("overlay")
 def test_deep_folders(any_rig: Rig, base: Base, target: Path) -> None:
     def act() -> None:
         os.mkdir("deep")

@@ -415,9 +415,10 @@ class LocalRuntime(Runtime, Protocol):
         Called once for each live space when a daemon starts. Raises `LauncherUnavailable`."""
         ...
 
-    async def check_writing(self, sandbox: Sandbox) -> None:
+    async def check_writing(self, sandbox: Sandbox, written: int = 0) -> None:
         """Whether something may be written into it from outside. Called before and while that is
-        done for others than the owner. Raises `InsufficientDisk` above the disk limit."""
+        done for others than the owner, with how many bytes were `written` since the last call.
+        Raises `InsufficientDisk` above the disk limit."""
         ...
 
 

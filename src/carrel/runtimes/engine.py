@@ -346,9 +346,9 @@ class Engine:
         if inhabited or self._enforcement.cgroups.members(group):
             self._watch(sandbox).look_at_disk()
 
-    async def check_writing(self, sandbox: Sandbox) -> None:
+    async def check_writing(self, sandbox: Sandbox, written: int = 0) -> None:
         """See `LocalRuntime`."""
-        await self._watch(sandbox).check_room(far=False)
+        await self._watch(sandbox).check_room(far=False, written=written)
 
     def close(self) -> None:
         """Nobody is watched any more; what runs goes on."""
@@ -547,8 +547,8 @@ class EngineRuntime(ABC):
     def watch(self, sandbox: Sandbox) -> None:
         self._engine.watch(sandbox)
 
-    async def check_writing(self, sandbox: Sandbox) -> None:
-        await self._engine.check_writing(sandbox)
+    async def check_writing(self, sandbox: Sandbox, written: int = 0) -> None:
+        await self._engine.check_writing(sandbox, written)
 
 
 def _does_not_end(what: str, problem: messages.LauncherProblem) -> SandboxUnavailable:

@@ -72,17 +72,18 @@ class WriteRoom:
         self._opened = opened
         await self._check()
 
-    async def _check(self) -> None:
+    async def _check(self, written: int = 0) -> None:
         opened = self._opened
         if not self._free and opened is not None and isinstance(opened.runtime, LocalRuntime):
-            await opened.runtime.check_writing(opened.sandbox)
+            await opened.runtime.check_writing(opened.sandbox, written)
 
     def take(self, size: int) -> None:
         """For so many bytes more. In a worker thread; raises `InsufficientDisk`."""
         self._taken += size
         if self._taken >= STEP:
-            self._taken = 0
-            asyncio.run_coroutine_threadsafe(self._check(), self._loop).result(CHECK_S)
+            written, self._taken = self._taken, 0
+            check = self._check(written)
+            asyncio.run_coroutine_threadsafe(check, self._loop).result(CHECK_S)
 
     def pieces(self, data: Iterable[bytes]) -> Iterator[bytes]:
         for piece in data:

@@ -24,6 +24,7 @@ from carrel.instances.inside import bridge
 from tests.instances.inside.serving import TOKEN, WAIT_S, Served, connected, served
 from tests.instances.installed import MODULES, require
 from tests.instances.rig import PYTHON, SCRIPT
+from tests.sampling import whole_only
 
 # They share a bridge.
 pytestmark = pytest.mark.xdist_group("bridges")
@@ -211,6 +212,8 @@ async def test_the_end_of_the_bridge_ends_all(tmp_path: Path) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
+# In a sample it speaks through one in `test_real.py` and `test_warm.py`.
+@whole_only
 async def test_the_real_filesystem_server(tmp_path: Path) -> None:
     require("filesystem")
     (tmp_path / "tree").mkdir()

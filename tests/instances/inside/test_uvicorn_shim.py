@@ -17,6 +17,7 @@ from carrel.instances import inside
 from tests.instances.inside.serving import TOKEN, WAIT_S, Served, connected, served
 from tests.instances.installed import SERENA, require
 from tests.instances.projects import make_project
+from tests.sampling import every
 
 SERVER = """\
 import json, os, sys
@@ -59,7 +60,7 @@ def written(folder: Path, run: str) -> Path:
     return script
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=every(2, [*WAYS]))
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
     script = written(tmp_path, WAYS[request.param])
     with served(tmp_path, SHIM, [str(script), "--word", "x y"]) as found:

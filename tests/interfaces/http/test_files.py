@@ -325,7 +325,7 @@ def test_a_copy_counts_when_its_client_has_it(
 def test_a_copy_that_broke_off_does_not_count(
     client: httpx.Client, space: dict[str, Any], files: str
 ) -> None:
-    good(client.put(files, params={"path": "big"}, content=bytes(64 << 20)))
+    good(client.put(files, params={"path": "big"}, content=bytes(16 << 20)))
     asked = {"path": "big", "take": "true"}
     with client.stream("GET", files, params=asked) as answer:
         ticket = answer.headers["carrel-copy"]

@@ -143,6 +143,8 @@ class DiskWatch:
         """What is in use if all was its own that the disk has lost since it stood still."""
         self._found, self._found_with = before.found, before.free
         """At the last measurement, be it of an earlier watch."""
+        self._written = 0
+        """From outside since then: the disk does not tell of it when others free as much."""
         self._checked_at = -math.inf
         self._deep: int | None = None
         """What was free when its folders were found to be too deep."""
@@ -209,7 +211,7 @@ class DiskWatch:
             return await self._look(self._free(), anew)
 
     async def _look(self, free: Free, anew: bool) -> float:
-        began = self._clock()
+        began, self._written = self._clock(), 0
         used = await self._measure(False)
         assert used is not None
         self._most = self._possible(used, free)
@@ -247,9 +249,11 @@ class DiskWatch:
         self._bytes.forgive()
         self._files.forgive()
 
-    async def excess(self, *, far: bool) -> Use | None:
+    async def excess(self, *, far: bool, written: int = 0) -> Use | None:
         """What is in use, when it is above the limit, or `far` above it. Where it may be, it is
-        measured: more may have been written since, and room may have been made."""
+        measured: more may have been written since, and room may have been made. `written`: bytes
+        that came from outside since this was asked last."""
+        self._written += written
         free, most, now = self._free(), self._limit, self._clock()
         if far:
             most = Use(2 * most.bytes + FAR_BYTES, 2 * most.files + FAR_FILES)
@@ -259,17 +263,17 @@ class DiskWatch:
             return None
         if stale or now - self._checked_at >= max(LOOK_S, self._took * _SHARE):
             async with self._turn():
-                free = self._free()
+                free, self._written = self._free(), 0
                 self._found, self._found_with = await self._measure(False), free
             self._checked_at = self._clock()
         found = self._found if far else self._with_lost(self._free())
         return found if found and _is_above(found, most) else None
 
     def _with_lost(self, free: Free) -> Use:
-        """What was found last, and all that the disk has lost since."""
+        """What was found last, and what the disk has lost since, or was written from outside."""
         found, before = self._found or Use(0, 0), self._found_with or self._then
-        lost = Use(before.bytes - free.bytes, before.files - free.files)
-        return Use(found.bytes + max(0, lost.bytes), found.files + max(0, lost.files))
+        lost = Use(max(self._written, before.bytes - free.bytes), before.files - free.files)
+        return Use(found.bytes + lost.bytes, found.files + max(0, lost.files))
 
     @property
     def remembered(self) -> Remembered | None:
@@ -430,10 +434,12 @@ class LimitWatch:
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
-    async def check_room(self, *, far: bool = True) -> None:
+    async def check_room(self, *, far: bool = True, written: int = 0) -> None:
         """Raises `InsufficientDisk` when the sandbox is above its limit; or, `far`, so far that no
-        command may add to it."""
-        excess = None if self._disk is None else await self._disk.excess(far=far)
+        command may add to it. `written`: see `DiskWatch.excess`."""
+        excess = None
+        if self._disk is not None:
+            excess = await self._disk.excess(far=far, written=written)
         if excess is not None:
             most = f"its disk limit of {self._sandbox.spec.limits.disk_bytes} bytes"
             until = "it runs no more commands until there is room"
