@@ -1,0 +1,175 @@
+"""docs/instances.md and docs/editors.md: the older API, by plain HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.accounts import PYTEST, SOURCE, Account, run_as
+from tests.daemon.requesting import daemon_with
+from tests.daemon.rig import ANSWER_S, Daemon, bad, good
+from tests.instances.small import put_small, small
+
+TIMEOUT_S = 100.0
+AS_ANOTHER = (
+    "test_the_older_api_has_a_port_without_tokens",
+    "test_what_runs_in_a_space_is_no_client[bubblewrap]",
+    "test_what_runs_in_a_space_is_no_client[landlock]",
+    "test_what_runs_in_a_space_is_no_client[process]",
+)
+ASK = """
+import http.client, sys
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=60)
+body = '{"session_id": "in_of_nobody"}'
+connection.request("POST", "/release-session", body, {"content-type": "application/json"})
+print(connection.getresponse().status)
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def daemon(port: int) -> Iterator[Daemon]:
+    with daemon_with({"instances.legacy_port": port}) as found:
+        with found.local() as client:
+            good(client.put("/v1/servers/small", json=small()))
+            good(client.put("/v1/servers/broken", json=small("fails")))
+        yield found
+
+
+@pytest.fixture
+def older(daemon: Daemon, port: int) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S) as client:
+        yield client
+
+
+def failed(response: httpx.Response, status: int) -> str:
+    """What an older client shows."""
+    assert response.status_code == status, response.text
+    return str(response.json()["error"])
+
+
+def test_the_older_api_has_a_port_without_tokens(
+    daemon: Daemon, older: httpx.Client, tmp_path: Path
+) -> None:
+    asked = {"project_path": str(put_small(tmp_path)), "server": "small"}
+    session = good(older.post("/request-session", json=asked))
+    assert session.keys() >= {"session_id", "host", "port", "url", "token"}
+    assert session["url"].startswith(f"http://{session['host']}:{session['port']}/")
+    named = {"session_id": session["session_id"]}
+    with daemon.local() as client:
+        assert good(client.get(f"/v1/instances/{named['session_id']}"))["state"] == "ready"
+    released = good(older.post("/release-session", json=named))
+    assert released == {"status": "terminated", **named}
+    again = good(older.post("/release-session", json=named))
+    assert again == {"status": "already_gone", **named}
+    nowhere = {"project_path": str(tmp_path / "none"), "server": "small"}
+    for body in ({}, nowhere, {"project_path": 3}, {"project_path": ""}):
+        refused = failed(older.post("/request-session", json=body), 400)
+        assert refused == "Invalid or missing 'project_path'"
+    broken = {**asked, "server": "broken"}
+    assert "I cannot go on like this" in failed(older.post("/request-session", json=broken), 500)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({}, {"session_id": None}, {"session_id": ""}, {"session_id": []}, {"session_id": {}}),
+        *({"session_id": True}, {"session_id": 1.5}, {"session_id": "in_of_nobody"}, [], None),
+        *({"session_id": 7}, {"session_id": -1}, {"session_id": 10**30}, {"session_id": "7"}),
+        *({"session_id": "../x"}, {"session_id": "a\0b"}, {"session_id": "\ud800"}),
+        {"session_id": "x" * 100_000},
+    ],
+    ids=repr,
+)
+def test_what_is_no_session_is_not_found(older: httpx.Client, body: Any) -> None:
+    headers = {"content-type": "application/json"}
+    answered = older.post("/release-session", content=json.dumps(body), headers=headers)
+    assert failed(answered, 404)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b'{"session_id": 1' + b"0" * 5000 + b"}"])
+def test_what_cannot_be_read_is_not_found(older: httpx.Client, content: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    assert failed(older.post("/release-session", content=content, headers=headers), 404)
+    assert failed(older.post("/release-session", content=content), 404)
+
+
+def test_that_port_has_nothing_else(daemon: Daemon, older: httpx.Client) -> None:
+    """Not with a token either; and no page comes in, by whatever name."""
+    token = {"Authorization": f"Bearer {daemon.token('admin')}"}
+    for path in ("/v1/health", "/v1/spaces", "/v1/instances", "/v1/openapi.json", "/"):
+        bad(older.get(path), 404, "route_not_found")
+        bad(older.get(path, headers=token), 404, "route_not_found")
+    named = {"session_id": "in_of_nobody"}
+    for headers in ({"Origin": "http://localhost:3000"}, {"Origin": "null"}, {"Host": "evil.test"}):
+        bad(older.post("/release-session", json=named, headers=headers), 403, "forbidden")
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+    refused = older.get("/v1/hub", headers={**upgrade, **token})
+    assert refused.status_code in (403, 404)
+    with daemon.tcp() as elsewhere:
+        bad(elsewhere.post("/release-session", json=named), 401, "authentication_failed")
+
+
+@pytest.mark.parametrize("runtime", ["bubblewrap", "landlock", "process"])
+def test_what_runs_in_a_space_is_no_client(
+    daemon: Daemon, port: int, tmp_path: Path, runtime: str
+) -> None:
+    """With the machine's network, and where the daemon is an ordinary user's, as the same user;
+    also a process that has left all others behind."""
+    (tmp_path / "ask.py").write_text(ASK)
+    wanted = {
+        "project": {"kind": "folder", "location": str(tmp_path)},
+        "network": "open",
+        "runtime": runtime,
+    }
+    asking = ["python3", "ask.py", str(port)]
+    apart = f"(setsid python3 ask.py {port} > said &) ; until [ -s said ]; do sleep 0.05; done"
+    with daemon.local() as client:
+        space = good(client.post("/v1/spaces", json=wanted))["id"]
+        for argv in (asking, ["sh", "-c", f"{apart}; cat said"]):
+            path = f"/v1/spaces/{space}/exec"
+            ran = good(client.post(path, json={"argv": argv, "timeout_s": ANSWER_S}))
+            assert ran["stdout"].strip() == "403", ran
+        good(client.delete(f"/v1/spaces/{space}", params={"force": "true"}))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_nobody_else_is_a_client(daemon: Daemon, port: int, ordinary_user: Account) -> None:
+    asked = run_as(ordinary_user, ["/usr/bin/python3", "-I", "-c", ASK, str(port)])
+    assert asked.stdout.strip() == "403", asked
+    alone = ["/usr/bin/setpriv", "--no-new-privs", "/usr/bin/python3", "-I", "-c", ASK, str(port)]
+    assert run_as(Account(0, 0), alone).stdout.strip() == "403"
+    assert run_as(Account(0, 0), alone[2:]).stdout.strip() == "404"
+
+
+@pytest.mark.timeout(TIMEOUT_S + 20)
+@pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
+def test_the_same_for_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    os.chown(data, ordinary_user.uid, ordinary_user.gid)
+    words = [f"tests/promises/test_instances.py::{name}" for name in AS_ANOTHER]
+    ran = run_as(
+        ordinary_user,
+        [*PYTEST, f"--basetemp={data / 'pytest'}", *words],
+        cwd=SOURCE,
+        env={"TMPDIR": str(data), "PATH": os.environ["PATH"]},
+        timeout=TIMEOUT_S,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
+    assert f"{len(words)} passed" in ran.stdout, ran.stdout[-3000:]
