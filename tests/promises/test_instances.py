@@ -1,10 +1,12 @@
-"""docs/instances.md and docs/editors.md: the older API, by plain HTTP."""
+"""docs/instances.md and docs/editors.md: the older API, and Serena on projects that have settings
+for it, by plain HTTP."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 from tests.accounts import PYTEST, SOURCE, Account, run_as
 from tests.daemon.requesting import daemon_with
 from tests.daemon.rig import ANSWER_S, Daemon, bad, good
+from tests.instances.installed import require, search_path
+from tests.instances.projects import MODULE, make_project
 from tests.instances.small import put_small, small
 
 TIMEOUT_S = 100.0
@@ -45,11 +49,17 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def daemon(port: int) -> Iterator[Daemon]:
-    with daemon_with({"instances.legacy_port": port}) as found:
-        with found.local() as client:
-            good(client.put("/v1/servers/small", json=small()))
-            good(client.put("/v1/servers/broken", json=small("fails")))
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", search_path())
+        with daemon_with({"instances.legacy_port": port}) as found:
+            _add_servers(found)
+            yield found
+
+
+def _add_servers(daemon: Daemon) -> None:
+    with daemon.local() as client:
+        good(client.put("/v1/servers/small", json=small()))
+        good(client.put("/v1/servers/broken", json=small("fails")))
 
 
 @pytest.fixture
@@ -80,8 +90,8 @@ def test_the_older_api_has_a_port_without_tokens(
     assert again == {"status": "already_gone", **named}
     nowhere = {"project_path": str(tmp_path / "none"), "server": "small"}
     for body in ({}, nowhere, {"project_path": 3}, {"project_path": ""}):
-        refused = failed(older.post("/request-session", json=body), 400)
-        assert refused == "Invalid or missing 'project_path'"
+        said = failed(older.post("/request-session", json=body), 400)
+        assert said == "Invalid or missing 'project_path'"
     broken = {**asked, "server": "broken"}
     assert "I cannot go on like this" in failed(older.post("/request-session", json=broken), 500)
 
@@ -121,8 +131,7 @@ def test_that_port_has_nothing_else(daemon: Daemon, older: httpx.Client) -> None
         bad(older.post("/release-session", json=named, headers=headers), 403, "forbidden")
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
-    refused = older.get("/v1/hub", headers={**upgrade, **token})
-    assert refused.status_code in (403, 404)
+    assert older.get("/v1/hub", headers={**upgrade, **token}).status_code in (403, 404)
     with daemon.tcp() as elsewhere:
         bad(elsewhere.post("/release-session", json=named), 401, "authentication_failed")
 
@@ -157,6 +166,107 @@ def test_nobody_else_is_a_client(daemon: Daemon, port: int, ordinary_user: Accou
     alone = ["/usr/bin/setpriv", "--no-new-privs", "/usr/bin/python3", "-I", "-c", ASK, str(port)]
     assert run_as(Account(0, 0), alone).stdout.strip() == "403"
     assert run_as(Account(0, 0), alone[2:]).stdout.strip() == "404"
+
+
+SETTINGS = """\
+# the name by which the project can be referenced within Serena
+project_name: "shop"
+
+# list of language servers to use for the project
+language_servers:
+- {language}  # the main one
+
+encoding: "utf-8"
+ignored_paths: []
+"""
+"""As Serena writes them."""
+WORK = {"name": "find_symbol", "arguments": {"name_path_pattern": "Wagon/total"}}
+WRONG_S = 40.0
+"""Far less than what a server that does not answer is given; it starts in three."""
+
+
+def project_with(path: Path, language: str) -> Path:
+    project = make_project(path, "Wagon")
+    (project.path / ".serena").mkdir()
+    (project.path / ".serena" / "project.yml").write_text(SETTINGS.format(language=language))
+    return project.path
+
+
+def call(instance: dict[str, Any], tool: str, **arguments: object) -> str:
+    """As a client of the protocol that knows only the answer of the start."""
+    headers = {"accept": "application/json, text/event-stream"}
+    headers["authorization"] = f"Bearer {instance['token']}"
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": NAMED}
+    with httpx.Client(headers=headers, timeout=ANSWER_S) as client:
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+        begun = client.post(instance["url"], json=message).raise_for_status()
+        client.headers["mcp-session-id"] = begun.headers["mcp-session-id"]
+        told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        client.post(instance["url"], json=told).raise_for_status()
+        message |= {"id": 2, "method": "tools/call"}
+        message["params"] = {"name": tool, "arguments": arguments}
+        return client.post(instance["url"], json=message).raise_for_status().text
+
+
+NAMED = {"name": "promise", "version": "1"}
+
+
+@pytest.mark.parametrize("space", [False, True])
+def test_serena_works_with_the_settings_that_it_wrote(
+    daemon: Daemon, tmp_path: Path, space: bool
+) -> None:
+    """In both kinds of sandboxes; what was changed is told, and the project is as it was."""
+    require("serena")
+    tmp_path.chmod(0o755)
+    project = project_with(tmp_path / "shop", "python")
+    before = (project / ".serena" / "project.yml").read_bytes()
+    with daemon.local() as client:
+        where: dict[str, Any] = {"project_path": str(project)}
+        if space:
+            wanted = {"project": {"kind": "folder", "location": str(project)}}
+            where = {"space_id": good(client.post("/v1/spaces", json=wanted))["id"]}
+        asked = {"server": "serena", **where, **({"tool_ready": WORK} if space else {})}
+        started = good(client.post("/v1/instances", json=asked))
+        (note,) = (one for one in started["notes"] if "python_jedi" in one)
+        assert "`python`" in note
+        assert MODULE in call(started, "find_symbol", name_path_pattern="Wagon/total")
+        good(client.delete(f"/v1/instances/{started['instance_id']}"))
+    assert (project / ".serena" / "project.yml").read_bytes() == before
+
+
+MISSING = {
+    "klingon": ({}, "Unknown language server key: 'klingon'"),
+    "python_ty": ({"tool_ready": WORK}, "python_ty: Could not find 'uvx'"),
+}
+
+
+@pytest.mark.parametrize("language", MISSING)
+def test_serena_says_what_is_missing(daemon: Daemon, tmp_path: Path, language: str) -> None:
+    """At once, also where a tool is to answer."""
+    require("serena")
+    project, (more, why) = project_with(tmp_path / "shop", language), MISSING[language]
+    problem = refused(daemon, {"project_path": str(project), **more})
+    assert why in problem["detail"]
+    assert "language_servers" in problem["hint"] and problem["output"]
+
+
+def refused(daemon: Daemon, asked: dict[str, Any]) -> dict[str, Any]:
+    """Long before its time to answer is over."""
+    begun = time.monotonic()
+    with daemon.local() as client:
+        answered = client.post("/v1/instances", json={"server": "serena", **asked})
+    problem: dict[str, Any] = answered.json()
+    assert (answered.status_code, problem["code"]) == (502, "instance_failed"), problem
+    assert time.monotonic() - begun < WRONG_S
+    return problem
+
+
+def test_a_tool_that_cannot_be_called_is_no_reason_to_wait(daemon: Daemon, tmp_path: Path) -> None:
+    require("serena")
+    project = project_with(tmp_path / "shop", "python_jedi")
+    wrong = {"name": "find_symbol", "arguments": {"name": "x"}}
+    problem = refused(daemon, {"project_path": str(project), "tool_ready": wrong})
+    assert "the call cannot work" in problem["detail"]
 
 
 @pytest.mark.timeout(TIMEOUT_S + 20)
