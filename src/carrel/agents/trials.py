@@ -86,6 +86,8 @@ def _tried(argv: Sequence[str], env: Mapping[str, str], folders: Mapping[str, st
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
+                    # What it did not read would else be written again when it is closed.
+                    bufsize=0,
                     start_new_session=True,
                 )
             except OSError as error:
@@ -129,7 +131,6 @@ class _Conversation:
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         try:
             self._input.write(json.dumps(message).encode() + b"\n")
-            self._input.flush()
         except BrokenPipeError:
             return None
         while (line := self._line()) is not None:
