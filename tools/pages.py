@@ -21,6 +21,7 @@ from carrel.cli.parser import PROGRAM_OPTIONS
 from carrel.cli.spec import Argument, Option, Verb
 from carrel.config import (
     AgentSettings,
+    InstanceSettings,
     SandboxSettings,
     ServerSettings,
     Settings,
@@ -57,6 +58,7 @@ command that restarts it; what runs in spaces goes on meanwhile.
 """
 TABLES: dict[str, type[msgspec.Struct]] = {
     "[sandbox]": SandboxSettings,
+    "[instances]": InstanceSettings,
     "[agents.NAME]": AgentSettings,
     "[servers.NAME]": ServerSettings,
     "[servers.NAME.tool_ready]": ToolSettings,

@@ -139,6 +139,14 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     share none."""
 
 
+class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How clients get MCP servers of their own: `[instances]`."""
+
+    legacy_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """A port of 127.0.0.1 with the calls `/request-session` and `/release-session` alone, which
+    need no token there, for processes of the daemon's user outside of spaces; 0: none."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: Path
     """The folder for bases, trees, homes and records. An absolute path, best on a local disk:
@@ -199,6 +207,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Agents beside the built-in ones, by name."""
     servers: dict[str, ServerSettings] = {}
     """MCP servers beside the built-in ones, or instead of them, by name."""
+    instances: InstanceSettings = InstanceSettings()
+    """How clients get MCP servers of their own."""
     instances_max: int = 128
     """How many MCP servers may run at the same time."""
     instances_per_caller: int = 64
@@ -465,7 +475,7 @@ def type_text(kind: Any) -> str:
     if plain:
         return type_text(plain[0])
     names = {str: "text", Path: "path", bool: "true or false", int: "whole number"}
-    if kind in (ToolSettings, SandboxSettings):
+    if kind in (ToolSettings, SandboxSettings, InstanceSettings):
         return "table"
     return {**names, float: "number"}.get(kind, "text")
 

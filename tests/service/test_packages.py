@@ -360,5 +360,9 @@ async def test_what_has_ended_stays_so_until_it_is_kept(services: Services, tmp_
 
 
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    words = ("set_them_up", "apt_fetches", *beyond("once_for_all", "says_that", "uv_finds", "cargo_obeys"))
+    words = (
+        "set_them_up",
+        "apt_fetches",
+        *beyond("once_for_all", "says_that", "uv_finds", "cargo_obeys"),
+    )
     run_again(__file__, ordinary_user, data, "-k", " or ".join(words), env=readable_rust(data))

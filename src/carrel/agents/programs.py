@@ -15,12 +15,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import carrel
 from carrel.agents import models
+from carrel.agents.trials import Trials
 from carrel.domain.agents import FoundFrontend, FrontendKind
 from carrel.domain.errors import FrontendNotInstalled, UnsupportedFrontend
 from carrel.domain.turns import Provider
@@ -67,6 +69,7 @@ class Locator:
         self._search = search
         self._beyond = beyond
         self._versions: dict[tuple[str, int], str] = {}
+        self._trials = Trials()
         self._paths = own / "paths.json"
 
     def find(self, frontend: str, name: str) -> AgentProgram | None:
@@ -109,6 +112,17 @@ class Locator:
             self._versions[key] = _ask_version(program)
         return self._versions[key]
 
+    def trial(
+        self,
+        program: AgentProgram,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        folders: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        """Why an agent that speaks ACP cannot start; empty when it can. See `Trials`."""
+        beside = (*program.argv, *map(_shown_with, map(Path, program.argv)))
+        return self._trials.problem((*program.argv, *words), env, folders, beside)
+
     def unasked(self) -> Locator:
         """A locator of the same places that starts no program: for it all have a version."""
         return _Unasked(self._own, self._search, self._beyond)
@@ -143,6 +157,9 @@ class Locator:
 class _Unasked(Locator):
     def version(self, program: AgentProgram) -> str:
         return "?"
+
+    def trial(self, *_args: object, **_options: object) -> str:
+        return ""
 
 
 class _OnPath(_Unasked):

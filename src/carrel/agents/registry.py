@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -17,6 +18,8 @@ from carrel.domain.agents import Attaching, FoundFrontend, Frontend, FrontendKin
 from carrel.domain.errors import FrontendNotInstalled, UnsupportedFrontend
 
 GROUP = "carrel.frontends"
+AT_ONCE = 4
+"""Programs that are asked whether they work."""
 
 BUILT_IN: dict[str, str] = {
     "scripted": "carrel.agents.frontends.scripted:Scripted",
@@ -30,6 +33,8 @@ BUILT_IN: dict[str, str] = {
     "gemini": "carrel.agents.frontends.acp:Gemini",
     "opencode": "carrel.agents.frontends.acp:OpenCode",
     "goose": "carrel.agents.frontends.acp:Goose",
+    "amazon-q": "carrel.agents.frontends.acp:AmazonQ",
+    "kiro-cli": "carrel.agents.frontends.acp:KiroCli",
 }
 """`module:name`, imported when it is first asked for."""
 
@@ -77,8 +82,10 @@ class Registry:
 
     def found(self) -> Sequence[FoundFrontend]:
         """All of them as they are on this machine. What a package brought along and cannot be
-        used says why, and spoils it for nobody else. Blocking."""
-        return [self._find(name) for name in self.names()]
+        used says why, and spoils it for nobody else. Blocking: programs are started, some at the
+        same time, for each takes a second or two."""
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(threads.map(self._find, self.names()))
 
     def look(self, path: str) -> None:
         known, there = self._locator.unasked(), self._locator.on_path(path)

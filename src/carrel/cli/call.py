@@ -45,7 +45,7 @@ class VerbCall:
             if getattr(error, "code", "") != "frontend_not_installed":
                 raise
             missing = getattr(error, "details", {}).get("frontend")
-            if not any(one["name"] == missing and one["installed"] for one in self.agents()):
+            if not any(one["name"] == missing and one["path"] for one in self.agents()):
                 raise
             return self._verb.run(self) or 0
 

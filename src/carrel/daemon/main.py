@@ -249,10 +249,12 @@ async def serve(settings: Settings, starter: ReadyListener) -> None:
     asyncio.get_running_loop().set_default_executor(SharedThreads(THREADS))
     async with (
         open_api(settings, ending.set) as (api, closing, under_way),
-        bound(settings.data, settings.listen) as found,
+        bound(settings.data, settings.listen, settings.instances.legacy_port) as found,
     ):
         server = DaemonServer(api, closing, settings.tcp_connections)
         await server.open(found.sockets)
+        if found.older is not None:
+            await server.open_older(found.older, settings.data)
         # What is here now stays: there is no need to look through it again and again.
         gc.collect()
         gc.freeze()

@@ -26,6 +26,7 @@ from carrel.interfaces.http.access import LOCAL_STATE
 from carrel.interfaces.http.body_limits import MAX_JSON
 from carrel.interfaces.http.connections import (
     KEEP_ALIVE_S,
+    OWNERS,
     ROOM,
     ConnectionLimits,
     HttpConnection,
@@ -69,10 +70,12 @@ class Bound:
     sockets: tuple[socket.socket, ...]
     address: str = ""
     """HOST:PORT of TCP, if it listens there."""
+    older: socket.socket | None = None
+    """The port of the older API, if there is one."""
 
 
 @asynccontextmanager
-async def bound(data: Path, listen: str) -> AsyncIterator[Bound]:
+async def bound(data: Path, listen: str, older_port: int = 0) -> AsyncIterator[Bound]:
     """The sockets, made; afterwards their files are gone. The caller holds the lock, so what
     is there before is of a daemon that was killed. Raises `DaemonUnavailable`."""
     sockets = [_bind_unix(data)]
@@ -85,7 +88,10 @@ async def bound(data: Path, listen: str) -> AsyncIterator[Bound]:
             _warn_of_others(sockets[-1], address)
         else:
             _remove(places.address(data))
-        yield Bound(tuple(sockets), address)
+        tokened = tuple(sockets)
+        if older_port:
+            sockets.append(_bind_older(older_port))
+        yield Bound(tokened, address, sockets[-1] if older_port else None)
     finally:
         for one in sockets:
             one.close()
@@ -123,13 +129,21 @@ class DaemonServer:
         self._config.load()
 
     async def open(self, sockets: tuple[socket.socket, ...]) -> None:
-        loop = asyncio.get_running_loop()
         for one in sockets:
-            local = one.family == socket.AF_UNIX
-            state = {LOCAL_STATE: local, ROOM: self._room}
-            make = connection_maker(self._config, self._state, state)
-            create = loop.create_unix_server if local else loop.create_server
-            self._servers.append(await create(make, sock=one, backlog=BACKLOG))
+            await self._open(one, {LOCAL_STATE: one.family == socket.AF_UNIX})
+
+    async def open_older(self, listener: socket.socket, data: Path) -> None:
+        """Where the owner's own processes need no token."""
+        from carrel.daemon.older_port import OwnersConnections
+
+        await self._open(listener, {OWNERS: OwnersConnections(data)})
+
+    async def _open(self, listener: socket.socket, state: dict[str, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        make = connection_maker(self._config, self._state, {**state, ROOM: self._room})
+        local = listener.family == socket.AF_UNIX
+        create = loop.create_unix_server if local else loop.create_server
+        self._servers.append(await create(make, sock=listener, backlog=BACKLOG))
 
     async def close(self, grace_s: float = GRACE_S) -> None:
         """Nobody new; streams end and say why; requests get their time; then all goes."""
@@ -207,6 +221,18 @@ def _bind_tcp(listen: str) -> socket.socket:
         listener.close()
         raise _cannot_listen(listen, error) from error
     return listener
+
+
+def _bind_older(port: int) -> socket.socket:
+    from carrel.daemon import older_port
+
+    try:
+        return older_port.listen(port)
+    except OSError as error:
+        raise DaemonUnavailable(
+            f"The daemon cannot listen on {older_port.HOST}:{port}: {error.strerror}.",
+            hint="Choose another `legacy_port` in `[instances]` of the settings, or 0 for none.",
+        ) from error
 
 
 def _warn_of_others(listener: socket.socket, address: str) -> None:

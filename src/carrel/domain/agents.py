@@ -191,6 +191,7 @@ class KeepsLogin(Protocol):
 
 PROJECT_SETTINGS = (
     *(".claude", ".mcp.json", ".codex", ".gemini", ".pi", ".goose", ".env"),
+    *(".amazonq", ".kiro"),
     *(".opencode", "opencode.json", "opencode.jsonc"),
 )
 """What the agents that are known read in a project: for those that are not."""

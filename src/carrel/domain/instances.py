@@ -63,6 +63,39 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
+class WorkLines:
+    """What a server that answers before it can work writes about that: regular expressions, each
+    found in its output. One of another version may write something else, and is not waited for."""
+
+    begins: str
+    works: str
+    found: str
+    """What it needs is there. Enough where the project brings no settings for it."""
+    fails: str
+    """It never will. The first group is why."""
+    hint: str
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A word in a list of a project's settings, in YAML, for which the copy of them has another:
+    what it means would be fetched from the network."""
+
+    files: tuple[str, ...]
+    """The copies, below `{state}`."""
+    keys: tuple[str, ...]
+    word: str
+    instead: str
+    program: str
+    """What the other one needs, on the PATH of the server."""
+    fetched_by: tuple[str, ...]
+    """Programs that fetch it: with one of them, and a network, nothing is changed."""
+    unless: str
+    """Nor where this is in `Server.files`: then somebody has said where it is."""
+    note: str
+
+
+@dataclass(frozen=True)
 class Server:
     """How one kind of server is started. Words of `command` and values of `env` have places:
     `{project}`, `{state}`, `{host}`, `{port}`, `{port_file}`, `{fd}`."""
@@ -93,6 +126,8 @@ class Server:
     copies: Mapping[str, str] = field(default_factory=dict)
     """What of the project it works on a copy of: where it is there, and where below `{state}`
     it is put. What is not there is left out."""
+    swaps: tuple[Swap, ...] = ()
+    work_lines: WorkLines | None = None
     daemon: bool = False
     """It is a client of this daemon: beside a space it has its user's rights, and nothing
     confines it."""

@@ -9,6 +9,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
     "openai": ("OPENAI_API_KEY", "CODEX_API_KEY"),
     "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+    "kiro": ("KIRO_API_KEY",),
 }
 """By which programs take a credential, by its name in `carrel auth`; the first is the usual one."""
 

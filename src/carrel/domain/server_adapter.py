@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from carrel.domain.instances import Found, Server, ToolCall
+from carrel.domain.instances import Found, Server, Swap, ToolCall
 from carrel.domain.runtimes import Call, Zygote
 from carrel.domain.trees import Owner
 
@@ -55,11 +55,23 @@ class PreparedServer:
     """In a fork of a warm process, instead of the command."""
     files: Mapping[str, str] = field(default_factory=dict)
     """What its own folder has before it starts."""
+    swaps: tuple[Swap, ...] = ()
+    """Those of the server that are made here."""
 
     @property
     def on_host(self) -> bool:
         """It binds a port of the host itself: it is there where it was found last."""
         return not self.direct and not self.gated
+
+
+@dataclass(frozen=True)
+class Furnished:
+    """What a server's own folder was given."""
+
+    brought: bool = False
+    """The project has settings for it."""
+    swapped: tuple[Swap, ...] = ()
+    """What was changed of them."""
 
 
 class ClientSockets(Protocol):
@@ -127,14 +139,16 @@ class ServerAdapter(Protocol):
         """Of what was kept for one that was not opened. Idempotent."""
         ...
 
-    def furnish(self, prepared: PreparedServer, around: Surroundings, owner: Owner) -> None:
+    def furnish(self, prepared: PreparedServer, around: Surroundings, owner: Owner) -> Furnished:
         """Fills the folder of a server before anything runs in its sandbox. Blocking. Raises
         `InstanceFailed`."""
         ...
 
     def furnisher(self, prepared: PreparedServer, around: Surroundings) -> Call:
-        """The same, for the sandbox: where others run too."""
+        """The same, for the sandbox: where others run too. `furnished` reads what it wrote."""
         ...
+
+    def furnished(self, prepared: PreparedServer, output: bytes) -> Furnished: ...
 
     def gate(self, uids: frozenset[int]) -> Call:
         """The call of a gate that lets these users in when they show the token, which it finds in
@@ -209,6 +223,10 @@ class CompileCaches(Protocol):
 
 class NotReady(Exception):
     """Says in a sentence what came instead of an answer."""
+
+
+class NeverReady(NotReady):
+    """To try again would not help."""
 
 
 class Owners(Protocol):

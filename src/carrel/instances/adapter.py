@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from carrel.domain.errors import InstanceFailed, MessageInvalid
-from carrel.domain.instances import Found, PortBy, Server, Transport, Wrap
+from carrel.domain.instances import Found, PortBy, Server, Swap, Transport, Wrap
 from carrel.domain.runtimes import Call, Zygote
 from carrel.domain.server_adapter import (
     ClientSockets,
+    Furnished,
     HandshakeAttempt,
     PortSearch,
     PreparedServer,
@@ -23,7 +26,7 @@ from carrel.domain.server_adapter import (
 from carrel.domain.trees import Owner
 from carrel.instances import handshake, inside
 from carrel.instances.folders import open_state, read_beneath
-from carrel.instances.inside.furnish import FolderTooLarge, Furnisher
+from carrel.instances.inside.furnish import COPIED, FolderTooLarge, Furnisher
 from carrel.instances.processes import PortWatch, connections
 from carrel.instances.servers import HOST, fill, filled, port_in
 from carrel.instances.sockets import (
@@ -96,12 +99,14 @@ class LocalServerAdapter:
         if prepared.on_host and (reserved := self._reserved.pop(prepared.port, None)) is not None:
             reserved.close()
 
-    def furnish(self, prepared: PreparedServer, around: Surroundings, owner: Owner) -> None:
+    def furnish(self, prepared: PreparedServer, around: Surroundings, owner: Owner) -> Furnished:
         state = str(around.state_path)
         try:
             furnisher = Furnisher(state)
             furnisher.put(dict(prepared.files))
             furnisher.copy(around.project, dict(prepared.server.copies))
+            made = (one for one in prepared.swaps if furnisher.swap(**_order(one)))
+            found = Furnished(furnisher.copied, tuple(made))
             if os.geteuid() == 0:
                 _give(state, owner)
         except (OSError, FolderTooLarge) as error:
@@ -109,6 +114,7 @@ class LocalServerAdapter:
                 f"The folder of {prepared.server.name} cannot be filled: {error!r}.",
                 hint="Check the permissions and the free room of the data folder.",
             ) from error
+        return found
 
     def furnisher(self, prepared: PreparedServer, around: Surroundings) -> Call:
         order = {
@@ -116,8 +122,14 @@ class LocalServerAdapter:
             "project": around.project,
             "files": dict(prepared.files),
             "copies": dict(prepared.server.copies),
+            "swaps": [_order(one) for one in prepared.swaps],
         }
         return Call(str(inside.FURNISH), "fill", order)
+
+    def furnished(self, prepared: PreparedServer, output: bytes) -> Furnished:
+        said = output.decode("utf-8", "replace").split()
+        made = (one for number, one in enumerate(prepared.swaps) if str(number) in said)
+        return Furnished(COPIED in said, tuple(made))
 
     def gate(self, uids: frozenset[int]) -> Call:
         allowed = ",".join(str(uid) for uid in sorted(uids))
@@ -182,6 +194,16 @@ class LocalServerAdapter:
 
     def connections(self, ports: frozenset[int]) -> Mapping[int, int]:
         return connections(ports)
+
+
+def _order(swap: Swap) -> dict[str, Any]:
+    """As `Furnisher.swap` takes it."""
+    return {
+        "files": list(swap.files),
+        "keys": list(swap.keys),
+        "word": swap.word,
+        "instead": swap.instead,
+    }
 
 
 def _needs_port(server: Server, around: Surroundings) -> bool:
@@ -332,9 +354,19 @@ class CommandBuilder:
         if self.found.path:
             env["PATH"] = f"{self.found.path}:{env.get('PATH', PATH)}"
         files = filled(self.server.files, self._places())
-        return PreparedServer(
-            self.server, argv, env, direct, gated, port_file, port, call=None, files=files
+        prepared = PreparedServer(self.server, argv, env, direct, gated, port_file, port)
+        swaps = tuple(
+            one for one in self.server.swaps if self._is_made(one, env.get("PATH", PATH), files)
         )
+        return replace(prepared, files=files, swaps=swaps)
+
+    def _is_made(self, swap: Swap, path: str, files: Mapping[str, str]) -> bool:
+        """Not where what is asked for can be had, nor where there is nothing else."""
+        fetches = any(shutil.which(name, path=path) for name in swap.fetched_by)
+        if fetches and not self.around.private_network:
+            return False
+        said = any(swap.unless in text for text in files.values())
+        return not said and shutil.which(swap.program, path=path) is not None
 
     def _own_folders(self) -> dict[str, str]:
         """Where it is not alone, the home is others' too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carrel.domain.instances import PortBy, Server, Transport, Wrap
+from carrel.domain.instances import PortBy, Server, Swap, Transport, WorkLines, Wrap
 
 SERENA_SETTINGS = """\
 language_backend: LSP
@@ -48,6 +48,29 @@ SERENA = Server(
         ".serena/project.local.yml": "serena/project/project.local.yml",
         ".serena/memories": "serena/project/memories",
     },
+    swaps=(
+        Swap(
+            ("serena/project/project.yml", "serena/project/project.local.yml"),
+            ("language_servers", "languages", "language"),
+            "python",
+            "python_jedi",
+            program="jedi-language-server",
+            fetched_by=("uvx", "uv"),
+            unless="ls_specific_settings",
+            note="The project's settings for Serena name the language server `python`, which would"
+            " be fetched from the network. `python_jedi`, which is here, is used instead.",
+        ),
+    ),
+    work_lines=WorkLines(
+        begins=r"Asynchronous language determination starting|Language server initialization"
+        r" starting",
+        works=r"Language server initialization completed",
+        found=r"Starting language server process via command|Language server initialization"
+        r" completed",
+        fails=r"(?:Error starting language server|Fatal exception:) (.+)",
+        hint="Install this language server where Serena finds it: beside it, or in /usr. Or change"
+        " `language_servers` in .serena/project.yml of the project.",
+    ),
     # The first two take the time; the others are what it imports only when it serves.
     preload=(
         *("serena.cli", "serena.mcp", "serena.repl.api.lsp_api", "serena.util.git"),

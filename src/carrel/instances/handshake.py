@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 
 from carrel import __version__
 from carrel.domain.instances import ToolCall
-from carrel.domain.server_adapter import Later, NotReady
+from carrel.domain.server_adapter import Later, NeverReady, NotReady
 from carrel.domain.sse import EventParser
 
 HANDSHAKE = "2025-11-25"
@@ -29,6 +30,8 @@ _META = {
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 _SESSION = "Mcp-Session-Id"
+_MISCALLED = re.compile(r'"code": -3260[12]|unknown tool|validation error', re.IGNORECASE)
+"""Beside the codes of the protocol, what the SDKs say in an answer."""
 _BOTH = "application/json, text/event-stream"
 _JSON = {"Content-Type": "application/json", "Accept": _BOTH}
 
@@ -78,7 +81,8 @@ async def greet_sse(url: str, headers: Mapping[str, str], tool: ToolCall | None 
                 result = await talk.ask("initialize", _initialize())
                 await talk.tell("notifications/initialized")
                 if tool is not None:
-                    _worked(await talk.ask("tools/call", _call(tool)))
+                    with _called():
+                        _worked(await talk.ask("tools/call", _call(tool)))
             except McpRefused as refused:
                 raise NotReady(str(refused)) from refused
             return _greeting(result, stateless=False)
@@ -114,7 +118,8 @@ async def _handshake(
     try:
         await _initialized(url, own)
         if tool is not None:
-            _worked(await _ask(url, own, "tools/call", _call(tool)))
+            with _called():
+                _worked(await _ask(url, own, "tools/call", _call(tool)))
     finally:
         await _leave(url, own)
     return greeting
@@ -148,7 +153,8 @@ async def _stateless(url: str, headers: Mapping[str, str], tool: ToolCall | None
     if tool is not None:
         method = {"Mcp-Method": "tools/call", "Mcp-Name": tool.name}
         called = {**_call(tool), "_meta": _META}
-        _worked(await _ask(url, {**own, **method}, "tools/call", called))
+        with _called():
+            _worked(await _ask(url, {**own, **method}, "tools/call", called))
     return _greeting(result, stateless=True)
 
 
@@ -241,6 +247,17 @@ def _initialize() -> Message:
 
 def _call(tool: ToolCall) -> Message:
     return {"name": tool.name, "arguments": dict(tool.arguments)}
+
+
+@contextlib.contextmanager
+def _called() -> Iterator[None]:
+    """A call that the server does not know, or not with these arguments, never works."""
+    try:
+        yield
+    except McpRefused as refused:
+        if _MISCALLED.search(str(refused)):
+            raise NeverReady(f"the call cannot work: {refused}") from refused
+        raise
 
 
 def _worked(result: Message) -> None:

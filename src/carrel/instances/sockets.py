@@ -29,7 +29,7 @@ class TcpSockets:
         self.port: int = self._listener.getsockname()[1]
         if gated:
             try:
-                self._asking = _asking()
+                self._asking = diag_socket()
             except OSError:
                 self._listener.close()
                 raise
@@ -133,7 +133,7 @@ def _listener(port: int) -> socket.socket:
     return listener
 
 
-def _asking() -> socket.socket:
+def diag_socket() -> socket.socket:
     asking = socket.socket(
         socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG
     )

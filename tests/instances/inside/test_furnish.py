@@ -35,8 +35,30 @@ def test_copies_come_from_the_project_itself(tmp_path: Path, project: Path) -> N
         (tmp_path / "elsewhere").rename(step)
 
 
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("languages: [python, 'go']\n", "languages: [python_jedi, 'go']\n"),
+        ('languages:\n- go\n\n# or python\n  - "Python"  # python\n', None),
+        (
+            "languages: [\n  python,\n]\nname: python\n",
+            "languages: [\n  python_jedi,\n]\nname: python\n",
+        ),
+        ("language: python\r\nnote: x\r\n", "language: python_jedi\r\nnote: x\r\n"),
+        ("name: python\n- python\nlanguages: [python_ty]\nxlanguages: [python]\n", ""),
+        (" languages: [python]\n", ""),
+    ],
+)
+def test_a_word_of_a_list_is_swapped(text: str, changed: str | None) -> None:
+    """And nothing else; empty: nothing at all."""
+    if changed is None:
+        changed = text.replace('"Python"', '"python_jedi"')
+    found = furnish.swapped(text, ["languages", "language"], "python", "python_jedi")
+    assert found == (changed or text)
+
+
 def test_in_a_sandbox_the_path_may_have_links(tmp_path: Path, project: Path) -> None:
     (tmp_path / "link").symlink_to(project)
     order = {"state": str(tmp_path / "state"), "project": str(tmp_path / "link")}
-    furnish.fill({**order, "files": {}, "copies": {".notes": "notes"}})
+    furnish.fill({**order, "files": {}, "copies": {".notes": "notes"}, "swaps": []})
     assert (tmp_path / "state" / "notes" / "one").read_text() == "mine"

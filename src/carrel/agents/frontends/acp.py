@@ -76,11 +76,19 @@ class KnownAcp(DrivenFrontend):
 
     def find(self) -> FoundFrontend:
         known = found(self.locator, (self.name, self.provider, self.kind), self.preset.program)
-        has_library = util.find_spec("acp") is not None
-        # Not all of them say their version.
-        installed = bool(known.path) and has_library
         install = self.preset.install or known.install
-        return replace(known, installed=installed, install=install, problem="")
+        problem = self._problem()
+        # Not all of them say their version.
+        installed = bool(known.path) and not problem
+        return replace(known, installed=installed, install=install, problem=problem)
+
+    def _problem(self) -> str:
+        preset, program = self.preset, self.locator.find(self.name, self.preset.program)
+        if program is None:
+            return ""
+        if util.find_spec("acp") is None:
+            return f"The library for ACP is not installed. Run: {INSTALL}"
+        return self.locator.trial(program, preset.args, preset.env, preset.folders)
 
 
 class ClaudeAgentAcp(KnownAcp):
@@ -101,6 +109,14 @@ class OpenCode(KnownAcp):
 
 class Goose(KnownAcp):
     name = "goose"
+
+
+class AmazonQ(KnownAcp):
+    name = "amazon-q"
+
+
+class KiroCli(KnownAcp):
+    name = "kiro-cli"
 
 
 def _options(name: str, program: AgentProgram) -> Mapping[str, object]:
@@ -162,7 +178,7 @@ class OwnAcp(DrivenFrontend):
     def find(self) -> FoundFrontend:
         about = (self.name, self.provider, self.kind)
         known = found(self.locator, about, self.about.command[0])
-        problem = self._problem()
+        problem = self._problem() or self._trial()
         # Not all of them say their version.
         return replace(known, installed=not problem, install="", problem=problem)
 
@@ -174,6 +190,11 @@ class OwnAcp(DrivenFrontend):
             return f"There is no program {self.about.command[0]!r} here."
         missing = [path for path in self.about.binds if not os.path.exists(path)]
         return f"{missing[0]} is not there." if missing else ""
+
+    def _trial(self) -> str:
+        program = self._program()
+        assert program is not None
+        return self.locator.trial(program, self.about.command[1:], self.about.env)
 
 
 def frontend_of(name: str, about: OwnAgent) -> type[OwnAcp]:

@@ -41,7 +41,8 @@ _ASK = {"edit": "ask", "bash": "ask", "webfetch": "ask"}
 KNOWN_GAPS = (
     "`ask` and `deny` hold for agents that ask before they act; one that is given by its command "
     "may not.",
-    "gemini and opencode were tried out by hand and are in no suite; goose was not tried at all.",
+    "gemini and opencode were tried out by hand and are in no suite; goose, amazon-q and kiro-cli "
+    "were not tried at all.",
     "gemini 0.61 writes over a conversation as it loads it, so going on with one mostly fails.",
     "What gemini tells again of a loaded conversation may reach into the turn.",
 )
@@ -109,6 +110,24 @@ PRESETS: Mapping[str, Preset] = {
         install="see https://block.github.io/goose",
         brought=(".goose", ".env"),
         keeps={"goose/config": (), "goose/cache": ()},
+    ),
+    "amazon-q": Preset(
+        # `q` hands this on to it, where there is nothing else of that short name.
+        "qchat",
+        ("acp",),
+        folders=_below("amazon-q"),
+        install="see https://github.com/aws/amazon-q-developer-cli",
+        brought=(".amazonq",),
+        keeps={"amazon-q/config": (), "amazon-q/cache": ()},
+    ),
+    "kiro-cli": Preset(
+        "kiro-cli",
+        ("acp",),
+        credentials=("kiro",),
+        folders=_below("kiro"),
+        install="see https://kiro.dev/docs/cli",
+        brought=(".kiro",),
+        keeps={"kiro/config": (), "kiro/cache": ()},
     ),
 }
 

@@ -8,6 +8,7 @@ project is somebody's, and whoever calls this may be allowed to read more than t
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -17,6 +18,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_BYTES = 64 << 20
 """That are copied of a project: settings and notes."""
 MOST_ENTRIES = 10_000
+COPIED = "copied"
 
 
 class FolderTooLarge(Exception):
@@ -28,6 +30,8 @@ class Furnisher:
         self._state = state
         self._bytes = 0
         self._entries = 0
+        self.copied = False
+        """There was something to copy."""
 
     def put(self, files: dict[str, str]) -> None:
         """A path that ends with a slash is a folder."""
@@ -72,12 +76,47 @@ class Furnisher:
             source = os.open(name, _FILE, dir_fd=above)
         except OSError:
             return
+        self.copied = True
         with open(source, "rb") as file, open(os.open(target, _NEW, 0o600), "wb") as copy:
             while piece := file.read(1 << 16):
                 self._bytes += len(piece)
                 if self._bytes > MOST_BYTES:
                     raise FolderTooLarge
                 copy.write(piece)
+
+    def swap(self, files: list[str], keys: list[str], word: str, instead: str) -> bool:
+        """A word in lists of these copies. Whether there was one."""
+        found = False
+        for path in files:
+            try:
+                with open(f"{self._state}/{path}", "r+", encoding="utf-8", newline="") as file:
+                    text = file.read()
+                    changed = swapped(text, keys, word, instead)
+                    if changed != text:
+                        file.seek(0)
+                        file.write(changed)
+                        file.truncate()
+                        found = True
+            except (FileNotFoundError, UnicodeDecodeError):
+                continue
+        return found
+
+
+def swapped(text: str, keys: list[str], word: str, instead: str) -> str:
+    """YAML with another word where one of the keys has it: as `key: word`, `key: [word, …]`, or in
+    the lines below. No parser of it is here, and comments are to stay."""
+    key = re.compile(rf"({'|'.join(map(re.escape, keys))}):(?=\s|$)")
+    named = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])", re.IGNORECASE)
+    lines, within = text.splitlines(keepends=True), False
+    for number, line in enumerate(lines):
+        begun = key.match(line)
+        item = within and (line[:1] in " \t-]#" or not line.strip())
+        within = bool(begun or item)
+        if within:
+            said, hash_, comment = line.partition("#")
+            start = begun.end() if begun else 0
+            lines[number] = said[:start] + named.sub(instead, said[start:]) + hash_ + comment
+    return "".join(lines)
 
 
 def _walk(folder: str, path: str) -> int | None:
@@ -101,3 +140,9 @@ def fill(order: Any) -> None:
     furnisher.put(order["files"])
     # In a sandbox there is nothing to be led to.
     furnisher.copy(os.path.realpath(order["project"]), order["copies"])
+    # For who has called this: `LocalServerAdapter.furnished`.
+    if furnisher.copied:
+        print(COPIED)
+    for number, swap in enumerate(order["swaps"]):
+        if furnisher.swap(**swap):
+            print(number, flush=True)

@@ -85,16 +85,19 @@ class Peers:
         self._number = 0
 
     def admits(self, client: socket) -> bool:
-        """A sender that has closed already is told as root's, so only what a process still holds
-        counts. Our end must be alive *afterwards*: else the answer may be about somebody who was
-        given the same port since."""
+        return self.inode(client) != 0
+
+    def inode(self, client: socket) -> int:
+        """Of the other end's socket; 0 when none of our users has it. A sender that has closed
+        already is told as root's, so only what a process still holds counts. Our end must be alive
+        *afterwards*: else the answer may be about somebody who was given the same port since."""
         state, uid, inode = self._ask(client.getpeername(), client.getsockname())
-        return (
+        known = (
             uid in self._uids
-            and inode != 0
             and state in (_ESTABLISHED, _FIN_WAIT_1, _FIN_WAIT_2)
             and state_of(client) in (_ESTABLISHED, _CLOSE_WAIT)
         )
+        return inode if known else 0
 
     def knows(self, listener: socket) -> bool:
         here = listener.getsockname()

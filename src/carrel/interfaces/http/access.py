@@ -2,7 +2,7 @@
 
 On the Unix socket the kernel has said who connected (see `connections`). On TCP it takes a
 token, and a page in a browser gets nowhere: not by its own origin, and not by a name that
-somebody points at this machine.
+somebody points at this machine. On the port of the older API the kernel is asked who has connected.
 """
 
 from __future__ import annotations
@@ -13,22 +13,31 @@ import ipaddress
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from carrel.api.routes import OPERATIONS
 from carrel.domain.access import LOCAL, Caller, working_for
 from carrel.domain.errors import AuthenticationFailed, CarrelError, Forbidden, RateLimited
-from carrel.interfaces.http.answers import AnswerReader, problem_response, reader
+from carrel.interfaces.http.answers import (
+    AnswerReader,
+    RouteNotFound,
+    problem_response,
+    reader,
+)
+from carrel.interfaces.http.connections import OWNERS
 from carrel.interfaces.http.lifetime import ClientGone
 from carrel.interfaces.http.services import ApiOptions
 from carrel.service.tokens import Tokens
 
 LOCAL_STATE = "local"
 """Set by the listener on the Unix socket, and by nobody else."""
+OLDER_PATHS = frozenset(row.path for row in OPERATIONS if row.group == "sessions")
+"""All that there is on the port of the older API."""
 OPEN_PATHS = frozenset({"/v1/health"})
 TRIES = 20
 WINDOW_S = 60.0
@@ -94,6 +103,8 @@ class AccessLayer:
         headers = _single(scope["headers"])
         origin = headers.get(b"origin")
         try:
+            if OWNERS in scope.get("state", {}):
+                _check_older(scope, origin)
             self._check_origin(origin)
             if origin is not None:
                 if _is_preflight(scope, headers):
@@ -122,6 +133,9 @@ class AccessLayer:
         if scope.get("state", {}).get(LOCAL_STATE) is True:
             return LOCAL
         self._check_host(scope, headers.get(b"host", b""))
+        is_owners = scope.get("state", {}).get(OWNERS)
+        if is_owners is not None:
+            return await _owner(scope, is_owners)
         if scope["path"] in OPEN_PATHS:
             return None
         header = headers.get(b"authorization")
@@ -151,6 +165,25 @@ class AccessLayer:
             "The daemon does not accept calls under this host name.",
             hint="Have it added to `allowed_hosts`, or call 127.0.0.1.",
         )
+
+
+def _check_older(scope: Scope, origin: bytes | None) -> None:
+    """Without a token, no page is believed, whatever the settings say of its origin."""
+    if scope["type"] != "http" or scope["path"] not in OLDER_PATHS:
+        known = " and ".join(sorted(OLDER_PATHS, reverse=True))
+        raise RouteNotFound("There is nothing at this path.", hint=f"This port has {known}.")
+    if origin is not None:
+        raise Forbidden("Web pages may not call this port.", hint="Use the port of `listen`.")
+
+
+async def _owner(scope: Scope, is_owners: Callable[[], Awaitable[bool]]) -> Caller:
+    if not await is_owners():
+        raise Forbidden(
+            "This port is for processes of the daemon's user outside of spaces and containers.",
+            hint="Elsewhere use the port of `listen`, with a token.",
+        )
+    scope["state"]["know"](LOCAL.account)
+    return LOCAL
 
 
 def _single(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

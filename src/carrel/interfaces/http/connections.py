@@ -67,6 +67,9 @@ CHUNK_OVERHEAD = 16
 
 ROOM = "room"
 """Where the listener puts the `ConnectionLimits`."""
+OWNERS = "owners"
+"""Where the listener on the port of the older API puts what says of a connection whether the
+owner's own processes made it; the application finds it without that argument."""
 
 
 class _Stage(Enum):
@@ -230,6 +233,9 @@ class HttpConnection(HttpToolsProtocol):
         if not may_connect(transport):
             transport.abort()
             return
+        if OWNERS in self.app_state:
+            connection = transport.get_extra_info("socket")
+            self.app_state[OWNERS] = partial(self.app_state[OWNERS], connection)
         if not _is_unix(transport):
             self.app_state["know"] = partial(self._room.know, transport)
             self.app_state["weigh"] = partial(self._room.weigh, transport)

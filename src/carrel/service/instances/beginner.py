@@ -16,7 +16,7 @@ from carrel.domain.runtimes import Capabilities, Network, Runtime
 from carrel.domain.trees import Owner
 from carrel.service.instances.book import InstanceParts, LiveInstance, Secrets
 from carrel.service.instances.lifetime import Ender
-from carrel.service.instances.start import InstanceStarter, Wanted
+from carrel.service.instances.start import SLOW, InstanceStarter, Wanted
 from carrel.service.journal import plain
 from carrel.service.shared import CallerSlots
 
@@ -219,8 +219,9 @@ def _network(live: LiveInstance, private: bool) -> Network:
 
 
 def notes(instance: Instance, can: Capabilities) -> tuple[str, ...]:
-    """What does not hold for it here, said in sentences."""
-    found: list[str] = []
+    """What does not hold for it here, said in sentences, and what was changed for it."""
+    own = (SLOW, *(swap.note for swap in instance.server.swaps))
+    found = [one for one in instance.notes if one in own]
     if not can.confines:
         found += can.uncovered
     if instance.port and not instance.has_token:

@@ -77,6 +77,8 @@ class LiveInstance:
     """By the clock; whatever is changed of it later."""
     said: str = ""
     """What came instead of an answer."""
+    brought: bool = False
+    """The project has settings for it."""
 
     @property
     def instance_id(self) -> str:

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from carrel.domain.errors import CarrelError, InstanceFailed
 from carrel.domain.ids import new_id
@@ -23,7 +25,9 @@ from carrel.domain.runtimes import (
     host_pid,
 )
 from carrel.domain.server_adapter import (
+    Furnished,
     HandshakeAttempt,
+    NeverReady,
     NotReady,
     PortSearch,
     PreparedServer,
@@ -40,6 +44,12 @@ LATE = 0.01
 """A server is found at most so much of its own time later than it could be."""
 TRY_S = 5.0
 """For one of several ports to answer: the wrong one may never."""
+BEGIN_S, WORK_S = 2.0, 20.0
+"""For a server that answers to say that it begins with what it needs to work, and that it can: one
+that never says so is another version, and one with a large project takes longer than that."""
+MOST_WHY = 300
+"""Characters of what a server says when it gives up."""
+SLOW = "It was still starting what it needs for its work: its first tool calls may wait, or fail."
 KEEP_BYTES = 1 << 20
 """Of a server's output."""
 TAIL_BYTES = 4000
@@ -124,7 +134,9 @@ class InstanceStarter:
         prepared = self._prepare(wanted, around, env)
         try:
             if not again:
-                await self._furnish(place, prepared)
+                furnished = await self._furnish(place, prepared)
+                live.brought = furnished.brought
+                self._book.note(live, notes=tuple(one.note for one in furnished.swapped))
             self._open(live, prepared, wanted)
         finally:
             self._adapter.let_go(prepared)
@@ -144,14 +156,13 @@ class InstanceStarter:
         """So that one that is started again is at the same port, and nobody else meanwhile."""
         return live.instance.restart != "never" and not live.instance.socket
 
-    async def _furnish(self, place: Place, prepared: PreparedServer) -> None:
+    async def _furnish(self, place: Place, prepared: PreparedServer) -> Furnished:
         if place.around.alone:
             owner = place.sandbox.spec.owner
-            await asyncio.to_thread(self._adapter.furnish, prepared, place.around, owner)
-            return
-        call = self._adapter.furnisher(prepared, place.around)
+            return await asyncio.to_thread(self._adapter.furnish, prepared, place.around, owner)
+        call, run_id = self._adapter.furnisher(prepared, place.around), new_id("ru")
         async with place.mounted() as mount:
-            command = Command(("furnish",), cwd="/", call=call, timeout_s=FURNISH_S)
+            command = Command(("furnish",), cwd="/", call=call, timeout_s=FURNISH_S, run_id=run_id)
             run = await place.runtime.run(place.sandbox, mount, command)
         try:
             ended = await run.wait()
@@ -162,6 +173,8 @@ class InstanceStarter:
                 f"The folder of {prepared.server.name} cannot be made in the space.",
                 hint="Check the home folder of the space.",
             )
+        output = await self.tail(place.folder, run_id, TAIL_BYTES)
+        return self._adapter.furnished(prepared, output)
 
     def _open(self, live: LiveInstance, prepared: PreparedServer, wanted: Wanted) -> None:
         """Written down with the run that they are for. Those that were kept are used again; a
@@ -229,18 +242,23 @@ class InstanceStarter:
         assert live.run is not None
         ended = asyncio.ensure_future(live.run.wait())
         answered = asyncio.ensure_future(self._answer(live, place, prepared, wanted))
+        tasks: list[asyncio.Future[Any]] = [ended, answered]
+        if wanted.server.work_lines is not None:
+            tasks.append(asyncio.ensure_future(self._gives_up(live, place, wanted.server)))
         try:
-            await asyncio.wait(
-                {ended, answered}, timeout=wanted.ready_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(tasks, timeout=wanted.ready_s, return_when=asyncio.FIRST_COMPLETED)
+            for given_up in tasks[2:]:
+                if given_up.done():
+                    raise await given_up
             if answered.done():
                 await answered
             elif ended.done():
-                raise await self._failed(live, place, await ended)
+                gave_up = await self._gave_up(live, place, wanted.server)
+                raise gave_up or await self._failed(live, place, await ended)
             else:
                 raise await self._late(live, place, wanted)
         finally:
-            for task in (ended, answered):
+            for task in tasks:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, CarrelError, NotReady):
                     await task
@@ -252,10 +270,52 @@ class InstanceStarter:
         begun = clock()
         while True:
             for port in await self._ports(live, place, prepared):
-                if await self._try(live, prepared, wanted, port):
+                try:
+                    ready = await self._try(live, prepared, wanted, port)
+                except NeverReady as error:
+                    text = f"{wanted.server.name} answers, but {error}."
+                    raise await self._told(live.instance, place.folder, text) from error
+                if ready:
+                    await self._works(live, place, wanted)
                     await self._inside(live, place, prepared, port)
                     return
             await asyncio.sleep(min(max(LOOK_S, LATE * (clock() - begun)), MOST_LOOK_S))
+
+    async def _works(self, live: LiveInstance, place: Place, wanted: Wanted) -> None:
+        """Until it says so, if it is one that does. Who called a tool knows already."""
+        lines = wanted.server.work_lines
+        if lines is None or wanted.tool is not None:
+            return
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        while not await self._wrote(live, place, lines.works if live.brought else lines.found):
+            if clock() > begun + BEGIN_S and not await self._wrote(live, place, lines.begins):
+                return
+            if clock() > begun + WORK_S:
+                self._book.note(live, notes=(*live.instance.notes, SLOW))
+                return
+            await asyncio.sleep(MOST_LOOK_S)
+
+    async def _gives_up(self, live: LiveInstance, place: Place, server: Server) -> InstanceFailed:
+        """When it says that it never can work."""
+        while (failed := await self._gave_up(live, place, server)) is None:
+            await asyncio.sleep(MOST_LOOK_S)
+        return failed
+
+    async def _gave_up(
+        self, live: LiveInstance, place: Place, server: Server
+    ) -> InstanceFailed | None:
+        lines = server.work_lines
+        found = await self._wrote(live, place, lines.fails) if lines is not None else None
+        if lines is None or found is None:
+            return None
+        why = found[1].strip()[:MOST_WHY]
+        text = f"{server.name} cannot work on this project: {why}"
+        return await self._told(live.instance, place.folder, text, hint=lines.hint)
+
+    async def _wrote(self, live: LiveInstance, place: Place, line: str) -> re.Match[str] | None:
+        output = await self.tail(place.folder, live.instance.run_id, OUTPUT_BYTES)
+        return re.search(line, output.decode("utf-8", "replace"))
 
     async def _ports(
         self, live: LiveInstance, place: Place, prepared: PreparedServer
@@ -288,6 +348,8 @@ class InstanceStarter:
         try:
             async with asyncio.timeout(patience):
                 await self._adapter.greet(attempt)
+        except NeverReady:
+            raise
         except (NotReady, TimeoutError) as error:
             live.said = str(error)
             return False
@@ -326,14 +388,19 @@ class InstanceStarter:
         return await self._told(live.instance, place.folder, text, ended)
 
     async def _told(
-        self, instance: Instance, folder: Path, text: str, ended: Exit | None = None
+        self,
+        instance: Instance,
+        folder: Path,
+        text: str,
+        ended: Exit | None = None,
+        hint: str = "",
     ) -> InstanceFailed:
         output = (await self.tail(folder, instance.run_id, TAIL_BYTES)).decode("utf-8", "replace")
         lines = [line for line in output.splitlines() if line.strip()]
-        last = f" It wrote last: {lines[-1][:300]}" if lines else ""
+        last = f" It wrote last: {lines[-1][:300]}" if lines and not hint else ""
         return InstanceFailed(
             text + last,
-            hint="Its output is in the details.",
+            hint=hint or "Its output is in the details.",
             output=output,
             exit_code=ended.code if ended is not None else None,
             signal=ended.signal if ended is not None else None,
