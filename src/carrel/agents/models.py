@@ -64,6 +64,8 @@ OF: Mapping[str, Models] = {
     ),
     "opencode": Models(_EITHER, more=r"[\w.-]+/\S+"),
     "goose": Models(_CLAUDE_FULL, more=r"\S+"),
+    "amazon-q": Models(_CLAUDE_FULL, more=r"\S+"),
+    "kiro-cli": Models(_CLAUDE_FULL, more=r"\S+"),
 }
 
 
