@@ -1,4 +1,5 @@
-"""Two agents side by side on one project: what each did, and the proof that neither saw the other.
+"""Two agents side by side on one project: what each did, the proof that neither saw the other, and
+the review and landing of one.
 
     make demo
 
@@ -167,14 +168,26 @@ def show_walls(one: Space, two: Space, checkout: Path) -> bool:
     return held and proof.holds
 
 
-def keep(space: Space, checkout: Path) -> None:
-    """What one agent made is copied into the checkout; what it deleted would stay."""
-    for change in changes(space):
-        if change.kind != "deleted" and change.new_type == "file":
-            target = checkout / change.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(space.files.read(change.path))
-    subprocess.run(["git", "status", "--short"], cwd=checkout, check=True)
+def land(client: carrel.Client, space: Space, checkout: Path) -> bool:
+    """One agent's work is looked at, lands on a branch, is taken back, and lands again."""
+    text = b"".join(space.diff()).decode(errors="replace")
+    for line in text.splitlines():
+        say(f"    {line}")
+    landing = space.land(message="Greet by the time of day")
+    say(f"  landed on {landing.branch}, {landing.files} files; the checkout is as it was:")
+    say(f"    {git(checkout, 'log', '--oneline', '--graph', 'main', landing.branch)}")
+    client.undo(landing.id)
+    gone = not git(checkout, "branch", "--list", landing.branch)
+    say(f"  taken back: {landing.branch} is {'gone' if gone else 'STILL THERE'}")
+    again = space.land(message="Greet by the time of day")
+    there = "Good morning" in git(checkout, "show", f"{again.branch}:greet.py")
+    say(f"  landed again, for good: git merge {again.branch}")
+    return gone and there
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip().replace("\n", "\n    ")
 
 
 def demo(folder: Path) -> bool:
@@ -195,14 +208,14 @@ def demo(folder: Path) -> bool:
         worked = show_work(desks, stack.enter_context(hub))
         title("4. Neither saw the other, nor the checkout")
         held = show_walls(desks[0].space, desks[1].space, checkout)
-        title("5. The first one's work is kept")
-        keep(desks[0].space, checkout)
+        title("5. The first one's work is reviewed, lands on a branch, and is taken back")
+        landed = land(client, desks[0].space, checkout)
         title("6. Everything else goes")
         for desk in desks:
             removal = desk.space.remove(force=True)
             say(f"  {desk.space.name} is removed, with {removal.changes} changes")
         confined = runtime != "process"
-    return worked and (held or not confined)
+    return worked and landed and (held or not confined)
 
 
 def left(folder: Path) -> list[str]:

@@ -59,7 +59,7 @@ class Talk:
 
     def __init__(self, tape: Tape, daemon: Daemon) -> None:
         self.tape = tape
-        self._daemon = daemon
+        self.daemon = daemon
         self._stack = AsyncExitStack()
         tape.name(str(daemon.data), "DATA")
 
@@ -71,8 +71,8 @@ class Talk:
 
     async def connect(self, who: str, inside: str = "") -> Speaker:
         """On the daemon's own socket, or on that of a space."""
-        folder = self._daemon.data / "spaces" / inside / "hub"
-        path = folder / HUB_SOCKET if inside else f"{places.folder(self._daemon.data)}/{HUB_SOCKET}"
+        folder = self.daemon.data / "spaces" / inside / "hub"
+        path = folder / HUB_SOCKET if inside else f"{places.folder(self.daemon.data)}/{HUB_SOCKET}"
         wire = LineWire(*await asyncio.open_unix_connection(path))
         self._stack.push_async_callback(wire.close)
         return Speaker(wire, who, self.tape)
@@ -91,7 +91,7 @@ class Talk:
         return speaker
 
     def api(self, method: str, path: str, body: object = None) -> httpx.Response:
-        with self._daemon.local() as client:
+        with self.daemon.local() as client:
             return client.request(method, f"/v1/{path}", json=body)
 
     def make(self, **body: Any) -> str:
@@ -266,6 +266,7 @@ async def of_events(talk: Talk) -> None:
     await told(EventType.RECONCILED)
     await of_a_life(talk, told)
     await of_mishaps(talk, told)
+    await of_a_landing(talk, told)
     await app.leave()
 
 
@@ -301,6 +302,19 @@ async def of_mishaps(talk: Talk, told: Told) -> None:
     asked = good(talk.api("POST", "requests", {"instructions": "write a.txt made"}))
     talk.tape.name(asked["key"], "rq_…")
     await told(EventType.REQUEST_STATE, to="working")
+
+
+async def of_a_landing(talk: Talk, told: Told) -> None:
+    """In a project without git: no commit has a name that changes from run to run."""
+    project = talk.daemon.data.parent / "landing"
+    project.mkdir()
+    space = talk.make(name="desk", project={"kind": "folder", "location": str(project)})
+    good(talk.api("POST", f"spaces/{space}/exec", {"argv": ["sh", "-c", "echo idea > idea"]}))
+    landing = good(talk.api("POST", f"spaces/{space}/land"))
+    talk.tape.name(landing["id"], "ld_…")
+    await told(EventType.LANDED)
+    good(talk.api("POST", "undo"))
+    await told(EventType.UNDONE)
 
 
 async def of_an_instance(talk: Talk, project: Path) -> None:
