@@ -213,7 +213,9 @@ def _assemble(
     downloads = DownloadCaches(
         settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
     )
-    open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program(), downloads)
+    open_spaces = OpenSpaces(
+        *(folder, machine, agents.agent_folders, own_program(), downloads), edits=app.edits
+    )
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
     reviews = SpaceReviews(open_spaces, TreeReviews(app.bases, personal.ignored))

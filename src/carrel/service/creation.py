@@ -347,7 +347,7 @@ class Creator:
                     runtime.begin(spec)
                     await asyncio.sleep(0)
             tree = await asyncio.to_thread(driver.create, wanted)
-            self.open_spaces.made(space_id)
+            self.open_spaces.made(tree)
             made = {"owner": owner, "tree_created_ns": tree.created_ns}
             space = self.journal.amend(space_id, **made)
             if fill is not None:

@@ -1,8 +1,8 @@
 """Watches the limits of a sandbox, and tells when one is hit: an event, never a silent kill.
 
 Where the disk has no quota, looking finds out that a sandbox went over its limit, and can only end
-what runs then. Looking is cheap as long as the disk has not lost as much room as a sandbox has left:
-only then its files are walked through. The less room a sandbox has left, the more often the disk is
+what runs then. Looking is cheap as long as the disk has not lost as much room as a sandbox has
+left: only then its files are walked through. The less room is left, the more often the disk is
 asked, so that a fast writer does not come far beyond the limit.
 
 Code in the sandbox can follow the walk, and move its files from where it has not been yet to where
@@ -113,8 +113,9 @@ class Remembered(NamedTuple):
 
 
 class DiskWatch:
-    """Looks at a sandbox once a second, and sooner when the disk loses as much as it has left. Calls `on_over` with the figures and why when it
-    has gone over its limit, or goes on to write on a disk that is full.
+    """Looks at a sandbox once a second, and sooner when the disk loses as much as it has left.
+    Calls `on_over` with the figures and why when it has gone over its limit, or goes on to write
+    on a disk that is full.
 
     `measure` is called with whether the sandbox has to stand still meanwhile, and answers None
     when it did not. It is called in a `turn`: sandboxes take turns, and what waits for one has not
