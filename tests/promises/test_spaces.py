@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import carrel
 from carrel.client.spaces import Space
@@ -121,6 +122,42 @@ def test_a_fast_writer_is_stopped_near_its_disk_limit(client: carrel.Client) -> 
     done = space.run(["sh", "-c", script], timeout_s=ANSWER_S)
     assert done.code != 0
     assert space.files.stat("f").size < 120_000_000
+    space.remove(force=True)
+
+
+def test_a_file_tells_what_a_space_is(
+    client: carrel.Client, daemon: Daemon, project: Path, tmp_path: Path
+) -> None:
+    """It is YAML that people read; the space itself never looks at it."""
+    odd = tmp_path / os.fsdecode(b"od\xffd: [name]")
+    project.rename(odd)
+    space = client.create(
+        odd,
+        name="told",
+        labels={"team": "blue"},
+        env={"API_TOKEN": "planted-secret", "LEVEL": "yes"},
+        description="two\nlines",
+        limits=Limits(pids=100),
+    )
+    file = daemon.data / "spaces" / space.id / "config.yaml"
+    first, *lines = file.read_text().splitlines()
+    assert first.startswith("#") and "never read back" in first
+    assert file.stat().st_mode & 0o777 == 0o600
+    told = yaml.safe_load("\n".join(lines))
+    assert told["asked"]["labels"] == {"team": "blue"} and "runtime" not in told["asked"]
+    resolved = told["resolved"]
+    assert resolved["name"] == "told" and resolved["runtime"] == space.info.runtime != "auto"
+    assert resolved["driver"] == space.info.driver and resolved["limits"]["pids"] == 100
+    assert resolved["env"] == {"API_TOKEN": "<hidden>", "LEVEL": "yes"}
+    assert resolved["description"] == "two\nlines" and resolved["network"] == "none"
+    assert resolved["project"]["kind"] == "folder" and "planted-secret" not in file.read_text()
+    # Whenever something changes, and never back.
+    space.update(labels={"team": "red"})
+    assert "red" in file.read_text()
+    file.write_text("resolved: {runtime: process}\n")
+    assert space.run(["true"]).code == 0
+    space.refresh()
+    assert space.info.runtime == resolved["runtime"]
     space.remove(force=True)
 
 

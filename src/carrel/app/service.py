@@ -76,6 +76,7 @@ from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
 from carrel.service.setup import Setups, SetupTools
 from carrel.service.shared import CallerPolicy, Shared
+from carrel.service.space_config import SpaceConfigs
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
 from carrel.service.tokens import Tokens
@@ -139,11 +140,12 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
 
     reserve = Reserve(settings.data / "reserve")
     reserve.ensure()
+    configs = SpaceConfigs(settings.data / "spaces")
     async with (
         open_app(settings, heard) as app,
         open_store(settings.data / "carrel.db", durable=settings.durable, room=reserve) as store,
         open_messages(settings) as log,
-        open_hub(settings, log, store, journal := Journal(store)) as hub,
+        open_hub(settings, log, store, journal := Journal(store, configs=configs)) as hub,
         notifying(settings, hub, KnownSpaces(journal).account),
     ):
         recordings = FileRecordings(app.readers)
