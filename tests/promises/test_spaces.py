@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 import carrel
 from carrel.client.spaces import Space
@@ -143,7 +143,7 @@ def test_a_file_tells_what_a_space_is(
     first, *lines = file.read_text().splitlines()
     assert first.startswith("#") and "never read back" in first
     assert file.stat().st_mode & 0o777 == 0o600
-    told = yaml.safe_load("\n".join(lines))
+    told = importlib.import_module("yaml").safe_load("\n".join(lines))
     assert told["asked"]["labels"] == {"team": "blue"} and "runtime" not in told["asked"]
     resolved = told["resolved"]
     assert resolved["name"] == "told" and resolved["runtime"] == space.info.runtime != "auto"

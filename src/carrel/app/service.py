@@ -50,6 +50,7 @@ from carrel.service.doctor import Doctor
 from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import Attachments, SpaceContext, SpaceFiles
+from carrel.service.helpers import HelperFiles
 from carrel.service.inbox import Inbox, WaitingItems
 from carrel.service.instances import Instances
 from carrel.service.journal import Journal
@@ -295,7 +296,9 @@ def _assemble(
     hub.on_kept.append(feed.ring)
     inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for, hub.ask)
     family = Family(spaces, journal, feed, turns, inbox, frontends)
-    hub.system = SystemRequests(hub, spaces, family, inbox, turns).answer
+    files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
+    helpers = HelperFiles(family, spaces, files)
+    hub.system = SystemRequests(hub, spaces, family, inbox, turns, helpers).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def folders_of(family: str) -> list[Path]:
@@ -320,7 +323,6 @@ def _assemble(
     )
     servers.instances = open_instances(settings, app, around, known)
     context = SpaceContext(spaces, open_spaces, shared, Context())
-    files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     requests = open_requests(
         settings,
         RequestsAround(
