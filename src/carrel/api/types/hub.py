@@ -251,7 +251,7 @@ class SentAnswer(KeptAnswer, frozen=True, kw_only=True):
     """The turn that it begins, or that waits until the agent is free; empty: none."""
 
 
-class ChangedFile(Answer, frozen=True, kw_only=True):
+class HelperChange(Answer, frozen=True, kw_only=True):
     path: str
     kind: str
     """`added`, `modified`, `deleted`, `renamed`, `mode` or `type`."""
@@ -262,7 +262,7 @@ class ChangedFile(Answer, frozen=True, kw_only=True):
 class ChangesAnswer(Answer, frozen=True, kw_only=True):
     """Without what git ignores, and git's own files."""
 
-    changes: tuple[ChangedFile, ...]
+    changes: tuple[HelperChange, ...]
     total: int
     commits: int
 

@@ -295,8 +295,8 @@ def _turn(turn: Turn) -> types.HubTurn:
     )
 
 
-def _changed(change: Change) -> types.ChangedFile:
-    return types.ChangedFile(
+def _changed(change: Change) -> types.HelperChange:
+    return types.HelperChange(
         path=_text(change.path),
         kind=str(change.kind),
         old_path=None if change.old_path is None else _text(change.old_path),
