@@ -12,21 +12,9 @@ import pytest
 
 import carrel
 from carrel.client.spaces import Space
-from tests.daemon.rig import ANSWER_S, Daemon, fresh_daemon
+from tests.daemon.rig import ANSWER_S
 
 Answers = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with fresh_daemon(listen=None) as found:
-        yield found
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[carrel.Client]:
-    with carrel.Client(data=daemon.data, autostart=False) as found:
-        yield found
 
 
 @pytest.fixture

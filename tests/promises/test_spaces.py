@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,6 @@ from tests.trees.again import run_again
 DRIVERS = ("overlay", "copy")
 NEAR, TRIES = 70_000_000, 8
 """What a look each second lets through is more, however fast the machine is."""
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with fresh_daemon(listen=None) as found:
-        yield found
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[carrel.Client]:
-    with carrel.Client(data=daemon.data, autostart=False) as found:
-        yield found
 
 
 @pytest.fixture

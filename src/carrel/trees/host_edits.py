@@ -44,9 +44,9 @@ from carrel.linux.openat2 import (
 from carrel.trees.folders import Root, walk
 
 OVERLAY = "overlay"
-FOLDERS_OF_OVERLAY, FOLDERS = 64, 1024
-"""Of one tree that are watched, from the top down: each takes some 2 KiB of the kernel's memory. Of
-an overlay only for new folders in them."""
+FOLDERS_BY_MOUNT, FOLDERS = 64, 1024
+"""Of one tree that are watched, from the top down: each takes some 2 KiB of the kernel's memory.
+Where the mount tells of files, only for new folders in them."""
 SHARE_OF_WATCHES = 4
 """All together take at most this part of the watches that the machine allows one user."""
 MOST_WRITTEN = 256
@@ -83,12 +83,20 @@ class HostEdits:
             return
         with self._lock, contextlib.suppress(OSError):
             self._open()
-            if tree.driver == OVERLAY and is_mounted(tree.path):
-                files.watch_writes(self._written, str(tree.path))
+            by_mount = self._watch_mount(tree)
             known = self._trees.get(tree.tree_id)
             if known is None or known.place != str(tree.path):
-                known = self._trees[tree.tree_id] = _EditedTree(self, tree)
+                known = self._trees[tree.tree_id] = _EditedTree(self, tree, by_mount)
                 known.look_through()
+
+    def _watch_mount(self, tree: Tree) -> bool:
+        """Whether the kernel tells of what is written through it: not in every container."""
+        if tree.driver != OVERLAY or self._written < 0 or not is_mounted(tree.path):
+            return False
+        with contextlib.suppress(OSError):
+            files.watch_writes(self._written, str(tree.path))
+            return True
+        return False
 
     def forget(self, tree_id: str) -> None:
         """Idempotent."""
@@ -116,17 +124,19 @@ class HostEdits:
         with contextlib.ExitStack() as undo:
             self._queue = files.open_watch_queue()
             undo.callback(os.close, self._queue)
-            self._written = files.open_write_queue()
-            undo.callback(os.close, self._written)
+            with contextlib.suppress(OSError):
+                self._written = files.open_write_queue()
+                undo.callback(os.close, self._written)
             self._most = int(_MOST_WATCHES.read_text()) // SHARE_OF_WATCHES
             self._end = os.eventfd(0, os.EFD_CLOEXEC)
             undo.pop_all()
-        queues = (self._queue, self._written, self._end)
+        queues = (self._queue, self._end, self._written)
         threading.Thread(target=self._listen, args=queues, name="carrel-edits", daemon=True).start()
 
-    def _listen(self, queue: int, written: int, end: int) -> None:
+    def _listen(self, queue: int, end: int, written: int) -> None:
         poll = select.poll()
-        for descriptor in (queue, written, end):
+        opened = [one for one in (queue, end, written) if one >= 0]
+        for descriptor in opened:
             poll.register(descriptor, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _event in poll.poll()}
@@ -140,7 +150,7 @@ class HostEdits:
             # What comes in crowds comes together.
             if queue in ready:
                 time.sleep(REST_S)
-        for descriptor in (queue, written, end):
+        for descriptor in opened:
             os.close(descriptor)
 
     def _take_written(self, queue: int) -> None:
@@ -174,8 +184,8 @@ class HostEdits:
                 else:
                     found = [self._watches[number]] if number in self._watches else []
             for tree, path in found:
-                # Of an overlay's files we hear otherwise.
-                if mask & files.WATCH_IS_FOLDER or not tree.is_overlay:
+                # Of files we hear otherwise then.
+                if mask & files.WATCH_IS_FOLDER or not tree.by_mount:
                     tree.has_new(path)
 
     def watch_folder(self, tree: _EditedTree, folder: int, path: bytes) -> bool:
@@ -192,12 +202,13 @@ class _EditedTree:
     """One of them. Its thread is there while there is something to do: code in the space can hold
     a file locked in the kernel, and no other tree is to wait for that."""
 
-    def __init__(self, edits: HostEdits, tree: Tree) -> None:
+    def __init__(self, edits: HostEdits, tree: Tree, by_mount: bool) -> None:
+        """`by_mount`: the kernel tells of files that are written, wherever they are."""
         self._edits = edits
         self.tree_id = tree.tree_id
         self.place = str(tree.path)
-        self.is_overlay = tree.driver == OVERLAY
-        self._upper = tree.folder / "tree" / "upper"
+        self.by_mount = by_mount
+        self._upper = tree.folder / "tree" / "upper" if tree.driver == OVERLAY else None
         self._changed = threading.Condition()
         self._written: deque[tuple[int, bytes]] = deque()
         self._folders: dict[bytes, None] = {}
@@ -282,7 +293,7 @@ class _EditedTree:
             look = _Look(self, top)
             if first:
                 look.at(b"")
-                if self.is_overlay:
+                if self._upper is not None:
                     look.at_upper(self._upper)
             for folder in folders:
                 look.at(folder)
@@ -298,7 +309,7 @@ class _EditedTree:
 
     def watch_folder(self, folder: int, path: bytes) -> bool:
         """Whether there is room for more."""
-        most = FOLDERS_OF_OVERLAY if self.is_overlay else FOLDERS
+        most = FOLDERS_BY_MOUNT if self.by_mount else FOLDERS
         if path not in self._watched:
             if len(self._watched) >= most or not self._edits.watch_folder(self, folder, path):
                 return False
