@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from carrel.domain.errors import CarrelError
 from carrel.domain.trees import DIRECT, Owner, Tree
 from carrel.linux import files
 from carrel.linux.descriptors import Descriptor
@@ -266,7 +267,8 @@ class _EditedTree:
                 self._give_written(written)
             begun = time.monotonic()
             if looks:
-                with contextlib.suppress(OSError):
+                # What nests folders without end is looked at as far as that goes.
+                with contextlib.suppress(OSError, CarrelError):
                     self._look()
             rest = max(REST_S, (time.monotonic() - begun) * REST_SHARE)
         for descriptor, _folder in written:
