@@ -47,12 +47,12 @@ WALK_S = 20.0
 """A walk while commands go on ends after this, and what it found counts. It is enough for some
 million files; who makes new ones ahead of it could have it go on for ever, and all others would
 wait for their turn."""
-FASTEST = 2 << 30
+FASTEST = 4 << 30
 """Bytes that one sandbox writes in a second at most, as memory takes them. While it has room for
 more than that, a look each second is enough."""
-QUICKEST_S, CALM_S = 0.01, 0.04
+QUICKEST_S, CALM_S = 0.01, 0.02
 """Between two looks at the disk for all sandboxes together, where little room is left, and while it
-loses nothing. A look takes some 200 µs: half a percent of one processor."""
+loses nothing. A look takes some 200 µs: one percent of one processor."""
 _SHARE = 4
 """A walk that takes long is followed by a pause this many times as long, so that looking
 never takes more than a fifth of one processor."""
