@@ -244,6 +244,13 @@ async def of_the_family(talk: Talk, space: str) -> None:
     with tape.example("system_read_messages"):
         await helper.ask("system_read_messages", {"after": 0})
     await helper.leave()
+    good(talk.api("PUT", f"spaces/{child}/files?path=tests.txt", "12 tests"))
+    with tape.example("system_list_changes"):
+        await agent.ask("system_list_changes", {"space": child})
+    with tape.example("system_read_file"):
+        await agent.ask("system_read_file", {"space": child, "path": "tests.txt"})
+    with tape.example("system_take_changes"):
+        await agent.ask("system_take_changes", {"space": child, "paths": ["tests.txt"]})
     with tape.example("system_wait_for_space"):
         number = await agent.send("system_wait_for_space", {"space": child, "states": ["stopped"]})
         good(talk.api("POST", f"spaces/{child}/stop"))

@@ -141,6 +141,7 @@ def test_an_agent_changes_and_deletes_what_is_its_own(daemon: Daemon) -> None:
 
 def test_what_is_answered_as_json(daemon: Daemon, tmp_path: Path) -> None:
     """To every request: these members in this order, times as numbers, null where there is none."""
+    (tmp_path / "kept").write_bytes(b"\xff")
     own = make(daemon, project={"kind": "folder", "location": str(tmp_path)}, name="answering")
     wanted: dict[str, dict[str, Any]] = {
         "system_update_space": {"description": "the work"},
@@ -150,6 +151,9 @@ def test_what_is_answered_as_json(daemon: Daemon, tmp_path: Path) -> None:
         "system_wait_for_space": {"space": "answered", "states": ["ready"]},
         "system_message_space": {"space": "answering", "text": "hello", "data": {"n": 1}},
         "system_read_messages": {"limit": 1},
+        "system_list_changes": {"space": "answered"},
+        "system_read_file": {"space": "answered", "path": "kept"},
+        "system_take_changes": {"space": "answered"},
         "system_delete_space": {"space": "answered"},
     }
     assert set(wanted) == set(SYSTEM_REQUESTS)
@@ -174,8 +178,11 @@ def test_what_is_answered_as_json(daemon: Daemon, tmp_path: Path) -> None:
         "system_spawn_space": {"space": about_child},
         "system_space_state": {"space": {**about, "children": [child]}},
         "system_list_spaces": {"spaces": [about, about_child]},
-        "system_wait_for_space": {"space": about_child, "reached": True},
-        "system_message_space": {"seq": seq},
+        "system_wait_for_space": {"space": about_child, "reached": True, "turn": None},
+        "system_message_space": {"seq": seq, "turn": ""},
+        "system_list_changes": {"changes": [], "total": 0, "commits": 0},
+        "system_read_file": {"text": None, "base64": "/w==", "next": None},
+        "system_take_changes": {"written": [], "deleted": [], "left": []},
         "system_read_messages": {"messages": [message], "next": seq},
         "system_delete_space": {"removed": child},
     }

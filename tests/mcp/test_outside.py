@@ -30,6 +30,8 @@ MANAGING = {
     "spawn_space",
     "wait_for_space",
     "message_space",
+    "list_changes",
+    "read_file",
     "delete_space",
 }
 HELLO = {

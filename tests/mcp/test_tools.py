@@ -15,13 +15,15 @@ from tests.daemon.rig import Daemon
 from tests.mcp.rig import agent, call, heard, person
 
 SPACE = "id name state description='' parent='' project='' network='' created_at=None problem=None"
-WANTED = "name='' description='' initial_prompt='' frontend='' project=''"
+WANTED = "name='' description='' initial_prompt='' frontend='' project='' wake=False"
 WAITS = "question_id='' timeout_s=300.0"
 BOTH = {
     "list_spaces": ("", "spaces"),
     "spawn_space": (f"{WANTED} {WAITS}", SPACE),
-    "wait_for_space": ("space states=['stopped','failed'] timeout_s=60.0", "space reached"),
-    "message_space": ("space text data=None", "seq"),
+    "wait_for_space": ("space states=[] timeout_s=60.0", "space reached turn=None"),
+    "message_space": ("space text data=None", "seq turn=''"),
+    "list_changes": ("space limit=200", "changes total commits"),
+    "read_file": ("space path start=0 size=131072", "text=None base64=None next=None"),
 }
 INSIDE = BOTH | {
     "log_progress": ("message category='info' percent=None", "seq"),
@@ -29,6 +31,7 @@ INSIDE = BOTH | {
     "ask_user": (f"question='' choices=[] {WAITS}", "question_id answered answer=None hint=''"),
     "present_walkthrough": ("content", "seq"),
     "read_messages": ("after=0 limit=100", "messages next"),
+    "take_changes": ("space paths=[] replace=False", "written deleted left"),
     "space_state": ("", f"{SPACE} children=[]"),
     "update_space": ("name=None description=None", SPACE),
     "delete_space": (f"space='' {WAITS}", "removed"),

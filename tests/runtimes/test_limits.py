@@ -38,7 +38,15 @@ from carrel.runtimes.limits.disk import (
     unlinked_use,
 )
 from carrel.runtimes.limits.enforcement import QUOTA, Enforcement, Rlimit, rlimits, support_for
-from carrel.runtimes.limits.watch import DiskWatch, Inhabitants, LimitWatch, Remembered
+from carrel.runtimes.limits.watch import (
+    CALM_S,
+    QUICKEST_S,
+    REST_S,
+    DiskWatch,
+    Inhabitants,
+    LimitWatch,
+    Remembered,
+)
 from tests.accounts import PYTHON, Account, run_as
 
 INFINITE = resource.RLIM_INFINITY
@@ -305,7 +313,7 @@ async def test_going_over_is_told_and_then_only_what_grows() -> None:
     stage.limit = Use(10 * MIB, 1)
     await stage.run()
     assert stage.hits == [11, 14, 15, 30]
-    assert stage.pauses == [1.0] * 11
+    assert sum(stage.pauses) == pytest.approx(11.0)
 
 
 @pytest.mark.parametrize(("lost", "hits"), [(0, []), (5, [20])])
@@ -559,16 +567,16 @@ async def test_who_waited_for_its_turn_is_not_looked_at_later_for_it() -> None:
         clock=lambda: stage.now,
     )
     await watch.run(stage.needed)
-    assert stage.pauses == [1.0] * len(stage.pauses)
+    assert sum(stage.pauses) == pytest.approx(REST_S + 1.0)
 
 
 async def test_a_long_walk_is_followed_by_a_long_pause() -> None:
     quick = Stage([1], walk_s=0.1)
     await quick.run()
-    assert quick.pauses == [pytest.approx(0.9)]
+    assert sum(quick.pauses) == pytest.approx(0.9)
     slow = Stage([1], walk_s=3.0)
     await slow.run()
-    assert sum(slow.pauses) == 12.0
+    assert sum(slow.pauses) == pytest.approx(12.0)
 
 
 async def test_who_writes_in_a_long_pause_is_looked_at() -> None:
@@ -588,7 +596,35 @@ async def test_who_writes_in_a_long_pause_is_looked_at() -> None:
     )
     await watch.run(stage.needed)
     assert stage.hits == [20] and stage.walks == 2
-    assert sum(stage.pauses) == 3.0 + 12.0, "as long as the look took, and all of it after the next"
+    # As long as the look took, and all of it after the next.
+    assert sum(stage.pauses) == pytest.approx(3.0 + 12.0, abs=2 * CALM_S)
+
+
+async def test_who_has_little_room_left_is_looked_at_soon() -> None:
+    """And nobody all the time: neither who writes nothing, nor many at once."""
+    near, far, many = Stage([5, 20]), Stage([5]), Stage([5])
+    near.limit, far.limit, many.limit = (Use(room * MIB, 1000) for room in (10, 10_000, 10))
+
+    async def pause(seconds: float) -> None:
+        await near.pause(seconds)
+        near.free -= 3 * MIB
+
+    def watch(stage: Stage, watched: int = 1) -> DiskWatch:
+        free, over = lambda: Free(stage.free, PLENTY), lambda _used, _why: stage.hits.append(1)
+        paused = pause if stage is near else stage.pause
+        return DiskWatch(
+            *(stage.measure, free, stage.limit, over),
+            watched=lambda: watched,
+            pause=paused,
+            clock=lambda: stage.now,
+        )
+
+    await watch(near).run(near.needed)
+    assert near.hits == [1] and near.pauses[:3] == [QUICKEST_S] * 3
+    await watch(far).run(far.needed)
+    assert far.pauses == [1.0]
+    await watch(many, 50).run(many.needed)
+    assert many.pauses == [0.5, 0.5]
 
 
 def test_a_descriptor_of_the_same_file_costs_little(

@@ -46,6 +46,7 @@ from carrel.trees.drivers.common import choose_driver
 from carrel.trees.drivers.copies import CopyDriver, ReflinkDriver
 from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.drivers.overlay import OverlayDriver
+from carrel.trees.host_edits import HostEdits
 
 AUTO = "auto"
 _EVERY_LIMIT = Limits(1 << 30, 1.0, 100, 1 << 30, 1 << 30, 1024, 60.0)
@@ -65,6 +66,7 @@ class App:
     enforcement: Enforcement
     direct: TreeDriver
     readers: Readers
+    edits: HostEdits
     engines: Sequence[Engine] = ()
 
     def end_watches(self) -> None:
@@ -127,7 +129,7 @@ async def open_app(
     bases, drivers = _trees(settings, launcher)
     enforcement = Enforcement(Cgroups(), ProjectQuotas())
     prover = Prover(settings.data, identities, own_program().binds)
-    readers = Readers(launcher)
+    readers, edits = Readers(launcher), HostEdits()
 
     engines = [
         Engine(name, launcher, enforcement, on_event, linger_s, readers)
@@ -143,9 +145,11 @@ async def open_app(
             *(settings, launcher, identities, bases, drivers, runtimes, enforcement),
             direct=DirectDriver(),
             readers=readers,
+            edits=edits,
             engines=engines,
         )
     finally:
+        edits.close()
         for engine in engines:
             engine.close()
         launcher.close()

@@ -54,6 +54,7 @@ from carrel.service.doctor import Doctor
 from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import Attachments, SpaceContext, SpaceFiles
+from carrel.service.helpers import HelperFiles
 from carrel.service.inbox import Inbox, WaitingItems
 from carrel.service.instances import Instances
 from carrel.service.journal import Journal
@@ -85,6 +86,7 @@ from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
 from carrel.service.setup import Setups, SetupTools
 from carrel.service.shared import CallerPolicy, Shared
+from carrel.service.space_config import SpaceConfigs
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
 from carrel.service.tokens import Tokens
@@ -149,11 +151,12 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
 
     reserve = Reserve(settings.data / "reserve")
     reserve.ensure()
+    configs = SpaceConfigs(settings.data / "spaces")
     async with (
         open_app(settings, heard) as app,
         open_store(settings.data / "carrel.db", durable=settings.durable, room=reserve) as store,
         open_messages(settings) as log,
-        open_hub(settings, log, store, journal := Journal(store)) as hub,
+        open_hub(settings, log, store, journal := Journal(store, configs=configs)) as hub,
         notifying(settings, hub, KnownSpaces(journal).account),
     ):
         recordings = FileRecordings(app.readers)
@@ -224,7 +227,9 @@ def _assemble(
     downloads = DownloadCaches(
         settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
     )
-    open_spaces = OpenSpaces(folder, machine, agents.agent_folders, own_program(), downloads)
+    open_spaces = OpenSpaces(
+        *(folder, machine, agents.agent_folders, own_program(), downloads), edits=app.edits
+    )
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
     tree_reviews = TreeReviews(app.bases, personal.ignored)
@@ -303,7 +308,9 @@ def _assemble(
     hub.on_kept.append(feed.ring)
     inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for, hub.ask)
     family = Family(spaces, journal, feed, turns, inbox, frontends)
-    hub.system = SystemRequests(hub, spaces, family, inbox, turns).answer
+    files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
+    helpers = HelperFiles(family, spaces, files)
+    hub.system = SystemRequests(hub, spaces, family, inbox, turns, helpers).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def folders_of(family: str) -> list[Path]:
@@ -328,7 +335,6 @@ def _assemble(
     )
     servers.instances = open_instances(settings, app, around, known)
     context = SpaceContext(spaces, open_spaces, shared, Context())
-    files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     differ = TreeDiffs(tree_reviews, settings.data / "review")
     differ.sweep()
     diffs = SpaceDiffs(spaces, journal, open_spaces, shared, differ)

@@ -162,6 +162,18 @@ class Contents(Protocol):
         ...
 
 
+class Edits(Protocol):
+    """What is made on the host in trees becomes the spaces' own. Quick, any thread."""
+
+    def watch(self, tree: Tree) -> None:
+        """From now on; idempotent."""
+        ...
+
+    def forget(self, tree_id: str) -> None:
+        """Idempotent."""
+        ...
+
+
 class Taking(Protocol):
     """Who sends files of a tree tells of each before its bytes are read; folders come before what
     is in them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from carrel.domain.environments import NO_SETTINGS, NO_TOOLS, HomeTools, PackageSettings
 from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
@@ -76,6 +77,8 @@ class SpaceRequest:
     """The space whose limits it shares; never a caller's own word."""
     agent: str = ""
     """The frontend that is to work in it."""
+    wake: bool = False
+    """A message to it begins a turn of its agent while that does nothing."""
     network_asked: bool = False
     """The network was said; else it is what the agent needs."""
     mcp: tuple[str, ...] = ()
@@ -163,6 +166,8 @@ class Space:
     is gone; empty: it is the first itself."""
     agent: str = ""
     """The frontend whose programs its sandbox shows."""
+    wake: bool = False
+    """A message to it begins a turn of its agent while that does nothing."""
     shows: tuple[str, ...] = ()
     """What its sandbox shows for servers that run in it: paths of the host, read-only."""
     tools: HomeTools = NO_TOOLS
@@ -201,6 +206,8 @@ class Space:
     that and all that came of them; empty: its family has one of its own."""
     default_disk_bytes: int = 0
     """Its disk limit where none was asked for; 0: none."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What its maker said of it, without keys; for people to read."""
 
     @property
     def counts_for(self) -> str:

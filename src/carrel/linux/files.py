@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -109,6 +110,10 @@ def sealed_copy(path: str, name: str) -> int:
 # Changes
 
 WATCH_MODIFY = 0x2
+WATCH_CREATE, WATCH_MOVED_TO = 0x100, 0x80
+WATCH_ONLY_FOLDERS = 0x01000000
+WATCH_IS_FOLDER, WATCH_GONE = 0x40000000, 0x8000
+"""Of events: it is about a folder; the watch is gone, for instance with its file."""
 WATCH_OVERFLOW = 0x4000
 """Some events were lost; the kernel sends this without being asked."""
 
@@ -140,6 +145,40 @@ def read_watch_events(queue: int) -> list[tuple[int, int]]:
         watch, mask, _cookie, length = _EVENT.unpack_from(content, at)
         found.append((watch, mask))
         at += _EVENT.size + length
+    return found
+
+
+# What is written through one mount, and through no other of the same files (fanotify)
+
+_FAN_CLOEXEC, _FAN_NONBLOCK = 1, 2
+_FAN_MARK_ADD, _FAN_MARK_MOUNT = 0x1, 0x10
+_FAN_CLOSE_WRITE = 0x8
+_WRITTEN = struct.Struct("=IBBHQii")
+
+
+def open_write_queue() -> int:
+    """A non-blocking descriptor that mounts are added to; for root. Raises OSError."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME
+    return libc.call("fanotify_init", _FAN_CLOEXEC | _FAN_NONBLOCK, flags)
+
+
+def watch_writes(queue: int, mount: str) -> None:
+    """From now on, each close of a file that was open for writing through the mount. Idempotent;
+    it ends with the mount."""
+    flags = _FAN_MARK_ADD | _FAN_MARK_MOUNT
+    path = os.fsencode(mount)
+    libc.call("fanotify_mark", queue, flags, ctypes.c_uint64(_FAN_CLOSE_WRITE), libc.AT_FDCWD, path)
+
+
+def read_written(queue: int) -> list[tuple[int, int]]:
+    """An open descriptor of each file, which the caller closes, and the process that wrote it.
+    Regular files only. Raises `BlockingIOError` for none."""
+    found = []
+    content = os.read(queue, 4096)
+    for at in range(0, len(content), _WRITTEN.size):
+        *_, descriptor, pid = _WRITTEN.unpack_from(content, at)
+        if descriptor >= 0:
+            found.append((descriptor, pid))
     return found
 
 

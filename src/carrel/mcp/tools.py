@@ -113,10 +113,10 @@ class SpawnArguments(types.WantedSpace, frozen=True, kw_only=True):
 
 class WaitArguments(Body, frozen=True, kw_only=True):
     space: types.Which
-    states: Annotated[tuple[Annotated[SpaceState, types.STRING], ...], Meta(min_length=1)] = (
-        SpaceState.STOPPED,
-        SpaceState.FAILED,
-    )
+    states: Annotated[
+        tuple[Annotated[SpaceState, types.STRING], ...],
+        Meta(description="None: until its agent has nothing to do any more."),
+    ] = ()
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 60.0
 
 
@@ -171,7 +171,8 @@ class SpaceTools:
         return made.space
 
     async def wait_for_space(self, asked: WaitArguments, ctx: ToolContext) -> types.WaitAnswer:
-        """Wait until a space is in one of these states, or removed."""
+        """Wait until the agent of a space has done what it was told, and get its result; or until
+        the space is in one of these states, or removed."""
         begun = time.monotonic()
         async with reporting(ctx, f"Waiting for {asked.space}", asked.timeout_s):
             while True:
@@ -185,10 +186,21 @@ class SpaceTools:
                     continue
                 return found
 
-    async def message_space(self, asked: types.MessageSpace) -> types.KeptAnswer:
-        """Write to the agent of another space; it reads it with read_messages."""
-        kept: types.KeptAnswer = await self._hub.ask("system_message_space", asked)
-        return kept
+    async def message_space(self, asked: types.MessageSpace) -> types.SentAnswer:
+        """Write to the agent of another space; it reads it with read_messages. In a space that was
+        made with `wake` this begins a turn of its agent, which wait_for_space waits for."""
+        sent: types.SentAnswer = await self._hub.ask("system_message_space", asked)
+        return sent
+
+    async def list_changes(self, asked: types.ListChanges) -> types.ChangesAnswer:
+        """List the files that a space has changed: inside a space, of one that you made."""
+        found: types.ChangesAnswer = await self._hub.look("system_list_changes", asked)
+        return found
+
+    async def read_file(self, asked: types.ReadFile) -> types.FileAnswer:
+        """Read a file of a space: inside a space, of one that you made."""
+        found: types.FileAnswer = await self._hub.look("system_read_file", asked)
+        return found
 
     async def _state(self, space: str) -> types.HubSpaceState:
         wanted = types.SpaceStateRequest(space=space)
@@ -227,6 +239,12 @@ class SpaceTools:
 
 class FamilyTools(SpaceTools):
     """Inside a space: who speaks is known, and what is meant is its own unless it is said."""
+
+    async def take_changes(self, asked: types.TakeChanges) -> types.TakenAnswer:
+        """Take over files that a space which you made has changed: they are written, or deleted, in
+        your own space. What both have changed is left, and told."""
+        taken: types.TakenAnswer = await self._hub.ask("system_take_changes", asked, seconds=WORK_S)
+        return taken
 
     async def space_state(self, asked: types.Nothing) -> types.HubSpaceState:
         """How this space is: its name, state, parent and children."""

@@ -49,6 +49,7 @@ from carrel.domain.trees import DIRECT, Base, Owner, Skipped, Tree, TreeDriver, 
 from carrel.service.journal import Journal, JournaledOperation, plain
 from carrel.service.open_spaces import OpenSpace, OpenSpaces, is_below, own_path, without_project
 from carrel.service.shared import TURN_S, CallerSlots
+from carrel.service.space_config import asked_for
 
 GIB = 1 << 30
 TIERS = {
@@ -181,6 +182,7 @@ def request_again(old: Space, name: str, realm: str) -> SpaceRequest:
         description=old.description,
         parent=old.parent,
         family=old.family,
+        wake=old.wake,
         mcp=old.mcp,
         guest=old.guest,
         account=old.account,
@@ -300,6 +302,7 @@ class Creator:
             "limits": limits,
             "labels": dict(request.labels),
             "env": dict(request.env),
+            "asked": asked_for(request),
         }
         return Space(**{**shared(request, Space), **resolved})
 
@@ -347,7 +350,7 @@ class Creator:
                     runtime.begin(spec)
                     await asyncio.sleep(0)
             tree = await asyncio.to_thread(driver.create, wanted)
-            self.open_spaces.made(space_id)
+            self.open_spaces.made(tree)
             made = {"owner": owner, "tree_created_ns": tree.created_ns}
             space = self.journal.amend(space_id, **made)
             if fill is not None:

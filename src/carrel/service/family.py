@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
@@ -22,7 +23,7 @@ from carrel.domain.errors import Forbidden, NameTaken, StateConflict
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.imports import LOGINS, login_key, server_keys
 from carrel.domain.spaces import Space, SpaceRequest, SpaceState
-from carrel.domain.turns import Permission, TurnRequest
+from carrel.domain.turns import Permission, Turn, TurnRequest
 from carrel.lifecycle.table import LIVE
 from carrel.service.access import check_untouched, has_agent, not_found
 from carrel.service.feed import Feed
@@ -36,6 +37,8 @@ MOST_CHILDREN = 8
 """Live ones that one agent may have: a person would lose the overview of more."""
 MOST_DEPTH = 3
 """Of children that ask for children."""
+MOST_WAKES, WAKES_S = 60, 3600.0
+"""Turns of one space that messages from others begin, within that time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Child:
     """The id of the question by which a person agreed to an agent that its own space has not."""
     prompt: str = ""
     """Of the first turn of its agent, if it has one."""
+    wake: bool = False
+    """Messages to it begin further ones."""
 
 
 class Family:
@@ -70,6 +75,8 @@ class Family:
         self._frontends = frontends
         self._making: dict[str, int] = {}
         """How many each space is asking for now."""
+        self._woken: dict[str, deque[float]] = {}
+        """When messages from other spaces began turns."""
 
     def members(self, own: str) -> list[Space]:
         """Its own space first."""
@@ -149,9 +156,40 @@ class Family:
             return
         permission = await self._permission(own)
         wanted = TurnRequest(made.agent, prompt, permission=permission)
-        # Imports are given to the owner's turns, and code in the space may be anybody's.
-        least = Caller(LOCAL.name, Scope(ScopeKind.SPACE, made.space_id))
-        await self._turns.start(LOCAL if owner else least, made.space_id, wanted)
+        await self._turns.start(_caller(made, owner=owner), made.space_id, wanted)
+
+    async def wake(self, own: str, target: Space, text: str) -> str:
+        """Begins a turn of the target's agent with a message from this space, if its maker said so
+        and all that it would be given is in this space now; as soon as the agent has nothing else
+        to do. The turn, or nothing: the message is kept in any case."""
+        if not target.wake or not target.agent:
+            return ""
+        sender = self._journal.current(own)
+        frontend, owner = self._frontends.get(target.agent), self._turns.is_owners(own)
+        if not await self._has_key(sender, frontend, owner=owner) or not self._may_wake(target):
+            return ""
+        newest = await self._turns.newest(target.space_id)
+        theirs = None if newest is None else newest.permission
+        request = TurnRequest(
+            target.agent,
+            f"Message from the space {sender.name} ({own}):\n\n{text}",
+            permission=_stricter(await self._permission(own), theirs),
+            model=newest.model if newest is not None else "",
+            system_prompt=newest.system_prompt if newest is not None else "",
+            queue=True,
+        )
+        turn = await self._turns.start(_caller(target, owner=owner), target.space_id, request)
+        return turn.run_id
+
+    def _may_wake(self, target: Space) -> bool:
+        """Two agents that wake one another would go on for ever."""
+        now, woken = self._journal.clock(), self._woken.setdefault(target.space_id, deque())
+        while woken and woken[0] < now - WAKES_S:
+            woken.popleft()
+        if len(woken) >= MOST_WAKES:
+            return False
+        woken.append(now)
+        return True
 
     async def _permission(self, own: str) -> Permission | None:
         """Of its newest turn, or of the nearest above it that had one."""
@@ -176,6 +214,7 @@ class Family:
             # However much its agent would like another one.
             network_asked=True,
             agent=child.agent,
+            wake=child.wake,
             tier=space.tier,
             # Also the disk limit that it was given by default: the family has it together.
             limits=limits_of(space),
@@ -234,6 +273,33 @@ class Family:
         except TimeoutError:
             return self._journal.get(target.space_id) or target
 
+    async def wait_for_turn(self, target: Space, seconds: float) -> tuple[Space, Turn | None]:
+        """Until its agent has nothing to do any more, or there is none to wait for: it is stopped,
+        failed or removed. Gives the space, and its newest turn if that has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while (found := await self._rested(target.space_id)) is None:
+                    pass
+                gone = dataclasses.replace(target, state=SpaceState.REMOVED)
+                return found[0] or gone, found[1]
+        return self._journal.get(target.space_id) or target, None
+
+    async def _rested(self, space_id: str) -> tuple[Space | None, Turn | None] | None:
+        """None: something has changed."""
+        after = await self._feed.last()
+        if pending := self._turns.pending(space_id):
+            await self._turns.wait(LOCAL, pending)
+        newest = await self._turns.newest(space_id)
+        space = self._journal.get(space_id)
+        if self._turns.pending(space_id):
+            return None
+        if space is None or space.state in _AT_REST or (newest is not None and newest.ended):
+            return space, newest
+        query = EventQuery(after, frozenset({space_id}), frozenset({_STATE}))
+        async for _event in self._feed.follow(LOCAL, query):
+            break
+        return None
+
     async def _until(self, target: Space, wanted: frozenset[str], after: int) -> Space:
         space = self._journal.get(target.space_id)
         if space is None:
@@ -260,6 +326,16 @@ class Family:
 
 
 _STATE = str(EventType.SPACE_STATE)
+_AT_REST = frozenset({SpaceState.STOPPED, SpaceState.FAILED, SpaceState.REMOVED})
+
+
+def _caller(space: Space, *, owner: bool) -> Caller:
+    """Imports are given to the owner's turns, and code in the space may be anybody's."""
+    return LOCAL if owner else Caller(LOCAL.name, Scope(ScopeKind.SPACE, space.space_id))
+
+
+def _stricter(*found: Permission | None) -> Permission | None:
+    return next((one for one in (Permission.DENY, Permission.ASK) if one in found), None)
 
 
 _MAY = {

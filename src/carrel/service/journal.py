@@ -18,6 +18,7 @@ from carrel.domain.events import EventType, NewEvent
 from carrel.domain.spaces import Problem, Space, SpaceState
 from carrel.domain.store import Record, Step, Store
 from carrel.lifecycle.table import LEAVING, check_move
+from carrel.service.space_config import SpaceConfigs
 
 Clock = Callable[[], float]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -28,8 +29,12 @@ class Journal:
     noted in one go, and the store gets the writes in the same order. What could not be
     written did not happen."""
 
-    def __init__(self, store: Store, clock: Clock = time.time) -> None:
+    def __init__(
+        self, store: Store, clock: Clock = time.time, configs: SpaceConfigs | None = None
+    ) -> None:
+        """`configs` are written for people when something of a space has changed."""
         self._store = store
+        self._configs = configs
         self._spaces: dict[str, Space] = {}
         self.clock = clock
 
@@ -101,6 +106,8 @@ class Journal:
         for space in spaces:
             if space.state is SpaceState.REMOVED:
                 self._spaces.pop(space.space_id, None)
+            if self._configs is not None and self._configs.is_stale(space):
+                await asyncio.to_thread(self._configs.write, self.get(space.space_id) or space)
 
     async def _look_again(self, space: Space) -> None:
         """Only if nothing newer was decided meanwhile."""

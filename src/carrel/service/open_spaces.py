@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from carrel.domain.agents import AgentFolders
-from carrel.domain.collaborators import Downloads, Machine
+from carrel.domain.collaborators import Downloads, Edits, Machine
 from carrel.domain.environments import HomeTools
 from carrel.domain.errors import LauncherUnavailable, StateConflict, TreeDamaged
 from carrel.domain.limits import Limits
@@ -53,10 +53,12 @@ class OpenSpaces:
         agent_folders: AgentFolders | None = None,
         program: OwnProgram | None = None,
         downloads: Downloads | None = None,
+        edits: Edits | None = None,
     ) -> None:
         """`folder` holds a folder for each space."""
         self._program = program or OwnProgram()
         self._downloads = downloads
+        self._edits = edits
         self._folder = folder
         self._machine = machine
         self._agent_folders = agent_folders
@@ -176,19 +178,23 @@ class OpenSpaces:
         """Once in a daemon's life, unless it is found damaged."""
         if opened.space.space_id not in self._usable:
             await asyncio.to_thread(opened.driver.ensure, opened.tree)
-            self._usable.add(opened.space.space_id)
+            self.made(opened.tree)
 
     async def mend(self, opened: OpenSpace) -> None:
         """Looks at it again: its mount may have gone with what held it."""
         self._usable.discard(opened.space.space_id)
         await self.ensure(opened)
 
-    def made(self, space_id: str) -> None:
+    def made(self, tree: Tree) -> None:
         """A new tree needs no look."""
-        self._usable.add(space_id)
+        self._usable.add(tree.tree_id)
+        if self._edits is not None:
+            self._edits.watch(tree)
 
     def forget(self, space_id: str) -> None:
         self._usable.discard(space_id)
+        if self._edits is not None:
+            self._edits.forget(space_id)
 
 
 def own_path(space: Space) -> str:

@@ -319,14 +319,15 @@ class Reconciler:
         return Action("remove", target, why)
 
     async def watch(self) -> None:
-        """Processes that commands have left in spaces have limits too: once in a daemon's life,
-        for its own commands are watched from their beginning."""
+        """Processes that commands have left in spaces have limits too, and people edit trees: once
+        in a daemon's life, for its own commands and trees are watched from their beginning."""
         for space in self._journal.all():
             with contextlib.suppress(CarrelError):
                 if space.state in LIVE:
                     opened = await self._open_spaces.of(space)
                     if isinstance(opened.runtime, LocalRuntime):
                         opened.runtime.watch(opened.sandbox)
+                    await self._open_spaces.ensure(opened)
 
     async def check(self) -> list[Action]:
         """Spaces whose folders somebody took away are marked as failed. No other is waited for, nor

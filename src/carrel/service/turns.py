@@ -460,10 +460,13 @@ class Turns:
             return False
         return True
 
+    async def newest(self, space_id: str) -> Turn | None:
+        return next(iter(await self._parts.store.turns(space_id, limit=1)), None)
+
     async def permission(self, space_id: str) -> Permission | None:
         """What its agent may do without asking, by its newest turn; None when it had none."""
-        newest = await self._parts.store.turns(space_id, limit=1)
-        return newest[0].permission if newest else None
+        newest = await self.newest(space_id)
+        return newest.permission if newest else None
 
     async def list(self, caller: Caller, word: str, limit: int = 100) -> Sequence[Turn]:
         space = await self._parts.spaces.get(caller, word)
@@ -485,6 +488,11 @@ class Turns:
     def working(self, space_id: str) -> str:
         """The turn that runs there; empty when none does."""
         return self._of_space.get(space_id, "")
+
+    def pending(self, space_id: str) -> str:
+        """The turn that runs there, or is the next to; empty when its agent has nothing to do."""
+        queued = self._queue.of(space_id)
+        return self.working(space_id) or (queued[0].turn.run_id if queued else "")
 
     def has_keys(self, space_id: str, wanted: frozenset[str]) -> bool:
         """Whether an agent works there that was given all of these, by their names."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+
+import pytest
 
 from carrel.domain.trees import Base, Tree
 from carrel.trees.drivers.common import choose_driver
+from carrel.trees.host_edits import HostEdits
 from tests.conformance.tree_rig import SANDBOX, Rig
 from tests.conformance.tree_views import do_much, fingerprint, look, owners, told
 from tests.folders import mounts_below
+
+SEEN_S, LOOK_S = 30.0, 0.02
 
 # What a tree shows
 
@@ -124,3 +130,24 @@ def test_the_best_driver_is_chosen_with_reasons(rig: Rig) -> None:
     assert chosen is rig.driver
     assert [judgement.chosen for judgement in judgements] == [True]
     assert all(judgement.why for judgement in judgements)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has other files than a tree's own")
+def test_what_is_made_on_the_host_becomes_the_trees(tree: Tree) -> None:
+    """Files and folders, also below new folders, and what was there before anybody looked."""
+    (tree.path / "before").touch()
+    edits = HostEdits()
+    try:
+        edits.watch(tree)
+        made = tree.path / "src" / "made"
+        (made / "empty").mkdir(parents=True)
+        (made / "file").write_text("one\n")
+        (tree.path / "plain").write_text("two\n")
+        owner = os.stat(tree.path).st_uid
+        new = (tree.path / "before", made, made / "empty", made / "file", tree.path / "plain")
+        until = time.monotonic() + SEEN_S
+        while any(one.stat().st_uid != owner for one in new):
+            assert time.monotonic() < until, [(one, one.stat().st_uid) for one in new]
+            time.sleep(LOOK_S)
+    finally:
+        edits.close()

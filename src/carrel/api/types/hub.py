@@ -23,6 +23,10 @@ Which = Annotated[str, Meta(description="Its id or name.")]
 Choices = Annotated[tuple[Name, ...], Meta(max_length=50, description="Answers to choose from.")]
 
 
+READ_BYTES = 128 * 1024
+"""Of a file, in one answer: one has room for much that must be escaped."""
+
+
 class Nothing(Body, frozen=True, kw_only=True):
     pass
 
@@ -127,6 +131,9 @@ class WantedSpace(Body, frozen=True, kw_only=True):
     project: Annotated[
         str, Meta(description="Folder or git URL. Inside a space it is that space's.")
     ] = ""
+    wake: Annotated[
+        bool, Meta(description="Messages to it begin turns of its agent: see message_space.")
+    ] = False
 
 
 class SpawnSpace(WantedSpace, frozen=True, kw_only=True):
@@ -136,12 +143,38 @@ class SpawnSpace(WantedSpace, frozen=True, kw_only=True):
 
 class WaitForSpace(Body, frozen=True, kw_only=True):
     space: str
-    states: Annotated[tuple[Name, ...], Meta(max_length=10)] = ("stopped", "failed")
+    states: Annotated[tuple[Name, ...], Meta(max_length=10)] = ()
+    """None: until its agent has nothing to do any more."""
     seconds: Annotated[float, Meta(ge=0, le=3600)] = 60.0
 
 
 class MessageSpace(SpaceMessage, frozen=True, kw_only=True):
     space: Which
+
+
+class ListChanges(Body, frozen=True, kw_only=True):
+    space: Which
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 200
+
+
+class ReadFile(Body, frozen=True, kw_only=True):
+    space: Which
+    path: Annotated[
+        str, Meta(min_length=1, max_length=4096, description="From the top of its project.")
+    ]
+    start: Annotated[int, Meta(ge=0, lt=1 << 62, description="The first byte.")] = 0
+    size: Annotated[int, Meta(ge=1, le=READ_BYTES, description="Bytes at most.")] = READ_BYTES
+
+
+class TakeChanges(Body, frozen=True, kw_only=True):
+    space: Which
+    paths: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...],
+        Meta(max_length=1000, description="Files or folders; none: all that it has changed."),
+    ] = ()
+    replace: Annotated[
+        bool, Meta(description="Also what you have changed yourself, which is lost then.")
+    ] = False
 
 
 class ReadMessages(Body, frozen=True, kw_only=True):
@@ -187,17 +220,73 @@ class SpacesAnswer(Answer, frozen=True, kw_only=True):
     spaces: tuple[HubSpace, ...]
 
 
+class HubTurn(Answer, frozen=True, kw_only=True):
+    """One that has ended."""
+
+    id: str
+    state: str
+    """`complete` or `error`."""
+    result: str = ""
+    """What its agent said at the end, 100,000 characters of it at most."""
+    problem: str | None = None
+
+
 class WaitAnswer(Answer, frozen=True, kw_only=True):
-    """`reached` is false when the time was over before."""
+    """`reached` is false when the time was over before. `turn` is the last of its agent, when that
+    was waited for."""
 
     space: HubSpace
     reached: bool
+    turn: HubTurn | None = None
 
 
 class KeptAnswer(Answer, frozen=True, kw_only=True):
     """It is in the log of the space, under this number."""
 
     seq: int
+
+
+class SentAnswer(KeptAnswer, frozen=True, kw_only=True):
+    turn: str = ""
+    """The turn that it begins, or that waits until the agent is free; empty: none."""
+
+
+class HelperChange(Answer, frozen=True, kw_only=True):
+    path: str
+    kind: str
+    """`added`, `modified`, `deleted`, `renamed`, `mode` or `type`."""
+    old_path: str | None = None
+    size: int = 0
+
+
+class ChangesAnswer(Answer, frozen=True, kw_only=True):
+    """Without what git ignores, and git's own files."""
+
+    changes: tuple[HelperChange, ...]
+    total: int
+    commits: int
+
+
+class FileAnswer(Answer, frozen=True, kw_only=True):
+    """`text`, or `base64` when it is no UTF-8. `next`: where the rest begins; None: that is all."""
+
+    text: str | None = None
+    base64: str | None = None
+    next: int | None = None
+
+
+class LeftFile(Answer, frozen=True, kw_only=True):
+    path: str
+    why: str
+
+
+class TakenAnswer(Answer, frozen=True, kw_only=True):
+    """Paths in your own space."""
+
+    written: tuple[str, ...]
+    deleted: tuple[str, ...]
+    left: tuple[LeftFile, ...]
+    """What was not taken, and why."""
 
 
 class MessagesAnswer(Answer, frozen=True, kw_only=True):
@@ -223,7 +312,10 @@ SYSTEM_REQUESTS = {
     "system_update_space": SystemRequest(UpdateSpace, SpaceAnswer),
     "system_spawn_space": SystemRequest(SpawnSpace, SpaceAnswer),
     "system_wait_for_space": SystemRequest(WaitForSpace, WaitAnswer),
-    "system_message_space": SystemRequest(MessageSpace, KeptAnswer),
+    "system_message_space": SystemRequest(MessageSpace, SentAnswer),
+    "system_list_changes": SystemRequest(ListChanges, ChangesAnswer),
+    "system_read_file": SystemRequest(ReadFile, FileAnswer),
+    "system_take_changes": SystemRequest(TakeChanges, TakenAnswer),
     "system_read_messages": SystemRequest(ReadMessages, MessagesAnswer),
     "system_delete_space": SystemRequest(DeleteSpace, RemovedAnswer),
 }

@@ -109,6 +109,8 @@ class NewSpace(Body, frozen=True, kw_only=True):
     """Null: what the agent needs, and none without one."""
     agent: FrontendName | None = None
     """The frontend that is to work in it."""
+    wake: bool = False
+    """A message to the space begins a turn of its agent while that does nothing."""
     mcp: Servers = ()
     """MCP servers that its agent is to have: see `GET /v1/servers`."""
     tier: Literal["", "minimal", "default", "large"] = ""
@@ -144,6 +146,7 @@ class SpaceOptions(TypedDict, total=False):
     retention: Retention
     description: str
     agent: str
+    wake: bool
     mcp: Sequence[str]
 
 
@@ -241,6 +244,8 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     parent: str = ""
     agent: str = ""
     """The frontend that works in it."""
+    wake: bool = False
+    """A message to it begins a turn of its agent while that does nothing."""
     spent: AgentUsage = NOTHING_SPENT
     """By its agents, all turns together."""
     working: str = ""

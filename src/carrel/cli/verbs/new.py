@@ -67,6 +67,7 @@ _NOTED = 5
     ENV,
     Option("--agent NAME", "The agent: see `carrel agents`.", to="agent"),
     MCP,
+    Option("--wake", "Let a message to it begin a turn of its agent when that is idle.", to="wake"),
     Option("-m, --message PROMPT", "Tell its agent what to do."),
     *turns.TURN_OPTIONS,
 )

@@ -6,8 +6,11 @@ token for one space is outside: it may do what it may do over HTTP, and has no f
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import msgspec
 
 from carrel.api.types import hub as types
 from carrel.api.types.common import shared
@@ -16,12 +19,14 @@ from carrel.domain.access import Caller, working_for
 from carrel.domain.errors import Forbidden, MessageInvalid, StateConflict
 from carrel.domain.hub import MESSAGE, Replay, envelope_in
 from carrel.domain.projects import project_named
-from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest
-from carrel.domain.turns import Control, ControlKind, TurnRequest
+from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
+from carrel.domain.trees import Change
+from carrel.domain.turns import Control, ControlKind, Turn, TurnRequest
 from carrel.hub.client import Client
 from carrel.hub.hub import HubServer, no_receiver
 from carrel.service.access import shown_project
 from carrel.service.family import Child, Family
+from carrel.service.helpers import HelperFiles, acting_in
 from carrel.service.inbox import Inbox
 from carrel.service.shared import CallerSlots
 from carrel.service.spaces import SpaceChanges, Spaces
@@ -36,7 +41,16 @@ Handler = Callable[[Client, Any], Awaitable[object]]
 
 
 class SystemRequests:
-    def __init__(self, hub: HubServer, spaces: Spaces, family: Family, inbox: Inbox, turns: Turns):
+    def __init__(
+        self,
+        hub: HubServer,
+        spaces: Spaces,
+        family: Family,
+        inbox: Inbox,
+        turns: Turns,
+        helpers: HelperFiles,
+    ):
+        self._helpers = helpers
         self._hub = hub
         self._spaces = spaces
         self._turns = turns
@@ -102,7 +116,9 @@ class SystemRequests:
                     hint="Leave `project` out.",
                 )
             child = Child(
-                asked.name, asked.description, asked.frontend, asked.agreed, asked.initial_prompt
+                *(asked.name, asked.description, asked.frontend, asked.agreed),
+                prompt=asked.initial_prompt,
+                wake=asked.wake,
             )
             made = await self._family.spawn(own, child)
         else:
@@ -121,6 +137,7 @@ class SystemRequests:
             name=asked.name,
             description=asked.description,
             agent=asked.frontend,
+            wake=asked.wake,
         )
         return await self._spaces.create(caller, request)
 
@@ -128,19 +145,89 @@ class SystemRequests:
         self, client: Client, asked: types.WaitForSpace
     ) -> types.WaitAnswer:
         space = await self._find(client, asked.space)
-        own = _inside(client) or space.space_id
+        inside = _inside(client)
+        own = inside or space.space_id
+        if not asked.states and inside and space.parent != inside:
+            # What its own parent's agent says is not for it.
+            asked = msgspec.structs.replace(asked, states=("stopped", "failed"))
+        if not asked.states:
+            return await self._wait_for_turn(client, space, asked.seconds)
         states = frozenset(asked.states)
         found = await self._family.wait(own, space.space_id, states, asked.seconds)
         reached = str(found.state) in states | {"removed"}
         return types.WaitAnswer(space=_view(client, found), reached=reached)
 
+    async def _wait_for_turn(
+        self, client: Client, space: Space, seconds: float
+    ) -> types.WaitAnswer:
+        found, turn = await self._family.wait_for_turn(space, seconds)
+        reached = turn is not None or found.state in GONE
+        told = None if turn is None else _turn(turn)
+        return types.WaitAnswer(space=_view(client, found), reached=reached, turn=told)
+
     async def system_message_space(
         self, client: Client, asked: types.MessageSpace
-    ) -> types.KeptAnswer:
+    ) -> types.SentAnswer:
         space = await self._find(client, asked.space)
         payload = {"text": asked.text, "data": asked.data}
         seq = await self._hub.say(client, space.space_id, MESSAGE, payload)
-        return types.KeptAnswer(seq=seq)
+        own, turn = _inside(client), ""
+        if own and own != space.space_id:
+            turn = await self._family.wake(own, space, asked.text)
+        elif not own and space.wake and space.agent:
+            wanted = TurnRequest(space.agent, asked.text, queue=True)
+            started = await self._turns.start(client.identity.caller, space.space_id, wanted)
+            turn = started.run_id
+        return types.SentAnswer(seq=seq, turn=turn)
+
+    async def system_list_changes(
+        self, client: Client, asked: types.ListChanges
+    ) -> types.ChangesAnswer:
+        caller, space = await self._looked_into(client, asked.space)
+        found = await self._helpers.changes(caller, space.space_id, asked.limit)
+        return types.ChangesAnswer(
+            changes=tuple(map(_changed, found.listed)),
+            total=found.total,
+            commits=len(found.commits),
+        )
+
+    async def system_read_file(self, client: Client, asked: types.ReadFile) -> types.FileAnswer:
+        caller, space = await self._looked_into(client, asked.space)
+        where = (space.space_id, asked.path, asked.start)
+        data = await self._helpers.read(caller, *where, asked.size + 1)
+        more = asked.start + asked.size if len(data) > asked.size else None
+        data = data[: asked.size]
+        try:
+            return types.FileAnswer(text=data.decode(), next=more)
+        except UnicodeDecodeError as error:
+            if more is not None and error.start > len(data) - _LONGEST_LETTER:
+                # The last letter is cut in two.
+                rest = asked.start + error.start
+                return types.FileAnswer(text=data[: error.start].decode(), next=rest)
+            return types.FileAnswer(base64=base64.b64encode(data).decode(), next=more)
+
+    async def _looked_into(self, client: Client, word: str) -> tuple[Caller, Space]:
+        own = _inside(client)
+        if own:
+            helper = self._helpers.helper(own, word)
+            return acting_in(helper), helper
+        return client.identity.caller, await self._find(client, word)
+
+    async def system_take_changes(
+        self, client: Client, asked: types.TakeChanges
+    ) -> types.TakenAnswer:
+        own = _inside(client)
+        if not own:
+            raise MessageInvalid(
+                "Only a space takes changes into its tree this way.", hint="Use `carrel cp`."
+            )
+        paths = asked.paths
+        found = await self._helpers.take(own, asked.space, paths, replace=asked.replace)
+        return types.TakenAnswer(
+            written=tuple(map(_text, found.written)),
+            deleted=tuple(map(_text, found.deleted)),
+            left=tuple(types.LeftFile(path=_text(one.path), why=one.why) for one in found.left),
+        )
 
     async def system_read_messages(
         self, client: Client, asked: types.ReadMessages
@@ -189,6 +276,37 @@ class SystemRequests:
         else:
             await self._spaces.remove(client.identity.caller, space.space_id, force=agreed)
         return types.RemovedAnswer(removed=space.space_id)
+
+
+_LONGEST_LETTER = 4
+"""Bytes, in UTF-8."""
+SAID = 100_000
+"""Characters of what an agent said at the end."""
+GONE = (SpaceState.STOPPED, SpaceState.FAILED, SpaceState.REMOVED)
+
+
+def _turn(turn: Turn) -> types.HubTurn:
+    result = turn.result
+    return types.HubTurn(
+        id=turn.run_id,
+        state=str(turn.state),
+        result="" if result is None else result.final_output[:SAID],
+        problem=None if result is None or result.error is None else result.error.message,
+    )
+
+
+def _changed(change: Change) -> types.HelperChange:
+    return types.HelperChange(
+        path=_text(change.path),
+        kind=str(change.kind),
+        old_path=None if change.old_path is None else _text(change.old_path),
+        size=change.size,
+    )
+
+
+def _text(path: str) -> str:
+    """A file's name need not be UTF-8, and messages are."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _inside(client: Client) -> str:

@@ -239,6 +239,7 @@ def disk_use(
     steps = steps or Steps()
     walk = _DiskWalk(until, steps)
     for folder in folders:
+        walk.passed_by.add(f"{folder}/{_KERNELS}")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             fd = os.open(folder, _OPEN_FOLDER)
             walk.total += os.fstat(fd).st_blocks * 512
@@ -265,6 +266,7 @@ class _DiskWalk:
         self.total = 0
         self.count = 0
         self.unreadable: list[str] = []
+        self.passed_by: set[str] = set()
         self._seen: set[tuple[int, int]] = set()
         self._entered: set[tuple[int, int]] = set()
         """Folders. One that is moved to where the walk has not been yet would be walked through
@@ -307,6 +309,8 @@ class _DiskWalk:
             os.close(fd)
 
     def _leave_to_reader(self, path: str) -> None:
+        if path in self.passed_by:
+            return
         if len(path) > _LONGEST:
             self.total = TOO_DEEP
         else:
@@ -341,6 +345,9 @@ class _DiskWalk:
 
 _CLOCK = 1024
 """A folder may have any number of names: after so many the clock is looked at."""
+_KERNELS = "tree/work/work"
+"""In the folder of a sandbox: where the kernel prepares what an overlay shows. No sandbox reaches
+it, its owner may not read it, and asking another process about it would make each look slow."""
 _LONGEST = 1000
 """Letters of a path that the kernel surely takes, whatever bytes they are."""
 _FORBIDDEN = 3

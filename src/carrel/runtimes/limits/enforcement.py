@@ -49,6 +49,8 @@ class Enforcement:
         self._walking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.folders_of: Callable[[str], Sequence[Path]] = lambda family: ()
         """The folders of all sandboxes of a family, also of those that are not up now."""
+        self.watched = 0
+        """Sandboxes at whose disk use somebody looks now."""
 
     @asynccontextmanager
     async def measuring(self, spec: SandboxSpec) -> AsyncIterator[None]:

@@ -1,8 +1,9 @@
 """Watches the limits of a sandbox, and tells when one is hit: an event, never a silent kill.
 
-Where the disk has no quota, looking finds out within a second or so that a sandbox went over its
-limit, and can only end what runs then. Looking is cheap as long as the disk has not lost as much
-room as a sandbox has left: only then its files are walked through.
+Where the disk has no quota, looking finds out that a sandbox went over its limit, and can only end
+what runs then. Looking is cheap as long as the disk has not lost as much room as a sandbox has
+left: only then its files are walked through. The less room is left, the more often the disk is
+asked, so that a fast writer does not come far beyond the limit.
 
 Code in the sandbox can follow the walk, and move its files from where it has not been yet to where
 it was. What the disk has lost and the walk has not found tells of that: when it would take the
@@ -46,6 +47,12 @@ WALK_S = 20.0
 """A walk while commands go on ends after this, and what it found counts. It is enough for some
 million files; who makes new ones ahead of it could have it go on for ever, and all others would
 wait for their turn."""
+FASTEST = 4 << 30
+"""Bytes that one sandbox writes in a second at most, as memory takes them. While it has room for
+more than that, a look each second is enough."""
+QUICKEST_S, CALM_S = 0.01, 0.02
+"""Between two looks at the disk for all sandboxes together, where little room is left, and while it
+loses nothing. A look takes some 200 µs: one percent of one processor."""
 _SHARE = 4
 """A walk that takes long is followed by a pause this many times as long, so that looking
 never takes more than a fifth of one processor."""
@@ -106,13 +113,14 @@ class Remembered(NamedTuple):
 
 
 class DiskWatch:
-    """Looks at a sandbox once a second, and calls `on_over` with the figures and why when it
-    has gone over its limit, or goes on to write on a disk that is full.
+    """Looks at a sandbox once a second, and sooner when the disk loses as much as it has left.
+    Calls `on_over` with the figures and why when it has gone over its limit, or goes on to write
+    on a disk that is full.
 
     `measure` is called with whether the sandbox has to stand still meanwhile, and answers None
     when it did not. It is called in a `turn`: sandboxes take turns, and what waits for one has not
-    taken long itself. `before` is what was `remembered` when it was watched last. `pause` and
-    `clock` are for tests.
+    taken long itself. `before` is what was `remembered` when it was watched last. `watched` is how
+    many sandboxes are. `pause` and `clock` are for tests.
     """
 
     def __init__(
@@ -124,6 +132,7 @@ class DiskWatch:
         *,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         before: Remembered | None = None,
+        watched: Callable[[], int] = lambda: 1,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -133,6 +142,7 @@ class DiskWatch:
         self._free = free
         self._limit = limit
         self._on_over = on_over
+        self._watched = watched
         self._pause = pause
         self._clock = clock
         self._bytes = _Bound(limit.bytes, SLACK_BYTES)
@@ -176,23 +186,30 @@ class DiskWatch:
 
     async def run(self, needed: Callable[[], Awaitable[bool]]) -> None:
         """As long as it is `needed`, which is asked before each look."""
+        pace = QUICKEST_S
         while await needed():
             took = await self.look()
             looked = self._clock()
             until = looked + max(LOOK_S - took, took * _SHARE)
+            # Though never more than half of one processor, or a fifth while looks are short.
+            soonest = looked + max(took, min(took * _SHARE, LOOK_S))
+            room = self._room()
             while (left := until - self._clock()) > 0:
-                await self._pause(min(left, LOOK_S))
-                # Though never more than half of one processor.
-                if self._clock() >= looked + took and self._is_pressing():
+                quick = min(pace * self._watched(), LOOK_S)
+                await self._pause(min(left, max(quick, min(room / FASTEST, LOOK_S))))
+                before, room = room, self._room()
+                pace = QUICKEST_S if room < before else min(2 * pace, CALM_S)
+                if self._clock() >= soonest and room < 0:
                     break
 
-    def _is_pressing(self) -> bool:
-        """Whether the disk has lost more since the last look than the sandbox has left: a pause
-        after a long look would be its chance to write as much as it likes."""
+    def _room(self) -> float:
+        """What the sandbox has left if all was its own that the disk has lost since it was
+        measured; below nothing it is to be measured, or the pause after a look would be its chance
+        to write as much as it likes."""
         if self._known is None or self._told:
-            return False
-        lost, left = self._then.bytes - self._free().bytes, self._limit.bytes - self._known.bytes
-        return lost > max(left, 0) + SLACK_BYTES
+            return math.inf
+        lost = self._then.bytes - self._free().bytes
+        return max(self._limit.bytes - self._known.bytes, 0) + SLACK_BYTES - lost
 
     async def look(self) -> float:
         """Answers how long that took."""
@@ -465,11 +482,14 @@ class LimitWatch:
             self._looking = asyncio.get_running_loop().create_task(work)
 
     async def _see_to_disk(self, watch: DiskWatch) -> None:
+        self._enforcement.watched += 1
         try:
             await watch.run(self._is_inhabited)
         except (CarrelError, OSError):
             # The next command begins it again; the launcher, or the folder, is gone.
             _log.warning("the disk use of %s is not watched", self._sandbox.spec.sandbox_id)
+        finally:
+            self._enforcement.watched -= 1
 
     async def _is_inhabited(self) -> bool:
         await self._ended_all()
@@ -492,6 +512,7 @@ class LimitWatch:
             self._over_disk,
             turn=lambda: self._enforcement.measuring(spec),
             before=before,
+            watched=lambda: self._enforcement.watched,
         )
 
     async def _measure_disk(self, still: bool) -> Use | None:

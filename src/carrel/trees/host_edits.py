@@ -1,0 +1,393 @@
+"""What somebody makes on the host in the tree of a space becomes the space's own, at once.
+
+As root, each space has a user of its own. What a person makes in its tree on the host is root's,
+and its agent could not write it. No mount can change that: an overlay takes no map of ids, and
+elsewhere a map that shows the space's files as root's would have git and other programs of the
+host trust them. So it is given to the space as soon as the kernel tells of it:
+
+- An overlay is a mount of its own on the host, and the kernel tells of each file that was written
+  through this mount (fanotify). What the space itself writes goes through another mount, and costs
+  nothing.
+- New folders, and trees that are no mounts, are told of by the folder around them (inotify): the
+  uppermost folders of each tree are watched.
+
+No link is followed: what is given is an open descriptor beneath the tree. A file with a second name
+is not given, since it may be somebody else's, too. The kernel takes set-user-id bits away with the
+old owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from carrel.domain.errors import CarrelError
+from carrel.domain.trees import DIRECT, Owner, Tree
+from carrel.linux import files
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.libc import AT_EMPTY_PATH, call
+from carrel.linux.mounts import descriptor_path, is_mounted
+from carrel.linux.openat2 import (
+    RESOLVE_BENEATH,
+    RESOLVE_NO_SYMLINKS,
+    RESOLVE_NO_XDEV,
+    openat2,
+    openat2_works,
+)
+from carrel.trees.folders import Root, walk
+
+OVERLAY = "overlay"
+FOLDERS_BY_MOUNT, FOLDERS = 64, 1024
+"""Of one tree that are watched, from the top down: each takes some 2 KiB of the kernel's memory.
+Where the mount tells of files, only for new folders in them."""
+SHARE_OF_WATCHES = 4
+"""All together take at most this part of the watches that the machine allows one user."""
+MOST_WRITTEN = 256
+"""Descriptors of one tree that wait. Beyond, the folder is looked through."""
+MOST_ENTRIES = 20_000
+"""That are looked at in one go: some hundred milliseconds."""
+FIRST_S = 0.5
+"""Before a tree is looked through at first, so that its making is not slowed down."""
+REST_S, REST_SHARE = 0.02, 10
+"""After a look, and how many times as long as it took: the space itself can cause looks."""
+
+_BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_EVENTS = files.WATCH_CREATE | files.WATCH_MOVED_TO | files.WATCH_ONLY_FOLDERS
+_KINDS = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+_MOST_WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
+
+
+class HostEdits:
+    """All trees of a daemon. For any thread; does nothing for who is not root, since everything is
+    one user's then. Where the kernel has no such notices, files stay whose they are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._trees: dict[str, _EditedTree] = {}
+        self._watches: dict[int, tuple[_EditedTree, bytes]] = {}
+        """Which folder is meant, by its path when it was last seen."""
+        self._queue = self._written = self._end = -1
+        self._most = 0
+
+    def watch(self, tree: Tree) -> None:
+        """From now on; idempotent. What was made before becomes its own, too."""
+        if os.geteuid() != 0 or tree.driver == DIRECT or not openat2_works():
+            return
+        with self._lock, contextlib.suppress(OSError):
+            self._open()
+            by_mount = self._watch_mount(tree)
+            known = self._trees.get(tree.tree_id)
+            if known is None or known.place != str(tree.path):
+                known = self._trees[tree.tree_id] = _EditedTree(self, tree, by_mount)
+                known.look_through()
+
+    def _watch_mount(self, tree: Tree) -> bool:
+        """Whether the kernel tells of what is written through it: not in every container."""
+        if tree.driver != OVERLAY or self._written < 0 or not is_mounted(tree.path):
+            return False
+        with contextlib.suppress(OSError):
+            files.watch_writes(self._written, str(tree.path))
+            return True
+        return False
+
+    def forget(self, tree_id: str) -> None:
+        """Idempotent."""
+        with self._lock:
+            gone = self._trees.pop(tree_id, None)
+            numbers = [one for one, (tree, _path) in self._watches.items() if tree is gone]
+            for number in numbers:
+                del self._watches[number]
+                with contextlib.suppress(OSError):
+                    files.remove_watch(self._queue, number)
+        if gone is not None:
+            gone.close()
+
+    def close(self) -> None:
+        for tree_id in list(self._trees):
+            self.forget(tree_id)
+        with self._lock:
+            if self._end >= 0:
+                os.eventfd_write(self._end, 1)
+                self._end = -1
+
+    def _open(self) -> None:
+        if self._end >= 0:
+            return
+        with contextlib.ExitStack() as undo:
+            self._queue = files.open_watch_queue()
+            undo.callback(os.close, self._queue)
+            with contextlib.suppress(OSError):
+                self._written = files.open_write_queue()
+                undo.callback(os.close, self._written)
+            self._most = int(_MOST_WATCHES.read_text()) // SHARE_OF_WATCHES
+            self._end = os.eventfd(0, os.EFD_CLOEXEC)
+            undo.pop_all()
+        queues = (self._queue, self._end, self._written)
+        threading.Thread(target=self._listen, args=queues, name="carrel-edits", daemon=True).start()
+
+    def _listen(self, queue: int, end: int, written: int) -> None:
+        poll = select.poll()
+        opened = [one for one in (queue, end, written) if one >= 0]
+        for descriptor in opened:
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _event in poll.poll()}
+            if end in ready:
+                break
+            with contextlib.suppress(OSError):
+                if written in ready:
+                    self._take_written(written)
+                if queue in ready:
+                    self._take_events(queue)
+            # What comes in crowds comes together.
+            if queue in ready:
+                time.sleep(REST_S)
+        for descriptor in opened:
+            os.close(descriptor)
+
+    def _take_written(self, queue: int) -> None:
+        for descriptor, pid in files.read_written(queue):
+            path, tree = "", None
+            if pid != os.getpid():
+                # What we write ourselves belongs to whom it should.
+                with contextlib.suppress(OSError):
+                    path = os.readlink(descriptor_path(descriptor))
+                    tree = self._tree_at(path)
+            if tree is None:
+                os.close(descriptor)
+            else:
+                tree.was_written(descriptor, os.path.dirname(path[len(tree.place) + 1 :]))
+
+    def _tree_at(self, path: str) -> _EditedTree | None:
+        with self._lock:
+            trees = self._trees.values()
+            return next((one for one in trees if path.startswith(f"{one.place}/")), None)
+
+    def _take_events(self, queue: int) -> None:
+        for number, mask in files.read_watch_events(queue):
+            with self._lock:
+                if mask & files.WATCH_OVERFLOW:
+                    found = list(self._watches.values())
+                elif mask & files.WATCH_GONE:
+                    tree, path = self._watches.pop(number, (None, b""))
+                    if tree is not None:
+                        tree.lost(path)
+                    continue
+                else:
+                    found = [self._watches[number]] if number in self._watches else []
+            for tree, path in found:
+                # Of files we hear otherwise then.
+                if mask & files.WATCH_IS_FOLDER or not tree.by_mount:
+                    tree.has_new(path)
+
+    def watch_folder(self, tree: _EditedTree, folder: int, path: bytes) -> bool:
+        """Whether there is room for more."""
+        with self._lock:
+            if len(self._watches) >= self._most or self._trees.get(tree.tree_id) is not tree:
+                return False
+            number = files.add_watch(self._queue, descriptor_path(folder), _EVENTS)
+            self._watches[number] = (tree, path)
+            return True
+
+
+class _EditedTree:
+    """One of them. Its thread is there while there is something to do: code in the space can hold
+    a file locked in the kernel, and no other tree is to wait for that."""
+
+    def __init__(self, edits: HostEdits, tree: Tree, by_mount: bool) -> None:
+        """`by_mount`: the kernel tells of files that are written, wherever they are."""
+        self._edits = edits
+        self.tree_id = tree.tree_id
+        self.place = str(tree.path)
+        self.by_mount = by_mount
+        self._upper = tree.folder / "tree" / "upper" if tree.driver == OVERLAY else None
+        self._changed = threading.Condition()
+        self._written: deque[tuple[int, bytes]] = deque()
+        self._folders: dict[bytes, None] = {}
+        self._unseen = False
+        self._watched: set[bytes] = set()
+        self._is_working = False
+        self._is_gone = False
+
+    # Told by others
+
+    def look_through(self) -> None:
+        with self._changed:
+            self._unseen = True
+            self._work()
+
+    def was_written(self, descriptor: int, folder: str) -> None:
+        with self._changed:
+            if self._is_gone or len(self._written) >= MOST_WRITTEN:
+                os.close(descriptor)
+                self._folders[os.fsencode(folder)] = None
+            else:
+                self._written.append((descriptor, os.fsencode(folder)))
+            self._work()
+
+    def has_new(self, folder: bytes) -> None:
+        with self._changed:
+            self._folders[folder] = None
+            self._work()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_gone = True
+            self._changed.notify()
+
+    def _work(self) -> None:
+        if not self._is_working and not self._is_gone:
+            self._is_working = True
+            threading.Thread(target=self._see_to_it, name="carrel-edits-1", daemon=True).start()
+        self._changed.notify()
+
+    # In a thread of its own
+
+    def _see_to_it(self) -> None:
+        rest = FIRST_S if self._unseen else 0.0
+        while True:
+            with self._changed:
+                # Files are not kept waiting by looks that the space has caused.
+                self._changed.wait_for(lambda: self._written or self._is_gone, rest)
+                written, self._written = self._written, deque()
+                if self._is_gone or not (written or self._folders or self._unseen):
+                    self._is_working = False
+                    break
+                looks = not written
+            with contextlib.suppress(OSError):
+                self._give_written(written)
+            begun = time.monotonic()
+            if looks:
+                # What nests folders without end is looked at as far as that goes.
+                with contextlib.suppress(OSError, CarrelError):
+                    self._look()
+            rest = max(REST_S, (time.monotonic() - begun) * REST_SHARE)
+        for descriptor, _folder in written:
+            os.close(descriptor)
+
+    def _give_written(self, written: deque[tuple[int, bytes]]) -> None:
+        with self._top() as top:
+            owner = _owner_of(top)
+            while written:
+                descriptor, folder = written.popleft()
+                with Descriptor(descriptor):
+                    _give(descriptor, owner)
+                # The folders around it are new as well, if they are not the space's.
+                parts = folder.split(b"/") if folder else []
+                for path in itertools.accumulate(parts, lambda one, two: one + b"/" + two):
+                    with contextlib.suppress(OSError), _beneath(top, path) as found:
+                        _give(found, owner)
+
+    def _look(self) -> None:
+        with self._changed:
+            folders, self._folders = list(self._folders), {}
+            first, self._unseen = self._unseen, False
+        with self._top() as top:
+            look = _Look(self, top)
+            if first:
+                look.at(b"")
+                if self._upper is not None:
+                    look.at_upper(self._upper)
+            for folder in folders:
+                look.at(folder)
+
+    def _top(self) -> Descriptor:
+        return Descriptor(os.open(self.place, _FOLDER | os.O_CLOEXEC))
+
+    def watches(self, path: bytes) -> bool:
+        return path in self._watched
+
+    def lost(self, path: bytes) -> None:
+        self._watched.discard(path)
+
+    def watch_folder(self, folder: int, path: bytes) -> bool:
+        """Whether there is room for more."""
+        most = FOLDERS_BY_MOUNT if self.by_mount else FOLDERS
+        if path not in self._watched:
+            if len(self._watched) >= most or not self._edits.watch_folder(self, folder, path):
+                return False
+            self._watched.add(path)
+        return True
+
+
+class _Look:
+    """Through folders of one tree, for what is not its owner's."""
+
+    def __init__(self, tree: _EditedTree, top: int) -> None:
+        self._tree = tree
+        self._top = top
+        self._owner = _owner_of(top)
+        self._left = MOST_ENTRIES
+
+    def at(self, path: bytes) -> None:
+        """A folder, and those below it that nobody watches yet or that were made by others."""
+        pending = deque([path])
+        while pending and self._left > 0:
+            path = pending.popleft()
+            with contextlib.suppress(OSError), _beneath(self._top, path) as folder:
+                pending.extend(self._visit(folder, path))
+
+    def _visit(self, folder: int, path: bytes) -> Iterator[bytes]:
+        """Gives what is in a folder to the owner; names the folders in it that are to be seen."""
+        has_room = self._tree.watch_folder(folder, path)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                self._left -= 1
+                name = os.fsencode(entry.name)
+                inner = path + b"/" + name if path else name
+                status = entry.stat(follow_symlinks=False)
+                given = _is_others(status, self._owner) and self._give(folder, name)
+                unseen = given or (has_room and not self._tree.watches(inner))
+                if unseen and stat.S_ISDIR(status.st_mode):
+                    yield inner
+
+    def at_upper(self, upper: Path) -> None:
+        """What was made while nobody looked: all of it is in the upper folder of an overlay."""
+        with Root.at(upper) as root:
+            for path, status in itertools.islice(walk(root), MOST_ENTRIES):
+                if _is_others(status, self._owner):
+                    self._give(self._top, os.fsencode(path))
+
+    def _give(self, folder: int, path: bytes) -> bool:
+        try:
+            with _beneath(folder, path, os.O_PATH | os.O_NOFOLLOW) as found:
+                return _give(found, self._owner)
+        except OSError:
+            return False
+
+
+def _beneath(top: int, path: bytes, flags: int = _FOLDER) -> Descriptor:
+    """Without a symlink or a mount on the way. Raises OSError."""
+    return Descriptor(openat2(top, path or b".", flags, resolve=_BENEATH))
+
+
+def _owner_of(top: int) -> Owner:
+    """To whom all of a tree belongs: the owner of its folder. Raises OSError."""
+    found = os.fstat(top)
+    if found.st_uid == 0:
+        raise PermissionError("the tree is root's")
+    return Owner(found.st_uid, found.st_gid)
+
+
+def _is_others(status: os.stat_result, owner: Owner) -> bool:
+    mode = status.st_mode
+    alone = stat.S_ISDIR(mode) or status.st_nlink == 1
+    is_owners = (status.st_uid, status.st_gid) == (owner.uid, owner.gid)
+    return alone and not is_owners and any(kind(mode) for kind in _KINDS)
+
+
+def _give(descriptor: int, owner: Owner) -> bool:
+    """Whether it was somebody else's."""
+    if not _is_others(os.fstat(descriptor), owner):
+        return False
+    call("fchownat", descriptor, b"", owner.uid, owner.gid, AT_EMPTY_PATH)
+    return True
