@@ -483,7 +483,11 @@ async def test_a_project_without_git(
         with pytest.raises(Died):
             await land(services, space)
     assert not (plain.path / "old.txt").exists() and not (plain.path / "new.txt").exists()
+    left = services.settings.data / "review"
+    for name in (".land-x", "kept-x"):
+        (left / name).mkdir()
     await services.landings.take_up()
+    assert len(list(left.iterdir())) == 1, "only what is in a record is kept"
     now = files()
     assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.LANDED
     assert now["new.txt"][0] == "new\n" and "agent 3" in now["a.txt"][0] and "old.txt" not in now

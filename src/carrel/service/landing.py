@@ -175,8 +175,9 @@ class Landings:
     async def take_up(self) -> None:
         """What a daemon that died was about to do is done, or is not. Of landings long ago nothing
         is kept."""
-        await asyncio.to_thread(self._lander.sweep)
-        for number, one in enumerate(await self._store.landings(limit=MOST_LOOKED)):
+        known = await self._store.landings(limit=MOST_LOOKED)
+        await asyncio.to_thread(self._lander.sweep, {one.kept for one in known})
+        for number, one in enumerate(known):
             # A project may be on a disk that is not there; the next daemon looks again.
             with contextlib.suppress(CarrelError, OSError):
                 if one.state in (LandingState.BEGUN, LandingState.UNDOING):
