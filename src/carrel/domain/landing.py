@@ -130,8 +130,8 @@ class Lander(Protocol):
         ...
 
     def sweep(self, kept: Collection[str]) -> None:
-        """Removes what a process that was killed in `prepare` has left, and of what was kept all but
-        these. Nobody is landing."""
+        """Removes what a process that was killed in `prepare` has left, and of what was kept all
+        but these. Nobody is landing."""
         ...
 
     def forget(self, place: LandingPlace) -> None:
