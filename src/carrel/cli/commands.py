@@ -94,7 +94,7 @@ GROUPS = {
     "context": "Give the agent of a space files to read.",
     "hub": "Send, ask for and follow messages between people, agents and editors.",
     "instance": "Run dedicated MCP servers: one process for each client.",
-    "kit": "Look at kits, which bring skills, hooks and tools for agents.",
+    "kit": "Ask about kits, bundles of skills, hooks and tools; none can be had yet.",
     "request": "Have an agent make something in a workspace of its own.",
     "run": "Show one command, attach to it, wait for it, signal it.",
     "turn": "Show one turn of an agent.",
