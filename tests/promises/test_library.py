@@ -173,6 +173,23 @@ def test_what_a_project_brings_is_off_and_told(
     assert not trusted.warnings
 
 
+@pytest.mark.parametrize("where", ["project/state", "project/sub/state", "way/state"])
+def test_a_project_does_not_bring_the_state(
+    library: carrel.Library, setup: carrel.AgentSetup, tmp_path: Path, where: str
+) -> None:
+    """Claude Code runs hooks of `remote-settings.json`, which would be in there."""
+    for name in (".git", "sub", "part"):
+        Path(setup.workspace, name).mkdir()
+    (tmp_path / "way").symlink_to(setup.workspace)
+    own = str(tmp_path / where)
+    within = dataclasses.replace(setup, workspace=f"{setup.workspace}/part", state=own)
+    request = carrel.TurnRequest("claude-code", "hello")
+    with pytest.raises(carrel.errors.CarrelError, match="within the project") as caught:
+        headless(library, within, request)
+    assert caught.value.code == "not_trusted" and not Path(own).exists()
+    assert headless(library, within, dataclasses.replace(request, trust=True)).spec.argv
+
+
 @pytest.mark.parametrize("frontend", ["claude-code", "claude-agent-acp"])
 async def test_what_a_project_brings_above_the_folder_does_not_run(
     library: carrel.Library,

@@ -266,6 +266,11 @@ def _confided(
             hint="Look at it, and agree with `trust`.",
             paths=list(there),
         )
+    if Path(os.path.realpath(setup.state)).is_relative_to(folders[-1]):
+        raise NotTrusted(
+            f"The state in {setup.state} is within the project, which could bring settings there.",
+            hint="Name a folder outside of the project for it, or agree with `trust`.",
+        )
     leads_elsewhere = any((at / ".git").is_symlink() or (at / ".git").is_file() for at in folders)
     linked = (".git",) if leads_elsewhere else ()
     off = f"What the project brings is switched off: {', '.join(there)}. To use it, say `trust`."
