@@ -57,7 +57,7 @@ def carrel(daemon: Daemon, project: Path, *words: str) -> subprocess.CompletedPr
 
 def test_the_examples_run(daemon: Daemon, project: Path) -> None:
     (block,) = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    env = {**os.environ, "CARREL_DATA": str(daemon.data)}
+    env = {**os.environ, "CARREL_DATA": str(daemon.data), "HOME": str(project.parent)}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
@@ -90,7 +90,9 @@ def test_no_stored_key_is_told(daemon: Daemon, project: Path) -> None:
                 one = asked(project, frontend=frontend, interaction_mode=mode)
                 answer = client.post("/v1/invocations", json=one)
                 assert good(answer)["credentials"] and STORED not in answer.text
-    said = carrel(daemon, project, "invocation", "--agent", "codex-cli", "--state", "s", "--json")
+    said = carrel(
+        daemon, project, "invocation", "--agent", "codex-cli", "--state", "../s", "--json"
+    )
     assert json.loads(said.stdout)["spec"]["io_mode"] == "pty" and STORED not in str(said)
     written = [one for one in project.parent.rglob("*") if one.is_file()]
     assert written and not [one for one in written if STORED.encode() in one.read_bytes()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -170,6 +171,64 @@ def test_what_a_project_brings_is_off_and_told(
     assert ".claude" in warning and "trust" in warning
     trusted = headless(library, setup, carrel.TurnRequest("claude-code", "hello", trust=True))
     assert not trusted.warnings
+
+
+@pytest.mark.parametrize("where", ["project/state", "project/sub/state", "way/state"])
+def test_a_project_does_not_bring_the_state(
+    library: carrel.Library, setup: carrel.AgentSetup, tmp_path: Path, where: str
+) -> None:
+    """Claude Code runs hooks of `remote-settings.json`, which would be in there."""
+    for name in (".git", "sub", "part"):
+        Path(setup.workspace, name).mkdir()
+    (tmp_path / "way").symlink_to(setup.workspace)
+    own = str(tmp_path / where)
+    within = dataclasses.replace(setup, workspace=f"{setup.workspace}/part", state=own)
+    request = carrel.TurnRequest("claude-code", "hello")
+    with pytest.raises(carrel.errors.CarrelError, match="within the project") as caught:
+        headless(library, within, request)
+    assert caught.value.code == "not_trusted" and not Path(own).exists()
+    assert headless(library, within, dataclasses.replace(request, trust=True)).spec.argv
+
+
+@pytest.mark.parametrize("frontend", ["claude-code", "claude-agent-acp"])
+async def test_what_a_project_brings_above_the_folder_does_not_run(
+    library: carrel.Library,
+    setup: carrel.AgentSetup,
+    api: Standin,
+    tmp_path: Path,
+    frontend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Claude Code takes `settings.local.json` from the top of the repository, and from the checkout
+    that a worktree belongs to."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    top, ran = Path(setup.workspace), tmp_path / "ran"
+    (top / ".claude").mkdir()
+    (top / "part").mkdir()
+    hook = {"hooks": [{"type": "command", "command": f"touch {ran}"}]}
+    settings = {"hooks": {"SessionStart": [hook], "UserPromptSubmit": [hook]}}
+    (top / ".claude" / "settings.local.json").write_text(json.dumps(settings))
+    git = ("git", "-C", str(top), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "linked")], check=True)
+    (tmp_path / "linked" / "part").mkdir()
+    (tmp_path / "way").symlink_to(top / "part")
+    env = {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": "own-key"}
+    env["CLAUDE_CODE_EXECUTABLE"] = str(MODULES / ".bin" / "claude")
+    places = [tmp_path / "way", tmp_path / "linked" / "part"]
+    for at in places if frontend == "claude-code" else places[:1]:
+        request = carrel.TurnRequest(frontend, "hello", permission=carrel.Permission.DENY, env=env)
+        within = dataclasses.replace(setup, workspace=str(at))
+        if frontend == "claude-agent-acp":
+            outcome = await asyncio.wait_for(library.run_turn(request, within), TURN_S)
+            assert outcome.result.success, outcome
+        else:
+            invocation = headless(library, within, request)
+            assert invocation.warnings
+            with start(invocation, tmp_path) as process:
+                assert process.communicate(invocation.stdin, timeout=TURN_S)[0]
+    assert api.requests and not ran.exists()
 
 
 def test_a_headless_program_that_asks_keeps_its_input(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 
@@ -43,6 +44,17 @@ async def test_a_row_that_cannot_be_read_is_told_as_such(services: Services) -> 
     assert [one.seq for one in events] == sorted(one.seq for one in events)
     assert await services.inbox.items(LOCAL) == []
     assert not await services.inbox.agreed(space.space_id, "q", space)
+
+
+async def test_hundreds_of_readers_of_one_account_hold_up_nobody(services: Services) -> None:
+    await make(services)
+    tenant = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+    reads = [asyncio.create_task(services.feed.read(tenant, EventQuery())) for _ in range(300)]
+    await asyncio.sleep(0)
+    await services.feed.read(LOCAL, EventQuery())
+    assert sum(one.done() for one in reads) < 150
+    found = await asyncio.gather(*reads)
+    assert len({after for _, after in found}) == 1 and found[0][1] > 0
 
 
 async def test_nothing_is_kept_in_memory_for_spaces_that_are_gone(services: Services) -> None:

@@ -18,6 +18,7 @@ from typing import cast
 from carrel.agents.driven import DrivenFrontend
 from carrel.agents.events import Emitter, OnEvent, failed
 from carrel.agents.folders import put_files
+from carrel.agents.frontends.lines import log
 from carrel.agents.turns import conduct, permission_of
 from carrel.agents.wire import load
 from carrel.domain.agents import (
@@ -206,6 +207,9 @@ class Library:
         try:
             frontend = _driven(self._frontends.get(request.frontend))
             frontend.check(request, setup)
+            setup, off = _confided(frontend, request, setup)
+            for sentence in off:
+                emitter.tell(log(sentence))
             driver = load(frontend.driver, frontend.options(request))
             result = await conduct(driver, request, setup, live)
         except CarrelError as error:
@@ -249,21 +253,37 @@ def _confided(
     goes_without = False
     if isinstance(frontend, Confiding):
         brought, goes_without = frontend.brought, frontend.goes_without
-    at = Path(setup.workspace)
-    there = tuple(path for path in brought if os.path.lexists(at / path))
+    folders = _project_folders(setup.workspace)
+    there = tuple(one for one in brought if any(os.path.lexists(at / one) for at in folders))
     if setup.untrusted or setup.agreed:
         return setup, ()
     if request.trust:
-        return replace(setup, agreed=there), ()
+        own = (one for one in there if os.path.lexists(Path(setup.workspace, one)))
+        return replace(setup, agreed=tuple(own)), ()
     if there and not goes_without:
         raise NotTrusted(
             f"The project brings {', '.join(there)}, and {frontend.name} cannot ignore that.",
             hint="Look at it, and agree with `trust`.",
             paths=list(there),
         )
-    linked = (".git",) if os.path.isfile(at / ".git") else ()
+    if Path(os.path.realpath(setup.state)).is_relative_to(folders[-1]):
+        raise NotTrusted(
+            f"The state in {setup.state} is within the project, which could bring settings there.",
+            hint="Name a folder outside of the project for it, or agree with `trust`.",
+        )
+    leads_elsewhere = any((at / ".git").is_symlink() or (at / ".git").is_file() for at in folders)
+    linked = (".git",) if leads_elsewhere else ()
     off = f"What the project brings is switched off: {', '.join(there)}. To use it, say `trust`."
     return replace(setup, untrusted=(*there, *linked)), (off,) if there else ()
+
+
+def _project_folders(workspace: str) -> list[Path]:
+    """Agents read settings also above the folder that they work in, as far as the repository goes:
+    here up to the outermost of repositories within one another."""
+    at = Path(os.path.realpath(workspace))
+    found = [at, *at.parents]
+    tops = [number for number, one in enumerate(found) if os.path.lexists(one / ".git")]
+    return found[: max(tops, default=0) + 1]
 
 
 def _unfit(spec: InvocationSpec) -> tuple[str, ...]:

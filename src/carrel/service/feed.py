@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from weakref import WeakValueDictionary
 
-from carrel.domain.access import Caller, ScopeKind
+from carrel.domain.access import LOCAL, Caller, ScopeKind
 from carrel.domain.events import Event, EventQuery, EventType
 from carrel.domain.hub import HubLog, LogEnd, Placed, PlaceQuery, envelope_in
 from carrel.domain.store import Store
@@ -13,6 +14,11 @@ from carrel.service.access import may_see
 from carrel.service.journal import Journal
 
 BATCH = 500
+READ_S, EVENT_S = 0.0005, 0.0001
+"""What it costs to read, and to tell one event that was found."""
+REST = 3
+"""So many times that long nothing more is read for the same account: hundreds of readers of one
+have no more than a part of our time."""
 
 
 class Feed:
@@ -25,6 +31,8 @@ class Feed:
         self._store = store
         self._journal = journal
         self._bells: set[asyncio.Event] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By account: one reads at a time. The owner waits for nobody."""
 
     def ring(self, _spaces: object = None) -> None:
         """Called when there is something new in the log."""
@@ -33,6 +41,21 @@ class Feed:
 
     async def read(self, caller: Caller, query: EventQuery) -> tuple[Sequence[Event], int]:
         """One batch, and where the next one begins: where this one did, at the end."""
+        if caller.account == LOCAL.name:
+            return await self._read(caller, query)
+        turns = self._turns.get(caller.account)
+        if turns is None:
+            turns = self._turns[caller.account] = asyncio.Lock()
+        await turns.acquire()
+        cost_s = READ_S
+        try:
+            found, after = await self._read(caller, query)
+            cost_s += EVENT_S * len(found)
+        finally:
+            asyncio.get_running_loop().call_later(REST * cost_s, turns.release)
+        return found, after
+
+    async def _read(self, caller: Caller, query: EventQuery) -> tuple[Sequence[Event], int]:
         # Asked before: what comes meanwhile is not passed over. Behind a filter the end of
         # the log may be far from the last event that fits.
         last = await self.last()
