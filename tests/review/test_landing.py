@@ -25,9 +25,8 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.landing import Landing, LandingPlace, LandingState, LandRequest
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.domain.trees import Owner
 from carrel.domain.turns import TurnRequest
-from carrel.review.checkout import CheckoutFile, ProjectCheckout
+from carrel.review.checkout import CheckoutFile, ProjectCheckout, _CheckoutWriter
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
 from tests.accounts import Account
@@ -351,7 +350,7 @@ async def test_a_daemon_that_died_in_between(
 
 
 def _only_moves(lander: GitLander, place: LandingPlace, before: str, after: str) -> None:
-    remote, repository = lander._located(place.project)
+    remote, repository = lander._located(place)
     repository.move(place.branch, before, after, "test")
     found = _checkout_of(remote, repository, place.branch)
     assert found is not None
@@ -413,16 +412,16 @@ async def test_a_landing_that_the_disk_refuses(
     space = await make(services, repository.path, name="desk")
     await work(services, space, WORK)
     first, refs = repository.state(), repository.git("for-each-ref")
-    write = ProjectCheckout._write
+    write = _CheckoutWriter._write
     written: list[str] = []
 
-    def full(checkout: ProjectCheckout, file: CheckoutFile, owner: Owner) -> None:
+    def full(checkout: _CheckoutWriter, file: CheckoutFile) -> None:
         if file.path == "new.txt" and not written:
             written.append(file.path)
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(checkout, file, owner)
+        write(checkout, file)
 
-    monkeypatch.setattr(ProjectCheckout, "_write", full)
+    monkeypatch.setattr(_CheckoutWriter, "_write", full)
     with pytest.raises(InsufficientDisk):
         await land(services, space, branch="main")
     assert (repository.state(), repository.git("for-each-ref")) == (first, refs) and written
@@ -479,7 +478,7 @@ async def test_a_project_without_git(
         raise Died
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProjectCheckout, "_write", dies)
+        patch.setattr(_CheckoutWriter, "_write", dies)
         with pytest.raises(Died):
             await land(services, space)
     assert not (plain.path / "old.txt").exists() and not (plain.path / "new.txt").exists()

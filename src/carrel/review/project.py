@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from carrel.domain.errors import GitTimeout, LandingRefused
+from carrel.domain.errors import GitFailed, GitTimeout, LandingRefused
+from carrel.domain.trees import Owner
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.openat2 import open_real
 from carrel.review.work import LOCAL_S
 from carrel.trees.git.process import (
     close_streams,
@@ -30,6 +37,14 @@ _NO_BRANCH = re.compile(
 )
 """As `git check-ref-format --branch` has it."""
 _MOST_NAME = 200
+_WRITTEN = ("objects/pack", "objects/info", "packed-refs", "reftable", "index", "logs/HEAD")
+"""What git writes in a git folder, beside a branch and its log."""
+_WRITER = {
+    f"GIT_COMMITTER_{what}": value
+    for what, value in (("NAME", "carrel"), ("EMAIL", "carrel@localhost"))
+}
+"""Who is named in the logs of branches: else the project's settings say what is written there."""
+_PIECE = 1 << 20
 
 
 def check_branch(name: str) -> str:
@@ -41,12 +56,43 @@ def check_branch(name: str) -> str:
     return name
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[tuple[int, Owner]]:
+    """A folder by its real path, and whose it is. As root we work there as that account, or write
+    for it. So a folder of root's is refused below one of another account, which could put
+    something else in its place. Raises `LandingRefused`, OSError."""
+    with Descriptor(open_real(folder)) as opened:
+        status = os.fstat(opened)
+        if os.geteuid() == 0 == status.st_uid:
+            for above in folder.parents:
+                if os.stat(above).st_uid != 0:
+                    raise LandingRefused(
+                        f"{folder} is root's, and {above}, which it is in, another account's.",
+                        hint=f"Give the project to that account, or {above} to root.",
+                    )
+        yield opened, Owner(status.st_uid, status.st_gid)
+
+
 class ProjectRepository:
     """`folder` is the git folder with the branches, a real path. Blocking. Raises `GitFailed`,
     `GitTimeout`, `InsufficientDisk`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def check(self, branch: str, checkout: Path | None) -> None:
+        """Git follows links in its folder when it writes, and appends to what they name. Raises
+        `LandingRefused` for them, and for a branch that is another one's name."""
+        places = (*_WRITTEN, f"refs/heads/{branch}", f"logs/refs/heads/{branch}")
+        for folder in {self._folder, checkout or self._folder}:
+            for place in places:
+                _check_written(folder, place)
+        name = f"refs/heads/{branch}"
+        if other := self._run("symbolic-ref", "-q", name, well=(0, 1)).decode(errors="replace"):
+            raise LandingRefused(
+                f"The branch {branch!r} is another name of {other.strip()}.",
+                hint="Land on that one: --into BRANCH",
+            )
 
     def tip(self, branch: str) -> str:
         """Where a branch is; empty: there is none."""
@@ -95,6 +141,41 @@ class ProjectRepository:
             file.seek(0)
             return self._run(*args, stdin=file.fileno(), folder=folder)
 
+    @contextmanager
+    def contents(self) -> Iterator[Callable[[str, int], None]]:
+        """Copies one object after the other into a file, without holding more than a piece."""
+        process = self._start("cat-file", "--batch", stdin=subprocess.PIPE)
+        watchdog = threading.Timer(LOCAL_S, kill, (process,))
+        watchdog.start()
+
+        def copy(oid: str, target: int) -> None:
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                process.stdin.write(f"{oid}\n".encode())
+                process.stdin.flush()
+            except BrokenPipeError:
+                pass  # It says nothing either.
+            about = process.stdout.readline().split()
+            if len(about) != 3 or about[1] != b"blob":
+                raise GitFailed(f"git cannot read {oid} in the project.")
+            left = int(about[2])
+            while left:
+                piece = process.stdout.read(min(left, _PIECE))
+                if not piece:
+                    raise GitFailed(f"git could not read all of {oid} in the project.")
+                left -= len(piece)
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(target, view) :]
+            process.stdout.read(1)
+
+        try:
+            yield copy
+        finally:
+            watchdog.cancel()
+            kill(process)
+            close_streams(process)
+
     def _run(
         self,
         *args: str,
@@ -102,24 +183,7 @@ class ProjectRepository:
         well: tuple[int, ...] = (0,),
         folder: Path | None = None,
     ) -> bytes:
-        owner = os.stat(self._folder)
-        other = os.geteuid() == 0 and owner.st_uid != 0
-        env = environment({"GIT_ALLOW_PROTOCOL": "none"}, remote=False)
-        if other:
-            env |= {"HOME": "/nonexistent"}
-        process = subprocess.Popen(
-            ["git", *options(remote=False), f"--git-dir={folder or self._folder}", *args],
-            cwd="/",
-            env=env,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            umask=0o022,
-            user=owner.st_uid if other else None,
-            group=owner.st_gid if other else None,
-            extra_groups=[] if other else None,
-        )
+        process = self._start(*args, stdin=stdin, folder=folder)
         name = command_name(["git", *args])
         try:
             out, errors = process.communicate(timeout=LOCAL_S)
@@ -139,6 +203,42 @@ class ProjectRepository:
                 )
             raise failure(name, process.returncode, errors)
         return out
+
+    def _start(self, *args: str, stdin: int, folder: Path | None = None) -> subprocess.Popen[bytes]:
+        with held(self._folder) as (_, owner):
+            other = os.geteuid() == 0 and owner.uid != 0
+        env = environment({"GIT_ALLOW_PROTOCOL": "none", **_WRITER}, remote=False)
+        if other:
+            env |= {"HOME": "/nonexistent"}
+        return subprocess.Popen(
+            ["git", *options(remote=False), f"--git-dir={folder or self._folder}", *args],
+            cwd="/",
+            env=env,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            umask=0o022,
+            user=owner.uid if other else None,
+            group=owner.gid if other else None,
+            extra_groups=[] if other else None,
+        )
+
+
+def _check_written(folder: Path, place: str) -> None:
+    """Every step to what git may write is a folder or a file, as far as it is there."""
+    step = folder
+    for name in place.split("/"):
+        step /= name
+        try:
+            mode = os.lstat(step).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise LandingRefused(
+                f"Git would write elsewhere than in the project: {step} is a link, or no file.",
+                hint="Take the work out with `carrel cp`, or clone the project without links.",
+            )
 
 
 def moved(branch: str) -> LandingRefused:

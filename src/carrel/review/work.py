@@ -46,6 +46,7 @@ _MAX_SHOWN = 64 << 10
 """Bytes of a file with a conflict that are told."""
 _MOST_SHOWN = 20
 """Such files, whose text is told."""
+_LONGEST_LINK = 4096
 _POINTER = 1024
 """Bytes that a pointer to a large file never has."""
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -172,6 +173,18 @@ class WorkRepository:
             if name:
                 found.setdefault(above, []).append(name)
         return found
+
+    def links(self, tree: str) -> dict[str, str]:
+        """Where each leads; those that no system could make are left out."""
+        found = {}
+        for row in self.run("ls-tree", "-r", "-z", "-l", tree).split(b"\0"):
+            about, _, name = row.partition(b"\t")
+            if about.startswith(b"120000 "):
+                oid, size = about.decode().split()[2:]
+                if int(size) <= _LONGEST_LINK:
+                    found[os.fsdecode(name)] = oid
+        targets = self.contents(found.values())
+        return {path: os.fsdecode(targets[oid]) for path, oid in found.items()}
 
     @property
     def sha256(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 
 from carrel.domain.access import Caller
@@ -28,6 +29,7 @@ from carrel.domain.landing import (
     PreparedLanding,
 )
 from carrel.domain.store import Store
+from carrel.domain.trees import Skipped
 from carrel.service.access import require_admin
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpaces
@@ -78,6 +80,7 @@ class Landings:
         ):
             opened = await self._open_spaces.of(space)
             taking = await self._spaces.taking(caller, opened, "")
+            taking.skips(Skipped(".git", "commits do not land"))
             prepared = await self._open_spaces.look(
                 opened,
                 lambda: self._lander.prepare(
@@ -137,6 +140,7 @@ class Landings:
             return await asyncio.shield(self._take_back(landing))
 
     async def _take_back(self, landing: Landing) -> Landing:
+        await self._spaces.forget_taken(landing.space_id)
         await self._store.write(dataclasses.replace(landing, state=LandingState.UNDOING))
         try:
             await self._to(landing.place, landing.after, landing.before)
@@ -193,7 +197,9 @@ class Landings:
             return
         state = LandingState.LANDED if back else LandingState.UNDONE
         await self._store.write(dataclasses.replace(one, state=state))
+        if not back:
+            await asyncio.to_thread(self._lander.forget, one.place)
 
 
 def _key(project: str) -> str:
-    return f"land\0{project}"
+    return f"land\0{os.path.realpath(project)}"
