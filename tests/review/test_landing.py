@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
-from collections.abc import Awaitable
+import resource
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -25,10 +27,11 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.landing import Landing, LandingPlace, LandingState, LandRequest
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
+from carrel.domain.trees import Owner
 from carrel.domain.turns import TurnRequest
 from carrel.review.checkout import CheckoutFile, ProjectCheckout, _CheckoutWriter
 from carrel.review.landing import GitLander, _checkout_of
-from carrel.review.project import ProjectRepository
+from carrel.review.project import ProjectRepository, held
 from tests.accounts import Account
 from tests.review.conftest import Repository
 from tests.service.rig import RUN_S, make, run
@@ -253,6 +256,181 @@ async def test_projects_that_cannot_be_landed_in(
     assert [one.state for one in await services.landings.list(LOCAL, 10)].count(
         LandingState.LANDED
     ) == 1
+
+
+LINKED = ("refs/heads/carrel", "logs/refs/heads/carrel/desk", "objects/pack", "logs", "packed-refs")
+
+
+@pytest.mark.parametrize("place", [*LINKED, "index"])
+async def test_git_writes_through_no_link(
+    services: Services, repository: Repository, tmp_path: Path, place: str
+) -> None:
+    """A project comes from anywhere, links in its git folder too: what they name stays as it is."""
+    victim = tmp_path / "victim"
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    link = repository.path / ".git" / place
+    if link.is_dir():
+        link.rename(victim)
+    elif link.exists():
+        victim.write_bytes(link.read_bytes())
+        link.unlink()
+    else:
+        victim.write_text("mine\n") if "desk" in place else victim.mkdir()
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim)
+
+    def all_of_it() -> dict[Path, bytes]:
+        files = [victim] if victim.is_file() else victim.rglob("*")
+        return {one: one.read_bytes() for one in files if one.is_file()}
+
+    before = all_of_it()
+    with pytest.raises(LandingRefused, match="write elsewhere"):
+        await land(services, space)
+    assert all_of_it() == before
+
+
+async def test_the_project_does_not_say_what_its_logs_have(
+    services: Services, repository: Repository
+) -> None:
+    repository.git("config", "user.name", "$(touch x)")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    await land(services, space)
+    log = (repository.path / ".git/logs/refs/heads/carrel/desk").read_text()
+    assert "carrel <carrel@localhost>" in log and "touch" not in log
+
+
+async def test_branches_that_are_no_place_to_land(
+    services: Services, repository: Repository, tmp_path: Path
+) -> None:
+    """The checkout would stay behind: another's name, one without commits, one that goes."""
+    repository.git("symbolic-ref", "refs/heads/master", "refs/heads/main")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    before = repository.state()
+    with pytest.raises(LandingRefused, match="another name of refs/heads/main"):
+        await land(services, space, branch="master")
+    await land(services, space)
+    repository.git("checkout", "-q", "carrel/desk")
+    with pytest.raises(NotUndoable, match="checked out"):
+        await services.landings.undo(LOCAL, "")
+    repository.git("checkout", "-q", "main")
+    await services.landings.undo(LOCAL, "")
+    assert repository.state() == before
+
+    unborn = Repository(tmp_path / "unborn")
+    unborn.write(mine_txt="mine\n")
+    unborn.git("init", "-q", "-b", "main")
+    space = await make(services, unborn.path, name="other")
+    await work(services, space, "echo w > w")
+    with pytest.raises(LandingRefused, match="no commit yet"):
+        await land(services, space, branch="main")
+    assert unborn.git("for-each-ref") == ""
+
+
+async def test_links_lead_out_by_way_of_others(services: Services, repository: Repository) -> None:
+    repository.git("checkout", "-q", "-b", "links")
+    (repository.path / "abroad").symlink_to("/etc")
+    (repository.path / "hop").symlink_to("src/../a.txt")
+    repository.commit("links of the project's own")
+    space = await make(services, repository.path, name="desk")
+    refused = {
+        "mkdir -p a/b; ln -s ../.. a/b/up; ln -s up/../secret a/b/out": "'a/b/out' leads out",
+        "ln -s abroad/passwd out": "'out' leads out",
+        # A link of the project's own goes elsewhere when a folder becomes a link.
+        "mv src x; ln -s . src": "'hop' leads out",
+        "mkdir a; ln -s .. a/up; ln -s up/.Git/hooks a/hooks": "git's own",
+    }
+    for script, told in refused.items():
+        await work(services, space, script)
+        with pytest.raises(LandingRefused, match=told):
+            await land(services, space)
+        await work(services, space, "rm -rf a x src out; git checkout -q -- .")
+    await work(services, space, "mkdir a; ln -s .. a/up; ln -s up/a.txt a/in; ln -s loop loop")
+    assert (await land(services, space)).files == 3
+
+
+async def test_only_what_landed_counts_as_taken(services: Services, repository: Repository) -> None:
+    """Neither the agent's own commits, nor what was taken back."""
+    space = await make(services, repository.path, name="desk")
+    commit = "git -c user.name=n -c user.email=m commit -qm"
+    await work(
+        services,
+        space,
+        f"git checkout -q -b side; echo s > s; git add s; {commit} side; git checkout -q main;"
+        " echo w > w",
+    )
+    await land(services, space)
+    left = await services.spaces.review(LOCAL, space.space_id)
+    assert (left.left_files, left.left_commits) == (0, 1)
+    await services.landings.undo(LOCAL, "")
+    left = await services.spaces.review(LOCAL, space.space_id)
+    assert (left.left_files, left.left_commits) == (1, 1)
+
+
+async def test_what_a_person_writes_meanwhile_stays(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a file is written, and before its turn: nothing lands then."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo agent | tee -a a.txt old.txt > new.txt; rm src/b.py")
+    contents = ProjectRepository.contents
+    for name in ("a.txt", "old.txt", "new.txt"):
+        first = repository.state()
+
+        @contextlib.contextmanager
+        def slow(
+            project: ProjectRepository, name: str = name
+        ) -> Iterator[Callable[[str, int], None]]:
+            with contents(project) as copy:
+
+                def late(oid: str, target: int) -> None:
+                    copy(oid, target)
+                    (repository.path / name).write_text("mine\n")
+
+                yield late
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ProjectRepository, "contents", slow)
+            with pytest.raises(LandingRefused, match="changes of its own"):
+                await land(services, space, branch="main")
+        assert (repository.path / name).read_text() == "mine\n"
+        (repository.path / "new.txt").unlink(missing_ok=True)
+        repository.git("checkout", "-q", "--", ".")
+        assert repository.state() == first
+    await land(services, space, branch="main")
+
+
+async def test_a_large_file_is_not_held_in_memory(
+    services: Services, repository: Repository
+) -> None:
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "truncate -s 200M large")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await land(services, space, branch="main")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+    assert (repository.path / "large").stat().st_size == 200 << 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
+def test_a_folder_of_roots_in_anothers(tmp_path: Path, ordinary_user: Account) -> None:
+    """That account could put any folder of root's there, and have root write in it."""
+    theirs = tmp_path / "theirs"
+    inner = theirs / "project"
+    inner.mkdir(parents=True)
+    with held(inner) as (_, owner):
+        assert owner.uid == 0
+    os.chown(theirs, *ordinary_user)
+    with pytest.raises(LandingRefused, match="root's"), held(inner):
+        pass
+    os.chown(inner, *ordinary_user)
+    with held(inner) as (_, owner):
+        assert owner == Owner(*ordinary_user)
+    inner.rename(theirs / "moved")
+    inner.symlink_to("/etc")
+    with pytest.raises(OSError, match="symbolic"), held(inner):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["bare", "worktree", "detached", "unborn", "sha256", "packed"])
@@ -489,6 +667,17 @@ async def test_a_project_without_git(
     assert now["a.txt"][1] & 0o777 == 0o600 and now["src/c.py"][1] & 0o111
     await services.landings.undo(LOCAL, "")
     assert files() == first
+    assert not list((services.settings.data / "review").iterdir()), "nothing is kept any more"
+
+    # Somebody changes a file before the next daemon looks: all of it or nothing.
+    with monkeypatch.context() as patch:
+        patch.setattr(_CheckoutWriter, "_write", dies)
+        with pytest.raises(Died):
+            await land(services, space)
+    (plain.path / "new.txt").write_text("mine\n")
+    await services.landings.take_up()
+    assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.UNDONE
+    assert files() == {**first, "new.txt": ("mine\n", (plain.path / "new.txt").lstat().st_mode)}
     assert not list((services.settings.data / "review").iterdir()), "nothing is kept any more"
 
 
