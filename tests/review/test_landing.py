@@ -7,9 +7,10 @@ import contextlib
 import errno
 import os
 import resource
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -607,6 +608,40 @@ async def test_a_landing_that_the_disk_refuses(
     await land(services, space, branch="main")
 
 
+async def test_a_caller_who_goes_does_not_end_it(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And two undos at once take back two landings, or one of them says that it was too late."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    began, goes_on = threading.Event(), threading.Event()
+    prepare = GitLander.prepare
+
+    def slow(*told: Any) -> Any:
+        began.set()
+        assert goes_on.wait(RUN_S)
+        return prepare(*told)
+
+    monkeypatch.setattr(GitLander, "prepare", slow)
+    first = asyncio.create_task(land(services, space, branch="main"))
+    assert await asyncio.to_thread(began.wait, RUN_S)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(land(services, space, branch="main"))
+    goes_on.set()
+    with pytest.raises(NothingToLand):
+        await second
+    assert repository.git("status", "--porcelain") == "" and (repository.path / "w").exists()
+    [landing] = await services.landings.list(LOCAL, 10)
+    undone = await asyncio.gather(
+        *(services.landings.undo(LOCAL, landing.landing_id) for _ in range(2)),
+        return_exceptions=True,
+    )
+    assert [type(one) for one in undone] == [Landing, NotUndoable]
+    assert (await services.landings.list(LOCAL, 10))[0].state is LandingState.UNDONE
+
+
 async def test_two_at_once_land_one_after_the_other(
     services: Services, repository: Repository
 ) -> None:
@@ -678,6 +713,14 @@ async def test_a_project_without_git(
     await services.landings.take_up()
     assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.UNDONE
     assert files() == {**first, "new.txt": ("mine\n", (plain.path / "new.txt").lstat().st_mode)}
+    # Nor of one that was not even written down.
+    (plain.path / "new.txt").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(services.store, "write", dies)
+        with pytest.raises(Died):
+            await land(services, space)
+    assert list((services.settings.data / "review").iterdir()) and files() == first
+    await services.landings.take_up()
     assert not list((services.settings.data / "review").iterdir()), "nothing is kept any more"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -129,8 +129,9 @@ class Lander(Protocol):
         """After a crash in `move`: whether it moved. Then what was not done of it is done."""
         ...
 
-    def sweep(self) -> None:
-        """Removes what a process that was killed in `prepare` has left. Nobody is landing."""
+    def sweep(self, kept: Collection[str]) -> None:
+        """Removes what a process that was killed has left, and what is kept for other places than
+        these. Nobody is landing."""
         ...
 
     def forget(self, place: LandingPlace) -> None:

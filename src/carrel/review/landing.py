@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,8 +170,8 @@ class GitLander:
         if place.kept:
             self._works.forget(Path(place.kept))
 
-    def sweep(self) -> None:
-        self._works.sweep()
+    def sweep(self, kept: Collection[str]) -> None:
+        self._works.sweep(kept)
 
     def _located(self, place: LandingPlace) -> tuple[Remote, ProjectRepository]:
         """Raises `LandingRefused` for what is no repository, or none to write in."""

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -400,7 +400,9 @@ class WorkRepositories:
         if kept.parent == self._folder and kept.name.startswith(_KEPT):
             remove_tree(kept)
 
-    def sweep(self) -> None:
-        """Removes what a process that was killed has left. Nobody may be landing meanwhile."""
-        for folder in self._folder.glob(f"{_PREFIX}*"):
-            remove_tree(folder)
+    def sweep(self, kept: Collection[str]) -> None:
+        """Removes what a process that was killed has left, and what is not `kept`. Nobody may be
+        landing meanwhile."""
+        for folder in (*self._folder.glob(f"{_PREFIX}*"), *self._folder.glob(f"{_KEPT}*")):
+            if str(folder) not in kept:
+                remove_tree(folder)

@@ -28,6 +28,7 @@ from carrel.domain.landing import (
     LandRequest,
     PreparedLanding,
 )
+from carrel.domain.spaces import Space
 from carrel.domain.store import Store
 from carrel.domain.trees import Skipped
 from carrel.service.access import require_admin
@@ -60,6 +61,7 @@ class Landings:
         self._spaces = spaces
         self._open_spaces = open_spaces
         self._locks = shared.locks
+        self._tasks = shared.tasks
         self._lander = lander
 
     async def land(
@@ -74,6 +76,11 @@ class Landings:
                 f"The agent of {space.name} is at work: half of what it does would land.",
                 hint="Wait for the end of its turn (carrel turns), or stop it: carrel interrupt",
             )
+        return await self._tasks.see_through(self._land(caller, space, request))
+
+    async def _land(
+        self, caller: Caller, space: Space, request: LandRequest
+    ) -> tuple[Landing, PreparedLanding]:
         async with (
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
@@ -100,7 +107,7 @@ class Landings:
                 files=len(prepared.files),
             )
             await self._store.write(landing)
-            done = await asyncio.shield(self._move(landing))
+            done = await self._move(landing)
             await asyncio.to_thread(self._spaces.took, opened, taking.done())
         return done, prepared
 
@@ -135,9 +142,12 @@ class Landings:
     async def undo(self, caller: Caller, landing_id: str) -> Landing:
         """Takes a landing back; without an id the last one. Raises `NotUndoable`."""
         require_admin(caller)
-        landing = await self._found(landing_id)
+        return await self._tasks.see_through(self._undo(await self._found(landing_id)))
+
+    async def _undo(self, landing: Landing) -> Landing:
         async with self._locks.alone(_key(landing.project)):
-            return await asyncio.shield(self._take_back(landing))
+            # Another undo may have been first.
+            return await self._take_back(await self._found(landing.landing_id))
 
     async def _take_back(self, landing: Landing) -> Landing:
         await self._spaces.forget_taken(landing.space_id)
@@ -178,15 +188,15 @@ class Landings:
 
     async def take_up(self) -> None:
         """What a daemon that died was about to do is done, or is not. Of landings long ago nothing
-        is kept."""
-        await asyncio.to_thread(self._lander.sweep)
-        for number, one in enumerate(await self._store.landings(limit=MOST_LOOKED)):
+        is kept, nor of those that were never written down."""
+        known = await self._store.landings(limit=MOST_LOOKED)
+        begun = [one for one in known if one.state in (LandingState.BEGUN, LandingState.UNDOING)]
+        kept = {one.kept for one in (*known[:MOST_KEPT], *begun)}
+        await asyncio.to_thread(self._lander.sweep, kept)
+        for one in begun:
             # A project may be on a disk that is not there; the next daemon looks again.
             with contextlib.suppress(CarrelError, OSError):
-                if one.state in (LandingState.BEGUN, LandingState.UNDOING):
-                    await self._settle(one)
-                elif one.kept and number >= MOST_KEPT:
-                    await asyncio.to_thread(self._lander.forget, one.place)
+                await self._settle(one)
 
     async def _settle(self, one: Landing) -> None:
         back = one.state is LandingState.UNDOING
