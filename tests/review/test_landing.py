@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import resource
+import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from carrel.domain.errors import (
     Forbidden,
     InsufficientDisk,
     LandingConflicts,
+    LandingHalfDone,
     LandingRefused,
     NothingToLand,
     NotUndoable,
@@ -606,6 +608,48 @@ async def test_a_landing_that_the_disk_refuses(
     assert (repository.state(), repository.git("for-each-ref")) == (first, refs) and written
     assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.UNDONE
     await land(services, space, branch="main")
+
+
+@pytest.mark.parametrize("has_git", [True, False], ids=["git", "plain"])
+async def test_a_full_disk_that_keeps_it_from_being_taken_back(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch, has_git: bool
+) -> None:
+    """What was there before is not forgotten: the next landing or undo finishes what was begun."""
+    if not has_git:
+        shutil.rmtree(repository.path / ".git")
+    before = {one.name: one.read_text() for one in repository.path.glob("*.txt")}
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo a | tee -a a.txt > new.txt; echo a >> old.txt")
+    asked = {"branch": "main"} if has_git else {}
+    write = _CheckoutWriter._write
+
+    @contextlib.contextmanager
+    def full() -> Iterator[None]:
+        written: list[str] = []
+
+        def refused(checkout: _CheckoutWriter, file: CheckoutFile) -> None:
+            written.append(file.path)
+            if len(written) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(checkout, file)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_CheckoutWriter, "_write", refused)
+            with pytest.raises(LandingHalfDone):
+                yield
+
+    with full():
+        await land(services, space, **asked)
+    with pytest.raises(NothingToLand) if has_git else pytest.raises(LandingRefused):
+        await land(services, space, **asked)
+    assert (await services.landings.list(LOCAL, 10))[-1].state is LandingState.LANDED
+    assert (repository.path / "new.txt").exists()
+    with full():
+        await services.landings.undo(LOCAL, "")
+    with pytest.raises(NotUndoable):
+        await services.landings.undo(LOCAL, "")
+    assert {one.name: one.read_text() for one in repository.path.glob("*.txt")} == before
+    await land(services, space, **asked)
 
 
 async def test_a_caller_who_goes_does_not_end_it(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from carrel.domain.errors import CarrelError, LandingRefused
+from carrel.domain.errors import CarrelError, LandingHalfDone, LandingRefused
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
 from carrel.review.project import ProjectRepository, held
@@ -87,12 +87,18 @@ class ProjectCheckout:
 
     def bring_or_leave(self, before: str, after: str) -> None:
         """Brings all of it. When that fails, or a person changes one of the files meanwhile, what
-        was done is taken back."""
+        was done is taken back. Raises `LandingHalfDone` when that fails too."""
         try:
             self.bring(before, after, whole=True)
-        except (CarrelError, OSError):
-            with contextlib.suppress(CarrelError, OSError):
+        except (CarrelError, OSError) as why:
+            try:
                 self.bring(after, before)
+            except (CarrelError, OSError) as error:
+                raise LandingHalfDone(
+                    f"Some files of the project are changed and others are not: {why}",
+                    hint="Make room on its disk, and land or undo again: what was begun is"
+                    " finished then, or by the next daemon.",
+                ) from error
             raise
 
     def bring(self, before: str, after: str, *, whole: bool = False) -> None:

@@ -21,6 +21,7 @@ from carrel.domain.collaborators import Bases, Reviews
 from carrel.domain.errors import (
     CarrelError,
     LandingConflicts,
+    LandingHalfDone,
     LandingRefused,
     NothingToLand,
     ProjectInvalid,
@@ -152,6 +153,9 @@ class GitLander:
             return
         try:
             found.bring_or_leave(before, after)
+        except LandingHalfDone:
+            # The branch says where it goes on.
+            raise
         except (CarrelError, OSError):
             repository.move(place.branch, after, before, "carrel: not landed")
             raise

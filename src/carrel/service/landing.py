@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
     CarrelError,
+    LandingHalfDone,
     LandingRefused,
     NotUndoable,
 )
@@ -39,6 +40,7 @@ from carrel.service.spaces import Spaces
 
 MOST_KEPT = 50
 """Landings in projects without git that can be taken back: both states of their files are kept."""
+_BEGUN = (LandingState.BEGUN, LandingState.UNDOING)
 MOST_LOOKED = 1000
 """Landings that an undo is looked for among."""
 
@@ -85,6 +87,7 @@ class Landings:
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
         ):
+            await self._settle_half_done(space.project.location)
             opened = await self._open_spaces.of(space)
             taking = await self._spaces.taking(caller, opened, "")
             taking.skips(Skipped(".git", "commits do not land"))
@@ -114,6 +117,8 @@ class Landings:
     async def _move(self, landing: Landing) -> Landing:
         try:
             await self._to(landing.place, landing.before, landing.after)
+        except LandingHalfDone:
+            raise
         except CarrelError:
             await self._store.write(dataclasses.replace(landing, state=LandingState.UNDONE))
             await asyncio.to_thread(self._lander.forget, landing.place)
@@ -140,12 +145,14 @@ class Landings:
         return await self._store.landings(limit=limit)
 
     async def undo(self, caller: Caller, landing_id: str) -> Landing:
-        """Takes a landing back; without an id the last one. Raises `NotUndoable`."""
+        """Takes a landing back; without an id the last one. Raises `NotUndoable`,
+        `LandingHalfDone`."""
         require_admin(caller)
         return await self._tasks.see_through(self._undo(await self._found(landing_id)))
 
     async def _undo(self, landing: Landing) -> Landing:
         async with self._locks.alone(_key(landing.project)):
+            await self._settle_half_done(landing.project)
             # Another undo may have been first.
             return await self._take_back(await self._found(landing.landing_id))
 
@@ -154,6 +161,8 @@ class Landings:
         await self._store.write(dataclasses.replace(landing, state=LandingState.UNDOING))
         try:
             await self._to(landing.place, landing.after, landing.before)
+        except LandingHalfDone:
+            raise
         except CarrelError as error:
             await self._store.write(landing)
             if not isinstance(error, LandingRefused):
@@ -174,7 +183,8 @@ class Landings:
 
     async def _found(self, landing_id: str) -> Landing:
         for one in await self._store.landings(limit=MOST_LOOKED):
-            if landing_id in ("", one.landing_id) and one.state is LandingState.LANDED:
+            half = one.state is LandingState.UNDOING
+            if landing_id in ("", one.landing_id) and (one.state is LandingState.LANDED or half):
                 return one
             if one.landing_id == landing_id:
                 raise NotUndoable(
@@ -190,12 +200,18 @@ class Landings:
         """What a daemon that died was about to do is done, or is not. Of landings long ago nothing
         is kept, nor of those that were never written down."""
         known = await self._store.landings(limit=MOST_LOOKED)
-        begun = [one for one in known if one.state in (LandingState.BEGUN, LandingState.UNDOING)]
+        begun = [one for one in known if one.state in _BEGUN]
         kept = {one.kept for one in (*known[:MOST_KEPT], *begun)}
         await asyncio.to_thread(self._lander.sweep, kept)
         for one in begun:
             # A project may be on a disk that is not there; the next daemon looks again.
             with contextlib.suppress(CarrelError, OSError):
+                await self._settle(one)
+
+    async def _settle_half_done(self, project: str) -> None:
+        """What is begun in this project is at rest: its lock is ours."""
+        for one in await self._store.landings(limit=MOST_LOOKED):
+            if one.state in _BEGUN and _key(one.project) == _key(project):
                 await self._settle(one)
 
     async def _settle(self, one: Landing) -> None:
