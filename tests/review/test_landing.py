@@ -203,7 +203,7 @@ async def test_nothing_that_space_or_project_configures_runs(
         "remote.origin.url": f"ext::sh -c '{planted}'",
         "remote.origin.promisor": "true",
     }
-    repository.commit("attributes", _gitattributes="* filter=x diff=x merge=x\n")
+    repository.commit("attributes", _gitattributes="* diff=x merge=x\na.txt filter=x\n")
     mark.unlink(missing_ok=True)
     with (repository.path / ".git/config").open("a") as file:
         for name, value in config.items():
@@ -352,6 +352,19 @@ async def test_links_lead_out_by_way_of_others(services: Services, repository: R
         await work(services, space, "rm -rf a x src out; git checkout -q -- .")
     await work(services, space, "mkdir a; ln -s .. a/up; ln -s up/a.txt a/in; ln -s loop loop")
     assert (await land(services, space)).files == 3
+
+
+async def test_new_files_that_a_filter_would_change(
+    services: Services, repository: Repository
+) -> None:
+    """What the project has encrypted, or elsewhere, is not committed as it is."""
+    repository.commit("attributes", keys___gitattributes="* filter=crypt\nplain -filter\n")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo secret > keys/new.txt; echo p > keys/plain; echo w > w")
+    with pytest.raises(LandingRefused, match=r"'keys/new.txt' by a filter \(crypt\)"):
+        await land(services, space)
+    await work(services, space, "rm keys/new.txt")
+    assert (await land(services, space)).files == 2
 
 
 async def test_only_what_landed_counts_as_taken(services: Services, repository: Repository) -> None:

@@ -117,6 +117,7 @@ class GitLander:
             first, now = work.states(made, began, layers)
             merged = _merge(made, first, now, start)
             files = _look_through(made, start, merged.tree)
+            _expect_no_filter(made, merged.tree, files)
             after = self._commit(made, merged.tree, start, space, request)
             repository.take(made.pack(after, start))
         return PreparedLanding(place, before, after, files)
@@ -377,6 +378,20 @@ def _look_through(work: WorkRepository, start: str, tree: str) -> tuple[LandedFi
             total=len(problems),
         )
     return tuple(file for file, _ in found)
+
+
+def _expect_no_filter(work: WorkRepository, tree: str, files: Sequence[LandedFile]) -> None:
+    """New files would be kept as they are, where the project wants a pointer to them, or has them
+    encrypted. Raises `LandingRefused`."""
+    new = [file.path for file in files if file.kind == "A" and file.mode != LINK]
+    if found := work.filters(tree, new) if new else {}:
+        path, name = next(iter(found.items()))
+        raise LandingRefused(
+            f"The project keeps files such as {path!r} by a filter ({name}), and none runs here.",
+            hint="Take them out with `carrel cp`, and commit them with git in the project.",
+            problems=list(found)[:_SHOWN],
+            total=len(found),
+        )
 
 
 def _problem(file: LandedFile) -> str:

@@ -186,6 +186,17 @@ class WorkRepository:
         targets = self.contents(found.values())
         return {path: os.fsdecode(targets[oid]) for path, oid in found.items()}
 
+    def filters(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
+        """Of the paths for which the tree's attributes name a filter: which. None runs."""
+        env = {"GIT_INDEX_FILE": str(self.folder / "attributes")}
+        self.run("read-tree", tree, env=env)
+        asked = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        words = ("check-attr", "--cached", "-z", "--stdin", "filter")
+        said = self.run(*words, input=asked, env=env).split(b"\0")
+        found = zip(said[::3], said[2::3], strict=False)
+        none = (b"unspecified", b"unset")
+        return {os.fsdecode(path): os.fsdecode(name) for path, name in found if name not in none}
+
     @property
     def sha256(self) -> bool:
         return "sha256" in (self.folder / "config").read_text()
