@@ -30,11 +30,10 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.landing import Landing, LandingPlace, LandingState, LandRequest
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.domain.trees import Owner
 from carrel.domain.turns import TurnRequest
 from carrel.review.checkout import CheckoutFile, ProjectCheckout, _CheckoutWriter
 from carrel.review.landing import GitLander, _checkout_of
-from carrel.review.project import ProjectRepository, held
+from carrel.review.project import ProjectRepository
 from tests.accounts import Account
 from tests.review.conftest import Repository
 from tests.service.rig import RUN_S, make, run
@@ -430,23 +429,34 @@ async def test_a_large_file_is_not_held_in_memory(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
-def test_a_folder_of_roots_in_anothers(tmp_path: Path, ordinary_user: Account) -> None:
-    """That account could put any folder of root's there, and have root write in it."""
-    theirs = tmp_path / "theirs"
-    inner = theirs / "project"
-    inner.mkdir(parents=True)
-    with held(inner) as (_, owner):
-        assert owner.uid == 0
-    os.chown(theirs, *ordinary_user)
-    with pytest.raises(LandingRefused, match="root's"), held(inner):
-        pass
-    os.chown(inner, *ordinary_user)
-    with held(inner) as (_, owner):
-        assert owner == Owner(*ordinary_user)
-    inner.rename(theirs / "moved")
-    inner.symlink_to("/etc")
-    with pytest.raises(OSError, match="symbolic"), held(inner):
-        pass
+@pytest.mark.parametrize("has_git", [True, False], ids=["git", "plain"])
+async def test_another_account_leads_root_elsewhere(
+    services: Services, tmp_path: Path, ordinary_user: Account, has_git: bool
+) -> None:
+    """As root: the folder of somebody's project becomes a link to one of root's."""
+    home, roots = tmp_path / "home", Repository(tmp_path / "roots")
+    theirs = Repository(home / "project")
+    for one in (theirs, roots):
+        one.write(a_txt="a\n")
+        if has_git:
+            one.git("init", "-q", "-b", "main")
+            one.commit("first")
+    for path in (home, *home.rglob("*")):
+        os.lchown(path, *ordinary_user)
+    for path in home.parents[:-1]:
+        path.chmod(path.stat().st_mode | 0o055)
+    space = await make(services, theirs.path, name="desk")
+    await work(services, space, "mkdir cron.d; echo x > cron.d/x")
+    theirs.path.rename(home / "moved")
+    theirs.path.symlink_to(roots.path)
+    os.lchown(theirs.path, *ordinary_user)
+    with pytest.raises(LandingRefused, match="owner's alone"):
+        await land(services, space, **({"branch": "main"} if has_git else {}))
+    assert not (roots.path / "cron.d").exists()
+    # Root's own link leads to somebody's project.
+    theirs.path.unlink()
+    theirs.path.symlink_to(home / "moved")
+    await land(services, space)
 
 
 @pytest.mark.parametrize("kind", ["bare", "worktree", "detached", "unborn", "sha256", "packed"])

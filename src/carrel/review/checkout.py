@@ -57,7 +57,7 @@ class ProjectCheckout:
     def __init__(self, repository: ProjectRepository, folder: Path | None, place: Path) -> None:
         self._repository = repository
         self._folder = folder
-        self._place = Path(os.path.realpath(place))
+        self._place = place
 
     def check(self, before: str, after: str) -> None:
         """Raises `LandingRefused` when a person's own changes are in the way."""

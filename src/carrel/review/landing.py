@@ -32,7 +32,7 @@ from carrel.domain.projects import GitReach, ProjectKind, is_address
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ReviewQuery, Tree, TreeDriver
 from carrel.review.checkout import ProjectCheckout
-from carrel.review.project import ProjectRepository, check_branch
+from carrel.review.project import ProjectRepository, check_branch, held
 from carrel.review.work import GITLINK, LINK, Merged, WorkRepositories, WorkRepository
 from carrel.trees.drivers.common import note_prefix, open_roots, tree_errors
 from carrel.trees.folders import Root
@@ -181,6 +181,8 @@ class GitLander:
     def _located(self, place: LandingPlace) -> tuple[Remote, ProjectRepository]:
         """Raises `LandingRefused` for what is no repository, or none to write in."""
         try:
+            with held(Path(place.project)):
+                pass
             remote = locate(place.project, RemoteTrust(GitReach.AGREED, self._data))
         except ProjectInvalid as error:
             raise LandingRefused(error.message, hint=error.hint) from error
@@ -298,7 +300,8 @@ def _checkout_of(
             f"The branch {branch!r} is checked out in {place}.",
             hint="Land on another branch, and merge that with git.",
         )
-    return ProjectCheckout(repository, remote.checkout, Path(place))
+    # As it was asked for: what git says of it is the project's word.
+    return ProjectCheckout(repository, remote.checkout, Path(remote.origin))
 
 
 def _head(files: LayerGitFiles) -> str:

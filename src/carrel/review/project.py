@@ -7,6 +7,7 @@ belongs to.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -45,6 +46,8 @@ _WRITER = {
 }
 """Who is named in the logs of branches: else the project's settings say what is written there."""
 _PIECE = 1 << 20
+_MOST_LINKS = 40
+"""As the kernel: more on the way are a loop."""
 
 
 def check_branch(name: str) -> str:
@@ -58,19 +61,42 @@ def check_branch(name: str) -> str:
 
 @contextmanager
 def held(folder: Path) -> Iterator[tuple[int, Owner]]:
-    """A folder by its real path, and whose it is. As root we work there as that account, or write
-    for it. So a folder of root's is refused below one of another account, which could put
-    something else in its place. Raises `LandingRefused`, OSError."""
-    with Descriptor(open_real(folder)) as opened:
+    """A folder, and whose it is. As root we work there as that account, or write for it. So nobody
+    but root and that account may have a say in where the path leads: another one could have us
+    write in any folder. Raises `LandingRefused`, OSError."""
+    real, accounts = _way_to(folder)
+    with Descriptor(open_real(real)) as opened:
         status = os.fstat(opened)
-        if os.geteuid() == 0 == status.st_uid:
-            for above in folder.parents:
-                if os.stat(above).st_uid != 0:
-                    raise LandingRefused(
-                        f"{folder} is root's, and {above}, which it is in, another account's.",
-                        hint=f"Give the project to that account, or {above} to root.",
-                    )
+        if os.geteuid() == 0 and accounts - {0, status.st_uid}:
+            raise LandingRefused(
+                f"{folder} is not its owner's alone: another account's folder or link leads there.",
+                hint="Give the project to that account, or have it in a folder of its owner's.",
+            )
         yield opened, Owner(status.st_uid, status.st_gid)
+
+
+def _way_to(folder: Path) -> tuple[Path, set[int]]:
+    """The real path, and the accounts whose folders and links are on the way. OSError."""
+    here, accounts, links = Path("/"), {os.lstat("/").st_uid}, 0
+    left = [*reversed(os.path.abspath(folder).split("/"))]
+    while left:
+        name = left.pop()
+        if name in ("", ".", ".."):
+            here = here.parent if name == ".." else here
+            continue
+        step = here / name
+        status = os.lstat(step)
+        accounts.add(status.st_uid)
+        if not stat.S_ISLNK(status.st_mode):
+            here = step
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        target = os.readlink(step)
+        left += reversed(target.split("/"))
+        here = Path("/") if target.startswith("/") else here
+    return here, accounts
 
 
 class ProjectRepository:
