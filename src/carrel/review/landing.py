@@ -3,7 +3,7 @@
 The mirror of the project has what the project has committed, fetched as for every space. On top of
 it the space's changes become a commit (`work.py`), which is merged with where the branch is now and
 looked through; only then its objects and the branch are written to the project (`project.py`).
-Neither the project's checkout nor its index is touched.
+A checkout that is on the branch goes along (`checkout.py`); no other is touched.
 """
 
 from __future__ import annotations
