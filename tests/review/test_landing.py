@@ -819,7 +819,7 @@ async def test_what_lands_belongs_to_the_projects_owner(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    wanted = "and_back or checked_out or without_git or moved_since"
+    wanted = "and_back or checked_out or without_git or moved_since or meanwhile or no_link"
     run_again(__file__, ordinary_user, data, "-k", wanted)
 
 
