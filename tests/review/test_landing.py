@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
-from collections.abc import Awaitable
+import resource
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +21,7 @@ from carrel.domain.errors import (
     Forbidden,
     InsufficientDisk,
     LandingConflicts,
+    LandingHalfDone,
     LandingRefused,
     NothingToLand,
     NotUndoable,
@@ -25,9 +30,8 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.landing import Landing, LandingPlace, LandingState, LandRequest
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Space, SpaceRequest
-from carrel.domain.trees import Owner
 from carrel.domain.turns import TurnRequest
-from carrel.review.checkout import CheckoutFile, ProjectCheckout
+from carrel.review.checkout import CheckoutFile, ProjectCheckout, _CheckoutWriter
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
 from tests.accounts import Account
@@ -198,7 +202,7 @@ async def test_nothing_that_space_or_project_configures_runs(
         "remote.origin.url": f"ext::sh -c '{planted}'",
         "remote.origin.promisor": "true",
     }
-    repository.commit("attributes", _gitattributes="* filter=x diff=x merge=x\n")
+    repository.commit("attributes", _gitattributes="* diff=x merge=x\na.txt filter=x\n")
     mark.unlink(missing_ok=True)
     with (repository.path / ".git/config").open("a") as file:
         for name, value in config.items():
@@ -254,6 +258,205 @@ async def test_projects_that_cannot_be_landed_in(
     assert [one.state for one in await services.landings.list(LOCAL, 10)].count(
         LandingState.LANDED
     ) == 1
+
+
+LINKED = ("refs/heads/carrel", "logs/refs/heads/carrel/desk", "objects/pack", "logs", "packed-refs")
+
+
+@pytest.mark.parametrize("place", [*LINKED, "index"])
+async def test_git_writes_through_no_link(
+    services: Services, repository: Repository, tmp_path: Path, place: str
+) -> None:
+    """A project comes from anywhere, links in its git folder too: what they name stays as it is."""
+    victim = tmp_path / "victim"
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    link = repository.path / ".git" / place
+    if link.is_dir():
+        link.rename(victim)
+    elif link.exists():
+        victim.write_bytes(link.read_bytes())
+        link.unlink()
+    else:
+        victim.write_text("mine\n") if "desk" in place else victim.mkdir()
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim)
+
+    def all_of_it() -> dict[Path, bytes]:
+        files = [victim] if victim.is_file() else victim.rglob("*")
+        return {one: one.read_bytes() for one in files if one.is_file()}
+
+    before = all_of_it()
+    with pytest.raises(LandingRefused, match="write elsewhere"):
+        await land(services, space)
+    assert all_of_it() == before
+
+
+async def test_the_project_does_not_say_what_its_logs_have(
+    services: Services, repository: Repository
+) -> None:
+    repository.git("config", "user.name", "$(touch x)")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    await land(services, space)
+    log = (repository.path / ".git/logs/refs/heads/carrel/desk").read_text()
+    assert "carrel <carrel@localhost>" in log and "touch" not in log
+
+
+async def test_branches_that_are_no_place_to_land(
+    services: Services, repository: Repository, tmp_path: Path
+) -> None:
+    """The checkout would stay behind: another's name, one without commits, one that goes."""
+    repository.git("symbolic-ref", "refs/heads/master", "refs/heads/main")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    before = repository.state()
+    with pytest.raises(LandingRefused, match="another name of refs/heads/main"):
+        await land(services, space, branch="master")
+    await land(services, space)
+    repository.git("checkout", "-q", "carrel/desk")
+    with pytest.raises(NotUndoable, match="checked out"):
+        await services.landings.undo(LOCAL, "")
+    repository.git("checkout", "-q", "main")
+    await services.landings.undo(LOCAL, "")
+    assert repository.state() == before
+
+    unborn = Repository(tmp_path / "unborn")
+    unborn.write(mine_txt="mine\n")
+    unborn.git("init", "-q", "-b", "main")
+    space = await make(services, unborn.path, name="other")
+    await work(services, space, "echo w > w")
+    with pytest.raises(LandingRefused, match="no commit yet"):
+        await land(services, space, branch="main")
+    assert unborn.git("for-each-ref") == ""
+
+
+async def test_links_lead_out_by_way_of_others(services: Services, repository: Repository) -> None:
+    repository.git("checkout", "-q", "-b", "links")
+    (repository.path / "abroad").symlink_to("/etc")
+    (repository.path / "hop").symlink_to("src/../a.txt")
+    repository.commit("links of the project's own")
+    space = await make(services, repository.path, name="desk")
+    refused = {
+        "mkdir -p a/b; ln -s ../.. a/b/up; ln -s up/../secret a/b/out": "'a/b/out' leads out",
+        "ln -s abroad/passwd out": "'out' leads out",
+        # A link of the project's own goes elsewhere when a folder becomes a link.
+        "mv src x; ln -s . src": "'hop' leads out",
+        "mkdir a; ln -s .. a/up; ln -s up/.Git/hooks a/hooks": "git's own",
+    }
+    for script, told in refused.items():
+        await work(services, space, script)
+        with pytest.raises(LandingRefused, match=told):
+            await land(services, space)
+        await work(services, space, "rm -rf a x src out; git checkout -q -- .")
+    await work(services, space, "mkdir a; ln -s .. a/up; ln -s up/a.txt a/in; ln -s loop loop")
+    assert (await land(services, space)).files == 3
+
+
+async def test_new_files_that_a_filter_would_change(
+    services: Services, repository: Repository
+) -> None:
+    """What the project has encrypted, or elsewhere, is not committed as it is."""
+    repository.commit("attributes", keys___gitattributes="* filter=crypt\nplain -filter\n")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo secret > keys/new.txt; echo p > keys/plain; echo w > w")
+    with pytest.raises(LandingRefused, match=r"'keys/new.txt' by a filter \(crypt\)"):
+        await land(services, space)
+    await work(services, space, "rm keys/new.txt")
+    assert (await land(services, space)).files == 2
+
+
+async def test_only_what_landed_counts_as_taken(services: Services, repository: Repository) -> None:
+    """Neither the agent's own commits, nor what was taken back."""
+    space = await make(services, repository.path, name="desk")
+    commit = "git -c user.name=n -c user.email=m commit -qm"
+    await work(
+        services,
+        space,
+        f"git checkout -q -b side; echo s > s; git add s; {commit} side; git checkout -q main;"
+        " echo w > w",
+    )
+    await land(services, space)
+    left = await services.spaces.review(LOCAL, space.space_id)
+    assert (left.left_files, left.left_commits) == (0, 1)
+    await services.landings.undo(LOCAL, "")
+    left = await services.spaces.review(LOCAL, space.space_id)
+    assert (left.left_files, left.left_commits) == (1, 1)
+
+
+async def test_what_a_person_writes_meanwhile_stays(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a file is written, and before its turn: nothing lands then."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo agent | tee -a a.txt old.txt > new.txt; rm src/b.py")
+    contents = ProjectRepository.contents
+    for name in ("a.txt", "old.txt", "new.txt"):
+        first = repository.state()
+
+        @contextlib.contextmanager
+        def slow(
+            project: ProjectRepository, name: str = name
+        ) -> Iterator[Callable[[str, int], None]]:
+            with contents(project) as copy:
+
+                def late(oid: str, target: int) -> None:
+                    copy(oid, target)
+                    (repository.path / name).write_text("mine\n")
+
+                yield late
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ProjectRepository, "contents", slow)
+            with pytest.raises(LandingRefused, match="changes of its own"):
+                await land(services, space, branch="main")
+        assert (repository.path / name).read_text() == "mine\n"
+        (repository.path / "new.txt").unlink(missing_ok=True)
+        repository.git("checkout", "-q", "--", ".")
+        assert repository.state() == first
+    await land(services, space, branch="main")
+
+
+async def test_a_large_file_is_not_held_in_memory(
+    services: Services, repository: Repository
+) -> None:
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "truncate -s 200M large")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await land(services, space, branch="main")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+    assert (repository.path / "large").stat().st_size == 200 << 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
+@pytest.mark.parametrize("has_git", [True, False], ids=["git", "plain"])
+async def test_another_account_leads_root_elsewhere(
+    services: Services, tmp_path: Path, ordinary_user: Account, has_git: bool
+) -> None:
+    """As root: the folder of somebody's project becomes a link to one of root's."""
+    home, roots = tmp_path / "home", Repository(tmp_path / "roots")
+    theirs = Repository(home / "project")
+    for one in (theirs, roots):
+        one.write(a_txt="a\n")
+        if has_git:
+            one.git("init", "-q", "-b", "main")
+            one.commit("first")
+    for path in (home, *home.rglob("*")):
+        os.lchown(path, *ordinary_user)
+    for path in home.parents[:-1]:
+        path.chmod(path.stat().st_mode | 0o055)
+    space = await make(services, theirs.path, name="desk")
+    await work(services, space, "mkdir cron.d; echo x > cron.d/x")
+    theirs.path.rename(home / "moved")
+    theirs.path.symlink_to(roots.path)
+    os.lchown(theirs.path, *ordinary_user)
+    with pytest.raises(LandingRefused, match="owner's alone"):
+        await land(services, space, **({"branch": "main"} if has_git else {}))
+    assert not (roots.path / "cron.d").exists()
+    # Root's own link leads to somebody's project.
+    theirs.path.unlink()
+    theirs.path.symlink_to(home / "moved")
+    await land(services, space)
 
 
 @pytest.mark.parametrize("kind", ["bare", "worktree", "detached", "unborn", "sha256", "packed"])
@@ -351,7 +554,7 @@ async def test_a_daemon_that_died_in_between(
 
 
 def _only_moves(lander: GitLander, place: LandingPlace, before: str, after: str) -> None:
-    remote, repository = lander._located(place.project)
+    remote, repository = lander._located(place)
     repository.move(place.branch, before, after, "test")
     found = _checkout_of(remote, repository, place.branch)
     assert found is not None
@@ -413,21 +616,97 @@ async def test_a_landing_that_the_disk_refuses(
     space = await make(services, repository.path, name="desk")
     await work(services, space, WORK)
     first, refs = repository.state(), repository.git("for-each-ref")
-    write = ProjectCheckout._write
+    write = _CheckoutWriter._write
     written: list[str] = []
 
-    def full(checkout: ProjectCheckout, file: CheckoutFile, owner: Owner) -> None:
+    def full(checkout: _CheckoutWriter, file: CheckoutFile) -> None:
         if file.path == "new.txt" and not written:
             written.append(file.path)
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(checkout, file, owner)
+        write(checkout, file)
 
-    monkeypatch.setattr(ProjectCheckout, "_write", full)
+    monkeypatch.setattr(_CheckoutWriter, "_write", full)
     with pytest.raises(InsufficientDisk):
         await land(services, space, branch="main")
     assert (repository.state(), repository.git("for-each-ref")) == (first, refs) and written
     assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.UNDONE
     await land(services, space, branch="main")
+
+
+@pytest.mark.parametrize("has_git", [True, False], ids=["git", "plain"])
+async def test_a_full_disk_that_keeps_it_from_being_taken_back(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch, has_git: bool
+) -> None:
+    """What was there before is not forgotten: the next landing or undo finishes what was begun."""
+    if not has_git:
+        shutil.rmtree(repository.path / ".git")
+    before = {one.name: one.read_text() for one in repository.path.glob("*.txt")}
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo a | tee -a a.txt > new.txt; echo a >> old.txt")
+    asked = {"branch": "main"} if has_git else {}
+    write = _CheckoutWriter._write
+
+    @contextlib.contextmanager
+    def full() -> Iterator[None]:
+        written: list[str] = []
+
+        def refused(checkout: _CheckoutWriter, file: CheckoutFile) -> None:
+            written.append(file.path)
+            if len(written) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(checkout, file)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_CheckoutWriter, "_write", refused)
+            with pytest.raises(LandingHalfDone):
+                yield
+
+    with full():
+        await land(services, space, **asked)
+    with pytest.raises(NothingToLand) if has_git else pytest.raises(LandingRefused):
+        await land(services, space, **asked)
+    assert (await services.landings.list(LOCAL, 10))[-1].state is LandingState.LANDED
+    assert (repository.path / "new.txt").exists()
+    with full():
+        await services.landings.undo(LOCAL, "")
+    with pytest.raises(NotUndoable):
+        await services.landings.undo(LOCAL, "")
+    assert {one.name: one.read_text() for one in repository.path.glob("*.txt")} == before
+    await land(services, space, **asked)
+
+
+async def test_a_caller_who_goes_does_not_end_it(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And two undos at once take back two landings, or one of them says that it was too late."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    began, goes_on = threading.Event(), threading.Event()
+    prepare = GitLander.prepare
+
+    def slow(*told: Any) -> Any:
+        began.set()
+        assert goes_on.wait(RUN_S)
+        return prepare(*told)
+
+    monkeypatch.setattr(GitLander, "prepare", slow)
+    first = asyncio.create_task(land(services, space, branch="main"))
+    assert await asyncio.to_thread(began.wait, RUN_S)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(land(services, space, branch="main"))
+    goes_on.set()
+    with pytest.raises(NothingToLand):
+        await second
+    assert repository.git("status", "--porcelain") == "" and (repository.path / "w").exists()
+    [landing] = await services.landings.list(LOCAL, 10)
+    undone = await asyncio.gather(
+        *(services.landings.undo(LOCAL, landing.landing_id) for _ in range(2)),
+        return_exceptions=True,
+    )
+    assert [type(one) for one in undone] == [Landing, NotUndoable]
+    assert (await services.landings.list(LOCAL, 10))[0].state is LandingState.UNDONE
 
 
 async def test_two_at_once_land_one_after_the_other(
@@ -479,7 +758,7 @@ async def test_a_project_without_git(
         raise Died
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProjectCheckout, "_write", dies)
+        patch.setattr(_CheckoutWriter, "_write", dies)
         with pytest.raises(Died):
             await land(services, space)
     assert not (plain.path / "old.txt").exists() and not (plain.path / "new.txt").exists()
@@ -494,6 +773,25 @@ async def test_a_project_without_git(
     assert now["a.txt"][1] & 0o777 == 0o600 and now["src/c.py"][1] & 0o111
     await services.landings.undo(LOCAL, "")
     assert files() == first
+    assert not list((services.settings.data / "review").iterdir()), "nothing is kept any more"
+
+    # Somebody changes a file before the next daemon looks: all of it or nothing.
+    with monkeypatch.context() as patch:
+        patch.setattr(_CheckoutWriter, "_write", dies)
+        with pytest.raises(Died):
+            await land(services, space)
+    (plain.path / "new.txt").write_text("mine\n")
+    await services.landings.take_up()
+    assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.UNDONE
+    assert files() == {**first, "new.txt": ("mine\n", (plain.path / "new.txt").lstat().st_mode)}
+    # Nor of one that was not even written down.
+    (plain.path / "new.txt").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(services.store, "write", dies)
+        with pytest.raises(Died):
+            await land(services, space)
+    assert list((services.settings.data / "review").iterdir()) and files() == first
+    await services.landings.take_up()
     assert not list((services.settings.data / "review").iterdir()), "nothing is kept any more"
 
 
@@ -525,7 +823,7 @@ async def test_what_lands_belongs_to_the_projects_owner(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
-    wanted = "and_back or checked_out or without_git or moved_since"
+    wanted = "and_back or checked_out or without_git or moved_since or meanwhile or no_link"
     run_again(__file__, ordinary_user, data, "-k", wanted)
 
 

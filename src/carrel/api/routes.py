@@ -284,7 +284,7 @@ OPERATIONS = (
         answer="LandingInfo",
         long=True,
         errors=(
-            *("landing_refused", "landing_conflict", "nothing_to_land"),
+            *("landing_refused", "landing_conflict", "landing_half_done", "nothing_to_land"),
             *(*SPACE, *CHANGING, *PROJECT, "launcher_unavailable"),
         ),
     ),
@@ -300,7 +300,7 @@ OPERATIONS = (
         optional=True,
         answer="LandingInfo",
         long=True,
-        errors=("not_undoable", *PROJECT),
+        errors=("not_undoable", "landing_half_done", *PROJECT),
     ),
     # Commands
     Operation(

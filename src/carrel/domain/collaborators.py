@@ -207,6 +207,10 @@ class Reviews(Protocol):
         """Who was sent this has all of it."""
         ...
 
+    def forget_taken(self, tree: Tree) -> None:
+        """Nobody has anything of it: what was taken last was taken back."""
+        ...
+
 
 class WorkFolders(Protocol):
     """Folders of the host in which a space may work directly. Blocking."""

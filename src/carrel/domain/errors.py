@@ -97,6 +97,7 @@
     ├── LandingError                 work cannot be brought into its project, or taken back
     │   ├── LandingRefused           landing_refused
     │   ├── LandingConflicts         landing_conflict: both sides changed the same
+    │   ├── LandingHalfDone          landing_half_done: it went wrong, and so did taking it back
     │   ├── NothingToLand            nothing_to_land
     │   └── NotUndoable              not_undoable
     ├── StoreError                   the records cannot be read or written
@@ -672,6 +673,11 @@ class LandingRefused(LandingError):
 
 class LandingConflicts(LandingError):
     code = "landing_conflict"
+    kind = CONFLICT
+
+
+class LandingHalfDone(LandingError):
+    code = "landing_half_done"
     kind = CONFLICT
 
 

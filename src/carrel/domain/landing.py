@@ -122,7 +122,8 @@ class Lander(Protocol):
         """Moves the branch, if it still is at `before` (empty: if there is none); an empty `after`
         removes it. If the project's checkout is on it, the checkout goes along. Raises
         `LandingRefused` when the branch is elsewhere, or the checkout has changes of its own in
-        files that differ; nothing has moved then."""
+        files that differ; nothing has moved then. Raises `LandingHalfDone` when something went
+        wrong and could not be taken back: `settle` is for that too."""
         ...
 
     def settle(self, place: LandingPlace, before: str, after: str) -> bool:
@@ -130,8 +131,8 @@ class Lander(Protocol):
         ...
 
     def sweep(self, kept: Collection[str]) -> None:
-        """Removes what a process that was killed in `prepare` has left, and of what was kept all
-        but these. Nobody is landing."""
+        """Removes what a process that was killed has left, and what is kept for other places than
+        these. Nobody is landing."""
         ...
 
     def forget(self, place: LandingPlace) -> None:

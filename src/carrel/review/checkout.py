@@ -12,14 +12,15 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from carrel.domain.errors import CarrelError, LandingRefused
+from carrel.domain.errors import CarrelError, LandingHalfDone, LandingRefused
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
-from carrel.review.project import ProjectRepository
+from carrel.review.project import ProjectRepository, held
 from carrel.review.work import GITLINK, LINK, MAX_CONVERTED
 from carrel.trees.files import make_folder, status_of, write_atomically
 from carrel.trees.folders import Root
@@ -30,6 +31,7 @@ _PROGRAM = 0o100755
 _SHOWN = 10
 """Files that an error names."""
 _PIECE = 1 << 20
+_LONGEST_LINK = 4096
 
 
 @dataclass(frozen=True)
@@ -62,56 +64,62 @@ class ProjectCheckout:
         files = self._moved(before, after)
         staged = {one.path: one.old for one in files} if self._folder is None else self._staged()
         going = {one.path for one in files if one.old.mode}
-        with Root.at(self._place) as root:
+        with held(self._place) as (top, _), Root(os.dup(top)) as root:
             dirty = [
                 one.path
                 for one in files
                 if staged.get(one.path, Version(0, "")) != one.old
-                or self._as(root, one) != "old"
+                or _as(root, one) != "old"
                 or (one.new.mode and _is_kept(root, one.path, going))
             ]
         if dirty:
-            names = ", ".join(dirty[:3]) + (", …" if len(dirty) > 3 else "")
-            raise LandingRefused(
-                f"The project has changes of its own in files that differ: {names}.",
-                hint="Commit or stash them, or land on another branch: carrel land --into BRANCH"
-                if self._folder is not None
-                else "Take the space's versions out with `carrel cp`, and merge them by hand.",
-                files=dirty[:_SHOWN],
-            )
+            raise self._refusal(dirty)
+
+    def _refusal(self, dirty: Sequence[str]) -> LandingRefused:
+        names = ", ".join(dirty[:3]) + (", …" if len(dirty) > 3 else "")
+        return LandingRefused(
+            f"The project has changes of its own in files that differ: {names}.",
+            hint="Commit or stash them, or land on another branch: carrel land --into BRANCH"
+            if self._folder is not None
+            else "Take the space's versions out with `carrel cp`, and merge them by hand.",
+            files=list(dirty[:_SHOWN]),
+        )
 
     def bring_or_leave(self, before: str, after: str) -> None:
-        """As `bring`; when that fails, what it did is taken back."""
+        """Brings all of it. When that fails, or a person changes one of the files meanwhile, what
+        was done is taken back. Raises `LandingHalfDone` when that fails too."""
         try:
-            self.bring(before, after)
-        except (CarrelError, OSError):
-            with contextlib.suppress(CarrelError, OSError):
+            self.bring(before, after, whole=True)
+        except (CarrelError, OSError) as why:
+            try:
                 self.bring(after, before)
+            except (CarrelError, OSError) as error:
+                raise LandingHalfDone(
+                    f"Some files of the project are changed and others are not: {why}",
+                    hint="Make room on its disk, and land or undo again: what was begun is"
+                    " finished then, or by the next daemon.",
+                ) from error
             raise
 
-    def bring(self, before: str, after: str) -> None:
+    def bring(self, before: str, after: str, *, whole: bool = False) -> None:
         """Writes what is still as `before` has it, and is idempotent: what a person changed since
-        stays as it is."""
+        stays as it is; with `whole`, that is a `LandingRefused`."""
         files = self._moved(before, after)
-        owner = os.stat(self._place)
-        mine = Owner(owner.st_uid, owner.st_gid)
-        with Root.at(self._place) as root:
-            found = [(one, self._as(root, one)) for one in files]
-        # What goes makes room for what comes: a file may become a folder.
-        for one, now in found:
-            if now == "old" and not one.new.mode:
-                self._remove(one.path)
-        for one, now in found:
-            if now == "old" and one.new.mode:
-                self._write(one, mine)
-        if self._folder is None:
-            return
-        rows = (
-            b"%06o %s\t%s\0" % (one.new.mode, _name(one).encode(), os.fsencode(one.path))
-            for one, now in found
-            if now
-        )
-        self._git("update-index", "-z", "--index-info", input=b"".join(rows))
+        told = []
+        with held(self._place) as (top, owner), self._repository.contents() as copy:
+            writer = _CheckoutWriter(top, owner, copy)
+            # What goes makes room for what comes: a file may become a folder.
+            for one in sorted(files, key=lambda file: file.new.mode != 0):
+                try:
+                    writer.bring(one)
+                except _Changed:
+                    if whole:
+                        raise self._refusal([one.path]) from None
+                    continue
+                row = b"%06o %s\t%s\0" % (one.new.mode, _name(one).encode(), os.fsencode(one.path))
+                told.append(row)
+        if self._folder is not None:
+            self._git("update-index", "-z", "--index-info", input=b"".join(told))
 
     def _git(self, *words: str, input: bytes = b"") -> bytes:
         where = ("-c", "core.bare=false", f"--work-tree={self._place}")
@@ -145,47 +153,49 @@ class ProjectCheckout:
             found[os.fsdecode(name)] = Version(int(mode, 8) if plain else -1, oid)
         return found
 
-    def _as(self, root: Root, file: CheckoutFile) -> str:
-        """Whether the checkout has it as it was (`old`), as it becomes (`new`), or neither."""
-        for word, version in (("old", file.old), ("new", file.new)):
-            if self._is(root, file.path, version):
-                return word
-        return ""
 
-    def _is(self, root: Root, path: str, version: Version) -> bool:
-        status = root.status(path)
-        if status is None or stat.S_ISDIR(status.st_mode):
-            return not version.mode
-        if stat.S_ISLNK(status.st_mode):
-            return version.mode == LINK and _hashed(root.link(path), version.oid) == version.oid
-        if not stat.S_ISREG(status.st_mode) or version.mode in (0, LINK):
-            return False
-        if bool(status.st_mode & stat.S_IXUSR) != (version.mode == _PROGRAM):
-            return False
-        with Descriptor(root.open_file(path)) as file:
-            if _hash_of(file, status.st_size, version.oid) == version.oid:
-                return True
-            return self._other_ends(file, status.st_size, version.oid)
+class _Changed(Exception):
+    """A file is neither as it was nor as it becomes."""
 
-    def _other_ends(self, file: int, size: int, oid: str) -> bool:
-        """Whether it differs by its line ends only, as a checkout of another system's does."""
-        if size > MAX_CONVERTED:
-            return False
-        content = os.pread(file, size, 0)
-        return b"\r\n" in content and _hashed(content.replace(b"\r\n", b"\n"), oid) == oid
+
+@dataclass(frozen=True)
+class _CheckoutWriter:
+    """Works in one folder, whatever is put in its place meanwhile. `copy` writes an object's
+    content into a file."""
+
+    top: int
+    owner: Owner
+    copy: Callable[[str, int], None]
+
+    def bring(self, file: CheckoutFile) -> None:
+        """Raises `_Changed`, OSError, `PathError`s."""
+        now = self._now(file)
+        if not now:
+            raise _Changed
+        if now == "new":
+            return
+        if file.new.mode:
+            self._write(file)
+        else:
+            self._remove(file.path)
+
+    def _now(self, file: CheckoutFile) -> str:
+        with Root(os.dup(self.top)) as root:
+            return _as(root, file)
+
+    def _expect_old(self, file: CheckoutFile) -> None:
+        """Right before it is replaced: a large file took a while to write."""
+        if self._now(file) != "old":
+            raise _Changed
 
     @contextlib.contextmanager
-    def _above(self, path: str, *, make: Owner | None = None) -> Iterator[tuple[int, bytes]]:
+    def _above(self, path: str, *, make: bool = False) -> Iterator[tuple[int, bytes]]:
         """The folder that a path is in, reached without following a link."""
         above, _, name = path.rpartition("/")
-        top = os.open(self._place, FOLDER)
-        try:
-            if make is not None:
-                _make_folders(top, above, make)
-            with Descriptor(open_folder(top, os.fsencode(above))) as folder:
-                yield folder, os.fsencode(name)
-        finally:
-            os.close(top)
+        if make:
+            _make_folders(self.top, above, self.owner)
+        with Descriptor(open_folder(self.top, os.fsencode(above))) as folder:
+            yield folder, os.fsencode(name)
 
     def _remove(self, path: str) -> None:
         gone = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -199,33 +209,81 @@ class ProjectCheckout:
             except OSError:
                 return
 
-    def _write(self, file: CheckoutFile, owner: Owner) -> None:
-        content = self._repository.run("cat-file", "blob", file.new.oid)
-        with path_errors(file.path), self._above(file.path, make=owner) as (folder, name):
+    def _write(self, file: CheckoutFile) -> None:
+        with path_errors(file.path), self._above(file.path, make=True) as (folder, name):
             if file.new.mode == LINK:
+                target = self._content(file)
+                self._expect_old(file)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder)
-                os.symlink(content, name, dir_fd=folder)
+                os.symlink(target, name, dir_fd=folder)
                 if os.geteuid() == 0:
-                    os.chown(name, owner.uid, owner.gid, dir_fd=folder, follow_symlinks=False)
+                    uid, gid = self.owner.uid, self.owner.gid
+                    os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
                 return
-            if self._has_other_ends(file):
-                content = content.replace(b"\n", b"\r\n")
+            other_ends = self._has_other_ends(file)
 
             def fill(target: int) -> None:
-                view = memoryview(content)
-                while view:
-                    view = view[os.write(target, view[:_PIECE]) :]
+                self.copy(file.new.oid, target)
+                if other_ends and os.fstat(target).st_size <= MAX_CONVERTED:
+                    _convert(target)
+                self._expect_old(file)
 
-            write_atomically(folder, name, fill, mode=_mode(folder, name, file), owner=owner)
+            mode = _mode(folder, name, file)
+            write_atomically(folder, name, fill, mode=mode, owner=self.owner)
+
+    def _content(self, file: CheckoutFile) -> bytes:
+        with TemporaryFile(buffering=0) as read:
+            self.copy(file.new.oid, read.fileno())
+            return os.pread(read.fileno(), _LONGEST_LINK + 1, 0)
 
     def _has_other_ends(self, file: CheckoutFile) -> bool:
-        with Root.at(self._place) as root:
+        with Root(os.dup(self.top)) as root:
             status = root.status(file.path)
             if status is None or not stat.S_ISREG(status.st_mode) or not file.old.mode:
                 return False
             with Descriptor(root.open_file(file.path)) as opened:
-                return self._other_ends(opened, status.st_size, file.old.oid)
+                return _other_ends(opened, status.st_size, file.old.oid)
+
+
+def _convert(file: int) -> None:
+    content = os.pread(file, MAX_CONVERTED, 0).replace(b"\n", b"\r\n")
+    view, at = memoryview(content), 0
+    while view:
+        done = os.pwrite(file, view[:_PIECE], at)
+        view, at = view[done:], at + done
+
+
+def _as(root: Root, file: CheckoutFile) -> str:
+    """Whether the checkout has it as it was (`old`), as it becomes (`new`), or neither."""
+    for word, version in (("old", file.old), ("new", file.new)):
+        if _is(root, file.path, version):
+            return word
+    return ""
+
+
+def _is(root: Root, path: str, version: Version) -> bool:
+    status = root.status(path)
+    if status is None or stat.S_ISDIR(status.st_mode):
+        return not version.mode
+    if stat.S_ISLNK(status.st_mode):
+        return version.mode == LINK and _hashed(root.link(path), version.oid) == version.oid
+    if not stat.S_ISREG(status.st_mode) or version.mode in (0, LINK):
+        return False
+    if bool(status.st_mode & stat.S_IXUSR) != (version.mode == _PROGRAM):
+        return False
+    with Descriptor(root.open_file(path)) as file:
+        if _hash_of(file, status.st_size, version.oid) == version.oid:
+            return True
+        return _other_ends(file, status.st_size, version.oid)
+
+
+def _other_ends(file: int, size: int, oid: str) -> bool:
+    """Whether it differs by its line ends only, as a checkout of another system's does."""
+    if size > MAX_CONVERTED:
+        return False
+    content = os.pread(file, size, 0)
+    return b"\r\n" in content and _hashed(content.replace(b"\r\n", b"\n"), oid) == oid
 
 
 def _is_kept(root: Root, path: str, going: set[str]) -> bool:

@@ -23,13 +23,13 @@ from carrel.trees.changes import Comparison
 from carrel.trees.differences import (
     AFTER,
     BEFORE,
-    NOT_TAKEN,
     PATCH,
     Both,
     DiffRepositories,
     Importer,
     if_there,
     take,
+    unmarked,
     usable,
 )
 from carrel.trees.layers import LayerEntry, Layers
@@ -279,7 +279,7 @@ class _Rows:
 
 
 def _path(path: bytes) -> str:
-    return os.fsdecode(path.replace(NOT_TAKEN, b""))
+    return os.fsdecode(unmarked(path))
 
 
 def _mode(mode: bytes) -> str | None:

@@ -3,7 +3,7 @@
 The mirror of the project has what the project has committed, fetched as for every space. On top of
 it the space's changes become a commit (`work.py`), which is merged with where the branch is now and
 looked through; only then its objects and the branch are written to the project (`project.py`).
-Neither the project's checkout nor its index is touched.
+A checkout that is on the branch goes along (`checkout.py`); no other is touched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from carrel.domain.collaborators import Bases, Reviews
 from carrel.domain.errors import (
     CarrelError,
     LandingConflicts,
+    LandingHalfDone,
     LandingRefused,
     NothingToLand,
     ProjectInvalid,
@@ -31,7 +32,7 @@ from carrel.domain.projects import GitReach, ProjectKind, is_address
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ReviewQuery, Tree, TreeDriver
 from carrel.review.checkout import ProjectCheckout
-from carrel.review.project import ProjectRepository, check_branch
+from carrel.review.project import ProjectRepository, check_branch, held
 from carrel.review.work import GITLINK, LINK, Merged, WorkRepositories, WorkRepository
 from carrel.trees.drivers.common import note_prefix, open_roots, tree_errors
 from carrel.trees.folders import Root
@@ -47,10 +48,14 @@ _FETCH_S = 600.0
 _SHOWN = 20
 """Conflicts and refusals that an error names."""
 _HEAD_BYTES = 4096
+_MOST_LINKS = 40
+"""As the kernel: who follows more gets nowhere."""
+_MOST_STEPS = 2_000_000
+"""Of all links of a tree, in a second or two."""
 _GITS = re.compile(r"(?:^|/)(?:\.git|git~\d+)(?:/|$)", re.IGNORECASE)
 """Names that git refuses, since some file systems take them for its own folder."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
-_WHO = re.compile(r"([^<>\n]+?)\s*<([^<>\n]+)>")
+_WHO = re.compile(r"([^<>\n\0]+?)\s*<([^<>\n\0]+)>")
 
 
 class GitLander:
@@ -93,7 +98,7 @@ class GitLander:
     def _prepare_branch(
         self, space: Space, place: LandingPlace, work: _TreeWork, request: LandRequest
     ) -> PreparedLanding:
-        remote, repository = self._located(place.project)
+        remote, repository = self._located(place)
         _checkout_of(remote, repository, place.branch)
         mirror = Mirror(self._data / "mirrors", remote, timeout_s=_FETCH_S)
         with ExitStack() as stack:
@@ -112,6 +117,7 @@ class GitLander:
             first, now = work.states(made, began, layers)
             merged = _merge(made, first, now, start)
             files = _look_through(made, start, merged.tree)
+            _expect_no_filter(made, merged.tree, files)
             after = self._commit(made, merged.tree, start, space, request)
             repository.take(made.pack(after, start))
         return PreparedLanding(place, before, after, files)
@@ -135,28 +141,33 @@ class GitLander:
             files.check(before, after)
             files.bring_or_leave(before, after)
             return
-        remote, repository = self._located(place.project)
+        remote, repository = self._located(place)
         found = _checkout_of(remote, repository, place.branch)
-        if found is not None and before and after:
+        if found is not None and not after:
+            raise LandingRefused(
+                f"The branch {place.branch!r} is checked out.", hint="Check out another one."
+            )
+        if found is not None:
             found.check(before, after)
         repository.move(place.branch, before, after, "carrel: land or undo")
         if found is None:
             return
         try:
             found.bring_or_leave(before, after)
+        except LandingHalfDone:
+            # The branch says where it goes on.
+            raise
         except (CarrelError, OSError):
             repository.move(place.branch, after, before, "carrel: not landed")
             raise
 
     def settle(self, place: LandingPlace, before: str, after: str) -> bool:
         if place.kept:
-            _files_of(place).bring(before, after)
-            return True
-        remote, repository = self._located(place.project)
+            return _settle_files(_files_of(place), before, after)
+        remote, repository = self._located(place)
         if repository.tip(place.branch) != after:
             return False
-        found = _checkout_of(remote, repository, place.branch)
-        if found is not None and before and after:
+        if before and after and (found := _checkout_of(remote, repository, place.branch)):
             found.bring(before, after)
         return True
 
@@ -167,14 +178,18 @@ class GitLander:
     def sweep(self, kept: Collection[str]) -> None:
         self._works.sweep(kept)
 
-    def _located(self, project: str) -> tuple[Remote, ProjectRepository]:
-        """Raises `LandingRefused` for what is no repository."""
+    def _located(self, place: LandingPlace) -> tuple[Remote, ProjectRepository]:
+        """Raises `LandingRefused` for what is no repository, or none to write in."""
         try:
-            remote = locate(project, RemoteTrust(GitReach.AGREED, self._data))
+            with held(Path(place.project)):
+                pass
+            remote = locate(place.project, RemoteTrust(GitReach.AGREED, self._data))
         except ProjectInvalid as error:
             raise LandingRefused(error.message, hint=error.hint) from error
         assert remote.common is not None
-        return remote, ProjectRepository(remote.common)
+        repository = ProjectRepository(remote.common)
+        repository.check(place.branch, remote.checkout)
+        return remote, repository
 
     def _changes(self, driver: TreeDriver, tree: Tree) -> list[Change]:
         """Of the project's files: neither what git ignores nor git's own."""
@@ -256,20 +271,37 @@ def _files_of(place: LandingPlace) -> ProjectCheckout:
     return ProjectCheckout(ProjectRepository(kept), None, Path(place.project))
 
 
+def _settle_files(files: ProjectCheckout, before: str, after: str) -> bool:
+    """All of them or none: a person may have changed some since."""
+    try:
+        files.bring(before, after, whole=True)
+    except LandingRefused:
+        files.bring(after, before)
+        return False
+    return True
+
+
 def _checkout_of(
     remote: Remote, repository: ProjectRepository, branch: str
 ) -> ProjectCheckout | None:
     """The checkout of the project, if it is on this branch. Raises `LandingRefused` when another
-    one is."""
+    one is, or when there is no commit on it yet that the files could be compared with."""
     place = repository.checked_out(branch)
     if not place:
+        bare = remote.common == Path(os.path.realpath(remote.origin))
+        if not bare and repository.current() == branch and not repository.tip(branch):
+            raise LandingRefused(
+                f"The checkout is on {branch!r}, which has no commit yet.",
+                hint="Commit something, or land on another branch: --into BRANCH",
+            )
         return None
     if os.path.realpath(place) != os.path.realpath(remote.origin) or remote.checkout is None:
         raise LandingRefused(
             f"The branch {branch!r} is checked out in {place}.",
             hint="Land on another branch, and merge that with git.",
         )
-    return ProjectCheckout(repository, remote.checkout, Path(place))
+    # As it was asked for: what git says of it is the project's word.
+    return ProjectCheckout(repository, remote.checkout, Path(remote.origin))
 
 
 def _head(files: LayerGitFiles) -> str:
@@ -335,11 +367,11 @@ def _look_through(work: WorkRepository, start: str, tree: str) -> tuple[LandedFi
     """What git takes and a checkout could be harmed by. Raises `LandingRefused`."""
     empty = work.run("mktree").decode().strip()
     found = work.changed(work.tree_of(start) if start else empty, tree)
-    new = [(file, oid) for file, oid in found if file.kind != "D"]
-    targets = work.contents(oid for file, oid in new if file.mode == LINK)
+    new = [file for file, _ in found if file.kind != "D"]
     problems = [
-        *filter(None, (_problem(file, os.fsdecode(targets.get(oid, b""))) for file, oid in new)),
-        *_twins(work, tree, [file.path for file, _ in new]),
+        *filter(None, map(_problem, new)),
+        *_links_out(work.links(start) if start else {}, work.links(tree)),
+        *_twins(work, tree, [file.path for file in new]),
     ]
     if problems:
         raise LandingRefused(
@@ -351,22 +383,81 @@ def _look_through(work: WorkRepository, start: str, tree: str) -> tuple[LandedFi
     return tuple(file for file, _ in found)
 
 
-def _problem(file: LandedFile, target: str) -> str:
-    """`target` is where a link leads."""
+def _expect_no_filter(work: WorkRepository, tree: str, files: Sequence[LandedFile]) -> None:
+    """New files would be kept as they are, where the project wants a pointer to them, or has them
+    encrypted. Raises `LandingRefused`."""
+    new = [file.path for file in files if file.kind == "A" and file.mode != LINK]
+    if found := work.filters(tree, new) if new else {}:
+        path, name = next(iter(found.items()))
+        raise LandingRefused(
+            f"The project keeps files such as {path!r} by a filter ({name}), and none runs here.",
+            hint="Take them out with `carrel cp`, and commit them with git in the project.",
+            problems=list(found)[:_SHOWN],
+            total=len(found),
+        )
+
+
+def _problem(file: LandedFile) -> str:
     path = file.path
     if _CONTROL.search(path):
         return f"the name {path!r} has a control character or a backslash."
     if file.mode == GITLINK:
         return f"{path!r} is a repository of its own."
-    if file.mode == LINK:
-        if path.rpartition("/")[2].lower() in (".gitattributes", ".gitignore", ".gitmodules"):
-            return f"{path!r} is a link, which git would follow."
-        inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        if target.startswith("/") or inside == ".." or inside.startswith("../"):
-            return f"the link {path!r} leads out of the project, to {target[:200]!r}."
-        if ".git" in inside.lower().split("/"):
-            return f"the link {path!r} leads into git's own folder."
+    names = (".gitattributes", ".gitignore", ".gitmodules")
+    if file.mode == LINK and path.rpartition("/")[2].lower() in names:
+        return f"{path!r} is a link, which git would follow."
     return ""
+
+
+def _links_out(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """Links of the landing that lead out, and those of the project that do because of it."""
+    if not after:
+        return
+    was, now = _Links(before), _Links(after)
+    for path, target in after.items():
+        problem = now.problem(path)
+        if problem and not (before.get(path) == target and was.problem(path)):
+            yield f"the link {path!r} {problem}, to {target[:200]!r}."
+
+
+class _Links:
+    """Where the links of a tree lead, each by way of others: `a/up/../x` is not in `a` when
+    `a/up` is a link."""
+
+    def __init__(self, links: Mapping[str, str]) -> None:
+        self._links = links
+        self._steps = _MOST_STEPS
+
+    def problem(self, path: str) -> str:
+        here = path.split("/")[:-1]
+        left = [path.rpartition("/")[2]]
+        followed = 0
+        while left:
+            self._steps -= 1
+            name = left.pop()
+            if name == "..":
+                if not here:
+                    return "leads out of the project"
+                here.pop()
+                continue
+            if name in ("", "."):
+                continue
+            if _GITS.fullmatch(name):
+                return "leads into git's own folder"
+            here.append(name)
+            target = self._links.get("/".join(here))
+            if target is None:
+                continue
+            here.pop()
+            followed += 1
+            if target.startswith("/"):
+                return "leads out of the project"
+            if followed > _MOST_LINKS:
+                return ""
+            if self._steps < 0:
+                return "is one of too many links through links"
+            left += reversed(target.split("/"))
+        return ""
 
 
 def _twins(work: WorkRepository, tree: str, paths: list[str]) -> Iterator[str]:

@@ -7,13 +7,21 @@ belongs to.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from carrel.domain.errors import GitTimeout, LandingRefused
+from carrel.domain.errors import GitFailed, GitTimeout, LandingRefused
+from carrel.domain.trees import Owner
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.openat2 import open_real
 from carrel.review.work import LOCAL_S
 from carrel.trees.git.process import (
     close_streams,
@@ -30,6 +38,16 @@ _NO_BRANCH = re.compile(
 )
 """As `git check-ref-format --branch` has it."""
 _MOST_NAME = 200
+_WRITTEN = ("objects/pack", "objects/info", "packed-refs", "reftable", "index", "logs/HEAD")
+"""What git writes in a git folder, beside a branch and its log."""
+_WRITER = {
+    f"GIT_COMMITTER_{what}": value
+    for what, value in (("NAME", "carrel"), ("EMAIL", "carrel@localhost"))
+}
+"""Who is named in the logs of branches: else the project's settings say what is written there."""
+_PIECE = 1 << 20
+_MOST_LINKS = 40
+"""As the kernel: more on the way are a loop."""
 
 
 def check_branch(name: str) -> str:
@@ -41,12 +59,66 @@ def check_branch(name: str) -> str:
     return name
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[tuple[int, Owner]]:
+    """A folder, and whose it is. As root we work there as that account, or write for it. So nobody
+    but root and that account may have a say in where the path leads: another one could have us
+    write in any folder. Raises `LandingRefused`, OSError."""
+    real, accounts = _way_to(folder)
+    with Descriptor(open_real(real)) as opened:
+        status = os.fstat(opened)
+        if os.geteuid() == 0 and accounts - {0, status.st_uid}:
+            raise LandingRefused(
+                f"{folder} is not its owner's alone: another account's folder or link leads there.",
+                hint="Give the project to that account, or have it in a folder of its owner's.",
+            )
+        yield opened, Owner(status.st_uid, status.st_gid)
+
+
+def _way_to(folder: Path) -> tuple[Path, set[int]]:
+    """The real path, and the accounts whose folders and links are on the way. OSError."""
+    here, accounts, links = Path("/"), {os.lstat("/").st_uid}, 0
+    left = [*reversed(os.path.abspath(folder).split("/"))]
+    while left:
+        name = left.pop()
+        if name in ("", ".", ".."):
+            here = here.parent if name == ".." else here
+            continue
+        step = here / name
+        status = os.lstat(step)
+        accounts.add(status.st_uid)
+        if not stat.S_ISLNK(status.st_mode):
+            here = step
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        target = os.readlink(step)
+        left += reversed(target.split("/"))
+        here = Path("/") if target.startswith("/") else here
+    return here, accounts
+
+
 class ProjectRepository:
     """`folder` is the git folder with the branches, a real path. Blocking. Raises `GitFailed`,
     `GitTimeout`, `InsufficientDisk`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def check(self, branch: str, checkout: Path | None) -> None:
+        """Git follows links in its folder when it writes, and appends to what they name. Raises
+        `LandingRefused` for them, and for a branch that is another one's name."""
+        places = (*_WRITTEN, f"refs/heads/{branch}", f"logs/refs/heads/{branch}")
+        for folder in {self._folder, checkout or self._folder}:
+            for place in places:
+                _check_written(folder, place)
+        name = f"refs/heads/{branch}"
+        if other := self._run("symbolic-ref", "-q", name, well=(0, 1)).decode(errors="replace"):
+            raise LandingRefused(
+                f"The branch {branch!r} is another name of {other.strip()}.",
+                hint="Land on that one: --into BRANCH",
+            )
 
     def tip(self, branch: str) -> str:
         """Where a branch is; empty: there is none."""
@@ -95,6 +167,41 @@ class ProjectRepository:
             file.seek(0)
             return self._run(*args, stdin=file.fileno(), folder=folder)
 
+    @contextmanager
+    def contents(self) -> Iterator[Callable[[str, int], None]]:
+        """Copies one object after the other into a file, without holding more than a piece."""
+        process = self._start("cat-file", "--batch", stdin=subprocess.PIPE)
+        watchdog = threading.Timer(LOCAL_S, kill, (process,))
+        watchdog.start()
+
+        def copy(oid: str, target: int) -> None:
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                process.stdin.write(f"{oid}\n".encode())
+                process.stdin.flush()
+            except BrokenPipeError:
+                pass  # It says nothing either.
+            about = process.stdout.readline().split()
+            if len(about) != 3 or about[1] != b"blob":
+                raise GitFailed(f"git cannot read {oid} in the project.")
+            left = int(about[2])
+            while left:
+                piece = process.stdout.read(min(left, _PIECE))
+                if not piece:
+                    raise GitFailed(f"git could not read all of {oid} in the project.")
+                left -= len(piece)
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(target, view) :]
+            process.stdout.read(1)
+
+        try:
+            yield copy
+        finally:
+            watchdog.cancel()
+            kill(process)
+            close_streams(process)
+
     def _run(
         self,
         *args: str,
@@ -102,24 +209,7 @@ class ProjectRepository:
         well: tuple[int, ...] = (0,),
         folder: Path | None = None,
     ) -> bytes:
-        owner = os.stat(self._folder)
-        other = os.geteuid() == 0 and owner.st_uid != 0
-        env = environment({"GIT_ALLOW_PROTOCOL": "none"}, remote=False)
-        if other:
-            env |= {"HOME": "/nonexistent"}
-        process = subprocess.Popen(
-            ["git", *options(remote=False), f"--git-dir={folder or self._folder}", *args],
-            cwd="/",
-            env=env,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            umask=0o022,
-            user=owner.st_uid if other else None,
-            group=owner.st_gid if other else None,
-            extra_groups=[] if other else None,
-        )
+        process = self._start(*args, stdin=stdin, folder=folder)
         name = command_name(["git", *args])
         try:
             out, errors = process.communicate(timeout=LOCAL_S)
@@ -139,6 +229,42 @@ class ProjectRepository:
                 )
             raise failure(name, process.returncode, errors)
         return out
+
+    def _start(self, *args: str, stdin: int, folder: Path | None = None) -> subprocess.Popen[bytes]:
+        with held(self._folder) as (_, owner):
+            other = os.geteuid() == 0 and owner.uid != 0
+        env = environment({"GIT_ALLOW_PROTOCOL": "none", **_WRITER}, remote=False)
+        if other:
+            env |= {"HOME": "/nonexistent"}
+        return subprocess.Popen(
+            ["git", *options(remote=False), f"--git-dir={folder or self._folder}", *args],
+            cwd="/",
+            env=env,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            umask=0o022,
+            user=owner.uid if other else None,
+            group=owner.gid if other else None,
+            extra_groups=[] if other else None,
+        )
+
+
+def _check_written(folder: Path, place: str) -> None:
+    """Every step to what git may write is a folder or a file, as far as it is there."""
+    step = folder
+    for name in place.split("/"):
+        step /= name
+        try:
+            mode = os.lstat(step).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise LandingRefused(
+                f"Git would write elsewhere than in the project: {step} is a link, or no file.",
+                hint="Take the work out with `carrel cp`, or clone the project without links.",
+            )
 
 
 def moved(branch: str) -> LandingRefused:

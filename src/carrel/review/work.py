@@ -46,6 +46,7 @@ _MAX_SHOWN = 64 << 10
 """Bytes of a file with a conflict that are told."""
 _MOST_SHOWN = 20
 """Such files, whose text is told."""
+_LONGEST_LINK = 4096
 _POINTER = 1024
 """Bytes that a pointer to a large file never has."""
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -172,6 +173,29 @@ class WorkRepository:
             if name:
                 found.setdefault(above, []).append(name)
         return found
+
+    def links(self, tree: str) -> dict[str, str]:
+        """Where each leads; those that no system could make are left out."""
+        found = {}
+        for row in self.run("ls-tree", "-r", "-z", "-l", tree).split(b"\0"):
+            about, _, name = row.partition(b"\t")
+            if about.startswith(b"120000 "):
+                oid, size = about.decode().split()[2:]
+                if int(size) <= _LONGEST_LINK:
+                    found[os.fsdecode(name)] = oid
+        targets = self.contents(found.values())
+        return {path: os.fsdecode(targets[oid]) for path, oid in found.items()}
+
+    def filters(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
+        """Of the paths for which the tree's attributes name a filter: which. None runs."""
+        env = {"GIT_INDEX_FILE": str(self.folder / "attributes")}
+        self.run("read-tree", tree, env=env)
+        asked = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        words = ("check-attr", "--cached", "-z", "--stdin", "filter")
+        said = self.run(*words, input=asked, env=env).split(b"\0")
+        found = zip(said[::3], said[2::3], strict=False)
+        none = (b"unspecified", b"unset")
+        return {os.fsdecode(path): os.fsdecode(name) for path, name in found if name not in none}
 
     @property
     def sha256(self) -> bool:
@@ -388,8 +412,8 @@ class WorkRepositories:
             remove_tree(kept)
 
     def sweep(self, kept: Collection[str]) -> None:
-        """Removes what a process that was killed has left, and of what was kept all but these.
-        Nobody may be landing meanwhile."""
+        """Removes what a process that was killed has left, and what is not `kept`. Nobody may be
+        landing meanwhile."""
         for folder in (*self._folder.glob(f"{_PREFIX}*"), *self._folder.glob(f"{_KEPT}*")):
             if str(folder) not in kept:
                 remove_tree(folder)

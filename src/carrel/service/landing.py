@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
     CarrelError,
+    LandingHalfDone,
     LandingRefused,
     NotUndoable,
 )
@@ -27,7 +29,9 @@ from carrel.domain.landing import (
     LandRequest,
     PreparedLanding,
 )
+from carrel.domain.spaces import Space
 from carrel.domain.store import Store
+from carrel.domain.trees import Skipped
 from carrel.service.access import require_admin
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpaces
@@ -36,6 +40,7 @@ from carrel.service.spaces import Spaces
 
 MOST_KEPT = 50
 """Landings in projects without git that can be taken back: both states of their files are kept."""
+_BEGUN = (LandingState.BEGUN, LandingState.UNDOING)
 MOST_LOOKED = 1000
 """Landings that an undo is looked for among."""
 
@@ -58,6 +63,7 @@ class Landings:
         self._spaces = spaces
         self._open_spaces = open_spaces
         self._locks = shared.locks
+        self._tasks = shared.tasks
         self._lander = lander
 
     async def land(
@@ -72,12 +78,19 @@ class Landings:
                 f"The agent of {space.name} is at work: half of what it does would land.",
                 hint="Wait for the end of its turn (carrel turns), or stop it: carrel interrupt",
             )
+        return await self._tasks.see_through(self._land(caller, space, request))
+
+    async def _land(
+        self, caller: Caller, space: Space, request: LandRequest
+    ) -> tuple[Landing, PreparedLanding]:
         async with (
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
         ):
+            await self._settle_half_done(space.project.location)
             opened = await self._open_spaces.of(space)
             taking = await self._spaces.taking(caller, opened, "")
+            taking.skips(Skipped(".git", "commits do not land"))
             prepared = await self._open_spaces.look(
                 opened,
                 lambda: self._lander.prepare(
@@ -97,13 +110,15 @@ class Landings:
                 files=len(prepared.files),
             )
             await self._store.write(landing)
-            done = await asyncio.shield(self._move(landing))
+            done = await self._move(landing)
             await asyncio.to_thread(self._spaces.took, opened, taking.done())
         return done, prepared
 
     async def _move(self, landing: Landing) -> Landing:
         try:
             await self._to(landing.place, landing.before, landing.after)
+        except LandingHalfDone:
+            raise
         except CarrelError:
             await self._store.write(dataclasses.replace(landing, state=LandingState.UNDONE))
             await asyncio.to_thread(self._lander.forget, landing.place)
@@ -130,16 +145,24 @@ class Landings:
         return await self._store.landings(limit=limit)
 
     async def undo(self, caller: Caller, landing_id: str) -> Landing:
-        """Takes a landing back; without an id the last one. Raises `NotUndoable`."""
+        """Takes a landing back; without an id the last one. Raises `NotUndoable`,
+        `LandingHalfDone`."""
         require_admin(caller)
-        landing = await self._found(landing_id)
+        return await self._tasks.see_through(self._undo(await self._found(landing_id)))
+
+    async def _undo(self, landing: Landing) -> Landing:
         async with self._locks.alone(_key(landing.project)):
-            return await asyncio.shield(self._take_back(landing))
+            await self._settle_half_done(landing.project)
+            # Another undo may have been first.
+            return await self._take_back(await self._found(landing.landing_id))
 
     async def _take_back(self, landing: Landing) -> Landing:
+        await self._spaces.forget_taken(landing.space_id)
         await self._store.write(dataclasses.replace(landing, state=LandingState.UNDOING))
         try:
             await self._to(landing.place, landing.after, landing.before)
+        except LandingHalfDone:
+            raise
         except CarrelError as error:
             await self._store.write(landing)
             if not isinstance(error, LandingRefused):
@@ -160,7 +183,8 @@ class Landings:
 
     async def _found(self, landing_id: str) -> Landing:
         for one in await self._store.landings(limit=MOST_LOOKED):
-            if landing_id in ("", one.landing_id) and one.state is LandingState.LANDED:
+            half = one.state is LandingState.UNDOING
+            if landing_id in ("", one.landing_id) and (one.state is LandingState.LANDED or half):
                 return one
             if one.landing_id == landing_id:
                 raise NotUndoable(
@@ -174,16 +198,21 @@ class Landings:
 
     async def take_up(self) -> None:
         """What a daemon that died was about to do is done, or is not. Of landings long ago nothing
-        is kept."""
+        is kept, nor of those that were never written down."""
         known = await self._store.landings(limit=MOST_LOOKED)
-        await asyncio.to_thread(self._lander.sweep, {one.kept for one in known})
-        for number, one in enumerate(known):
+        begun = [one for one in known if one.state in _BEGUN]
+        kept = {one.kept for one in (*known[:MOST_KEPT], *begun)}
+        await asyncio.to_thread(self._lander.sweep, kept)
+        for one in begun:
             # A project may be on a disk that is not there; the next daemon looks again.
             with contextlib.suppress(CarrelError, OSError):
-                if one.state in (LandingState.BEGUN, LandingState.UNDOING):
-                    await self._settle(one)
-                elif one.kept and number >= MOST_KEPT:
-                    await asyncio.to_thread(self._lander.forget, one.place)
+                await self._settle(one)
+
+    async def _settle_half_done(self, project: str) -> None:
+        """What is begun in this project is at rest: its lock is ours."""
+        for one in await self._store.landings(limit=MOST_LOOKED):
+            if one.state in _BEGUN and _key(one.project) == _key(project):
+                await self._settle(one)
 
     async def _settle(self, one: Landing) -> None:
         back = one.state is LandingState.UNDOING
@@ -194,7 +223,9 @@ class Landings:
             return
         state = LandingState.LANDED if back else LandingState.UNDONE
         await self._store.write(dataclasses.replace(one, state=state))
+        if not back:
+            await asyncio.to_thread(self._lander.forget, one.place)
 
 
 def _key(project: str) -> str:
-    return f"land\0{project}"
+    return f"land\0{os.path.realpath(project)}"

@@ -569,6 +569,12 @@ class Spaces:
         """See `Reviews.took`. Blocking."""
         self._reviews.reviews.took(opened.tree, sent)
 
+    async def forget_taken(self, space_id: str) -> None:
+        """See `Reviews.forget_taken`. Nothing is to be done for a space that is gone."""
+        with contextlib.suppress(SpaceNotFound):
+            opened = await self._open_spaces.of(self._journal.current(space_id))
+            await asyncio.to_thread(self._reviews.reviews.forget_taken, opened.tree)
+
     async def usage(self, caller: Caller, space: Space, *, disk: bool = True) -> SpaceUsage:
         opened = await self._open_spaces.of(space)
         sandbox = await opened.runtime.usage(opened.sandbox)

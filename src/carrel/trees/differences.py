@@ -41,6 +41,7 @@ _SPECIAL = re.compile(rb'[\x00-\x1f"\\\x7f-\xff]')
 _ODD = re.compile(rb"(?<![^/])\.git(?![^/])", re.IGNORECASE)
 NOT_TAKEN = b" (a name that git does not take)"
 """Put behind names that git refuses, so that nothing is hidden by such a name."""
+_MARKED = re.compile(rb"(?<![^/])(\.git(?:modules)?)" + re.escape(NOT_TAKEN), re.IGNORECASE)
 BEFORE, AFTER = b"before", b"after"
 _REF = "refs/heads/both"
 _NOTHING = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -111,6 +112,11 @@ class Importer:
 def quoted(path: bytes) -> bytes:
     """As the importer takes names with special characters."""
     return b'"%s"' % _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path)
+
+
+def unmarked(path: bytes) -> bytes:
+    """The name without the note that it was given here."""
+    return _MARKED.sub(rb"\1", path)
 
 
 def usable(path: bytes) -> bool:
@@ -292,7 +298,8 @@ def _make_repository(folder: Path) -> None:
     """As `git init --bare` does: another process would take longer than most comparisons."""
     for name in ("", "objects", "refs"):
         (folder / name).mkdir(mode=0o700)
-    (folder / "HEAD").write_text(f"ref: {_REF}\n")
+    # Not at what is compared: some versions of git take attributes from there.
+    (folder / "HEAD").write_text("ref: refs/heads/none\n")
     (folder / "config").write_bytes(_SETTINGS)
 
 

@@ -153,6 +153,10 @@ class TreeReviews:
     def took(self, tree: Tree, sent: bytes) -> None:
         _append(tree, sent)
 
+    def forget_taken(self, tree: Tree) -> None:
+        with tree_errors("forget what was taken"):
+            _place(tree).unlink(missing_ok=True)
+
     @contextmanager
     def look(self, driver: TreeDriver, tree: Tree, query: ReviewQuery) -> Iterator[Look]:
         with ExitStack() as stack, tree_errors("compare the tree"):
