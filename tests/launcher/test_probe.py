@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from carrel.launcher.probes import attempt as attempts
 from carrel.launcher.probes import files, run_probe
 from carrel.launcher.probes.attempt import (
     NoTarget,
