@@ -7,13 +7,17 @@ as copied out of the helper.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
+from weakref import WeakValueDictionary
 
 from carrel.domain.access import Caller, Scope, ScopeKind
-from carrel.domain.errors import CarrelError, Forbidden, PathNotFound, TooLarge
+from carrel.domain.errors import CarrelError, Forbidden, PathEscapes, PathNotFound, TooLarge
 from carrel.domain.files import Files
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ChangeKind, EntryType, Review, ReviewQuery
@@ -50,6 +54,8 @@ class HelperFiles:
         self._family = family
         self._spaces = spaces
         self._files = files
+        self._takes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """One at a time for each account: a file is in memory while it is taken."""
 
     def helper(self, own: str, word: str) -> Space:
         """One that this space made. `SpaceNotFound`, `Forbidden`."""
@@ -78,13 +84,23 @@ class HelperFiles:
         """All of its changes, or what of them is at these paths and below. Raises `PathNotFound`
         for one that it has not changed, `TooLarge` for too many."""
         taker, helper = self._family.member(own, ""), self.helper(own, word)
+        async with self._takes.setdefault(taker.counts_for, asyncio.Lock()):
+            return await self._take(taker, helper, paths, replace=replace)
+
+    async def _take(
+        self, taker: Space, helper: Space, paths: Sequence[str], *, replace: bool
+    ) -> Taken:
         found = await self.changes(acting_in(helper), helper.space_id, MOST)
-        if found.total > MOST and not paths:
-            raise TooLarge(
-                f"The space has {found.total} changes, and {MOST} can be taken at once.",
-                hint="Name `paths`.",
-            )
-        mine = await self.changes(acting_in(taker), own, MOST)
+        # Its own rules may ignore what the helper's do not.
+        mine = await self._spaces.review(
+            acting_in(taker), taker.space_id, ReviewQuery(most=MOST, ignored=True)
+        )
+        for one in (found, mine):
+            if one.total > MOST:
+                raise TooLarge(
+                    f"A space has {one.total} changes; up to {MOST} can be looked through.",
+                    hint="Ask the user to copy what is wanted: carrel cp",
+                )
         changed = {one.path for one in mine.listed} | {one.old_path for one in mine.listed}
         written, deleted, left = list[str](), list[str](), list[NotTaken]()
         for change in _wanted(found.listed, paths):
@@ -121,7 +137,12 @@ class HelperFiles:
 
         def write(files: Files) -> None:
             if folder:
+                _expect_no_links(files, folder)
                 files.mkdir(folder, parents=True)
+            with suppress(PathNotFound):
+                if files.stat(path).type is EntryType.SYMLINK:
+                    # The file takes the place of the link, not of what the link leads to.
+                    files.delete(path)
             files.write(path, found.data, found.mode)
 
         await self._change(taker, write)
@@ -129,6 +150,7 @@ class HelperFiles:
 
     async def _delete(self, taker: Space, path: str) -> None:
         def delete(files: Files) -> None:
+            _expect_no_links(files, os.path.dirname(path))
             if files.stat(path).type is not EntryType.FOLDER:
                 files.delete(path)
 
@@ -144,19 +166,37 @@ class HelperFiles:
         await use(caller, taker.space_id, work, writes=True, room=WriteRoom(caller))
 
 
+def _expect_no_links(files: Files, folder: str) -> None:
+    """Raises `PathEscapes` where a link is on the way: what it leads to has another name, by which
+    nobody looked for changes."""
+    parts = folder.split("/") if folder else []
+    for path in itertools.accumulate(parts, lambda one, two: f"{one}/{two}"):
+        try:
+            if files.stat(path).type is EntryType.SYMLINK:
+                raise PathEscapes(f"{path!r} is a link in this space.", hint="Remove it first.")
+        except PathNotFound:
+            return
+
+
 def acting_in(space: Space) -> Caller:
     """What code in a space does takes the share of that space."""
     return Caller(space.counts_for, Scope(ScopeKind.SPACE, space.space_id))
 
 
 def _wanted(changes: Sequence[Change], paths: Sequence[str]) -> list[Change]:
-    found = list[Change]()
-    for path in paths:
-        name = os.path.normpath(path)
-        below = [one for one in changes if one.path == name or one.path.startswith(f"{name}/")]
-        if not below:
+    """Each once, in one pass: there may be a thousand paths and ten thousand changes."""
+    if not paths:
+        return list(changes)
+    names = {os.path.normpath(path): path for path in paths}
+    found, met = list[Change](), set[str]()
+    for change in changes:
+        above = {change.path, *itertools.accumulate(change.path.split("/"), os.path.join)}
+        if here := above & names.keys():
+            found.append(change)
+            met |= here
+    for name, path in names.items():
+        if name not in met and not (name == "." and changes):
             raise PathNotFound(
                 f"The space has not changed {path!r}.", hint="`list_changes` says what it has."
             )
-        found += below
-    return found if paths else list(changes)
+    return list(changes) if "." in names else found

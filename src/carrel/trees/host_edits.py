@@ -54,6 +54,13 @@ MOST_WRITTEN = 256
 """Descriptors of one tree that wait. Beyond, the folder is looked through."""
 MOST_ENTRIES = 20_000
 """That are looked at in one go: some hundred milliseconds."""
+LONGEST = 1000
+"""Bytes of a folder's path: what nests deeper is not looked into, so that the names which wait take
+no more than some megabytes."""
+MOST_FOLDERS = 1000
+"""That wait to be looked at. Beyond, the tree is looked through."""
+BATCHES = 16
+"""Of written files, until folders have their turn all the same."""
 FIRST_S = 0.5
 """Before a tree is looked through at first, so that its making is not slowed down."""
 REST_S, REST_SHARE = 0.02, 10
@@ -194,7 +201,11 @@ class HostEdits:
         with self._lock:
             if len(self._watches) >= self._most or self._trees.get(tree.tree_id) is not tree:
                 return False
-            number = files.add_watch(self._queue, descriptor_path(folder), _EVENTS)
+            try:
+                number = files.add_watch(self._queue, descriptor_path(folder), _EVENTS)
+            except OSError:
+                # Others of this user have taken all watches of the machine.
+                return False
             self._watches[number] = (tree, path)
             return True
 
@@ -229,15 +240,21 @@ class _EditedTree:
         with self._changed:
             if self._is_gone or len(self._written) >= MOST_WRITTEN:
                 os.close(descriptor)
-                self._folders[os.fsencode(folder)] = None
+                self._note(os.fsencode(folder))
             else:
                 self._written.append((descriptor, os.fsencode(folder)))
             self._work()
 
     def has_new(self, folder: bytes) -> None:
         with self._changed:
-            self._folders[folder] = None
+            self._note(folder)
             self._work()
+
+    def _note(self, folder: bytes) -> None:
+        self._folders[folder] = None
+        if len(self._folders) > MOST_FOLDERS:
+            self._folders.clear()
+            self._unseen = True
 
     def close(self) -> None:
         with self._changed:
@@ -246,14 +263,18 @@ class _EditedTree:
 
     def _work(self) -> None:
         if not self._is_working and not self._is_gone:
-            self._is_working = True
-            threading.Thread(target=self._see_to_it, name="carrel-edits-1", daemon=True).start()
+            worker = threading.Thread(target=self._see_to_it, name="carrel-edits-1", daemon=True)
+            # Where the machine has no thread left, the next notice tries again.
+            with contextlib.suppress(RuntimeError):
+                worker.start()
+                self._is_working = True
         self._changed.notify()
 
     # In a thread of its own
 
     def _see_to_it(self) -> None:
         rest = FIRST_S if self._unseen else 0.0
+        batches = 0
         while True:
             with self._changed:
                 # Files are not kept waiting by looks that the space has caused.
@@ -262,24 +283,29 @@ class _EditedTree:
                 if self._is_gone or not (written or self._folders or self._unseen):
                     self._is_working = False
                     break
-                looks = not written
-            with contextlib.suppress(OSError):
-                self._give_written(written)
+                batches = batches + 1 if written else 0
+                looks = not written or batches % BATCHES == 0
+            try:
+                with contextlib.suppress(OSError):
+                    self._give_written(written)
+            finally:
+                while written:
+                    os.close(written.popleft()[0])
             begun = time.monotonic()
             if looks:
                 # What nests folders without end is looked at as far as that goes.
                 with contextlib.suppress(OSError, CarrelError):
                     self._look()
             rest = max(REST_S, (time.monotonic() - begun) * REST_SHARE)
-        for descriptor, _folder in written:
-            os.close(descriptor)
+        while written:
+            os.close(written.popleft()[0])
 
     def _give_written(self, written: deque[tuple[int, bytes]]) -> None:
         with self._top() as top:
             owner = _owner_of(top)
             while written:
                 descriptor, folder = written.popleft()
-                with Descriptor(descriptor):
+                with Descriptor(descriptor), contextlib.suppress(OSError):
                     _give(descriptor, owner)
                 # The folders around it are new as well, if they are not the space's.
                 parts = folder.split(b"/") if folder else []
@@ -342,12 +368,14 @@ class _Look:
         with os.scandir(folder) as entries:
             for entry in entries:
                 self._left -= 1
+                if self._left <= 0:
+                    return
                 name = os.fsencode(entry.name)
                 inner = path + b"/" + name if path else name
                 status = entry.stat(follow_symlinks=False)
                 given = _is_others(status, self._owner) and self._give(folder, name)
                 unseen = given or (has_room and not self._tree.watches(inner))
-                if unseen and stat.S_ISDIR(status.st_mode):
+                if unseen and stat.S_ISDIR(status.st_mode) and len(inner) <= LONGEST:
                     yield inner
 
     def at_upper(self, upper: Path) -> None:
