@@ -12,6 +12,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,8 @@ PAGE = 1000
 """Messages that are read from the log at once."""
 MAX_OPEN_SYSTEM = 32
 """Requests to the system of one client: each may make a whole space."""
+MAX_SYSTEM_OF_ACCOUNT = 8 * MAX_OPEN_SYSTEM
+"""Also of clients that have gone: what they asked for goes on, such as a wait of an hour."""
 DELIVER_S = 0.002
 """Between two deliveries of what was said; the first after a pause goes at once."""
 MANY = 512
@@ -115,6 +118,8 @@ class HubServer:
         """Who is to be flushed together."""
         self._delivered_at = 0.0
         self._cut: dict[str, int] = {}
+        self._asking: Counter[str] = Counter()
+        """Requests to the system that are not answered, by account."""
         self._live = 0
         self._said: dict[str, int] = {}
         """Bytes of each space since the log was last brought within its bounds."""
@@ -413,9 +418,11 @@ class HubServer:
             raise NoReceiver(
                 "This daemon does not answer requests on the hub.", hint="Check its log."
             )
-        if client.asking >= MAX_OPEN_SYSTEM:
+        account = client.identity.counts_for
+        if client.asking >= MAX_OPEN_SYSTEM or self._asking[account] >= MAX_SYSTEM_OF_ACCOUNT:
             raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
         client.asking += 1
+        self._asking[account] += 1
         client.unsettled += len(received.payload)
         self.spawn(self._serve(client, received, payload))
 
@@ -432,6 +439,9 @@ class HubServer:
             self.refuse(client, CarrelError("Something went wrong in the daemon."), number)
         finally:
             client.asking -= 1
+            self._asking[client.identity.counts_for] -= 1
+            # Accounts come and go.
+            self._asking += Counter()
             client.settle(len(received.payload))
 
     def tell(self, space: str, type: str, payload: object) -> None:
