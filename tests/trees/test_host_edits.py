@@ -20,7 +20,7 @@ def edited(tmp_path: Path) -> _EditedTree:
     tree = Tree("t", "copy", "b", tmp_path, OWNER, 0)
     tree.path.mkdir()
     os.chown(tree.path, OWNER.uid, OWNER.gid)
-    return _EditedTree(HostEdits(), tree, by_mount=False)
+    return _EditedTree(HostEdits(), tree)
 
 
 def test_a_large_folder_is_looked_at_in_part(
@@ -52,7 +52,7 @@ def test_deep_folders_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_folders_that_wait_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_edits, "MOST_FOLDERS", 10)
     tree = edited(tmp_path)
-    tree._is_working = True  # Nobody takes them up.
+    tree.is_working = True  # Nobody takes them up.
     for number in range(100):
         tree.has_new(b"%d" % number)
     assert tree._unseen and len(tree._folders) <= 10

@@ -165,8 +165,9 @@ class Contents(Protocol):
 class Edits(Protocol):
     """What is made on the host in trees becomes the spaces' own. Quick, any thread."""
 
-    def watch(self, tree: Tree) -> None:
-        """From now on; idempotent."""
+    def watch(self, tree: Tree, *, own_mount: bool) -> None:
+        """From now on; idempotent. `own_mount`: its runtime shows it through another mount than
+        the one on the host."""
         ...
 
     def forget(self, tree_id: str) -> None:

@@ -111,9 +111,9 @@ def sealed_copy(path: str, name: str) -> int:
 
 WATCH_MODIFY = 0x2
 WATCH_CREATE, WATCH_MOVED_TO = 0x100, 0x80
-WATCH_ONLY_FOLDERS = 0x01000000
-WATCH_IS_FOLDER, WATCH_GONE = 0x40000000, 0x8000
-"""Of events: it is about a folder; the watch is gone, for instance with its file."""
+WATCH_ONLY_FOLDERS, WATCH_ONCE = 0x01000000, 0x80000000
+"""Once: the watch ends with its first event. A second event says that the watch is gone, as it does
+when the file goes."""
 WATCH_OVERFLOW = 0x4000
 """Some events were lost; the kernel sends this without being asked."""
 
@@ -171,15 +171,11 @@ def watch_writes(queue: int, mount: str) -> None:
 
 
 def read_written(queue: int) -> list[tuple[int, int]]:
-    """An open descriptor of each file, which the caller closes, and the process that wrote it.
-    Regular files only. Raises `BlockingIOError` for none."""
-    found = []
+    """An open descriptor of each file, which the caller closes, and the process that wrote it;
+    a negative one: some were lost. Regular files only. Raises `BlockingIOError` for none."""
     content = os.read(queue, 4096)
-    for at in range(0, len(content), _WRITTEN.size):
-        *_, descriptor, pid = _WRITTEN.unpack_from(content, at)
-        if descriptor >= 0:
-            found.append((descriptor, pid))
-    return found
+    places = range(0, len(content), _WRITTEN.size)
+    return [_WRITTEN.unpack_from(content, at)[-2:] for at in places]
 
 
 # Extended attributes

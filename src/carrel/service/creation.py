@@ -350,7 +350,7 @@ class Creator:
                     runtime.begin(spec)
                     await asyncio.sleep(0)
             tree = await asyncio.to_thread(driver.create, wanted)
-            self.open_spaces.made(tree)
+            self.open_spaces.made(tree, runtime)
             made = {"owner": owner, "tree_created_ns": tree.created_ns}
             space = self.journal.amend(space_id, **made)
             if fill is not None:

@@ -178,18 +178,18 @@ class OpenSpaces:
         """Once in a daemon's life, unless it is found damaged."""
         if opened.space.space_id not in self._usable:
             await asyncio.to_thread(opened.driver.ensure, opened.tree)
-            self.made(opened.tree)
+            self.made(opened.tree, opened.runtime)
 
     async def mend(self, opened: OpenSpace) -> None:
         """Looks at it again: its mount may have gone with what held it."""
         self._usable.discard(opened.space.space_id)
         await self.ensure(opened)
 
-    def made(self, tree: Tree) -> None:
+    def made(self, tree: Tree, runtime: Runtime) -> None:
         """A new tree needs no look."""
         self._usable.add(tree.tree_id)
         if self._edits is not None:
-            self._edits.watch(tree)
+            self._edits.watch(tree, own_mount=runtime.capabilities.own_paths)
 
     def forget(self, space_id: str) -> None:
         self._usable.discard(space_id)

@@ -7,9 +7,13 @@ host trust them. So it is given to the space as soon as the kernel tells of it:
 
 - An overlay is a mount of its own on the host, and the kernel tells of each file that was written
   through this mount (fanotify). What the space itself writes goes through another mount, and costs
-  nothing.
-- New folders, and trees that are no mounts, are told of by the folder around them (inotify): the
-  uppermost folders of each tree are watched.
+  nothing; where it has no other, the mount is not watched.
+- Otherwise, and of new folders, the folder around them tells (inotify): the uppermost folders of
+  each tree are watched. A watch ends with its first event, and the look that follows begins it
+  again: however much a space makes, each of its folders takes one place in the queue of all.
+
+A space can cause looks. So busy trees have a small share of one processor together, and one that
+was quiet is looked at first.
 
 No link is followed: what is given is an open descriptor beneath the tree. A file with a second name
 is not given, since it may be somebody else's, too. The kernel takes set-user-id bits away with the
@@ -26,7 +30,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from carrel.domain.errors import CarrelError
@@ -48,27 +52,28 @@ OVERLAY = "overlay"
 FOLDERS_BY_MOUNT, FOLDERS = 64, 1024
 """Of one tree that are watched, from the top down: each takes some 2 KiB of the kernel's memory.
 Where the mount tells of files, only for new folders in them."""
-SHARE_OF_WATCHES = 4
-"""All together take at most this part of the watches that the machine allows one user."""
+SHARE_OF_WATCHES, SHARE_OF_FREE = 4, 16
+"""All together take at most this part of the watches that the machine allows one user, and each
+tree this part of what others have left."""
 MOST_WRITTEN = 256
 """Descriptors of one tree that wait. Beyond, the folder is looked through."""
 MOST_ENTRIES = 20_000
-"""That are looked at in one go: some hundred milliseconds."""
+"""That are looked at in one go: some hundred milliseconds. The folders that are left wait."""
 LONGEST = 1000
 """Bytes of a folder's path: what nests deeper is not looked into, so that the names which wait take
 no more than some megabytes."""
 MOST_FOLDERS = 1000
-"""That wait to be looked at. Beyond, the tree is looked through."""
-BATCHES = 16
-"""Of written files, until folders have their turn all the same."""
+"""That wait to be looked at. Beyond what is told, the tree is looked through."""
 FIRST_S = 0.5
 """Before a tree is looked through at first, so that its making is not slowed down."""
-REST_S, REST_SHARE = 0.02, 10
-"""After a look, and how many times as long as it took: the space itself can cause looks."""
+REST_S, REST_SHARE = 0.02, 15
+"""After a look, and how many times as long as it took, for each tree that is busy."""
+LOOKS, LOOK_WAIT_S = 2, 5.0
+"""At once. Who waited so long looks all the same: code in a space can hold one in the kernel."""
 
 _BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_EVENTS = files.WATCH_CREATE | files.WATCH_MOVED_TO | files.WATCH_ONLY_FOLDERS
+_EVENTS = files.WATCH_CREATE | files.WATCH_MOVED_TO | files.WATCH_ONLY_FOLDERS | files.WATCH_ONCE
 _KINDS = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
 _MOST_WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
 
@@ -84,18 +89,22 @@ class HostEdits:
         """Which folder is meant, by its path when it was last seen."""
         self._queue = self._written = self._end = -1
         self._most = 0
+        self._looks = threading.Semaphore(LOOKS)
 
-    def watch(self, tree: Tree) -> None:
-        """From now on; idempotent. What was made before becomes its own, too."""
+    def watch(self, tree: Tree, *, own_mount: bool) -> None:
+        """From now on; idempotent. What was made before becomes its own, too. `own_mount`: what
+        runs in the space writes through another mount than people on the host do."""
         if os.geteuid() != 0 or tree.driver == DIRECT or not openat2_works():
             return
         with self._lock, contextlib.suppress(OSError):
             self._open()
-            by_mount = self._watch_mount(tree)
+            by_mount = own_mount and self._watch_mount(tree)
             known = self._trees.get(tree.tree_id)
             if known is None or known.place != str(tree.path):
-                known = self._trees[tree.tree_id] = _EditedTree(self, tree, by_mount)
-                known.look_through()
+                known = self._trees[tree.tree_id] = _EditedTree(self, tree)
+            # Its mount may be another one now, and what was watched gone.
+            known.by_mount = by_mount
+            known.look_through()
 
     def _watch_mount(self, tree: Tree) -> bool:
         """Whether the kernel tells of what is written through it: not in every container."""
@@ -110,13 +119,18 @@ class HostEdits:
         """Idempotent."""
         with self._lock:
             gone = self._trees.pop(tree_id, None)
-            numbers = [one for one, (tree, _path) in self._watches.items() if tree is gone]
-            for number in numbers:
+        if gone is not None:
+            self.unwatch(gone)
+            gone.close()
+
+    def unwatch(self, tree: _EditedTree) -> None:
+        """All of its folders."""
+        with self._lock:
+            tree.watched.clear()
+            for number in [one for one, (its, _path) in self._watches.items() if its is tree]:
                 del self._watches[number]
                 with contextlib.suppress(OSError):
                     files.remove_watch(self._queue, number)
-        if gone is not None:
-            gone.close()
 
     def close(self) -> None:
         for tree_id in list(self._trees):
@@ -163,6 +177,9 @@ class HostEdits:
 
     def _take_written(self, queue: int) -> None:
         for descriptor, pid in files.read_written(queue):
+            if descriptor < 0:
+                self._look_through()
+                continue
             path, tree = "", None
             if pid != os.getpid():
                 # What we write ourselves belongs to whom it should.
@@ -181,52 +198,82 @@ class HostEdits:
 
     def _take_events(self, queue: int) -> None:
         for number, mask in files.read_watch_events(queue):
+            if mask & files.WATCH_OVERFLOW:
+                self._begin_again(queue)
+                break
             with self._lock:
-                if mask & files.WATCH_OVERFLOW:
-                    found = list(self._watches.values())
-                elif mask & files.WATCH_GONE:
-                    tree, path = self._watches.pop(number, (None, b""))
-                    if tree is not None:
-                        tree.lost(path)
-                    continue
-                else:
-                    found = [self._watches[number]] if number in self._watches else []
-            for tree, path in found:
-                # Of files we hear otherwise then.
-                if mask & files.WATCH_IS_FOLDER or not tree.by_mount:
-                    tree.has_new(path)
+                # Not there: of a watch that has told already, and is gone now.
+                tree, path = self._watches.pop(number, (None, b""))
+            if tree is not None:
+                tree.has_new(path)
+
+    def _begin_again(self, queue: int) -> None:
+        """Nobody knows any more which watches have told."""
+        with self._lock, contextlib.suppress(OSError), Descriptor(files.open_watch_queue()) as new:
+            os.dup2(new, queue, inheritable=False)
+            self._watches.clear()
+        self._look_through()
+
+    def _look_through(self) -> None:
+        with self._lock:
+            trees = list(self._trees.values())
+        for tree in trees:
+            tree.look_through()
 
     def watch_folder(self, tree: _EditedTree, folder: int, path: bytes) -> bool:
         """Whether there is room for more."""
         with self._lock:
-            if len(self._watches) >= self._most or self._trees.get(tree.tree_id) is not tree:
+            own = len(tree.watched)
+            share = (self._most - len(self._watches) + own) // SHARE_OF_FREE
+            if own >= share or self._trees.get(tree.tree_id) is not tree:
                 return False
             try:
                 number = files.add_watch(self._queue, descriptor_path(folder), _EVENTS)
             except OSError:
                 # Others of this user have taken all watches of the machine.
                 return False
+            _tree, before = self._watches.get(number, (tree, path))
+            # It was moved.
+            tree.watched.discard(before)
+            tree.watched.add(path)
             self._watches[number] = (tree, path)
             return True
+
+    def in_turn(self, look: Callable[[], None]) -> float:
+        """How long its tree should rest afterwards."""
+        waited = self._looks.acquire(timeout=LOOK_WAIT_S)
+        begun = time.monotonic()
+        try:
+            # What nests folders without end is looked at as far as that goes.
+            with contextlib.suppress(OSError, CarrelError):
+                look()
+        finally:
+            if waited:
+                self._looks.release()
+        took = time.monotonic() - begun
+        with self._lock:
+            busy = sum(one.is_working for one in self._trees.values())
+        return max(REST_S, took * REST_SHARE * busy)
 
 
 class _EditedTree:
     """One of them. Its thread is there while there is something to do: code in the space can hold
     a file locked in the kernel, and no other tree is to wait for that."""
 
-    def __init__(self, edits: HostEdits, tree: Tree, by_mount: bool) -> None:
-        """`by_mount`: the kernel tells of files that are written, wherever they are."""
+    def __init__(self, edits: HostEdits, tree: Tree) -> None:
         self._edits = edits
         self.tree_id = tree.tree_id
         self.place = str(tree.path)
-        self.by_mount = by_mount
+        self.by_mount = False
+        """The kernel tells of files that are written, wherever they are."""
         self._upper = tree.folder / "tree" / "upper" if tree.driver == OVERLAY else None
         self._changed = threading.Condition()
         self._written: deque[tuple[int, bytes]] = deque()
         self._folders: dict[bytes, None] = {}
         self._unseen = False
-        self._watched: set[bytes] = set()
-        self._is_working = False
+        self.watched: set[bytes] = set()
+        """Folders whose watch has not told yet."""
+        self.is_working = False
         self._is_gone = False
 
     # Told by others
@@ -247,6 +294,7 @@ class _EditedTree:
 
     def has_new(self, folder: bytes) -> None:
         with self._changed:
+            self.watched.discard(folder)
             self._note(folder)
             self._work()
 
@@ -259,53 +307,46 @@ class _EditedTree:
     def close(self) -> None:
         with self._changed:
             self._is_gone = True
+            while self._written:
+                os.close(self._written.popleft()[0])
             self._changed.notify()
 
     def _work(self) -> None:
-        if not self._is_working and not self._is_gone:
+        if not self.is_working and not self._is_gone:
             worker = threading.Thread(target=self._see_to_it, name="carrel-edits-1", daemon=True)
             # Where the machine has no thread left, the next notice tries again.
             with contextlib.suppress(RuntimeError):
                 worker.start()
-                self._is_working = True
+                self.is_working = True
         self._changed.notify()
 
     # In a thread of its own
 
     def _see_to_it(self) -> None:
-        rest = FIRST_S if self._unseen else 0.0
-        batches = 0
+        rests_until = time.monotonic() + (FIRST_S if self._unseen else 0.0)
         while True:
             with self._changed:
                 # Files are not kept waiting by looks that the space has caused.
+                rest = max(rests_until - time.monotonic(), 0.0)
                 self._changed.wait_for(lambda: self._written or self._is_gone, rest)
                 written, self._written = self._written, deque()
-                if self._is_gone or not (written or self._folders or self._unseen):
-                    self._is_working = False
+                rested = time.monotonic() >= rests_until
+                looks = rested and bool(self._folders or self._unseen)
+                if self._is_gone or (rested and not looks and not written):
+                    self.is_working = False
                     break
-                batches = batches + 1 if written else 0
-                looks = not written or batches % BATCHES == 0
-            try:
-                with contextlib.suppress(OSError):
-                    self._give_written(written)
-            finally:
-                while written:
-                    os.close(written.popleft()[0])
-            begun = time.monotonic()
+            self._give_written(written)
             if looks:
-                # What nests folders without end is looked at as far as that goes.
-                with contextlib.suppress(OSError, CarrelError):
-                    self._look()
-            rest = max(REST_S, (time.monotonic() - begun) * REST_SHARE)
-        while written:
-            os.close(written.popleft()[0])
+                rests_until = self._edits.in_turn(self._look) + time.monotonic()
 
-    def _give_written(self, written: deque[tuple[int, bytes]]) -> None:
-        with self._top() as top:
+    def _give_written(self, written: Iterable[tuple[int, bytes]]) -> None:
+        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
+            for descriptor, _folder in written:
+                opened.callback(os.close, descriptor)
+            top = opened.enter_context(self._top())
             owner = _owner_of(top)
-            while written:
-                descriptor, folder = written.popleft()
-                with Descriptor(descriptor), contextlib.suppress(OSError):
+            for descriptor, folder in written:
+                with contextlib.suppress(OSError):
                     _give(descriptor, owner)
                 # The folders around it are new as well, if they are not the space's.
                 parts = folder.split(b"/") if folder else []
@@ -315,34 +356,31 @@ class _EditedTree:
 
     def _look(self) -> None:
         with self._changed:
-            folders, self._folders = list(self._folders), {}
+            waiting, self._folders = deque(self._folders), {}
             first, self._unseen = self._unseen, False
         with self._top() as top:
             look = _Look(self, top)
             if first:
-                look.at(b"")
-                if self._upper is not None:
-                    look.at_upper(self._upper)
-            for folder in folders:
-                look.at(folder)
+                self._edits.unwatch(self)
+                waiting.appendleft(b"")
+            found: list[bytes] = []
+            while waiting and look.left > 0:
+                found += look.at(waiting.popleft())
+            left = itertools.islice((*waiting, *found), MOST_FOLDERS)
+            with self._changed:
+                self._folders = {**dict.fromkeys(left), **self._folders}
+            if first and self._upper is not None:
+                look.at_upper(self._upper)
 
     def _top(self) -> Descriptor:
         return Descriptor(os.open(self.place, _FOLDER | os.O_CLOEXEC))
 
-    def watches(self, path: bytes) -> bool:
-        return path in self._watched
-
-    def lost(self, path: bytes) -> None:
-        self._watched.discard(path)
-
     def watch_folder(self, folder: int, path: bytes) -> bool:
         """Whether there is room for more."""
         most = FOLDERS_BY_MOUNT if self.by_mount else FOLDERS
-        if path not in self._watched:
-            if len(self._watched) >= most or not self._edits.watch_folder(self, folder, path):
-                return False
-            self._watched.add(path)
-        return True
+        if path in self.watched:
+            return True
+        return len(self.watched) < most and self._edits.watch_folder(self, folder, path)
 
 
 class _Look:
@@ -352,29 +390,31 @@ class _Look:
         self._tree = tree
         self._top = top
         self._owner = _owner_of(top)
-        self._left = MOST_ENTRIES
+        self.left = MOST_ENTRIES
 
-    def at(self, path: bytes) -> None:
-        """A folder, and those below it that nobody watches yet or that were made by others."""
+    def at(self, path: bytes) -> Iterable[bytes]:
+        """A folder, and those below it that nobody watches yet or that were made by others. Gives
+        those for which there was no time."""
         pending = deque([path])
-        while pending and self._left > 0:
+        while pending and self.left > 0:
             path = pending.popleft()
             with contextlib.suppress(OSError), _beneath(self._top, path) as folder:
                 pending.extend(self._visit(folder, path))
+        return pending
 
     def _visit(self, folder: int, path: bytes) -> Iterator[bytes]:
         """Gives what is in a folder to the owner; names the folders in it that are to be seen."""
         has_room = self._tree.watch_folder(folder, path)
         with os.scandir(folder) as entries:
             for entry in entries:
-                self._left -= 1
-                if self._left <= 0:
+                self.left -= 1
+                if self.left <= 0:
                     return
                 name = os.fsencode(entry.name)
                 inner = path + b"/" + name if path else name
                 status = entry.stat(follow_symlinks=False)
                 given = _is_others(status, self._owner) and self._give(folder, name)
-                unseen = given or (has_room and not self._tree.watches(inner))
+                unseen = given or (has_room and inner not in self._tree.watched)
                 if unseen and stat.S_ISDIR(status.st_mode) and len(inner) <= LONGEST:
                     yield inner
 

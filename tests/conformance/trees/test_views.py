@@ -132,13 +132,14 @@ def test_the_best_driver_is_chosen_with_reasons(rig: Rig) -> None:
     assert all(judgement.why for judgement in judgements)
 
 
+@pytest.mark.parametrize("own_mount", [True, False])
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has other files than a tree's own")
-def test_what_is_made_on_the_host_becomes_the_trees(tree: Tree) -> None:
+def test_what_is_made_on_the_host_becomes_the_trees(tree: Tree, own_mount: bool) -> None:
     """Files and folders, also below new folders, and what was there before anybody looked."""
     (tree.path / "before").touch()
     edits = HostEdits()
     try:
-        edits.watch(tree)
+        edits.watch(tree, own_mount=own_mount)
         made = tree.path / "src" / "made"
         (made / "empty").mkdir(parents=True)
         (made / "file").write_text("one\n")
