@@ -1,19 +1,71 @@
-"""What a look for others' files may cost: code in the space decides what there is to look at."""
+"""What looks for others' files may cost: code in a space decides what there is to look at, and no
+other tree is to wait for it."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from carrel.domain.runtimes import Runtime
 from carrel.domain.trees import Owner, Tree
+from carrel.launcher.client import Launcher
+from carrel.linux import files
 from carrel.linux.descriptors import Descriptor
+from carrel.runtimes.bubblewrap import BubblewrapRuntime
+from carrel.runtimes.landlock import LandlockRuntime
+from carrel.runtimes.process import ProcessRuntime
+from carrel.service.open_spaces import OpenSpaces
 from carrel.trees import host_edits
 from carrel.trees.host_edits import HostEdits, _EditedTree, _Look
+from tests.conformance.tree_rig import Rig, open_rig
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 OWNER = Owner(54_321, 54_321)
+SEEN_S, LOOK_S = 30.0, 0.02
+FLOOD = """
+import os
+for number in range({most}):
+    os.close(os.open(f"f{{number}}", os.O_CREAT | os.O_WRONLY))
+"""
+_PLACES = Path("/proc/sys/fs/inotify/max_queued_events")
+
+
+@pytest.fixture
+def edits() -> Iterator[HostEdits]:
+    opened = HostEdits()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def rig(tree_launcher: Launcher) -> Iterator[Rig]:
+    with open_rig("overlay", Path(tempfile.gettempdir()), tree_launcher) as opened:
+        yield opened
+
+
+def watched(edits: HostEdits, rig: Rig, *, own_mount: bool) -> Tree:
+    """One that was looked through."""
+    tree = rig.tree(rig.base_of(None))
+    (tree.path / "first").touch()
+    edits.watch(tree, own_mount=own_mount)
+    given(tree, "first")
+    return tree
+
+
+def given(tree: Tree, *names: str) -> None:
+    owner = os.stat(tree.path).st_uid
+    until = time.monotonic() + SEEN_S
+    while any(os.lstat(tree.path / name).st_uid != owner for name in names):
+        assert time.monotonic() < until, names
+        time.sleep(LOOK_S)
 
 
 def edited(tmp_path: Path) -> _EditedTree:
@@ -56,3 +108,116 @@ def test_folders_that_wait_have_a_bound(tmp_path: Path, monkeypatch: pytest.Monk
     for number in range(100):
         tree.has_new(b"%d" % number)
     assert tree._unseen and len(tree._folders) <= 10
+
+
+@pytest.mark.parametrize("own_mount", [True, False])
+def test_nobody_waits_for_a_busy_neighbour(edits: HostEdits, rig: Rig, own_mount: bool) -> None:
+    """More is made in its tree than any queue of the kernel holds."""
+    neighbour, tree = (watched(edits, rig, own_mount=one) for one in (False, own_mount))
+    with edits._lock:
+        # So nothing is taken out of the queues meanwhile.
+        flood = FLOOD.format(most=int(_PLACES.read_text()) + 100)
+        subprocess.run([sys.executable, "-c", flood], cwd=neighbour.path, check=True)
+        (tree.path / "made").mkdir()
+        (tree.path / "file").write_text("by hand\n")
+    given(tree, "made", "file")
+    assert threading.active_count() < 10
+
+
+@pytest.mark.parametrize("queue", ["read_watch_events", "read_written"])
+def test_what_was_lost_is_found(
+    edits: HostEdits, rig: Rig, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    tree = watched(edits, rig, own_mount=True)
+    (tree.path / "a").mkdir()
+    given(tree, "a")
+    real, lost = getattr(files, queue), list[object]()
+
+    def lossy(descriptor: int) -> list[tuple[int, int]]:
+        for found, _ in (one for one in real(descriptor) if queue == "read_written"):
+            os.close(found)
+        lost.append(None)
+        monkeypatch.setattr(files, queue, real)
+        return [(-1, files.WATCH_OVERFLOW)]
+
+    monkeypatch.setattr(files, queue, lossy)
+    made = "a/file" if queue == "read_written" else "a/b"
+    (tree.path / made).touch() if made == "a/file" else (tree.path / made).mkdir()
+    given(tree, made)
+    assert lost
+    # And it is told of what comes after.
+    (tree.path / "a" / "later").mkdir()
+    (tree.path / "a" / "later" / "file").touch()
+    given(tree, "a/later", "a/later/file")
+
+
+def test_what_one_look_leaves_the_next_one_finds(
+    edits: HostEdits, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_edits, "MOST_ENTRIES", 20)
+    tree = watched(edits, rig, own_mount=False)
+    names = [f"{folder}/{name}" for folder in "abcdefgh" for name in range(10)]
+    for name in names:
+        (tree.path / name).parent.mkdir(exist_ok=True)
+        (tree.path / name).touch()
+    given(tree, *names)
+
+
+def test_looks_take_turns_and_rest_the_longer_the_more_are_busy(tmp_path: Path) -> None:
+    edits = HostEdits()
+    tree = edited(tmp_path)
+    tree.is_working = True
+    at_once, most, lock = 0, 0, threading.Lock()
+
+    def look() -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        threading.Event().wait(0.05)
+        with lock:
+            at_once -= 1
+
+    rests = list[float]()
+    for busy in (1, 10):
+        edits._trees.update(dict.fromkeys(map(str, range(busy)), tree))
+        rests.append(edits.in_turn(look))
+    assert rests[0] >= 0.05 * host_edits.REST_SHARE and rests[1] >= 0.5 * host_edits.REST_SHARE
+    threads = [threading.Thread(target=edits.in_turn, args=(look,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == host_edits.LOOKS
+
+
+def test_each_tree_has_a_share_of_the_watches(edits: HostEdits, rig: Rig) -> None:
+    first = watched(edits, rig, own_mount=False)
+    edits._most = 160
+    for number in range(50):
+        (first.path / str(number)).mkdir()
+    given(first, *map(str, range(50)))
+    assert len(edits._watches) <= 10
+    second = watched(edits, rig, own_mount=False)
+    assert edits._trees[second.tree_id].watched
+
+
+@pytest.mark.parametrize(
+    ("kind", "own_mount"),
+    [(BubblewrapRuntime, True), (LandlockRuntime, False), (ProcessRuntime, False)],
+)
+def test_runtimes_without_a_mount_of_their_own(
+    tmp_path: Path, kind: type[Runtime], own_mount: bool
+) -> None:
+    told = list[bool]()
+
+    class Told:
+        def watch(self, tree: Tree, *, own_mount: bool) -> None:
+            told.append(own_mount)
+
+        def forget(self, tree_id: str) -> None: ...
+
+    spaces = OpenSpaces(tmp_path, None, edits=Told())  # type: ignore[arg-type]
+    tree = Tree("t", "overlay", "b", tmp_path, OWNER, 0)
+    spaces.made(tree, kind.__new__(kind))
+    assert told == [own_mount]

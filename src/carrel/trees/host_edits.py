@@ -397,9 +397,11 @@ class _Look:
         those for which there was no time."""
         pending = deque([path])
         while pending and self.left > 0:
-            path = pending.popleft()
+            path, before = pending.popleft(), self.left
             with contextlib.suppress(OSError), _beneath(self._top, path) as folder:
                 pending.extend(self._visit(folder, path))
+            if self.left <= 0 and before < MOST_ENTRIES:
+                pending.append(path)
         return pending
 
     def _visit(self, folder: int, path: bytes) -> Iterator[bytes]:
