@@ -221,3 +221,28 @@ def test_runtimes_without_a_mount_of_their_own(
     tree = Tree("t", "overlay", "b", tmp_path, OWNER, 0)
     spaces.made(tree, kind.__new__(kind))
     assert told == [own_mount]
+
+
+def test_a_link_to_anothers_file_is_not_given_while_it_comes_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a space has no mount of its own, a file of others may be linked to."""
+    tree, outside = edited(tmp_path), tmp_path / "outside"
+    made = Path(tree.place) / "made"
+    made.touch()
+    outside.touch()
+    real = host_edits._beneath
+
+    def raced(top: int, path: bytes, flags: int = host_edits._FOLDER) -> Descriptor:
+        if path != b"made":
+            return real(top, path, flags)
+        made.unlink()
+        made.hardlink_to(outside)
+        found = real(top, path, flags)
+        made.unlink()
+        return found
+
+    monkeypatch.setattr(host_edits, "_beneath", raced)
+    with Descriptor(os.open(tree.place, os.O_RDONLY | os.O_DIRECTORY)) as top:
+        _Look(tree, top).at(b"")
+    assert not made.exists() and outside.stat().st_uid == 0

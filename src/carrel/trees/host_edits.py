@@ -425,12 +425,18 @@ class _Look:
         with Root.at(upper) as root:
             for path, status in itertools.islice(walk(root), MOST_ENTRIES):
                 if _is_others(status, self._owner):
-                    self._give(self._top, os.fsencode(path))
+                    above, name = os.path.split(os.fsencode(path))
+                    with contextlib.suppress(OSError), _beneath(self._top, above) as folder:
+                        self._give(folder, name)
 
-    def _give(self, folder: int, path: bytes) -> bool:
+    def _give(self, folder: int, name: bytes) -> bool:
+        """Counts names while it has this one: another's file that was linked to here, opened, and
+        is linked to no more has but one, too."""
         try:
-            with _beneath(folder, path, os.O_PATH | os.O_NOFOLLOW) as found:
-                return _give(found, self._owner)
+            with _beneath(folder, name, os.O_PATH | os.O_NOFOLLOW) as found:
+                named = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                same = os.path.samestat(named, os.fstat(found))
+                return same and _is_others(named, self._owner) and _give(found, self._owner)
         except OSError:
             return False
 
