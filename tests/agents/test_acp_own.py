@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carrel.agents.trials import Trials
 from carrel.app.agents import open_agents
 from carrel.config import SettingsInvalid, parse_settings
 from tests.agents.test_faults import Space as ShellSpace
@@ -121,3 +123,23 @@ def test_built_in_ones_stay(tmp_path: Path) -> None:
     said = {"data": str(tmp_path), "agents": {"gemini": {"command": ["mine"]}}}
     with pytest.raises(SettingsInvalid, match="already"):
         open_agents(parse_settings(said), lambda: None)
+
+
+def test_who_asks_while_it_is_tried_waits_for_that(tmp_path: Path) -> None:
+    program = tmp_path / "agent"
+    program.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/starts\necho Error: broken >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    trials, told = Trials(), list[str]()
+
+    def ask() -> None:
+        told.append(trials.problem([str(program)], {}, {}, [str(program)]))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 4 and set(told) == {"It cannot start: Error: broken"}
+    assert (tmp_path / "starts").read_text() == "x\n"

@@ -78,6 +78,11 @@ def test_an_agent_has_a_family_and_nobody_else(daemon: Daemon) -> None:
     state = data(ask(daemon, child, "system_space_state"))["space"]
     assert (state["id"], state["parent"], state["children"]) == (child, own, [])
     assert data(ask(daemon, own, "system_space_state"))["space"]["children"] == [child]
+    # Those that its parent made besides do not exist for it.
+    sibling = data(ask(daemon, own, "system_spawn_space", name="sibling"))["space"]["id"]
+    seen = data(ask(daemon, child, "system_space_state", space=own))["space"]["children"]
+    assert seen == [child]
+    data(ask(daemon, own, "system_delete_space", space=sibling))
     asked: list[tuple[str, dict[str, Any]]] = [
         ("system_space_state", {"space": stranger}),
         ("system_message_space", {"space": stranger, "text": "hello"}),

@@ -10,7 +10,7 @@ from carrel.app.service import Services
 from carrel.domain.errors import PathNotFound, TooLarge
 from carrel.domain.spaces import Space
 from carrel.service import helpers
-from carrel.service.helpers import HelperFiles, Taken
+from carrel.service.helpers import HelperFiles, Taken, acting_in
 from tests.service.rig import family_of, make, run
 
 
@@ -69,3 +69,35 @@ async def test_paths_and_bounds(
     monkeypatch.setattr(helpers, "MOST", 1)
     with pytest.raises(TooLarge):
         await take(services, maker, helper, "f")
+
+
+async def test_what_was_taken_already_is_no_conflict(services: Services, project: Path) -> None:
+    """A take that was cut short is made again."""
+    maker, helper = await pair(services, project)
+    await run(services, helper, "echo 1 > a; echo 2 > b; echo 3 > c; chmod 755 c; echo 4 > d")
+    await take(services, maker, helper)
+    await run(services, maker, "echo mine > b; chmod 644 c; rm d; ln -s a d")
+    found = await take(services, maker, helper)
+    assert found.written == ("a",)
+    assert sorted(one.path for one in found.left) == ["b", "c", "d"]
+    assert (await run(services, maker, "cat b; readlink d"))[1] == "mine\na\n"
+
+
+async def test_a_file_is_read_from_wherever_one_likes(services: Services, project: Path) -> None:
+    _maker, helper = await pair(services, project)
+    files = HelperFiles(family_of(services), services.spaces, services.files)
+    read = (acting_in(helper), helper.space_id, "src/real.py")
+    assert await files.read(*read, 2, 2) == b"al"
+    assert await files.read(*read, (1 << 62) - 1, 10) == b""
+
+
+async def test_who_woke_whom_is_forgotten(
+    services: Services, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker, helper = await pair(services, project)
+    family = family_of(services)
+    now = services.journal.clock()
+    for space, at in ((maker, now), (helper, now + 7200)):
+        monkeypatch.setattr(services.journal, "clock", lambda at=at: at)
+        assert family._may_wake(space)
+    assert list(family._woken) == [helper.space_id]

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,9 +40,11 @@ Message = Mapping[str, object]
 
 
 class Trials:
-    """Tries each command once for each state of its files. Blocking."""
+    """Tries each command once for each state of its files. Blocking, any thread: who asks while
+    somebody tries gets the same answer."""
 
     def __init__(self) -> None:
+        self._locks: dict[tuple[object, ...], threading.Lock] = {}
         self._tried: dict[tuple[object, ...], tuple[str, float]] = {}
 
     def problem(
@@ -54,12 +57,13 @@ class Trials:
         """Why it cannot start; empty when it can. `folders` are variables that name folders of its
         own, `beside` the files and folders that it consists of."""
         key = (*argv, *env.items(), *map(_identity, beside))
-        problem, until = self._tried.get(key, ("", 0.0))
-        if time.monotonic() >= until:
-            problem = _tried(argv, env, folders)
-            lasts = FAILED_SECONDS if problem else float("inf")
-            self._tried[key] = problem, time.monotonic() + lasts
-        return problem
+        with self._locks.setdefault(key, threading.Lock()):
+            problem, until = self._tried.get(key, ("", 0.0))
+            if time.monotonic() >= until:
+                problem = _tried(argv, env, folders)
+                lasts = FAILED_SECONDS if problem else float("inf")
+                self._tried[key] = problem, time.monotonic() + lasts
+            return problem
 
 
 def _identity(path: str) -> tuple[int, ...]:

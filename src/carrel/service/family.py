@@ -183,8 +183,11 @@ class Family:
 
     def _may_wake(self, target: Space) -> bool:
         """Two agents that wake one another would go on for ever."""
-        now, woken = self._journal.clock(), self._woken.setdefault(target.space_id, deque())
-        while woken and woken[0] < now - WAKES_S:
+        now = self._journal.clock()
+        before = now - WAKES_S
+        self._woken = {one: times for one, times in self._woken.items() if times[-1] >= before}
+        woken = self._woken.setdefault(target.space_id, deque())
+        while woken and woken[0] < before:
             woken.popleft()
         if len(woken) >= MOST_WAKES:
             return False
@@ -321,8 +324,10 @@ class Family:
             raise Forbidden("This space may not delete that one.", hint="Ask the user.")
         await self._spaces.remove(LOCAL, target.space_id, force=agreed)
 
-    def children(self, own: str) -> Sequence[str]:
-        return [one.space_id for one in self._journal.all() if one.parent == own]
+    def children(self, space_id: str, *, seen_from: str = "") -> Sequence[str]:
+        """For an agent in a space, those of its own family."""
+        known = self.members(seen_from) if seen_from else self._journal.all()
+        return [one.space_id for one in known if one.parent == space_id]
 
 
 _STATE = str(EventType.SPACE_STATE)

@@ -1,8 +1,8 @@
 """What a space takes over of the spaces that it made: their changes, read and taken file by file.
 
 A file is taken as it is in the helper's tree, beneath the roots of both. One that both have changed
-since they began is a conflict and stays, unless the taker wants the helper's. What was taken counts
-as copied out of the helper.
+since they began is a conflict and stays, unless the taker wants the helper's, or has the same. What
+was taken counts as copied out of the helper.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from carrel.domain.access import Caller, Scope, ScopeKind
-from carrel.domain.errors import CarrelError, Forbidden, PathEscapes, PathNotFound, TooLarge
+from carrel.domain.errors import (
+    CarrelError,
+    Forbidden,
+    PathError,
+    PathEscapes,
+    PathNotFound,
+    TooLarge,
+)
 from carrel.domain.files import Files
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ChangeKind, EntryType, Review, ReviewQuery
@@ -25,10 +32,13 @@ from carrel.service.family import Family
 from carrel.service.files import Copy, SpaceFiles, WriteRoom
 from carrel.service.spaces import Spaces
 
+T = TypeVar("T")
+
 MOST = 10_000
 """Changes that are taken in one go."""
 MOST_BYTES = 64 << 20
 """Of one file, which is in memory while it is taken."""
+_CONFLICT = "this space has changed it, too"
 
 
 class NotTaken(NamedTuple):
@@ -75,7 +85,8 @@ class HelperFiles:
 
         def work(files: Files) -> bytes:
             with files.open_read(path) as file:
-                file.seek(start)
+                # No file system takes every number.
+                file.seek(min(start, os.fstat(file.fileno()).st_size))
                 return file.read(size)
 
         return await self._files.use(caller, space_id, work)
@@ -105,24 +116,29 @@ class HelperFiles:
         written, deleted, left = list[str](), list[str](), list[NotTaken]()
         for change in _wanted(found.listed, paths):
             try:
-                if not replace and change.path in changed:
-                    left.append(NotTaken(change.path, "this space has changed it, too"))
-                elif change.kind is ChangeKind.DELETED:
-                    await self._delete(taker, change.path)
-                    deleted.append(change.path)
-                elif change.new_type is EntryType.FILE:
-                    await self._copy(taker, helper, change.path)
+                conflicts = not replace and change.path in changed
+                if change.new_type is EntryType.FILE:
+                    if not await self._copy(taker, helper, change.path, unless_other=conflicts):
+                        left.append(NotTaken(change.path, _CONFLICT))
+                        continue
                     written.append(change.path)
                     if change.old_path and (replace or change.old_path not in changed):
                         await self._delete(taker, change.old_path)
                         deleted.append(change.old_path)
+                elif conflicts:
+                    left.append(NotTaken(change.path, _CONFLICT))
+                elif change.kind is ChangeKind.DELETED:
+                    await self._delete(taker, change.path)
+                    deleted.append(change.path)
                 elif change.new_type is not EntryType.FOLDER:
                     left.append(NotTaken(change.path, "only files are taken"))
             except CarrelError as error:
                 left.append(NotTaken(change.path, error.message))
         return Taken(tuple(written), tuple(deleted), tuple(left))
 
-    async def _copy(self, taker: Space, helper: Space, path: str) -> None:
+    async def _copy(self, taker: Space, helper: Space, path: str, *, unless_other: bool) -> bool:
+        """`unless_other`: only where the taker has the same already. Whether it has it now."""
+
         def begin(file: BinaryIO, copy: Copy) -> _Read:
             with file:
                 data = file.read(MOST_BYTES + 1)
@@ -135,7 +151,9 @@ class HelperFiles:
         found = await self._files.read(caller, helper.space_id, path, begin)
         folder = os.path.dirname(path)
 
-        def write(files: Files) -> None:
+        def write(files: Files) -> bool:
+            if unless_other:
+                return _has(files, path, found)
             if folder:
                 _expect_no_links(files, folder)
                 files.mkdir(folder, parents=True)
@@ -144,9 +162,12 @@ class HelperFiles:
                     # The file takes the place of the link, not of what the link leads to.
                     files.delete(path)
             files.write(path, found.data, found.mode)
+            return True
 
-        await self._change(taker, write)
+        if not await self._change(taker, write):
+            return False
         await self._files.copied(caller, helper.space_id, found.ticket)
+        return True
 
     async def _delete(self, taker: Space, path: str) -> None:
         def delete(files: Files) -> None:
@@ -159,11 +180,20 @@ class HelperFiles:
         except PathNotFound:
             return
 
-    async def _change(self, taker: Space, work: Callable[[Files], None]) -> None:
+    async def _change(self, taker: Space, work: Callable[[Files], T]) -> T:
         """Within the disk limit of the space that takes it."""
         caller = acting_in(taker)
         use = self._files.use
-        await use(caller, taker.space_id, work, writes=True, room=WriteRoom(caller))
+        return await use(caller, taker.space_id, work, writes=True, room=WriteRoom(caller))
+
+
+def _has(files: Files, path: str, wanted: _Read) -> bool:
+    """As a file of its own; what links lead to does not count."""
+    _expect_no_links(files, path)
+    with suppress(PathError), files.open_read(path) as file:
+        same_mode = os.fstat(file.fileno()).st_mode & 0o777 == wanted.mode
+        return same_mode and file.read(len(wanted.data) + 1) == wanted.data
+    return False
 
 
 def _expect_no_links(files: Files, folder: str) -> None:

@@ -17,7 +17,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_BYTES = 64 << 20
 """That are copied of a project: settings and notes."""
-MOST_ENTRIES = 10_000
+MOST_ENTRIES, MOST_DEPTH = 10_000, 100
+"""Folders are held open on the way down."""
 COPIED = "copied"
 
 
@@ -51,13 +52,13 @@ class Furnisher:
             whole = f"{self._state}/{target}"
             os.makedirs(os.path.dirname(whole.rstrip("/")), 0o700, exist_ok=True)
             try:
-                self._entry(above, os.path.basename(source), whole)
+                self._entry(above, os.path.basename(source), whole, MOST_DEPTH)
             finally:
                 os.close(above)
 
-    def _entry(self, above: int, name: str, target: str) -> None:
+    def _entry(self, above: int, name: str, target: str, depth: int) -> None:
         self._entries += 1
-        if self._entries > MOST_ENTRIES:
+        if self._entries > MOST_ENTRIES or depth == 0:
             raise FolderTooLarge
         try:
             below = os.open(name, _FOLDER, dir_fd=above)
@@ -67,7 +68,7 @@ class Furnisher:
         try:
             os.makedirs(target, 0o700, exist_ok=True)
             for entry in os.listdir(below):
-                self._entry(below, entry, f"{target}/{entry}")
+                self._entry(below, entry, f"{target}/{entry}", depth - 1)
         finally:
             os.close(below)
 

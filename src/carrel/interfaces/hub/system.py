@@ -80,7 +80,7 @@ class SystemRequests:
         self, client: Client, asked: types.SpaceStateRequest
     ) -> types.SpaceStateAnswer:
         space = await self._find(client, asked.space)
-        children = tuple(self._family.children(space.space_id))
+        children = tuple(self._family.children(space.space_id, seen_from=_inside(client)))
         found = types.HubSpaceState(**_members(client, space), children=children)
         return types.SpaceStateAnswer(space=found)
 
