@@ -74,13 +74,13 @@ async def test_paths_and_bounds(
 async def test_what_was_taken_already_is_no_conflict(services: Services, project: Path) -> None:
     """A take that was cut short is made again."""
     maker, helper = await pair(services, project)
-    await run(services, helper, "echo 1 > a; echo 2 > b; echo 3 > c; chmod 755 c; echo 4 > d")
+    await run(services, helper, "echo 1 > a; echo 2 > b; echo 3 > c; chmod 755 c; echo 4 > e")
     await take(services, maker, helper)
-    await run(services, maker, "echo mine > b; chmod 644 c; rm d; ln -s a d")
+    await run(services, maker, "echo mine > b; chmod 644 c; rm e; ln -s a e")
     found = await take(services, maker, helper)
     assert found.written == ("a",)
-    assert sorted(one.path for one in found.left) == ["b", "c", "d"]
-    assert (await run(services, maker, "cat b; readlink d"))[1] == "mine\na\n"
+    assert sorted(one.path for one in found.left) == ["b", "c", "e"]
+    assert (await run(services, maker, "cat b; readlink e"))[1] == "mine\na\n"
 
 
 async def test_a_file_is_read_from_wherever_one_likes(services: Services, project: Path) -> None:
