@@ -127,9 +127,7 @@ def test_built_in_ones_stay(tmp_path: Path) -> None:
 
 def test_who_asks_while_it_is_tried_waits_for_that(tmp_path: Path) -> None:
     program = tmp_path / "agent"
-    program.write_text(
-        f"#!/bin/sh\necho x >> {tmp_path}/starts\necho Error: broken >&2\nexit 1\n"
-    )
+    program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/starts\necho Error: broken >&2\nexit 1\n")
     program.chmod(0o755)
     trials, told = Trials(), list[str]()
 
