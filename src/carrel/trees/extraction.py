@@ -25,6 +25,7 @@ from carrel.linux.namespaces import leave_umask
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.contents import write_at
 from carrel.trees.folders import split
+from carrel.trees.host_edits import unwatched
 from carrel.trees.paths import check_path, path_errors
 from carrel.trees.writer import SmallFile, TreeWriter
 
@@ -176,7 +177,7 @@ def _unpack(
     limits: tuple[int, int],
     check: Callable[[int], None],
 ) -> Unpacked:
-    with Descriptor(driver.open_root(tree)) as root:
+    with Descriptor(unwatched(driver.open_root(tree))) as root:
         status = os.fstat(root)
         with path_errors(into):
             folder = open_beneath(root, check_path(into))

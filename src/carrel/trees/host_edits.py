@@ -7,7 +7,7 @@ host trust them. So it is given to the space as soon as the kernel tells of it:
 
 - An overlay is a mount of its own on the host, and the kernel tells of each file that was written
   through this mount (fanotify). What the space itself writes goes through another mount, and costs
-  nothing.
+  nothing; so does what is copied into it (`unwatched`).
 - New folders, and trees that are no mounts, are told of by the folder around them (inotify): the
   uppermost folders of each tree are watched.
 
@@ -34,7 +34,7 @@ from carrel.domain.trees import DIRECT, Owner, Tree
 from carrel.linux import files
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.libc import AT_EMPTY_PATH, call
-from carrel.linux.mounts import descriptor_path, is_mounted
+from carrel.linux.mounts import clone_mount, descriptor_path, is_mounted
 from carrel.linux.openat2 import (
     RESOLVE_BENEATH,
     RESOLVE_NO_SYMLINKS,
@@ -208,6 +208,20 @@ class HostEdits:
                 return False
             self._watches[number] = (tree, path)
             return True
+
+
+def unwatched(root: int) -> int:
+    """The root of a tree, for writing a lot into it ourselves: through a mount that nobody watches.
+    Each file would cost a notice that only says that it was us. Takes over the descriptor."""
+    if os.geteuid() != 0:
+        return root
+    try:
+        clone = clone_mount(root)
+    except OSError:
+        # Not in every container.
+        return root
+    os.close(root)
+    return clone
 
 
 class _EditedTree:
