@@ -181,7 +181,7 @@ def _unpack(
     limits: tuple[int, int],
     check: Callable[[int], None],
 ) -> Unpacked:
-    with Descriptor(unwatched(driver.open_root(tree))) as root:
+    with Descriptor(unwatched(tree, driver.open_root(tree))) as root:
         status = os.fstat(root)
         with path_errors(into):
             folder = open_beneath(root, check_path(into))

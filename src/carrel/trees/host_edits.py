@@ -210,13 +210,13 @@ class HostEdits:
             return True
 
 
-def unwatched(root: int) -> int:
+def unwatched(tree: Tree, root: int) -> int:
     """The root of a tree, for writing a lot into it ourselves: through a mount that nobody watches.
     Each file would cost a notice that only says that it was us. Takes over the descriptor."""
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or tree.driver != OVERLAY:
         return root
     try:
-        clone = clone_mount(root)
+        clone = clone_mount(root, recursive=True)
     except OSError:
         # Not in every container.
         return root
