@@ -3,6 +3,7 @@ what one would have made, whatever happens to it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.errors import CarrelError, InsufficientDisk
+from carrel.domain.errors import CarrelError, InsufficientDisk, PathWrongKind
 from carrel.domain.trees import Tree
 from carrel.linux import files
+from carrel.linux.descriptors import Descriptor
 from carrel.trees import extraction
-from carrel.trees.new_files import NewFile, SecondProcess
+from carrel.trees.new_files import Made, NewFile, SecondProcess
 from tests.conformance.tree_rig import SANDBOX, Rig
 from tests.conformance.tree_views import look, owners
 from tests.sampling import every
@@ -35,6 +37,8 @@ class Helping:
         self.started: list[SecondProcess] = []
         self.given = 0
         self.killed_at = -1
+        self.held = False
+        """It does nothing until somebody waits for it."""
 
     def note(self, process: SecondProcess, count: int) -> None:
         self.given += count
@@ -51,11 +55,23 @@ class Helping:
 def helping(monkeypatch: pytest.MonkeyPatch) -> Helping:
     """From the first file on, in small lots, also on a machine with one core."""
     found = Helping()
-    begin, give = SecondProcess.__init__, SecondProcess.give
+    begin, give, take = SecondProcess.__init__, SecondProcess.give, SecondProcess.take
+    close = SecondProcess.close
 
     def starting(process: SecondProcess, owner: tuple[int, int] | None) -> None:
         begin(process, owner)
         found.started.append(process)
+        if found.held:
+            process._process.send_signal(signal.SIGSTOP)
+
+    def taking(process: SecondProcess, *, wait: bool) -> Made | None:
+        if wait:
+            process._process.send_signal(signal.SIGCONT)
+        return take(process, wait=wait)
+
+    def closing(process: SecondProcess) -> None:
+        process._process.send_signal(signal.SIGCONT)
+        close(process)
 
     def giving(process: SecondProcess, folder: int, lot: Sequence[NewFile], size: int) -> None:
         give(process, folder, lot, size)
@@ -63,6 +79,8 @@ def helping(monkeypatch: pytest.MonkeyPatch) -> Helping:
 
     monkeypatch.setattr(SecondProcess, "__init__", starting)
     monkeypatch.setattr(SecondProcess, "give", giving)
+    monkeypatch.setattr(SecondProcess, "take", taking)
+    monkeypatch.setattr(SecondProcess, "close", closing)
     monkeypatch.setattr(extraction, "_MANY", 0)
     monkeypatch.setattr(extraction, "_AT_ONCE", 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
@@ -126,6 +144,7 @@ def test_a_second_time_over_the_first(any_rig: Rig, helping: Helping) -> None:
 @pytest.mark.parametrize("seed", every(4, range(40)))
 def test_entries_of_the_same_names(copy_rig: Rig, helping: Helping, seed: int) -> None:
     """Files, folders and links that replace one another, or may not."""
+    helping.held = bool(seed % 8)
     chance = random.Random(seed)
     names = ["a", "b", "a/a", "a/b", "b/a", "a/a/b", "c"]
     members = []
@@ -150,6 +169,42 @@ def test_entries_of_the_same_names(copy_rig: Rig, helping: Helping, seed: int) -
                     told.append(f"{error.code}: {error}")
         assert told[0] == told[1]
     assert helping.all_ended()
+
+
+def test_the_last_of_one_name_stays(copy_rig: Rig, helping: Helping) -> None:
+    """Also when the second process has no room for more of that folder."""
+    helping.held = True
+    lots = [[(entry(f"f{one}"), b"%d" % lot) for one in range(4)] for lot in range(12)]
+    tree = copy_rig.tree(copy_rig.base_of(None))
+    unpacked(copy_rig, tree, tar_of(*(one for lot in lots for one in lot)))
+    assert {one.read_text() for one in tree.path.iterdir()} == {"11"}
+
+
+def test_the_first_error_is_told(copy_rig: Rig, helping: Helping) -> None:
+    """A folder is in the way of a file, and later the archive breaks off."""
+    helping.held = True
+    tree = copy_rig.tree(copy_rig.base_of(None))
+    copy_rig.act(tree, lambda: Path("there").mkdir())
+    small = [(entry(f"f{one}"), b"x") for one in range(8)]
+    content = tar_of((entry("before"), b"x"), (entry("there"), b"x"), *small, (entry("z"), b"x"))
+    with pytest.raises(PathWrongKind, match="'there' is a folder"):
+        unpacked(copy_rig, tree, content.rstrip(b"\0")[:-1])
+    assert (tree.path / "before").exists() and helping.given
+
+
+def test_nothing_is_made_behind_what_was_not(tmp_path: Path) -> None:
+    """Until whoever gave the lots has made the rest."""
+    (tmp_path / "old").touch()
+    opened = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    with Descriptor(opened) as folder, contextlib.closing(SecondProcess(None)) as second:
+        for lot in (["a", "old", "b"], ["c"]):
+            second.give(folder, [(name, b"x", 0o640, 1) for name in lot], 1)
+        assert second.take(wait=True) == (1, 0) and not second.has_room(1)
+        assert second.take(wait=True) == (0, 0) and second.has_room(1)
+        second.give(folder, [("c", b"later", 0o640, 1)], 1)
+        assert second.take(wait=True) == (1, 0)
+    assert sorted(os.listdir(tmp_path)) == ["a", "c", "old"]
+    assert (tmp_path / "c").read_bytes() == b"later"
 
 
 @pytest.mark.parametrize("killed_at", [0, 30, 100])
