@@ -129,7 +129,7 @@ _FOLDER_BITS = 0o3777
 """Folders may be sticky, or pass on their group; a file never runs as somebody else."""
 _AT_ONCE, _AT_ONCE_BYTES = 256, 1 << 20
 """Small files of one folder, which are written together."""
-_MANY = 500
+_MANY = 300
 """Small files from which on a second process helps: its start takes as long as making these."""
 _KINDS = {
     tarfile.CHRTYPE: "a device",

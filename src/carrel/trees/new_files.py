@@ -36,8 +36,6 @@ _DESCRIPTOR = struct.Struct("=i")
 _AHEAD, _AHEAD_BYTES = 8, 1 << 20
 """Lots that may wait for the second process, and what they take together on the disk: so much more
 may be on its way when somebody looks whether there is room."""
-_END_S = 5.0
-"""For the second process to end when nothing more comes: it does so at once."""
 
 
 def make_new(folder: int, files: Sequence[NewFile], done: int, *, umask: bool) -> Made:
@@ -119,14 +117,10 @@ class SecondProcess:
         return None
 
     def close(self) -> None:
-        import subprocess
-
+        """At once. Whoever wants the lots that wait has taken them."""
         self._socket.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 # The second process
