@@ -160,5 +160,5 @@ def _exactly(stream: _socket.socket, size: int) -> bytes:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(OSError):
         _serve([int(word) for word in sys.argv[1:]])
