@@ -143,8 +143,10 @@ class Daemon:
         raise RuntimeError("the daemon has ended")
 
     def cpu_s(self) -> float:
-        """That the daemon has used since its start."""
-        return time.clock_gettime((~self.pid << 3) | _CPU_OF_PROCESS)
+        """That the daemon has used since its start, and those of its processes that have ended."""
+        ended = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[13:15]
+        own = time.clock_gettime((~self.pid << 3) | _CPU_OF_PROCESS)
+        return own + sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
 
     def helpers(self) -> int:
         """All processes below the daemon and the launcher."""

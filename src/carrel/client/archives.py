@@ -10,16 +10,12 @@ no more accounts than the umask has, and folders that stand there keep their mod
 from __future__ import annotations
 
 import contextlib
-import gzip
 import itertools
 import os
 import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
-
-import zstandard
 
 from carrel.domain.errors import ArchiveInvalid, PathExists, PathWrongKind
 from carrel.domain.tar import (
@@ -32,6 +28,10 @@ from carrel.domain.tar import (
     pack_header,
     plain_name,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
 
 LEVEL = 3
 """Of zstd: as fast as the disk, and most of what can be saved."""
@@ -49,6 +49,9 @@ def pack(source: str, name: str, on_skip: OnSkip, *, plain: bool = False) -> Ite
     if plain:
         yield from pieces
         return
+    # Takes longer to load than a small folder to pack.
+    import zstandard
+
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
     chunker = compressor.chunker(chunk_size=CHUNK)
     for piece in pieces:
@@ -204,13 +207,8 @@ def unpack(
     came is there, also if its writer could not read something. Gives the number of files.
     Raises `ArchiveInvalid`, `PathWrongKind`, `OSError`."""
     with _Place(target) as place:
-        try:
-            unpacker = _Unpacker(place, TarReader(_plain(pieces)), rename, on_skip)
-            unpacker.run()
-        except zstandard.ZstdError as error:
-            raise ArchiveInvalid(
-                f"The archive from the space is damaged: {error}.", hint="Try again."
-            ) from error
+        unpacker = _Unpacker(place, TarReader(_plain(pieces)), rename, on_skip)
+        unpacker.run()
         place.finish()
         on_done()
         unpacker.check_whole()
@@ -220,6 +218,8 @@ def unpack(
 def unpack_whole(archive: IO[bytes], target: str, on_skip: OnSkip, *, replace: bool) -> list[str]:
     """As `unpack`, from a tar or tar.gz that is here as a whole. Gives the paths of files and
     links. Without `replace`, `PathExists` before anything is written."""
+    import gzip
+
     with _Place(target) as place:
         try:
             if not replace:
@@ -234,6 +234,8 @@ def unpack_whole(archive: IO[bytes], target: str, on_skip: OnSkip, *, replace: b
 
 
 def _from_start(archive: IO[bytes]) -> Readable:
+    import gzip
+
     archive.seek(0)
     beginning = archive.read(len(_GZIP))
     archive.seek(0)
@@ -546,6 +548,21 @@ def _plain(pieces: Iterable[bytes]) -> Readable:
         if len(beginning) >= len(_ZSTD):
             break
     stream = _Pieces(itertools.chain((beginning,), rest))
-    if not beginning.startswith(_ZSTD):
-        return stream
-    return zstandard.ZstdDecompressor().stream_reader(stream, read_size=CHUNK)  # type: ignore[arg-type]
+    return _Decompressed(stream) if beginning.startswith(_ZSTD) else stream
+
+
+class _Decompressed:
+    def __init__(self, stream: _Pieces) -> None:
+        import zstandard
+
+        self._error = zstandard.ZstdError
+        decompressor = zstandard.ZstdDecompressor()
+        self._reader = decompressor.stream_reader(stream, read_size=CHUNK)  # type: ignore[arg-type]
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            return self._reader.read(size)
+        except self._error as error:
+            raise ArchiveInvalid(
+                f"The archive from the space is damaged: {error}.", hint="Try again."
+            ) from error

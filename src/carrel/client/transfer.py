@@ -6,15 +6,10 @@ machine.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import posixpath
-import tarfile
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import IO, Any
 
 from carrel.client.archives import allowed_mode, own_umask, pack, unpack, unpack_whole
 from carrel.client.http import LONG_S, HttpAnswer, operation
@@ -24,6 +19,8 @@ from carrel.domain.tar import CHUNK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import IO, Any
+
     # Their types take longer to load than small files to copy.
     from carrel.api.types.requests import ResultFile, ResultInfo
 
@@ -35,25 +32,25 @@ def ignore_bytes(_count: int) -> None:
     """The listener of callers that do not watch."""
 
 
-@dataclass
 class CopyResult:
     """What was copied: where it is now, and what was left out, with the reason."""
 
-    target: str
-    bytes_moved: int = 0
-    skipped: list[tuple[str, str]] = field(default_factory=list)
+    def __init__(self, target: str, bytes_moved: int = 0) -> None:
+        self.target = target
+        self.bytes_moved = bytes_moved
+        self.skipped: list[tuple[str, str]] = []
 
     def skip(self, path: str, why: str) -> None:
         self.skipped.append((path, why))
 
 
-@dataclass
 class Saved:
     """What was put into a folder, and what was left out, with the reason."""
 
-    folder: str
-    files: list[str] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.files: list[str] = []
+        self.skipped: list[tuple[str, str]] = []
 
     def skip(self, path: str, why: str) -> None:
         self.skipped.append((path, why))
@@ -123,6 +120,8 @@ def replacing(target: str) -> Iterator[Any]:
     """The old file stays until the new one is complete."""
     if os.path.isdir(target):
         raise PathWrongKind(f"{target} is a folder.", hint="Name a file in it.")
+    import tempfile
+
     folder = os.path.dirname(os.path.abspath(target))
     descriptor, name = tempfile.mkstemp(prefix=".carrel-", dir=folder)
     try:
@@ -245,11 +244,16 @@ def is_whole(result: ResultInfo | None) -> bool:
 
 def buffer() -> IO[bytes]:
     """For an archive on its way."""
+    import tempfile
+
     return tempfile.SpooledTemporaryFile(_IN_MEMORY)
 
 
 def archive_of(files: Iterable[ResultFile]) -> IO[bytes]:
     """Of a result that is whole."""
+    import io
+    import tarfile
+
     from carrel.domain.trees import EntryType
 
     target = buffer()

@@ -24,6 +24,7 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 _OPEN_TREE_CLONE = 1
+_AT_RECURSIVE = 0x8000
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _FSOPEN_CLOEXEC = 1
 _FSMOUNT_CLOEXEC = 1
@@ -118,12 +119,12 @@ def descriptor_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def clone_mount(path: str | int, *, read_only: bool = False) -> int:
+def clone_mount(path: str | int, *, read_only: bool = False, recursive: bool = False) -> int:
     """A detached copy of the mount that `path` (or a descriptor) is in, with `path` as its
     root. It goes away with the descriptor, and what is mounted below it shows nowhere else: where
     systemd runs, a copy would be the other side of the host's own mount. `read_only`: nobody
-    writes through it."""
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    writes through it. `recursive`: with what is mounted below it now."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
     if isinstance(path, int):
         clone = syscall("open_tree", path, b"", flags | AT_EMPTY_PATH)
     else:

@@ -79,6 +79,8 @@ class WriteRoom:
 
     def take(self, size: int) -> None:
         """For so many bytes more. In a worker thread; raises `InsufficientDisk`."""
+        if self._free:
+            return
         self._taken += size
         if self._taken >= STEP:
             written, self._taken = self._taken, 0

@@ -11,6 +11,7 @@ import contextlib
 import os
 import stat
 import tarfile
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,8 +26,10 @@ from carrel.linux.namespaces import leave_umask
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.contents import write_at
 from carrel.trees.folders import split
+from carrel.trees.host_edits import unwatched
+from carrel.trees.new_files import NewFile, SecondProcess
 from carrel.trees.paths import check_path, path_errors
-from carrel.trees.writer import SmallFile, TreeWriter
+from carrel.trees.writer import TreeWriter, checked
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW = 8 << 20
@@ -126,6 +129,8 @@ _FOLDER_BITS = 0o3777
 """Folders may be sticky, or pass on their group; a file never runs as somebody else."""
 _AT_ONCE, _AT_ONCE_BYTES = 256, 1 << 20
 """Small files of one folder, which are written together."""
+_MANY = 300
+"""Small files from which on a second process helps: its start takes as long as making these."""
 _KINDS = {
     tarfile.CHRTYPE: "a device",
     tarfile.BLKTYPE: "a device",
@@ -176,7 +181,7 @@ def _unpack(
     limits: tuple[int, int],
     check: Callable[[int], None],
 ) -> Unpacked:
-    with Descriptor(driver.open_root(tree)) as root:
+    with Descriptor(unwatched(tree, driver.open_root(tree))) as root:
         status = os.fstat(root)
         with path_errors(into):
             folder = open_beneath(root, check_path(into))
@@ -185,14 +190,15 @@ def _unpack(
             raise PathWrongKind(f"{into!r} is not a folder.")
         place = TreeWriter(folder, Owner(status.st_uid, status.st_gid), umask=not leave_umask())
         try:
-            unpacker = _TarUnpacker(place, tar_reader(stream), *limits, check)
-            try:
-                unpacker.run()
-            except BaseException:
-                # Folders get back the modes they had; what went wrong first is told.
-                with contextlib.suppress(CarrelError):
-                    place.finish()
-                raise
+            with contextlib.closing(_SmallFiles(place)) as small:
+                unpacker = _TarUnpacker(place, small, tar_reader(stream), *limits, check)
+                try:
+                    unpacker.run()
+                except BaseException:
+                    # Folders get back the modes they had; what went wrong first is told.
+                    with contextlib.suppress(CarrelError):
+                        place.finish()
+                    raise
             place.finish()
         finally:
             place.close()
@@ -201,9 +207,100 @@ def _unpack(
     return Unpacked(unpacker.entries, unpacker.written)
 
 
+class _SmallFiles:
+    """Makes them in lots, and when they are many lets a second process make some of the lots at the
+    same time. Other entries see the names in their order all the same: see `reach` and `settle`.
+    Methods raise as those of `TreeWriter` do."""
+
+    def __init__(self, place: TreeWriter) -> None:
+        self._place = place
+        self._second: SecondProcess | None = None
+        self._alone = len(os.sched_getaffinity(0)) < 2
+        self._seen = 0
+        self._given: deque[tuple[str, list[NewFile]]] = deque()
+        """Lots of which the second process has not said what became of them."""
+
+    def close(self) -> None:
+        if self._second is not None:
+            self._second.close()
+            self._second = None
+
+    def reach(self, path: str) -> None:
+        """Makes a folder where it is missing, after every file that was to have its name, or the
+        name of a folder on the way."""
+        for above, files in self._given:
+            way = path if not above else path[len(above) + 1 :] if _is_in(path, above) else ""
+            first = way.partition("/")[0]
+            if first and any(first == file[0] for file in files):
+                self.settle()
+                break
+        self._place.reach(path)
+
+    def write(self, above: str, files: list[NewFile], size: int) -> None:
+        """Those of a folder that is there, which take so much."""
+        self._seen += len(files)
+        if self._second is None and self._seen > _MANY and not self._alone:
+            self._alone = True
+            # Where the machine has no process left, all is done here.
+            with contextlib.suppress(OSError):
+                self._second = self._place.second_process()
+        self._collect(wait=False)
+        if self._second is not None and self._second.has_room(size):
+            folder = self._place.folder_for_new(above)
+            if folder is not None:
+                self._give(above, folder, files, size)
+                return
+        if any(above == given for given, _ in self._given):
+            # One that was given before can have the same name.
+            self.settle()
+        self._place.write_small(above, files)
+
+    def _give(self, above: str, folder: int, files: list[NewFile], size: int) -> None:
+        assert self._second is not None
+        self._given.append((above, files))
+        try:
+            self._second.give(folder, files, size)
+        except OSError:
+            self._lose()
+
+    def settle(self) -> None:
+        """Until all that were given are made. Raises the error of the first that could not be."""
+        while self._given:
+            self._collect(wait=True)
+
+    def _collect(self, *, wait: bool) -> None:
+        while self._given and self._second is not None:
+            try:
+                made = self._second.take(wait=wait)
+            except OSError:
+                self._lose()
+                return
+            if made is None:
+                return
+            above, files = self._given.popleft()
+            try:
+                self._place.write_small(above, files, checked(above, files, made))
+            except BaseException:
+                # What came later is not made by others either.
+                self._given.clear()
+                self.close()
+                raise
+
+    def _lose(self) -> None:
+        """It was killed. Whatever it has made of the lots is made once more."""
+        self.close()
+        while self._given:
+            self._place.write_small(*self._given.popleft())
+
+
+def _is_in(path: str, above: str) -> bool:
+    return path.startswith(above) and path[len(above) : len(above) + 1] == "/"
+
+
 @dataclass
 class _TarUnpacker:
     place: TreeWriter
+    small: _SmallFiles
     reader: TarReader
     max_entries: int
     max_bytes: int
@@ -211,7 +308,7 @@ class _TarUnpacker:
     entries: int = 0
     written: int = 0
     _above: str = ""
-    _small: list[SmallFile] = field(default_factory=list)
+    _small: list[NewFile] = field(default_factory=list)
     """Those of the folder `_above` that came last."""
     _small_bytes: int = 0
 
@@ -223,10 +320,14 @@ class _TarUnpacker:
                     raise self._too_large(member, f"{self.max_entries} entries")
                 self._take(member)
         except BaseException:
+            # The error of an entry that came before is the one to tell.
+            self.small.settle()
             with contextlib.suppress(CarrelError):
                 self._flush()
+                self.small.settle()
             raise
         self._flush()
+        self.small.settle()
 
     def _take(self, member: Member) -> None:
         path = clean_name(member.name, member.name)
@@ -238,8 +339,10 @@ class _TarUnpacker:
         if member.kind == tarfile.DIRTYPE:
             # The folder that was given keeps its mode and time.
             if path:
-                self.place.make_folder(path, member.mode & _FOLDER_BITS, member.mtime_ns)
+                self.small.reach(path)
+                self.place.note_folder(path, member.mode & _FOLDER_BITS, member.mtime_ns)
             return
+        self.small.settle()
         if not path:
             raise bad(f"{shown(member.name)} names no file", member.name)
         self.place.reach(split(path)[0])
@@ -263,16 +366,17 @@ class _TarUnpacker:
         self.written += len(data)
         if self.written > self.max_bytes:
             raise self._too_large(member, f"{self.max_bytes} bytes")
-        self._small.append(SmallFile(name, data, member.mode & _FILE_BITS, member.mtime_ns))
+        self._small.append((name, data, member.mode & _FILE_BITS, member.mtime_ns))
         self._small_bytes += len(data)
 
     def _flush(self) -> None:
         if self._small:
             small, size = self._small, self._small_bytes
             self._small, self._small_bytes = [], 0
-            self.check(size + ENTRY_BYTES * len(small))
-            self.place.reach(self._above)
-            self.place.write_small(self._above, small)
+            size += ENTRY_BYTES * len(small)
+            self.check(size)
+            self.small.reach(self._above)
+            self.small.write(self._above, small, size)
 
     def _write(self, path: str, member: Member) -> None:
         def fill(target: int) -> None:

@@ -7,7 +7,8 @@ host trust them. So it is given to the space as soon as the kernel tells of it:
 
 - An overlay is a mount of its own on the host, and the kernel tells of each file that was written
   through this mount (fanotify). What the space itself writes goes through another mount, and costs
-  nothing; where it has no other, the mount is not watched.
+  nothing; so does what is copied into it (`unwatched`). Where a space has no other, the mount is not
+  watched.
 - Otherwise, and of new folders, the folder around them tells (inotify): the uppermost folders of
   each tree are watched. A watch ends with its first event, and the look that follows begins it
   again: however much a space makes, each of its folders takes one place in the queue of all.
@@ -38,7 +39,7 @@ from carrel.domain.trees import DIRECT, Owner, Tree
 from carrel.linux import files
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.libc import AT_EMPTY_PATH, call
-from carrel.linux.mounts import descriptor_path, is_mounted
+from carrel.linux.mounts import clone_mount, descriptor_path, is_mounted
 from carrel.linux.openat2 import (
     RESOLVE_BENEATH,
     RESOLVE_NO_SYMLINKS,
@@ -254,6 +255,20 @@ class HostEdits:
         with self._lock:
             busy = sum(one.is_working for one in self._trees.values())
         return max(REST_S, took * REST_SHARE * busy)
+
+
+def unwatched(tree: Tree, root: int) -> int:
+    """The root of a tree, for writing a lot into it ourselves: through a mount that nobody watches.
+    Each file would cost a notice that only says that it was us. Takes over the descriptor."""
+    if os.geteuid() != 0 or tree.driver != OVERLAY:
+        return root
+    try:
+        clone = clone_mount(root, recursive=True)
+    except OSError:
+        # Not in every container.
+        return root
+    os.close(root)
+    return clone
 
 
 class _EditedTree:

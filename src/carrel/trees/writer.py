@@ -15,7 +15,6 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from carrel.domain.errors import PathEscapes, PathExists, PathWrongKind
 from carrel.domain.trees import Owner
@@ -24,13 +23,13 @@ from carrel.linux.ids import files_as
 from carrel.trees.contents import write_at
 from carrel.trees.files import give, write_atomically
 from carrel.trees.folders import FolderCache, join, open_own, split
+from carrel.trees.new_files import Made, NewFile, SecondProcess, make_new
 from carrel.trees.paths import FOLDER, open_folder, path_error, path_errors
 from carrel.trees.removal import remove_entry
 
 _ROUNDS = 16
 """How often the folders are finished again, when one had to be opened up to get at others."""
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, PathEscapes)
 """What is behind a symlink is not there either."""
 
@@ -44,20 +43,6 @@ class _Final:
 
     mode: int | None = None
     mtime_ns: int | None = None
-
-
-class SmallFile(NamedTuple):
-    """One whose content is all there."""
-
-    name: str
-    data: bytes
-    mode: int
-    mtime_ns: int
-
-    def complete(self, target: int) -> None:
-        os.fchmod(target, self.mode)
-        write_at(target, self.data, 0)
-        os.utime(target, ns=(self.mtime_ns, self.mtime_ns))
 
 
 class TreeWriter(FolderCache):
@@ -155,50 +140,48 @@ class TreeWriter(FolderCache):
         with self._free(path) as (folder, name):
             write_atomically(folder, name, fill, mode=0o600, owner=self._owner)
 
-    def write_small(self, above: str, files: Sequence[SmallFile]) -> None:
-        """Files of one folder. Those that are new get their names at once, which takes half the
-        time; the owner's programs may see one that is not complete yet."""
-        done = 0
+    def write_small(self, above: str, files: Sequence[NewFile], done: int = 0) -> None:
+        """Files of one folder, from `done` on. Those that are new get their names at once, which
+        takes half the time; the owner's programs may see one that is not complete yet."""
         while done < len(files):
             done = self._write_new(above, files, done)
             if done < len(files):
-                self.write(join(above, files[done].name), files[done].complete)
+                self._replace(above, *files[done])
                 done += 1
 
-    def _write_new(self, above: str, files: Sequence[SmallFile], done: int) -> int:
+    def _replace(self, above: str, name: str, data: bytes, mode: int, mtime_ns: int) -> None:
+        def fill(target: int) -> None:
+            os.fchmod(target, mode)
+            write_at(target, data, 0)
+            os.utime(target, ns=(mtime_ns, mtime_ns))
+
+        self.write(join(above, name), fill)
+
+    def _write_new(self, above: str, files: Sequence[NewFile], done: int) -> int:
         """Goes on there, to the first that is not new, or that the owner may not make. Root makes
         them as their owner, which is quicker than giving each of them away."""
+        folder = self.folder_for_new(above)
+        if folder is None:
+            return done
+        if not self._gives:
+            return checked(above, files, make_new(folder, files, done, umask=self._umask))
+        with files_as(self._owner.uid, self._owner.gid) as able:
+            made = make_new(folder, files, done, umask=self._umask) if able else (done, 0)
+        return checked(above, files, made)
+
+    def folder_for_new(self, above: str) -> int | None:
+        """A folder, as `folder` gives it, in which new files belong to the owner if the owner makes
+        them. None of another."""
         with path_errors(above or "."):
             folder = self.folder(above)
-            if not self._gives:
-                return self._make(above, folder, files, done)
-            if os.fstat(folder).st_mode & stat.S_ISGID:
-                # New files have its group, whoever makes them.
-                return done
-            with files_as(self._owner.uid, self._owner.gid) as able:
-                return self._make(above, folder, files, done) if able else done
+            # New files have the group of this one, whoever makes them.
+            passes_group = self._gives and os.fstat(folder).st_mode & stat.S_ISGID
+        return None if passes_group else folder
 
-    def _make(self, above: str, folder: int, files: Sequence[SmallFile], done: int) -> int:
-        for number in range(done, len(files)):
-            name, data, mode, mtime_ns = one = files[number]
-            try:
-                target = os.open(name, _NEW, 0o600 if self._umask else mode, dir_fd=folder)
-                try:
-                    if self._umask or (data and os.write(target, data) < len(data)):
-                        one.complete(target)
-                    else:
-                        os.utime(target, ns=(mtime_ns, mtime_ns))
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        os.unlink(name, dir_fd=folder)
-                    raise
-                finally:
-                    os.close(target)
-            except (FileExistsError, PermissionError):
-                return number
-            except OSError as error:
-                raise path_error(join(above, name), error) from error
-        return len(files)
+    def second_process(self) -> SecondProcess:
+        """That makes new files as `write_small` does. Raises OSError."""
+        owner = self._owner
+        return SecondProcess((owner.uid, owner.gid) if self._gives else None)
 
     def symlink(self, path: str, target: bytes, mtime_ns: int) -> None:
         with self._beside(path) as (folder, name):
@@ -357,6 +340,14 @@ class TreeWriter(FolderCache):
         """Closes a folder that goes away, and all in it."""
         for known in [one for one in self._open if f"{one}/".startswith(f"{path}/")]:
             os.close(self._open.pop(known))
+
+
+def checked(above: str, files: Sequence[NewFile], made: Made) -> int:
+    """How many of the files are made. Raises the error of the one that could not be."""
+    done, error = made
+    if error:
+        raise path_error(join(above, files[done][0]), OSError(error, os.strerror(error)))
+    return done
 
 
 def _path_of(descriptor: int) -> str:

@@ -78,8 +78,8 @@ async def write_archive(request: Request) -> Response:
     path = query_of(request, FolderQuery).path
     await here.services.spaces.existing(who, space)
     unpack = here.services.files.unpack
-    with here.body(who, _small(request)):
-        first, rest = await whole_or_rest(request)
+    with here.body(who, _small(request, ARCHIVE_WHOLE)):
+        first, rest = await whole_or_rest(request, ARCHIVE_WHOLE)
         if rest is None:
             await unpack(who, space, io.BytesIO(first), path)
             return answer(Done())
@@ -122,8 +122,9 @@ async def _whole(request: Request) -> bytes:
 
 # Large bodies, between the event loop and worker threads
 
-WHOLE = 4 << 20
-"""Up to here a body is kept in memory."""
+WHOLE, ARCHIVE_WHOLE = 4 << 20, 1 << 20
+"""Up to here a body is kept in memory. What unpacks an archive is slower than what packs it, and
+begins earlier."""
 PIECE_S = 45.0
 """For the thread to wait for the next piece: the connection gives up after 30 seconds."""
 LEAST_RATE = 4 * 1024
@@ -141,19 +142,21 @@ class BodyEnded(RequestError):
     code = "message_invalid"
 
 
-def _small(request: Request) -> int:
+def _small(request: Request, most: int = WHOLE) -> int:
     """How much of its body will be in memory at most."""
     announced = request.headers.get("content-length", "")
-    return min(int(announced), WHOLE) if announced.isdecimal() else WHOLE
+    return min(int(announced), most) if announced.isdecimal() else most
 
 
-async def whole_or_rest(request: Request) -> tuple[bytes, AsyncIterator[bytes] | None]:
+async def whole_or_rest(
+    request: Request, most: int = WHOLE
+) -> tuple[bytes, AsyncIterator[bytes] | None]:
     """The body; or its beginning, and what is to come."""
     kept = bytearray()
     stream = request.stream()
     async for piece in stream:
         kept += piece
-        if len(kept) > WHOLE:
+        if len(kept) > most:
             return bytes(kept), stream
     return bytes(kept), None
 
