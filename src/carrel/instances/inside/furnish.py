@@ -18,6 +18,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_BYTES = 64 << 20
 """That are copied of a project: settings and notes."""
 MOST_ENTRIES = 10_000
+MOST_DEPTH = 100
+"""Of folders in one another."""
 COPIED = "copied"
 
 
@@ -51,14 +53,14 @@ class Furnisher:
             whole = f"{self._state}/{target}"
             os.makedirs(os.path.dirname(whole.rstrip("/")), 0o700, exist_ok=True)
             try:
-                self._entry(above, os.path.basename(source), whole)
+                self._entry(above, os.path.basename(source), whole, MOST_DEPTH)
             finally:
                 os.close(above)
 
-    def _entry(self, above: int, name: str, target: str) -> None:
+    def _entry(self, above: int, name: str, target: str, depth: int) -> None:
         self._entries += 1
-        if self._entries > MOST_ENTRIES:
-            raise FolderTooLarge
+        if self._entries > MOST_ENTRIES or not depth:
+            raise FolderTooLarge("the project has too many files, or too deep ones, to copy")
         try:
             below = os.open(name, _FOLDER, dir_fd=above)
         except OSError:
@@ -67,7 +69,7 @@ class Furnisher:
         try:
             os.makedirs(target, 0o700, exist_ok=True)
             for entry in os.listdir(below):
-                self._entry(below, entry, f"{target}/{entry}")
+                self._entry(below, entry, f"{target}/{entry}", depth - 1)
         finally:
             os.close(below)
 
@@ -81,7 +83,7 @@ class Furnisher:
             while piece := file.read(1 << 16):
                 self._bytes += len(piece)
                 if self._bytes > MOST_BYTES:
-                    raise FolderTooLarge
+                    raise FolderTooLarge("the project has too much to copy")
                 copy.write(piece)
 
     def swap(self, files: list[str], keys: list[str], word: str, instead: str) -> bool:
