@@ -22,7 +22,7 @@ from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
 from carrel.review.project import ProjectRepository, held
 from carrel.review.work import GITLINK, LINK, MAX_CONVERTED
-from carrel.trees.files import make_folder, status_of, write_atomically
+from carrel.trees.files import link_atomically, make_folder, status_of, write_atomically
 from carrel.trees.folders import Root
 from carrel.trees.paths import FOLDER, open_folder, path_errors
 
@@ -225,12 +225,7 @@ class _CheckoutWriter:
             if file.new.mode == LINK:
                 target = self._content(file)
                 self._expect_old(file)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
-                os.symlink(target, name, dir_fd=folder)
-                if os.geteuid() == 0:
-                    uid, gid = self.owner.uid, self.owner.gid
-                    os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+                link_atomically(folder, name, target, owner=self.owner)
                 return
             other_ends = self._has_other_ends(file)
 
