@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from carrel.app.service import Services
-from carrel.domain.access import LOCAL
-from carrel.domain.instances import InstanceState, Restart
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.errors import MessageInvalid
+from carrel.domain.instances import InstanceRequest, InstanceState, Restart
 from carrel.domain.limits import Limits
 from carrel.domain.server_adapter import NotReady
 from carrel.hub.access import Identity
 from tests.instances.rig import WAIT_S, call, leftovers, server, start, until
+from tests.service.rig import make
 
 
 class Heard:
@@ -61,6 +65,21 @@ async def test_it_ends_with_the_connection(data: Path, services: Services, tmp_p
     ended = await until(services, instance.instance_id, InstanceState.ENDED)
     assert ended.problem is not None and ended.problem.code == "owner_gone"
     assert leftovers(data, instance.instance_id) == []
+
+
+async def test_somebody_elses_connection_is_not_told(services: Services, tmp_path: Path) -> None:
+    """For a token it is not there, as one that never was."""
+    space = await make(services, tmp_path, labels={"team": "blue"})
+    services.instances.servers.add(server("ok"))
+    blue = Caller("tk_blue", Scope(ScopeKind.LABEL, "team=blue"))
+    others = (LOCAL, Caller("tk_red", Scope(ScopeKind.LABEL, "team=red")))
+    for one in others:
+        client = services.hub.connect(Identity(one), Heard()).client_id
+        asked = InstanceRequest("test-ok", space_id=space.space_id, hub_client=client)
+        with pytest.raises(MessageInvalid, match="no connection"):
+            await services.instances.start(blue, asked)
+    own = services.hub.connect(Identity(blue), Heard()).client_id
+    assert services.hub.is_connected(own, blue) and services.hub.is_connected(own)
 
 
 async def test_a_restart_is_told(services: Services, tmp_path: Path) -> None:

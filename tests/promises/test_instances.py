@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ AS_ANOTHER = (
     "test_what_runs_in_a_space_is_no_client[bubblewrap]",
     "test_what_runs_in_a_space_is_no_client[landlock]",
     "test_what_runs_in_a_space_is_no_client[process]",
+    "test_who_is_no_client_keeps_nobody_out",
 )
 ASK = """
 import http.client, sys
@@ -34,6 +36,18 @@ connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=6
 body = '{"session_id": "in_of_nobody"}'
 connection.request("POST", "/release-session", body, {"content-type": "application/json"})
 print(connection.getresponse().status)
+"""
+
+FLOOD = """
+import socket, sys
+head = b"POST /release-session HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\nContent-Length: 2\\r\\n\\r\\n{}"
+held = []
+for number in range(10**9):
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    connection.sendall(head * 8)
+    held = [*held[-600:], connection]
+    if number == 2000:
+        print("many", flush=True)
 """
 
 
@@ -166,6 +180,20 @@ def test_nobody_else_is_a_client(daemon: Daemon, port: int, ordinary_user: Accou
     alone = ["/usr/bin/setpriv", "--no-new-privs", "/usr/bin/python3", "-I", "-c", ASK, str(port)]
     assert run_as(Account(0, 0), alone).stdout.strip() == "403"
     assert run_as(Account(0, 0), alone[2:]).stdout.strip() == "404"
+
+
+def test_who_is_no_client_keeps_nobody_out(daemon: Daemon, port: int) -> None:
+    """However often it connects; here as what has given up rights, as in a space."""
+    words = ["setpriv", "--no-new-privs", "python3", "-I", "-c", FLOOD, str(port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as flood:
+        try:
+            assert flood.stdout is not None and flood.stdout.readline() == b"many\n"
+            for _ in range(5):
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S) as client:
+                    assert failed(client.post("/release-session", json={"session_id": "x"}), 404)
+            assert flood.poll() is None
+        finally:
+            flood.kill()
 
 
 SETTINGS = """\

@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 import shutil
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ import pytest
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import (
+    CarrelError,
     Forbidden,
+    GitFailed,
     InsufficientDisk,
     LandingConflicts,
     LandingHalfDone,
@@ -34,7 +37,8 @@ from carrel.domain.turns import TurnRequest
 from carrel.review.checkout import CheckoutFile, ProjectCheckout, _CheckoutWriter
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
-from tests.accounts import Account
+from carrel.trees.git import process
+from tests.accounts import Account, run_as
 from tests.review.conftest import Repository
 from tests.service.rig import RUN_S, make, run
 from tests.trees.again import run_again
@@ -457,6 +461,74 @@ async def test_another_account_leads_root_elsewhere(
     theirs.path.unlink()
     theirs.path.symlink_to(home / "moved")
     await land(services, space)
+
+
+def _given(repository: Repository, account: Account) -> None:
+    for path in (repository.path, *repository.path.rglob("*")):
+        os.lchown(path, *account)
+    for path in repository.path.parents[:-1]:
+        path.chmod(path.stat().st_mode | 0o055)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
+def test_another_account_reads_nothing_of_roots(
+    repository: Repository, ordinary_user: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root: the git that works as the project's account has no variable of ours."""
+    _given(repository, ordinary_user)
+    monkeypatch.setenv("OWNERS_API_KEY", "a key of root's")
+    before = _children()
+    with ProjectRepository(repository.path / ".git").contents():
+        (git,) = _children() - before
+        words = ["cat", f"/proc/{git}/cmdline", f"/proc/{git}/environ"]
+        seen = run_as(ordinary_user, words)
+    assert seen.returncode == 0 and "cat-file" in seen.stdout
+    assert "a key of root's" not in seen.stdout
+
+
+def _children() -> set[str]:
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {pid for task in tasks for pid in task.read_text().split()}
+
+
+@pytest.mark.parametrize("way", ["gone/../../made", "src/../../made", "gone/.git/hooks", "./made"])
+def test_the_projects_git_names_what_is_not_in_the_project(
+    repository: Repository, ordinary_user: Account, way: str
+) -> None:
+    """It takes every name; and whose it is can exchange what was checked when it landed."""
+    first = repository.git("rev-parse", "HEAD")
+    tree = repository.git("rev-parse", "HEAD:src")
+    for name in reversed(way.split("/")):
+        tree = _tree_of(repository, name, tree)
+    after = repository.git("commit-tree", tree, "-p", first, "-m", "lies")
+    if os.geteuid() == 0:
+        _given(repository, ordinary_user)
+    folder = repository.path / ".git"
+    there = sorted(repository.path.parent.rglob("*"))
+    checkout = ProjectCheckout(ProjectRepository(folder), folder, repository.path)
+    with pytest.raises(LandingRefused, match="not in the project"):
+        checkout.check(first, after)
+    with pytest.raises(CarrelError):
+        checkout.bring_or_leave(first, after)
+    assert sorted(repository.path.parent.rglob("*")) == there
+
+
+def test_the_projects_git_says_too_much(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_MAX_OUTPUT", 100)
+    with pytest.raises(GitFailed, match="more of the project than can be held"):
+        ProjectRepository(repository.path / ".git").run("ls-files", "-s")
+
+
+def _tree_of(repository: Repository, name: str, below: str) -> str:
+    """As `git mktree` would not make it."""
+    words = ("hash-object", "-t", "tree", "-w", "--literally", "--stdin")
+    entry = b"40000 %s\0" % name.encode() + bytes.fromhex(below)
+    done = subprocess.run(
+        ["git", *words], cwd=repository.path, input=entry, capture_output=True, check=True
+    )
+    return done.stdout.decode().strip()
 
 
 @pytest.mark.parametrize("kind", ["bare", "worktree", "detached", "unborn", "sha256", "packed"])

@@ -27,7 +27,7 @@ from carrel.domain.errors import (
 from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner
 from carrel.linux.openat2 import open_beneath, walk_beneath
-from carrel.trees.files import MAX_READ, TreeFiles
+from carrel.trees.files import MAX_READ, TreeFiles, link_atomically, make_folder
 from tests.accounts import PYTHON, Account, run_as
 
 RACE_S = 30.0
@@ -415,3 +415,43 @@ def test_an_ordinary_user_is_denied_what_modes_deny(data: Path, ordinary_user: A
     os.chown(data, *ordinary_user)
     result = run_as(ordinary_user, [PYTHON, "-c", _DENIED, str(data)])
     assert result.stdout.split() == ["path_denied"] * 4, result.stderr
+
+
+@ROOT_ONLY
+def test_what_is_put_in_the_place_of_what_root_makes(
+    tmp_path: Path, ordinary_user: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of somebody's, in which things of root's lie: none of them becomes theirs."""
+    theirs, roots = Owner(*ordinary_user), tmp_path / "roots"
+    roots.mkdir(mode=0o700)
+    (roots / "secret").write_text("root's")
+    make, link = os.mkdir, os.symlink
+
+    def make_another(name: bytes, mode: int, *, dir_fd: int) -> None:
+        roots.rename(tmp_path / os.fsdecode(name))
+
+    def link_another(target: bytes, name: bytes, *, dir_fd: int) -> None:
+        (tmp_path / "made" / "secret").rename(tmp_path / os.fsdecode(name))
+
+    here = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        monkeypatch.setattr(os, "mkdir", make_another)
+        with pytest.raises(FileExistsError):
+            make_folder(here, b"made", mode=0o755, owner=theirs)
+        secret = os.open(tmp_path / "made" / "secret", os.O_RDONLY)
+        assert (tmp_path / "made").stat().st_uid == 0
+        monkeypatch.setattr(os, "symlink", link_another)
+        with pytest.raises(FileExistsError):
+            link_atomically(here, b"link", b"elsewhere", owner=theirs)
+        assert os.fstat(secret).st_uid == 0
+        os.close(secret)
+        monkeypatch.setattr(os, "mkdir", make)
+        monkeypatch.setattr(os, "symlink", link)
+        (tmp_path / "link").write_text("before")
+        link_atomically(here, b"link", b"elsewhere", owner=theirs)
+        make_folder(here, b"new", mode=0o755, owner=theirs)
+    finally:
+        os.close(here)
+    assert os.readlink(tmp_path / "link") == "elsewhere"
+    for made in (tmp_path / "link", tmp_path / "new"):
+        assert made.lstat().st_uid == ordinary_user.uid

@@ -10,6 +10,7 @@ from carrel.agents import programs
 from carrel.app.machine import LocalMachine
 from carrel.app.rooms import App
 from carrel.config import Settings
+from carrel.domain.access import Caller
 from carrel.hub.hub import HubServer
 from carrel.instances.adapter import LocalServerAdapter
 from carrel.instances.compile_cache import NodeCompileCaches
@@ -77,6 +78,9 @@ class LocalHubClients:
 
     def is_there(self, client_id: str) -> bool:
         return self._hub.is_connected(client_id)
+
+    def is_for(self, caller: Caller, client_id: str) -> bool:
+        return self._hub.is_connected(client_id, caller)
 
     def on_gone(self, then: Callable[[str], None]) -> None:
         self._hub.on_gone.append(then)

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn import Config
 from uvicorn.server import ServerState
@@ -99,6 +99,12 @@ async def bound(data: Path, listen: str, older_port: int = 0) -> AsyncIterator[B
         _remove(places.address(data))
 
 
+class Closable(Protocol):
+    """What listens."""
+
+    def close(self) -> None: ...
+
+
 class DaemonServer:
     """Serves one application on several sockets."""
 
@@ -108,7 +114,7 @@ class DaemonServer:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._room = ConnectionLimits(max(1, min(tcp_connections, descriptors // 4)))
         self._state = _State()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Closable] = []
         self._config = Config(
             app,
             http=HttpConnection,
@@ -134,9 +140,12 @@ class DaemonServer:
 
     async def open_older(self, listener: socket.socket, data: Path) -> None:
         """Where the owner's own processes need no token."""
-        from carrel.daemon.older_port import OwnersConnections
+        from carrel.daemon.older_port import OlderListener, OwnersConnections
 
-        await self._open(listener, {OWNERS: OwnersConnections(data)})
+        owners = OwnersConnections(data)
+        state = {OWNERS: owners, ROOM: self._room}
+        make = connection_maker(self._config, self._state, state)
+        self._servers.append(OlderListener(listener, owners, make))
 
     async def _open(self, listener: socket.socket, state: dict[str, Any]) -> None:
         loop = asyncio.get_running_loop()

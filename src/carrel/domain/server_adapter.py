@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from carrel.domain.access import Caller
 from carrel.domain.instances import Found, Server, Swap, ToolCall
 from carrel.domain.runtimes import Call, Zygote
 from carrel.domain.trees import Owner
@@ -248,6 +249,10 @@ class HubClients(Protocol):
     """Connections to the hub with which instances end, and which are told of them."""
 
     def is_there(self, client_id: str) -> bool: ...
+
+    def is_for(self, caller: Caller, client_id: str) -> bool:
+        """It is there, and this caller's own, or of one with the same rights."""
+        ...
 
     def on_gone(self, then: Callable[[str], None]) -> None: ...
 

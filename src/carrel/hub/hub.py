@@ -194,8 +194,12 @@ class HubServer:
         for heard in self.on_gone:
             heard(client.client_id)
 
-    def is_connected(self, client_id: str) -> bool:
-        return client_id in self._clients
+    def is_connected(self, client_id: str, caller: Caller = LOCAL) -> bool:
+        """As far as this caller may speak of it: of clients with its own rights; an administrator
+        of all."""
+        client = self._clients.get(client_id)
+        own = client is not None and client.identity.caller.scope == caller.scope
+        return own or (client is not None and access.is_admin(Identity(caller)))
 
     def tell_client(self, client_id: str, type: str, payload: object) -> None:
         """To that one alone, and not kept; nothing when it has gone."""

@@ -111,7 +111,7 @@ class LocalServerAdapter:
                 _give(state, owner)
         except (OSError, FolderTooLarge) as error:
             raise InstanceFailed(
-                f"The folder of {prepared.server.name} cannot be filled: {error!r}.",
+                f"The folder of {prepared.server.name} cannot be filled: {error}.",
                 hint="Check the permissions and the free room of the data folder.",
             ) from error
         return found

@@ -22,7 +22,7 @@ from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
 from carrel.review.project import ProjectRepository, held
 from carrel.review.work import GITLINK, LINK, MAX_CONVERTED
-from carrel.trees.files import make_folder, status_of, write_atomically
+from carrel.trees.files import link_atomically, make_folder, status_of, write_atomically
 from carrel.trees.folders import Root
 from carrel.trees.paths import FOLDER, open_folder, path_errors
 
@@ -135,6 +135,11 @@ class ProjectCheckout:
                 new = Version(int(row[2], 8), row[4].decode() if int(row[2], 8) else "")
                 found.append(CheckoutFile(os.fsdecode(next(fields)), old, new))
         for one in found:
+            if not _is_below(one.path):
+                raise LandingRefused(
+                    f"The project's git names {one.path[:200]!r}, which is not in the project.",
+                    hint="Have its objects checked: git fsck",
+                )
             if GITLINK in (one.old.mode, one.new.mode):
                 raise LandingRefused(
                     f"{one.path!r} is a submodule.", hint="Land on another branch: --into BRANCH"
@@ -152,6 +157,12 @@ class ProjectCheckout:
             plain = stage == "0" and letter == "H"
             found[os.fsdecode(name)] = Version(int(mode, 8) if plain else -1, oid)
         return found
+
+
+def _is_below(path: str) -> bool:
+    """Git takes every name that a tree has, and looks at no tree twice: whose the repository is can
+    exchange it after it was checked."""
+    return not {"", ".", "..", ".git"} & set(path.split("/"))
 
 
 class _Changed(Exception):
@@ -214,12 +225,7 @@ class _CheckoutWriter:
             if file.new.mode == LINK:
                 target = self._content(file)
                 self._expect_old(file)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
-                os.symlink(target, name, dir_fd=folder)
-                if os.geteuid() == 0:
-                    uid, gid = self.owner.uid, self.owner.gid
-                    os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+                link_atomically(folder, name, target, owner=self.owner)
                 return
             other_ends = self._has_other_ends(file)
 

@@ -2,7 +2,7 @@
 
 Its settings are the project's, which nobody has looked at: no hook runs, no remote is asked, and
 nothing is checked out, so that no filter runs either. Git works as the account that the repository
-belongs to.
+belongs to, which can look into that process and have it say anything.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,10 @@ from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_real
 from carrel.review.work import LOCAL_S
 from carrel.trees.git.process import (
+    OutputTooLarge,
+    Pump,
+    TimeIsUp,
+    bare_environment,
     close_streams,
     command_name,
     environment,
@@ -46,6 +51,8 @@ _WRITER = {
 }
 """Who is named in the logs of branches: else the project's settings say what is written there."""
 _PIECE = 1 << 20
+_LINE = 256
+"""Bytes of what git says of an object, before its content."""
 _MOST_LINKS = 40
 """As the kernel: more on the way are a loop."""
 
@@ -181,7 +188,7 @@ class ProjectRepository:
                 process.stdin.flush()
             except BrokenPipeError:
                 pass  # It says nothing either.
-            about = process.stdout.readline().split()
+            about = process.stdout.readline(_LINE).split()
             if len(about) != 3 or about[1] != b"blob":
                 raise GitFailed(f"git cannot read {oid} in the project.")
             left = int(about[2])
@@ -211,31 +218,34 @@ class ProjectRepository:
     ) -> bytes:
         process = self._start(*args, stdin=stdin, folder=folder)
         name = command_name(["git", *args])
+        pump = Pump(b"", lambda _line: None)
         try:
-            out, errors = process.communicate(timeout=LOCAL_S)
-        except subprocess.TimeoutExpired as error:
+            pump.run(process, time.monotonic() + LOCAL_S)
+        except TimeIsUp as error:
             raise GitTimeout(
-                f"git {command_name(['git', *args])} did not finish in the project.",
-                hint="Try again when less runs.",
+                f"git {name} did not finish in the project.", hint="Try again when less runs."
             ) from error
+        except OutputTooLarge as error:
+            raise GitFailed(f"git {name} says more of the project than can be held.") from error
         finally:
             kill(process)
             close_streams(process)
         if process.returncode not in well:
+            errors = pump.errors
             if b".lock': File exists" in errors:
                 raise LandingRefused(
                     "Another git is at work in the project, or has left a lock.",
                     hint="Try again when it is done; if none runs, remove the `.lock` file.",
                 )
             raise failure(name, process.returncode, errors)
-        return out
+        return pump.output
 
     def _start(self, *args: str, stdin: int, folder: Path | None = None) -> subprocess.Popen[bytes]:
         with held(self._folder) as (_, owner):
             other = os.geteuid() == 0 and owner.uid != 0
-        env = environment({"GIT_ALLOW_PROTOCOL": "none", **_WRITER}, remote=False)
-        if other:
-            env |= {"HOME": "/nonexistent"}
+        said = {"GIT_ALLOW_PROTOCOL": "none", **_WRITER}
+        # That account can read the environment: it is to find nothing of ours there.
+        env = bare_environment(said) if other else environment(said, remote=False)
         return subprocess.Popen(
             ["git", *options(remote=False), f"--git-dir={folder or self._folder}", *args],
             cwd="/",

@@ -18,7 +18,7 @@ from carrel.domain.errors import PathEscapes, PathWrongKind
 from carrel.domain.trees import Base, Change, ChangeKind, EntryType, Owner, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.reflink import clone_file, copy_file
-from carrel.trees.files import make_folder, status_of, write_atomically
+from carrel.trees.files import link_atomically, make_folder, status_of, write_atomically
 from carrel.trees.folders import Root, split
 from carrel.trees.paths import FOLDER, open_folder, path_errors
 
@@ -111,11 +111,7 @@ class _Carrier:
 
     def _bring_link(self, folder: int, name: bytes, path: str) -> None:
         owner = self._make_way(folder, name, path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
-        os.symlink(self._source.link(path), name, dir_fd=folder)
-        if os.geteuid() == 0:
-            os.chown(name, owner.uid, owner.gid, dir_fd=folder, follow_symlinks=False)
+        link_atomically(folder, name, self._source.link(path), owner=owner)
 
     def _bring_file(self, folder: int, name: bytes, change: Change) -> None:
         owner = self._make_way(folder, name, change.path)

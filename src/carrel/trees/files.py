@@ -23,7 +23,7 @@ from carrel.domain.errors import PathExists, PathInvalid, PathWrongKind, TooLarg
 from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
-from carrel.linux.libc import call
+from carrel.linux.libc import AT_EMPTY_PATH, call
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.paths import FOLDER, check_path, path_errors, split_path
 from carrel.trees.removal import remove_entry
@@ -249,8 +249,29 @@ def make_folder(folder: int, name: bytes, *, mode: int, owner: Owner) -> None:
     os.mkdir(name, 0o700, dir_fd=folder)
     # Opened as a folder, so it is none of the files that somebody might put in its place.
     with Descriptor(os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)) as fd:
+        if os.geteuid() == 0 and os.listdir(fd):
+            # Nobody else can have put anything into ours: it is another one of root's.
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(name))
         give(fd, owner)
         os.fchmod(fd, mode)
+
+
+def link_atomically(folder: int, name: bytes, target: bytes, *, owner: Owner) -> None:
+    """A link takes the place of what has the name; raises OSError, and then leaves nothing. What
+    somebody puts in its place meanwhile is not given to the owner."""
+    temporary = b".carrel-" + secrets.token_hex(8).encode()
+    os.symlink(target, temporary, dir_fd=folder)
+    try:
+        if os.geteuid() == 0:
+            with Descriptor(os.open(temporary, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)) as fd:
+                if not stat.S_ISLNK(os.fstat(fd).st_mode):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                call("fchownat", fd, b"", owner.uid, owner.gid, AT_EMPTY_PATH)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
 
 
 def give(fd: int, owner: Owner) -> None:

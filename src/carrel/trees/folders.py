@@ -229,7 +229,7 @@ class Root(FolderCache):
         above, name = split(path)
         if not path:
             return os.open(".", FOLDER, dir_fd=self._top)
-        if above in self._open:
+        if above in self._open and name != "..":
             return os.open(name, FOLDER, dir_fd=self._open[above])
         return open_folder(self._top, os.fsencode(path))
 

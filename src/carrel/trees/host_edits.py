@@ -7,8 +7,8 @@ host trust them. So it is given to the space as soon as the kernel tells of it:
 
 - An overlay is a mount of its own on the host, and the kernel tells of each file that was written
   through this mount (fanotify). What the space itself writes goes through another mount, and costs
-  nothing; so does what is copied into it (`unwatched`). Where a space has no other, the mount is not
-  watched.
+  nothing; so does what is copied into it (`unwatched`). Where a space has no other, the mount is
+  not watched.
 - Otherwise, and of new folders, the folder around them tells (inotify): the uppermost folders of
   each tree are watched. A watch ends with its first event, and the look that follows begins it
   again: however much a space makes, each of its folders takes one place in the queue of all.

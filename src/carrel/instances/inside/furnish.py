@@ -17,8 +17,9 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_BYTES = 64 << 20
 """That are copied of a project: settings and notes."""
-MOST_ENTRIES, MOST_DEPTH = 10_000, 100
-"""Folders are held open on the way down."""
+MOST_ENTRIES = 10_000
+MOST_DEPTH = 100
+"""Of folders in one another."""
 COPIED = "copied"
 
 
@@ -58,8 +59,8 @@ class Furnisher:
 
     def _entry(self, above: int, name: str, target: str, depth: int) -> None:
         self._entries += 1
-        if self._entries > MOST_ENTRIES or depth == 0:
-            raise FolderTooLarge
+        if self._entries > MOST_ENTRIES or not depth:
+            raise FolderTooLarge("the project has too many files, or too deep ones, to copy")
         try:
             below = os.open(name, _FOLDER, dir_fd=above)
         except OSError:
@@ -82,7 +83,7 @@ class Furnisher:
             while piece := file.read(1 << 16):
                 self._bytes += len(piece)
                 if self._bytes > MOST_BYTES:
-                    raise FolderTooLarge
+                    raise FolderTooLarge("the project has too much to copy")
                 copy.write(piece)
 
     def swap(self, files: list[str], keys: list[str], word: str, instead: str) -> bool:

@@ -29,7 +29,7 @@ from carrel.interfaces.http.answers import (
     problem_response,
     reader,
 )
-from carrel.interfaces.http.connections import OWNERS
+from carrel.interfaces.http.connections import OWNERS, not_owners
 from carrel.interfaces.http.lifetime import ClientGone
 from carrel.interfaces.http.services import ApiOptions
 from carrel.service.tokens import Tokens
@@ -178,10 +178,7 @@ def _check_older(scope: Scope, origin: bytes | None) -> None:
 
 async def _owner(scope: Scope, is_owners: Callable[[], Awaitable[bool]]) -> Caller:
     if not await is_owners():
-        raise Forbidden(
-            "This port is for processes of the daemon's user outside of spaces and containers.",
-            hint="Elsewhere use the port of `listen`, with a token.",
-        )
+        raise not_owners()
     scope["state"]["know"](LOCAL.account)
     return LOCAL
 

@@ -25,7 +25,14 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from carrel.domain.errors import CarrelError, DaemonUnavailable, MessageInvalid, RequestError
+from carrel.domain.access import LOCAL
+from carrel.domain.errors import (
+    CarrelError,
+    DaemonUnavailable,
+    Forbidden,
+    MessageInvalid,
+    RequestError,
+)
 from carrel.hub.rates import Intake, Pace
 from carrel.interfaces.http.answers import PROBLEM, details_of, encode
 
@@ -69,7 +76,8 @@ ROOM = "room"
 """Where the listener puts the `ConnectionLimits`."""
 OWNERS = "owners"
 """Where the listener on the port of the older API puts what says of a connection whether the
-owner's own processes made it; the application finds it without that argument."""
+owner's own processes made it; the application finds it without that argument. It has said so
+already, so the connection takes none of the strangers' places."""
 
 
 class _Stage(Enum):
@@ -240,15 +248,21 @@ class HttpConnection(HttpToolsProtocol):
             self.app_state["know"] = partial(self._room.know, transport)
             self.app_state["weigh"] = partial(self._room.weigh, transport)
             self.app_state["turn"] = partial(self._room.turn, transport)
-        if not self._room.enter(transport):
-            self._refuse(
-                DaemonUnavailable("Too many connections.", hint="Close some."),
-                HTTPStatus.SERVICE_UNAVAILABLE,
-            )
+        try:
+            self._enter(transport)
+        except DaemonUnavailable as error:
+            self._refuse(error, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._since = self.loop.time()
         self._stage = _Stage.HEAD
         self._arm(HEAD_S)
+
+    def _enter(self, transport: asyncio.Transport) -> None:
+        """Raises `DaemonUnavailable`."""
+        if OWNERS in self.app_state:
+            self._room.know(transport, LOCAL.account)
+        elif not self._room.enter(transport):
+            raise DaemonUnavailable("Too many connections.", hint="Close some.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._intake.close()
@@ -470,7 +484,7 @@ class HttpConnection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(_last_answer(error, status))
+        self.transport.write(last_answer(error, status))
         self.transport.close()
         self._abort_later()
 
@@ -493,7 +507,15 @@ def _too_much() -> HeaderTooLarge:
     )
 
 
-def _last_answer(error: CarrelError, status: HTTPStatus) -> bytes:
+def not_owners() -> Forbidden:
+    """Of who comes to the port of the older API."""
+    return Forbidden(
+        "This port is for processes of the daemon's user outside of spaces and containers.",
+        hint="Elsewhere use the port of `listen`, with a token.",
+    )
+
+
+def last_answer(error: CarrelError, status: HTTPStatus) -> bytes:
     body = encode({**details_of(error), "status": int(status), "title": status.phrase})
     head = (
         f"HTTP/1.1 {int(status)} {status.phrase}\r\ncontent-type: {PROBLEM}\r\n"

@@ -124,6 +124,7 @@ class ProjectQuotas:
                 user=owner.uid,
                 group=owner.gid,
                 extra_groups=(),
+                env={"PATH": os.defpath},
                 cwd="/",
                 timeout=_PROBE_TIMEOUT_S,
                 check=False,

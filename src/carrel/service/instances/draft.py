@@ -229,7 +229,7 @@ class Drafts:
             ttl_s=request.ttl_s,
             lease_s=request.lease_s,
             idle_s=request.idle_s,
-            holds=(self._hold(request),),
+            holds=(self._hold(caller, request),),
             survive=request.survive,
             restart=request.restart,
             share=request.share,
@@ -252,8 +252,9 @@ class Drafts:
             return limits
         return dataclasses.replace(limits, memory_bytes=most)
 
-    def _hold(self, request: InstanceRequest) -> Hold:
-        """Raises `MessageInvalid` for an owner that is not there."""
+    def _hold(self, caller: Caller, request: InstanceRequest) -> Hold:
+        """Raises `MessageInvalid` for an owner that is not there. A connection to the hub is told
+        of the instance, so it is not another's."""
         started = 0
         if request.owner_pid is not None:
             found = self._parts.owners.started(request.owner_pid)
@@ -262,7 +263,7 @@ class Drafts:
                     f"There is no process {request.owner_pid}.", hint="Name a running process."
                 )
             started = found
-        if request.hub_client and not self._parts.hub.is_there(request.hub_client):
+        if request.hub_client and not self._parts.hub.is_for(caller, request.hub_client):
             raise MessageInvalid(
                 f"There is no connection {request.hub_client[:40]!r} to the hub.",
                 hint="Name it by its `client_id`.",
