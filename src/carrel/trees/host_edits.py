@@ -320,7 +320,9 @@ class _EditedTree:
         with self._top() as top:
             look = _Look(self, top)
             if first:
+                look.only_folders = self._upper is not None
                 look.at(b"")
+                look.only_folders = False
                 if self._upper is not None:
                     look.at_upper(self._upper)
             for folder in folders:
@@ -353,6 +355,9 @@ class _Look:
         self._top = top
         self._owner = _owner_of(top)
         self._left = MOST_ENTRIES
+        self.only_folders = False
+        """An overlay has to look up each other entry in all of its layers, and `at_upper` sees to
+        those that are new."""
 
     def at(self, path: bytes) -> None:
         """A folder, and those below it that nobody watches yet or that were made by others."""
@@ -370,6 +375,8 @@ class _Look:
                 self._left -= 1
                 if self._left <= 0:
                     return
+                if self.only_folders and not entry.is_dir(follow_symlinks=False):
+                    continue
                 name = os.fsencode(entry.name)
                 inner = path + b"/" + name if path else name
                 status = entry.stat(follow_symlinks=False)
