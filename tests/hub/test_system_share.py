@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from carrel.hub import hub as hub_room
+from carrel.hub import requests
 from tests.hub.rig import WAIT_S, HubRig
 
 
 async def test_requests_of_clients_that_have_gone_count(
     rig: HubRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_room, "MAX_SYSTEM_OF_ACCOUNT", 2)
+    monkeypatch.setattr(requests, "MAX_SYSTEM_OF_ACCOUNT", 2)
     begun: asyncio.Queue[None] = asyncio.Queue()
     over = asyncio.Event()
 
@@ -23,7 +23,7 @@ async def test_requests_of_clients_that_have_gone_count(
         await over.wait()
         return {}
 
-    rig.hub.system = waits
+    rig.hub.requests.system = waits
     for _ in range(2):
         agent = await rig.agent()
         await agent.send("system_list_spaces", {})
@@ -34,6 +34,6 @@ async def test_requests_of_clients_that_have_gone_count(
     assert refused["code"] == "rate_limited"
     over.set()
     async with asyncio.timeout(WAIT_S):
-        while rig.hub._asking:
+        while rig.hub.requests._asking:
             await asyncio.sleep(0.01)
     assert await third.ask("system_list_spaces", {}) == {}

@@ -344,8 +344,8 @@ async def spawned(services: Services, inside: str) -> str:
     """A space that code in this one asked for, as through its own socket."""
     caller = Caller(f"space:{inside}", Scope(ScopeKind.SPACE, inside))
     client = Client("cl_test", Identity(caller, inside=True), Silent(), Rate(1.0, 1), 0.0)
-    assert services.hub.system is not None
-    answer: Any = await services.hub.system(client, "", "system_spawn_space", SpawnSpace())
+    assert services.hub.requests.system is not None
+    answer: Any = await services.hub.requests.system(client, "", "system_spawn_space", SpawnSpace())
     return str(answer.space.id)
 
 

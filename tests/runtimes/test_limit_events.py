@@ -19,9 +19,9 @@ from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.runtimes import ExitReason
 from carrel.domain.trees import TreeMount
 from carrel.linux.reserve import Free
-from carrel.runtimes.limits import cgroups, disk, watch
+from carrel.runtimes.limits import cgroups, disk, disk_watch, watch
 from carrel.runtimes.limits.cgroups import Survey
-from carrel.runtimes.limits.watch import DiskWatch
+from carrel.runtimes.limits.disk_watch import DiskWatch
 from tests.accounts import PYTEST, SOURCE, Account, run_as
 from tests.conformance.runtime_rig import WAIT_S, Rig, finish, open_rig
 from tests.sampling import EXHAUSTIVE, beyond
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.xdist_group("disk")
 def _looks_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test beside this one deletes at the same moment hides what is written: files are then
     looked at after half a minute only."""
-    monkeypatch.setattr(watch, "REST_S", 0.5)
+    monkeypatch.setattr(disk_watch, "REST_S", 0.5)
 
 
 async def test_memory(rig: Rig) -> None:
@@ -201,7 +201,7 @@ async def test_the_proof_of_the_walls_takes_none_of_that_time(rig: Rig) -> None:
 
 
 async def test_disk_is_watched(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
     sandbox = await rig.start(limits=Limits(disk_bytes=4 * MIB))
     (support,) = sandbox.limits
     assert support.enforced and "watched" in support.how
@@ -216,9 +216,9 @@ async def test_nothing_is_begun_far_above_the_disk_limit(
 ) -> None:
     """Else each command that is ended leaves a second's worth, without a bound. Who may make room
     does so, and a stop is no way around it."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "FAR_BYTES", 0)
-    monkeypatch.setattr(watch, "REST_S", 0.1)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "FAR_BYTES", 0)
+    monkeypatch.setattr(disk_watch, "REST_S", 0.1)
     sandbox = await rig.start(limits=Limits(disk_bytes=4 * MIB))
     seen = asyncio.Event()
     look = DiskWatch.look
@@ -266,7 +266,7 @@ MANY = "mkdir a; i=0; while [ $i -lt 300 ]; do : > a/$i; i=$((i+1)); done; exec 
 async def test_what_is_not_seen_in_folders_counts_on_the_disk(
     script: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
     monkeypatch.setattr(disk, "LEAST_FILES", 100)
     monkeypatch.setattr(disk, "FILE_BYTES", 1 << 30)
     sandbox = await rig.start(limits=Limits(disk_bytes=4 * MIB))
@@ -283,7 +283,7 @@ async def test_what_is_begun_while_all_is_ended_is_begun_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sandbox may be ended while it is still being set up."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
     sandbox = await rig.start(limits=Limits(disk_bytes=4 * MIB))
     first = await rig.begin(sandbox, "sleep", "60")
     ask, asked = rig.launcher.ask, 0
@@ -305,7 +305,7 @@ async def test_what_is_begun_while_all_is_ended_is_begun_again(
 async def test_files_without_a_name_count_for_the_whole_family(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
     first, second = [await rig.start(limits=Limits(disk_bytes=30 * MIB), family="x") for _ in "ab"]
     holding = await rig.begin(first, "sh", "-c", f"{HELD}; echo held; exec sleep 60")
     await rig.recorded(first, holding.run_id, "held")
@@ -323,7 +323,7 @@ async def test_what_a_command_left_behind_is_ended_at_the_disk_limit(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long after its command, though nothing else runs."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
     sandbox = await rig.start(limits=Limits(disk_bytes=4 * MIB))
     later = "until [ -e go ]; do sleep 0.01; done; head -c 20000000 /dev/zero > big; sleep 60"
     script = f"setsid sh -c '{later}' > /dev/null 2>&1 & echo $!"
@@ -432,8 +432,8 @@ async def test_what_is_moved_out_of_the_way_counts(
 ) -> None:
     """By the kernel's freezer, or where there is none by signals; also when it has itself
     continued whenever somebody comes."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "REST_S", 0.0)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "REST_S", 0.0)
     if way != "groups":
         without_groups(rig)
     followed(rig, monkeypatch)
@@ -447,8 +447,8 @@ async def test_what_is_moved_out_of_the_way_counts(
 async def test_what_may_be_hidden_is_remembered_when_it_stops(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "REST_S", 0.0)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "REST_S", 0.0)
     hides = (PYTHON, "-c", HIDES, "groups", "6")
     async with open_rig(data, "bubblewrap") as rig:
         from_the_first = followed(rig, monkeypatch)

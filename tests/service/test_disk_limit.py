@@ -17,7 +17,7 @@ from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import InsufficientDisk
 from carrel.domain.limits import Limits
 from carrel.domain.runtimes import ExitReason
-from carrel.runtimes.limits import watch
+from carrel.runtimes.limits import disk_watch
 from carrel.service.family import Child
 from tests.sampling import beyond
 from tests.service.rig import RUN_S, family_of, make, run
@@ -29,9 +29,9 @@ async def test_who_is_far_above_the_disk_limit_makes_room_first(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The space and its children: commands of the owner may still begin."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "FAR_BYTES", 0)
-    monkeypatch.setattr(watch, "REST_S", 0.1)
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk_watch, "FAR_BYTES", 0)
+    monkeypatch.setattr(disk_watch, "REST_S", 0.1)
     blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
     limits = Limits(disk_bytes=8 << 20)
     space = await make(services, labels={"team": "blue"}, limits=limits)

@@ -68,8 +68,8 @@ def given(tree: Tree, *names: str) -> None:
         time.sleep(LOOK_S)
 
 
-def edited(tmp_path: Path) -> _EditedTree:
-    tree = Tree("t", "copy", "b", tmp_path, OWNER, 0)
+def edited(tmp_path: Path, driver: str = "copy") -> _EditedTree:
+    tree = Tree("t", driver, "b", tmp_path, OWNER, 0)
     tree.path.mkdir()
     os.chown(tree.path, OWNER.uid, OWNER.gid)
     return _EditedTree(HostEdits(), tree)
@@ -87,6 +87,33 @@ def test_a_large_folder_is_looked_at_in_part(
     assert 0 < len(named) < 50
     given = [one for one in Path(tree.place).iterdir() if one.stat().st_uid == OWNER.uid]
     assert len(given) == len(named)
+
+
+def test_files_of_an_overlay_are_looked_at_where_they_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not through the mount: that would make each new space cost what its project has."""
+    tree = edited(tmp_path, "overlay")
+    for number in range(200):
+        Path(tree.place, f"old{number}").touch()
+    upper = tmp_path / "tree" / "upper"
+    (upper / "folder").mkdir(parents=True)
+    Path(tree.place, "folder").mkdir()
+    for place in (Path(tree.place), upper):
+        (place / "folder" / "new").touch()
+    looked = []
+    others = host_edits._is_others
+
+    def counted(status: os.stat_result, owner: Owner) -> bool:
+        looked.append(status)
+        return others(status, owner)
+
+    monkeypatch.setattr(host_edits, "_is_others", counted)
+    tree._unseen = True
+    tree._look()
+    assert len(looked) < 20
+    new = Path(tree.place, "folder", "new")
+    assert {new.stat().st_uid, new.parent.stat().st_uid} == {OWNER.uid}
 
 
 def test_deep_folders_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

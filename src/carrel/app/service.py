@@ -310,7 +310,7 @@ def _assemble(
     family = Family(spaces, journal, feed, turns, inbox, frontends)
     files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     helpers = HelperFiles(family, spaces, files)
-    hub.system = SystemRequests(hub, spaces, family, inbox, turns, helpers).answer
+    hub.requests.system = SystemRequests(hub, spaces, family, inbox, turns, helpers).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def folders_of(family: str) -> list[Path]:

@@ -41,7 +41,7 @@ class Connection:
             "buffer_replay": self._replay,
             "buffer_acknowledge": self._acknowledge,
             "buffer_publish": self._publish,
-            "response": lambda received: hub.answer(client, received),
+            "response": lambda received: hub.requests.answer(client, received),
         }
 
     @property

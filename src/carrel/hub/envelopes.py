@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from typing import Annotated, Any
 
 import msgspec
@@ -95,6 +97,15 @@ def check_depth(line: bytes) -> None:
             f"An envelope has at most {MAX_DEPTH} levels of lists and objects.",
             hint="Put the deeper part into a file of the space, and send its name.",
         )
+
+
+_OURS = secrets.token_hex(5)
+_numbers = itertools.count(1)
+
+
+def message_id() -> str:
+    """Asked for with every answer, so chance is asked for once only."""
+    return f"ms_{_OURS}{next(_numbers):x}"
 
 
 def encode(value: object) -> bytes:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +20,7 @@ from msgspec import Raw
 from carrel.domain.access import LOCAL, Caller
 from carrel.domain.errors import (
     CarrelError,
-    DeadlinePassed,
     MessageInvalid,
-    NoReceiver,
-    RateLimited,
 )
 from carrel.domain.hub import (
     ANSWER,
@@ -44,27 +39,16 @@ from carrel.hub.access import Identity, VisibleSpaces
 from carrel.hub.client import ALL, OVERHEAD, Client, Patterns, Sink, sender_of
 from carrel.hub.clients import ConnectedClients
 from carrel.hub.connection import Connection
-from carrel.hub.delivery import (
-    DEADLINE_MS,
-    MAX_DEADLINE_MS,
-    MAX_OPEN,
-    HearingClients,
-    Open,
-    OpenQuestions,
-    PersonQuestions,
-)
-from carrel.hub.envelopes import SYSTEM, Received, Said, Sent, encode, problem, raw
+from carrel.hub.delivery import HearingClients, PersonQuestions
+from carrel.hub.envelopes import SYSTEM, Received, Said, Sent, encode, message_id, problem, raw
 from carrel.hub.log import LogWriter, Pending, compact
 from carrel.hub.rates import Rate
+from carrel.hub.requests import HubRequests
 
 COMPACT_S = 60.0
 """Between two looks at what is beyond the bounds of the log."""
 PAGE = 1000
 """Messages that are read from the log at once."""
-MAX_OPEN_SYSTEM = 32
-"""Requests to the system of one client: each may make a whole space."""
-MAX_SYSTEM_OF_ACCOUNT = 8 * MAX_OPEN_SYSTEM
-"""Also of clients that have gone: what they asked for goes on, such as a wait of an hour."""
 DELIVER_S = 0.002
 """Between two deliveries of what was said; the first after a pause goes at once."""
 MANY = 512
@@ -73,9 +57,6 @@ together have no more."""
 MISSED = 3
 """Heartbeats that may be missed before a client counts as lost."""
 
-
-System = Callable[[Client, str, str, Any], Awaitable[object]]
-"""Who asks, of which space, the type and the payload."""
 _log = logging.getLogger("carrel.hub")
 
 
@@ -109,7 +90,7 @@ class HubServer:
         self._questions = PersonQuestions(spaces, options.most_questions)
         self.hearing = HearingClients(spaces)
         self._consumers: dict[str, Client] = {}
-        self._requests = OpenQuestions()
+        self.requests = HubRequests(self, self._clients)
         self._tasks: set[asyncio.Task[None]] = set()
         self._regular: list[asyncio.Task[None]] = []
         self._told: set[tuple[str, Client]] = set()
@@ -118,14 +99,10 @@ class HubServer:
         """Who is to be flushed together."""
         self._delivered_at = 0.0
         self._cut: dict[str, int] = {}
-        self._asking: Counter[str] = Counter()
-        """Requests to the system that are not answered, by account."""
         self._live = 0
         self._said: dict[str, int] = {}
         """Bytes of each space since the log was last brought within its bounds."""
         self._too_much = asyncio.Event()
-        self.system: System | None = None
-        """Answers requests that are put to Carrel itself."""
         self.on_gone: list[Callable[[str], None]] = []
         """Called with the id of a client that has gone."""
         self.on_kept: list[Callable[[set[str]], None]] = []
@@ -185,9 +162,7 @@ class HubServer:
         if self._consumers.get(client.consumer) is client:
             del self._consumers[client.consumer]
         self._cut[reason] = self._cut.get(reason, 0) + 1
-        for one in self._requests.drop(client):
-            error = NoReceiver("The client that was asked has disconnected.", hint="Ask again.")
-            self.refuse(one.asker, error, one.original)
+        self.requests.gone(client)
         if client.kind is not None:
             told = {"client_id": client.client_id, "kind": str(client.kind), "reason": reason}
             self.spread(client.identity.space_id, "client_disconnected", raw(told))
@@ -256,7 +231,7 @@ class HubServer:
         body, count = b"", 0
         for client in self.hearing.of(space, type):
             if not body:
-                body = encode(Sent(type, id or _new_id(), time.time(), sender, payload, space))
+                body = encode(Sent(type, id or message_id(), time.time(), sender, payload, space))
             self._deliver(client, [body])
             count += 1
         return count
@@ -303,7 +278,7 @@ class HubServer:
 
     def _send(self, client: Client, type: str, payload: Any, reply_to: str = "") -> None:
         client.spoke_at = time.monotonic()
-        body = Sent(type, _new_id(), time.time(), SYSTEM, raw(payload), reply_to=reply_to)
+        body = Sent(type, message_id(), time.time(), SYSTEM, raw(payload), reply_to=reply_to)
         self.push(client, encode(body))
 
     def respond(self, client: Client, reply_to: str, data: Any) -> None:
@@ -319,7 +294,7 @@ class HubServer:
     def publish(self, client: Client, received: Received) -> None:
         type = types.look_up(received.type)
         if type.to is ClientKind.SYSTEM:
-            self._ask_system(client, received, type)
+            self.requests.ask_system(client, received, type)
             return
         delivery.check(type, received.payload, received.reply_to)
         delivery.admit(self._spaces, client, type, received.space)
@@ -327,23 +302,23 @@ class HubServer:
         ours = to == type.to == ClientKind.AGENT
         if ours and self._clients.receiver(client, received, to) is None:
             # Agents that Carrel drives are no clients of the hub.
-            self._ask_system(client, received, type)
+            self.requests.ask_system(client, received, type)
         elif to:
-            self._request(client, received, to)
+            self.requests.ask(client, received, to)
         elif is_kept(received.type):
             self._keep(client, received)
         else:
-            id = received.id or _new_id()
+            id = received.id or message_id()
             count = self.spread(received.space, received.type, received.payload, client.sender, id)
             self.respond(client, received.id, {"delivered": count})
 
     def _keep(self, client: Client, received: Received) -> None:
-        said = Said(received.type, received.payload, received.id or _new_id(), received.reply_to)
+        said = Said(received.type, received.payload, received.id or message_id(), received.reply_to)
         self._keep_all(client, received, [said], lambda one: {"seq": one.first})
 
     def publish_many(self, client: Client, received: Received, rate: Callable[[int], None]) -> None:
         """All that is in it, or nothing. `rate` is asked whether that many may be said."""
-        said = delivery.many(self._spaces, client, received, received.id or _new_id())
+        said = delivery.many(self._spaces, client, received, received.id or message_id())
         rate(len(said))
         self._keep_all(client, received, said, lambda one: {"first": one.first, "last": one.last})
 
@@ -384,78 +359,14 @@ class HubServer:
             if not found:
                 return
 
-    def _request(self, client: Client, received: Received, to: str) -> None:
-        if not received.id:
-            raise MessageInvalid(
-                "A request needs an id, so that it can be answered.", hint="Set `id`."
-            )
-        if self._requests.open_of(client) >= MAX_OPEN:
-            raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
-        milliseconds = received.deadline_ms or DEADLINE_MS
-        if not 0 < milliseconds <= MAX_DEADLINE_MS:
-            raise MessageInvalid(f"A deadline is at most {MAX_DEADLINE_MS} ms.", hint="Shorten it.")
-        receiver = self._clients.receiver(client, received, to)
-        if receiver is None:
-            raise no_receiver(to, received.space)
-        number = self._requests.add(
-            client, receiver, received.id, milliseconds / 1000, self._passed
-        )
-        body = Sent(
-            received.type,
-            number,
-            time.time(),
-            client.sender,
-            received.payload,
-            received.space,
-            deadline_ms=milliseconds,
-        )
-        self.push(receiver, encode(body))
-
-    def _ask_system(self, client: Client, received: Received, type: types.Type) -> None:
-        assert type.payload is not None
-        payload = types.parse(type.payload, received.payload)
-        if not received.id:
-            raise MessageInvalid(
-                "A request needs an id, so that it can be answered.", hint="Set `id`."
-            )
-        if self.system is None:
-            raise NoReceiver(
-                "This daemon does not answer requests on the hub.", hint="Check its log."
-            )
-        account = client.identity.counts_for
-        if client.asking >= MAX_OPEN_SYSTEM or self._asking[account] >= MAX_SYSTEM_OF_ACCOUNT:
-            raise RateLimited("Too many requests wait for an answer.", hint="Wait for some.")
-        client.asking += 1
-        self._asking[account] += 1
-        client.unsettled += len(received.payload)
-        self.spawn(self._serve(client, received, payload))
-
-    async def _serve(self, client: Client, received: Received, payload: Any) -> None:
-        assert self.system is not None
-        number = received.id
-        try:
-            answer = await self.system(client, received.space, received.type, payload)
-            self.respond(client, number, answer)
-        except CarrelError as error:
-            self.refuse(client, error, number)
-        except Exception:
-            _log.exception("a request to the system failed")
-            self.refuse(client, CarrelError("Something went wrong in the daemon."), number)
-        finally:
-            client.asking -= 1
-            self._asking[client.identity.counts_for] -= 1
-            # Accounts come and go.
-            self._asking += Counter()
-            client.settle(len(received.payload))
-
     def tell(self, space: str, type: str, payload: object) -> None:
         """Keeps a word of Carrel's own, without waiting for it to be kept."""
-        said = Said(type, raw(payload), _new_id())
+        said = Said(type, raw(payload), message_id())
         self.keeper.keep(Pending(space, time.time(), SYSTEM, [said]))
 
     async def say(self, client: Client, space: str, type: str, payload: object) -> int:
         """Keeps a message from this client that it could not publish itself; its number."""
-        said = Said(type, raw(payload), _new_id())
+        said = Said(type, raw(payload), message_id())
         return await self._first_of(client.sender, space, [said], client.identity.counts_for)
 
     async def say_for(
@@ -463,7 +374,7 @@ class HubServer:
     ) -> int:
         """Keeps a message of a person who came another way; its number."""
         sender = raw(sender_of(Identity(caller), caller.name, "app"))
-        said = Said(type, raw(payload), _new_id(), reply_to)
+        said = Said(type, raw(payload), message_id(), reply_to)
         return await self._first_of(sender, space, [said], caller.account)
 
     async def ask(self, space: str, payload: object, type: str, id: str) -> None:
@@ -489,27 +400,6 @@ class HubServer:
         pending = Pending(space, time.time(), sender, said, done=settle, account=account)
         self.keeper.keep(pending)
         return await done
-
-    def _passed(self, one: Open) -> None:
-        error = DeadlinePassed("Nobody answered in time.", hint="Ask again, or allow more time.")
-        self.refuse(one.asker, error, one.original)
-
-    def answer(self, client: Client, received: Received) -> None:
-        types.parse(types.Response, received.payload)
-        found = self._requests.answered(received.reply_to, client)
-        if found is None:
-            self.respond(client, received.id, {"dropped": True})
-            return
-        body = Sent(
-            "response",
-            received.id or _new_id(),
-            time.time(),
-            client.sender,
-            received.payload,
-            reply_to=found.original,
-        )
-        self.push(found.asker, encode(body))
-        self.respond(client, received.id, {"dropped": False})
 
     # The log
 
@@ -576,8 +466,7 @@ class HubServer:
     def status(self) -> dict[str, object]:
         return {
             "clients": len(self._clients),
-            "requests": len(self._requests),
-            "late_answers": self._requests.late,
+            **self.requests.status(),
             "kept": self.keeper.count,
             "live": self._live,
             "cut_off": dict(self._cut),
@@ -621,20 +510,7 @@ class HubServer:
             self._send(client, "heartbeat", {})
 
 
-_OURS = secrets.token_hex(5)
-_ids = itertools.count(1)
-
-
-def _new_id() -> str:
-    """Asked for with every answer, so chance is asked for once only."""
-    return f"ms_{_OURS}{next(_ids):x}"
-
-
 def _type_of(body: bytes) -> str:
     """It is the first field of every envelope that the hub wrote."""
     # Of a row that cannot be read: what was at that place, which no more than a `*` fits.
     return body[9 : body.find(b'"', 9)].decode("utf-8", "replace")
-
-
-def no_receiver(kind: str, space: str) -> NoReceiver:
-    return NoReceiver(f"No {kind[:40]} is connected to {space}.", hint="Start one, and ask again.")

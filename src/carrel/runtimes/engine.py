@@ -36,8 +36,9 @@ from carrel.domain.runtimes import (
 )
 from carrel.domain.trees import TreeMount
 from carrel.linux.reserve import free_room
+from carrel.runtimes.limits.disk_watch import Remembered
 from carrel.runtimes.limits.enforcement import Enforcement
-from carrel.runtimes.limits.watch import PAUSE_S, Inhabitants, LimitWatch, Remembered
+from carrel.runtimes.limits.watch import PAUSE_S, Inhabitants, LimitWatch
 from carrel.runtimes.recordings import Readers
 from carrel.runtimes.requests import (
     Confinement,

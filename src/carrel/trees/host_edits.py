@@ -377,7 +377,9 @@ class _EditedTree:
             look = _Look(self, top)
             if first:
                 self._edits.unwatch(self)
-                waiting.appendleft(b"")
+                look.only_folders = self._upper is not None
+                waiting.extendleft(look.at(b""))
+                look.only_folders = False
             found: list[bytes] = []
             while waiting and look.left > 0:
                 found += look.at(waiting.popleft())
@@ -406,6 +408,9 @@ class _Look:
         self._top = top
         self._owner = _owner_of(top)
         self.left = MOST_ENTRIES
+        self.only_folders = False
+        """An overlay has to look up each other entry in all of its layers, and `at_upper` sees to
+        those that are new."""
 
     def at(self, path: bytes) -> Iterable[bytes]:
         """A folder, and those below it that nobody watches yet or that were made by others. Gives
@@ -427,6 +432,8 @@ class _Look:
                 self.left -= 1
                 if self.left <= 0:
                     return
+                if self.only_folders and not entry.is_dir(follow_symlinks=False):
+                    continue
                 name = os.fsencode(entry.name)
                 inner = path + b"/" + name if path else name
                 status = entry.stat(follow_symlinks=False)

@@ -23,7 +23,8 @@ from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
 from carrel.domain.trees import Change
 from carrel.domain.turns import Control, ControlKind, Turn, TurnRequest
 from carrel.hub.client import Client
-from carrel.hub.hub import HubServer, no_receiver
+from carrel.hub.hub import HubServer
+from carrel.hub.requests import no_receiver
 from carrel.service.access import shown_project
 from carrel.service.family import Child, Family
 from carrel.service.helpers import HelperFiles, acting_in
