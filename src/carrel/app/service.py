@@ -38,6 +38,7 @@ from carrel.hub.hub import HubServer
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
+from carrel.review import comments as comment_lines
 from carrel.review.diff import TreeDiffs
 from carrel.review.landing import GitLander
 from carrel.runtimes.limits.disk import disk_bytes
@@ -46,6 +47,7 @@ from carrel.runtimes.recordings import FileRecordings
 from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
 from carrel.service.cleanup import Collector, Watch
+from carrel.service.comments import Comments
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
 from carrel.service.diffs import SpaceDiffs
@@ -72,6 +74,7 @@ from carrel.service.operations.agents import (
     TrustOperations,
     TurnOperations,
 )
+from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations
@@ -352,6 +355,7 @@ def _assemble(
         GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
         turns.working,
     )
+    comments = Comments(store, journal, spaces, files, turns, shared, comment_lines)
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -362,6 +366,7 @@ def _assemble(
     library = Library(frontends)
     views = SpaceViews(spaces, runs, turns, settings.data)
     disk_use = DiskUse(settings.data, journal, store, app.bases, records.reserve, disk_bytes)
+    turn_operations = TurnOperations(turns)
     operations = Operations(
         spaces=SpaceOperations(spaces, views),
         trash=TrashOperations(spaces, views),
@@ -379,7 +384,7 @@ def _assemble(
             ),
         ),
         daemon=DaemonOperations(store, feed, settings.data, settings.idle_s, settings.keep_s),
-        turns=TurnOperations(turns),
+        turns=turn_operations,
         trust=TrustOperations(trust),
         context=ContextOperations(context),
         agents=AgentOperations(keyring),
@@ -392,6 +397,7 @@ def _assemble(
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
         landings=LandingOperations(landings),
+        comments=CommentOperations(comments, turn_operations.info),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(

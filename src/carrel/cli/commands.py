@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Review": {
         "spaces": ("changes",),
         "review": ("diff",),
+        "comments": ("comment", "comments"),
         "cp": ("cp",),
         "land": ("land", "undo"),
     },

@@ -25,6 +25,7 @@ from carrel.api.types.admin import (
     TokenWithSecret,
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
+from carrel.api.types.comments import CommentInfo
 from carrel.api.types.landings import LandingInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
@@ -54,6 +55,7 @@ __all__ = [
     "Attachment",
     "Base",
     "Change",
+    "Comment",
     "ContextFile",
     "Diagnosis",
     "DiffFile",
@@ -89,6 +91,7 @@ __all__ = [
 T = TypeVar("T")
 Attaching = TerminalInfo
 Base = BaseInfo
+Comment = CommentInfo
 Event = EventInfo
 Exit = ExitInfo
 Landing = LandingInfo

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.comments import Comment
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
@@ -65,6 +66,7 @@ class Forget:
     oldest details beyond `details_bytes`."""
     details_bytes: int = 0
     details_delivered: bool = True
+    comment_id: str = ""
 
 
 Record = (
@@ -80,6 +82,7 @@ Record = (
     | TokenRecord
     | Trashed
     | Landing
+    | Comment
     | Forget
 )
 
@@ -171,6 +174,10 @@ class Store(Protocol):
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
         """The newest first."""
+        ...
+
+    async def comments(self, space_id: str) -> Sequence[Comment]:
+        """Oldest first."""
         ...
 
     async def trash(self) -> Sequence[Trashed]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.comments import Comment
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
@@ -193,6 +194,9 @@ class SqliteStore:
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
         return await self._read(partial(reads.landings, limit=limit))
+
+    async def comments(self, space_id: str) -> Sequence[Comment]:
+        return await self._read(partial(reads.comments, space_id=space_id))
 
     async def trash(self) -> Sequence[Trashed]:
         return await self._read(reads.trash)

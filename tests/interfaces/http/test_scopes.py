@@ -88,6 +88,15 @@ ROUTES = [
     Route("POST", "/v1/spaces/{space}/land", "hidden"),
     Route("GET", "/v1/landings", "admin"),
     Route("POST", "/v1/undo", "admin"),
+    Route(
+        "POST",
+        "/v1/spaces/{space}/comments",
+        "hidden",
+        body={"path": "secret", "line": 1, "text": "x"},
+    ),
+    Route("GET", "/v1/spaces/{space}/comments", "hidden"),
+    Route("DELETE", "/v1/spaces/{space}/comments/{comment}", "hidden"),
+    Route("POST", "/v1/spaces/{space}/comments/send", "hidden"),
     Route("GET", "/v1/trash", "own"),
     Route("POST", "/v1/trash/{space}/restore", "hidden"),
     Route("GET", "/v1/inbox", "own"),
@@ -234,6 +243,7 @@ def _ask(daemon: Daemon, space: str) -> None:
 def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
+    words |= {"comment": "co_none"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}
