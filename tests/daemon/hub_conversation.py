@@ -323,6 +323,16 @@ async def of_a_landing(talk: Talk, told: Told) -> None:
     good(talk.api("POST", "undo"))
     await told(EventType.UNDONE)
     await of_comments(talk, told, space)
+    await of_a_take(talk, told, space)
+
+
+async def of_a_take(talk: Talk, told: Told, space: str) -> None:
+    other = talk.make(name="other")
+    taken = good(talk.api("POST", f"spaces/{space}/take", {"paths": ["idea"], "into": other}))
+    talk.tape.name(taken["id"], "tk_…")
+    await told(EventType.TAKEN)
+    good(talk.api("POST", "undo"))
+    await told(EventType.TAKE_UNDONE)
 
 
 async def of_comments(talk: Talk, told: Told, space: str) -> None:

@@ -309,6 +309,16 @@ OPERATIONS = (
         long=True,
         errors=("not_undoable", "landing_half_done", *PROJECT),
     ),
+    Operation(
+        *("landings.take", "POST", "/v1/spaces/{space}/take", "hidden"),
+        body="TakeBody",
+        answer="TakeInfo",
+        long=True,
+        errors=(
+            *("take_refused", "landing_half_done", "path_not_found", "launcher_unavailable"),
+            *(*SPACE, *CHANGING, "git_failed", "git_timeout"),
+        ),
+    ),
     # Comments
     Operation(
         *("comments.add", "POST", "/v1/spaces/{space}/comments", "hidden"),

@@ -41,6 +41,7 @@ from carrel.linux.reserve import Reserve
 from carrel.review import comments as comment_lines
 from carrel.review.diff import TreeDiffs
 from carrel.review.landing import GitLander
+from carrel.review.takes import TreeTaker
 from carrel.runtimes.limits.disk import disk_bytes
 from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
@@ -92,6 +93,7 @@ from carrel.service.shared import CallerPolicy, Shared
 from carrel.service.space_config import SpaceConfigs
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
+from carrel.service.takes import Takes
 from carrel.service.tokens import Tokens
 from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
@@ -134,6 +136,7 @@ class Services:
     space_servers: SpaceServers
     requests: Requests
     landings: Landings
+    takes: Takes
     operations: Operations
 
 
@@ -174,6 +177,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.turns.take_up()
         await services.requests.take_up()
         await services.landings.take_up()
+        await services.takes.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -355,6 +359,10 @@ def _assemble(
         GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
         turns.working,
     )
+    takes = Takes(
+        *(store, journal, spaces, open_spaces, shared),
+        TreeTaker(settings.data / "takes", app.bases),
+    )
     comments = Comments(store, journal, spaces, files, turns, shared, comment_lines)
     keyring = Keyring(
         agents.credentials,
@@ -396,7 +404,7 @@ def _assemble(
         files=FileOperations(files),
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
-        landings=LandingOperations(landings),
+        landings=LandingOperations(landings, takes),
         comments=CommentOperations(comments, turn_operations.info),
         requests=RequestOperations(requests, str(settings.data)),
     )
@@ -426,6 +434,7 @@ def _assemble(
         space_servers=servers,
         requests=requests,
         landings=landings,
+        takes=takes,
         operations=operations,
     )
 

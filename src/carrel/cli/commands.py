@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "comments": ("comment", "comments"),
         "cp": ("cp",),
         "land": ("land", "undo"),
+        "take": ("take",),
     },
     "Servers": {
         "instances": (

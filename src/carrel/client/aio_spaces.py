@@ -199,6 +199,12 @@ class AsyncSpace:
         content = {"branch": branch, "message": message, "author": author}
         return await self._link.call(models.Landing, "landings.land", self.id, content=content)
 
+    async def take(self, *paths: str, into: str, force: bool = False) -> models.Take:
+        """Brings files and folders that it has changed into another space. Raises `TakeRefused`
+        when that one has changed them in its own way, unless `force`; then nothing was taken."""
+        content = {"paths": paths, "into": into, "force": force}
+        return await self._link.call(models.Take, "landings.take", self.id, content=content)
+
     # Comments
 
     async def comment(self, path: str, line: int, text: str) -> models.Comment:

@@ -26,7 +26,7 @@ from carrel.api.types.admin import (
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
 from carrel.api.types.comments import CommentInfo
-from carrel.api.types.landings import LandingInfo
+from carrel.api.types.landings import LandingInfo, TakeInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
 from carrel.api.types.spaces import (
@@ -80,6 +80,7 @@ __all__ = [
     "Retention",
     "RunInfo",
     "SpaceInfo",
+    "Take",
     "Token",
     "TokenWithSecret",
     "Trashed",
@@ -98,6 +99,7 @@ Landing = LandingInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
 Removal = RemovalInfo
+Take = TakeInfo
 Trashed = TrashedInfo
 Turn = TurnInfo
 Usage = UsageInfo

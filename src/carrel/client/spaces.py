@@ -194,6 +194,12 @@ class Space:
         content = {"branch": branch, "message": message, "author": author}
         return self._link.call(models.Landing, "landings.land", self.id, content=content)
 
+    def take(self, *paths: str, into: str, force: bool = False) -> models.Take:
+        """Brings files and folders that it has changed into another space. Raises `TakeRefused`
+        when that one has changed them in its own way, unless `force`; then nothing was taken."""
+        content = {"paths": paths, "into": into, "force": force}
+        return self._link.call(models.Take, "landings.take", self.id, content=content)
+
     # Comments
 
     def comment(self, path: str, line: int, text: str) -> models.Comment:

@@ -100,6 +100,7 @@
     │   ├── LandingHalfDone          landing_half_done: it went wrong, and so did taking it back
     │   ├── NothingToLand            nothing_to_land
     │   └── NotUndoable              not_undoable
+    ├── TakeRefused                  take_refused: files of a space cannot be taken into another
     ├── CommentError                 about comments on the files of spaces
     │   ├── CommentRefused           comment_refused: it cannot be kept or sent
     │   └── CommentNotFound          comment_not_found
@@ -691,6 +692,11 @@ class NothingToLand(LandingError):
 
 class NotUndoable(LandingError):
     code = "not_undoable"
+    kind = CONFLICT
+
+
+class TakeRefused(CarrelError):
+    code = "take_refused"
     kind = CONFLICT
 
 

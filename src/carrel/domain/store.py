@@ -15,6 +15,7 @@ from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ Record = (
     | Trashed
     | Landing
     | Comment
+    | UndoRecord
     | Forget
 )
 
@@ -178,6 +180,10 @@ class Store(Protocol):
 
     async def comments(self, space_id: str) -> Sequence[Comment]:
         """Oldest first."""
+        ...
+
+    async def undo_records(self, *, limit: int = 100) -> Sequence[UndoRecord]:
+        """The newest first."""
         ...
 
     async def trash(self) -> Sequence[Trashed]:

@@ -217,9 +217,18 @@ CREATE TABLE comments (
 CREATE INDEX comments_of ON comments (space_id, created_at, comment_id);
 """
 
+_NINTH = """
+CREATE TABLE undo_records (
+    undo_id TEXT NOT NULL PRIMARY KEY,
+    created_at REAL NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX undo_records_ages ON undo_records (created_at, undo_id);
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH),
-    _EIGHTH,
+    *(_EIGHTH, _NINTH),
 )
 
 

@@ -17,6 +17,7 @@ from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Step
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect
 from carrel.store.writes import GREATEST, Unreadable, as_event, column, dump, load
@@ -255,6 +256,11 @@ def trash(connection: sqlite3.Connection) -> list[Trashed]:
 def landings(connection: sqlite3.Connection, limit: int) -> list[Landing]:
     sql = "SELECT document FROM landings ORDER BY created_at DESC, landing_id DESC LIMIT ?"
     return _all(connection, Landing, sql, limit)
+
+
+def undo_records(connection: sqlite3.Connection, limit: int) -> list[UndoRecord]:
+    sql = "SELECT document FROM undo_records ORDER BY created_at DESC, undo_id DESC LIMIT ?"
+    return _all(connection, UndoRecord, sql, limit)
 
 
 def comments(connection: sqlite3.Connection, space_id: str) -> list[Comment]:

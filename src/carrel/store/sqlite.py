@@ -23,6 +23,7 @@ from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Record, Room, Step
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 from carrel.store import reads
 from carrel.store.database import BUSY_TIMEOUT_S, KEEP_EVENTS, DatabaseSettings
 from carrel.store.reads import Read, Reader
@@ -194,6 +195,9 @@ class SqliteStore:
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
         return await self._read(partial(reads.landings, limit=limit))
+
+    async def undo_records(self, *, limit: int = 100) -> Sequence[UndoRecord]:
+        return await self._read(partial(reads.undo_records, limit=limit))
 
     async def comments(self, space_id: str) -> Sequence[Comment]:
         return await self._read(partial(reads.comments, space_id=space_id))

@@ -24,6 +24,7 @@ from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.store import Claim, Forget, Record, Step
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect, prepare
 
@@ -173,6 +174,10 @@ PUT_COMMENT = """
 INSERT INTO comments (comment_id, space_id, created_at, document) VALUES (?, ?, ?, ?)
 ON CONFLICT (comment_id) DO UPDATE SET document = excluded.document
 """
+PUT_UNDO_RECORD = """
+INSERT INTO undo_records (undo_id, created_at, document) VALUES (?, ?, ?)
+ON CONFLICT (undo_id) DO UPDATE SET document = excluded.document
+"""
 PRUNE_EVENTS = """
 DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
@@ -191,6 +196,7 @@ Kept = (
     | Trashed
     | Landing
     | Comment
+    | UndoRecord
 )
 Value = str | bytes | float | None
 
@@ -269,6 +275,9 @@ def _put(record: Kept, document: str) -> RecordStatement:
         case Comment(comment_id=comment_id, space_id=space_id, created_at=at):
             names = (column(comment_id), column(space_id))
             return RecordStatement(PUT_COMMENT, (*names, at, document))
+
+        case UndoRecord(undo_id=undo_id, created_at=at):
+            return RecordStatement(PUT_UNDO_RECORD, (column(undo_id), at, document))
 
 
 def _put_request(request: Request, document: str) -> RecordStatement:

@@ -86,6 +86,9 @@ ROUTES = [
     Route("PUT", "/v1/spaces/{space}/archive", "hidden", content=b"x"),
     Route("POST", "/v1/spaces/{space}/copied", "hidden", body={"copy": "x"}),
     Route("POST", "/v1/spaces/{space}/land", "hidden"),
+    Route(
+        "POST", "/v1/spaces/{space}/take", "hidden", body={"paths": ["secret"], "into": "{space}"}
+    ),
     Route("GET", "/v1/landings", "admin"),
     Route("POST", "/v1/undo", "admin"),
     Route(
