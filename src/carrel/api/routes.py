@@ -310,6 +310,18 @@ OPERATIONS = (
         errors=("not_undoable", "landing_half_done", *PROJECT),
     ),
     Operation(
+        *("review.export", "POST", "/v1/spaces/{space}/export", "hidden"),
+        body="ExportBody",
+        answer="A patch, a bundle of git, or a tar",
+        media=BYTES,
+        again=True,
+        long=True,
+        errors=(
+            *("landing_refused", "landing_conflict", "nothing_to_land", "launcher_unavailable"),
+            *(*SPACE, *CHANGING, *PROJECT),
+        ),
+    ),
+    Operation(
         *("landings.take", "POST", "/v1/spaces/{space}/take", "hidden"),
         body="TakeBody",
         answer="TakeInfo",

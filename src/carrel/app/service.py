@@ -40,6 +40,7 @@ from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
 from carrel.review import comments as comment_lines
 from carrel.review.diff import TreeDiffs
+from carrel.review.export import TreeExports
 from carrel.review.landing import GitLander
 from carrel.review.takes import TreeTaker
 from carrel.runtimes.limits.disk import disk_bytes
@@ -54,6 +55,7 @@ from carrel.service.credentials import AgentKeys, Keyring
 from carrel.service.diffs import SpaceDiffs
 from carrel.service.disk_use import DiskUse
 from carrel.service.doctor import Doctor
+from carrel.service.exports import SpaceExports
 from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import Attachments, SpaceContext, SpaceFiles
@@ -359,6 +361,9 @@ def _assemble(
         GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
         turns.working,
     )
+    exporter = TreeExports(settings.data, app.bases, reviews.reviews, personal.identity)
+    exporter.sweep()
+    exports = SpaceExports(spaces, files, open_spaces, shared, exporter)
     takes = Takes(
         *(store, journal, spaces, open_spaces, shared),
         TreeTaker(settings.data / "takes", app.bases),
@@ -378,7 +383,7 @@ def _assemble(
     operations = Operations(
         spaces=SpaceOperations(spaces, views),
         trash=TrashOperations(spaces, views),
-        review=ReviewOperations(diffs),
+        review=ReviewOperations(diffs, exports),
         tokens=tokens,
         bases=BaseOperations(app.bases),
         cleanup=CleanUpOperations(

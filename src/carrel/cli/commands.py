@@ -42,7 +42,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "comments": ("comment", "comments"),
         "cp": ("cp",),
         "land": ("land", "undo"),
-        "take": ("take",),
+        "take": ("take", "export"),
     },
     "Servers": {
         "instances": (

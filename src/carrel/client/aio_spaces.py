@@ -205,6 +205,12 @@ class AsyncSpace:
         content = {"paths": paths, "into": into, "force": force}
         return await self._link.call(models.Take, "landings.take", self.id, content=content)
 
+    async def export(self, format: str, dest: str | os.PathLike[str], *, message: str = "") -> int:
+        """Writes its work to a file of this machine, as `patch`, `bundle` or `tar`; gives the
+        size. Raises `LandingError`s."""
+        content = {"format": format, "message": message}
+        return await self._link.blocking(transfer.save_export, self.id, content, os.fspath(dest))
+
     # Comments
 
     async def comment(self, path: str, line: int, text: str) -> models.Comment:

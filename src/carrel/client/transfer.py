@@ -12,7 +12,7 @@ import posixpath
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -116,6 +116,19 @@ def tell_copied(link: Link, space: str, stream: StreamedAnswer) -> None:
         request = operation("files.copied", space, content={"copy": ticket})
         with contextlib.suppress(DaemonUnavailable), link.open(request, start=False) as answer:
             answer.read()
+
+
+def save_export(link: Link, space: str, content: Mapping[str, object], target: str) -> int:
+    """The work of a space as one file of this machine. Gives its size."""
+    size = 0
+    with (
+        replacing(target) as file,
+        link.open(operation("review.export", space, content=content)) as stream,
+    ):
+        for piece in _checked(stream):
+            size += file.write(piece)
+    tell_copied(link, space, stream)
+    return size
 
 
 @contextlib.contextmanager

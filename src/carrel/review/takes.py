@@ -28,7 +28,7 @@ from carrel.trees.layers import Layers
 
 _SHOWN = 10
 """Files that an error names."""
-_GITS = re.compile(r"(?:^|/)(?:\.git|git~\d+)(?:/|$)", re.IGNORECASE)
+GITS = re.compile(r"(?:^|/)(?:\.git|git~\d+)(?:/|$)", re.IGNORECASE)
 _TAKEN = {EntryType.FILE, EntryType.SYMLINK}
 
 
@@ -120,7 +120,7 @@ def _paths(changes: Sequence[Change]) -> set[str]:
     wanted = [one for one in changes if {one.old_type, one.new_type} & _TAKEN]
     paths = {path for one in wanted for path in (one.path, one.old_path) if path is not None}
     for path in paths:
-        if _GITS.search(path):
+        if GITS.search(path):
             raise TakeRefused(
                 f"Files of git's own are not taken: {path!r}.", hint="Name other files."
             )

@@ -86,6 +86,7 @@ ROUTES = [
     Route("PUT", "/v1/spaces/{space}/archive", "hidden", content=b"x"),
     Route("POST", "/v1/spaces/{space}/copied", "hidden", body={"copy": "x"}),
     Route("POST", "/v1/spaces/{space}/land", "hidden"),
+    Route("POST", "/v1/spaces/{space}/export", "hidden", body={"format": "tar"}),
     Route(
         "POST", "/v1/spaces/{space}/take", "hidden", body={"paths": ["secret"], "into": "{space}"}
     ),
