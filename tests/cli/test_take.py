@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+
+import pytest
 
 import carrel as library
 from tests.cli.program import Program
@@ -34,3 +37,17 @@ def test_take_and_undo(carrel: Program, project: Path) -> None:
         assert client.undo().id == taken.id
     listed = json.loads(carrel.good("undo", "--list", "--json"))["landings"]
     assert [(each["kind"], each["state"]) for each in listed[:2]] == [("take", "undone")] * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="each space has a user as root only")
+def test_see(carrel: Program, project: Path) -> None:
+    other = carrel.good("new", str(project)).strip()
+    assert carrel("new", str(project), "--see", "nobody").code == 3
+    name = carrel.good("new", str(project), "--see", other).strip()
+    carrel.good("exec", other, "--", "sh", "-c", "echo live > live.txt")
+    assert carrel.good("exec", name, "--", "cat", f"/see/{other}/live.txt") == "live\n"
+    assert f"/see/{other}" in carrel.good("show", name)
+    with library.Client(data=carrel.data) as client:
+        assert list(client.get(name).info.sees) == [f"/see/{other}"]
+        with client.space(str(project), see=[other]) as space:
+            assert space.run(["cat", f"/see/{other}/live.txt"]).stdout == "live\n"

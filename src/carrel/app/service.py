@@ -175,6 +175,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         rebooted = await asyncio.to_thread(_rebooted, settings)
         await services.reconciler.at_start(rebooted=rebooted)
         await services.instances.take_up(rebooted=rebooted)
+        # A daemon may have ended between a removal and this.
+        await services.spaces.refresh_seers()
         services.space_servers.begin_all(journal.all())
         await services.turns.take_up()
         await services.requests.take_up()
@@ -237,7 +239,9 @@ def _assemble(
         settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
     )
     open_spaces = OpenSpaces(
-        *(folder, machine, agents.agent_folders, own_program(), downloads), edits=app.edits
+        *(folder, machine, agents.agent_folders, own_program(), downloads),
+        edits=app.edits,
+        others=journal.staying,
     )
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
