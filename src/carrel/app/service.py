@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from carrel.cleanup.retention import Defaults, due
 from carrel.cleanup.trash import Trash
 from carrel.config import Settings
 from carrel.domain.errors import CarrelError
+from carrel.domain.events import Event, EventType
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
 from carrel.environments.discovery import asks_for_setup
@@ -91,7 +92,7 @@ from carrel.service.requests import Requests
 from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
 from carrel.service.setup import Setups, SetupTools
-from carrel.service.shared import CallerPolicy, Shared
+from carrel.service.shared import CallerPolicy, Errands, Shared
 from carrel.service.space_config import SpaceConfigs
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
@@ -320,6 +321,7 @@ def _assemble(
     feed = Feed(hub.log, hub.keeper, store, journal)
     hub.on_kept.append(feed.ring)
     inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for, hub.ask)
+    store.on_events(partial(_tell_landed, inbox, Errands(lambda _error: None)))
     family = Family(spaces, journal, feed, turns, inbox, frontends)
     files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     helpers = HelperFiles(family, spaces, files)
@@ -446,6 +448,14 @@ def _assemble(
         takes=takes,
         operations=operations,
     )
+
+
+def _tell_landed(inbox: Inbox, errands: Errands, events: Sequence[Event]) -> None:
+    """A landing answers the requests for a review of its space. What cannot be said now is left
+    for the person to answer."""
+    for event in events:
+        if event.type == EventType.LANDED:
+            errands.begin(inbox.landed(event.space_id, str(event.data.get("branch", ""))))
 
 
 def _drop_run(folder: Path, run_id: str) -> None:

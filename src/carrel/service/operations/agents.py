@@ -321,4 +321,5 @@ def _item(item: Item, name: str) -> types.InboxItem:
         choices=item.choices,
         priority=item.priority,
         own=item.own,
+        review=item.review,
     )
