@@ -268,13 +268,12 @@ async def test_a_review_is_asked_for_and_landed(
     project.mkdir()
     async with client.space(str(project)) as space, agent(daemon, space.id) as tools:
         await space.run(["sh", "-c", "echo idea > idea"], check=True)
-        assert (await call(tools, "request_review")).is_error
+        assert (await call(tools, "request_review")).error
         asked = (await call(tools, "request_review", summary="An idea")).good
         assert asked["answered"] is False
         other = (await call(tools, "ask_user", question="More?", timeout_s=0)).good
-        items = {
-            one["id"]: one for one in (await client.link.json(operation("inbox.list")))["items"]
-        }
+        listed = await client.link.json(operation("inbox.list"))
+        items = {one["id"]: one for one in listed["items"]}
         item = items[asked["question_id"]]
         assert (item["text"], item["kind"], item["review"]) == ("An idea", "question", True)
         assert items[other["question_id"]]["review"] is False

@@ -91,8 +91,8 @@ class PeopleTools:
 
     async def request_review(self, asked: RequestReview, ctx: ToolContext) -> UserAnswer:
         """Ask the user to review the work in this space. The request is in the user's inbox until
-        they answer it, or land the work. By default this does not wait; with timeout_s it does, also
-        later with the question_id."""
+        they answer it, or land the work. By default this does not wait; with timeout_s it
+        does, also later with the question_id."""
         if bool(asked.summary) == bool(asked.question_id):
             raise MessageInvalid(
                 "Exactly one of `summary` and `question_id` is needed.",

@@ -19,7 +19,7 @@ AROUND = 20
 SHOWN = 3
 """Lines on each side that are shown, to people and to the agent."""
 MAX_BYTES = 4 << 20
-MAX_LINES = 200_000
+MAX_LINES = 50_000
 """Of a file that is commented on: it is in memory, and looked through line by line."""
 _LONGEST = 500
 """Characters of a line that are remembered and compared."""

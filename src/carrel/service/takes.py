@@ -107,7 +107,6 @@ class Takes:
                 ),
                 theirs,
             )
-            await asyncio.to_thread(room.take, sum(one.size for one in changes))
             made = UndoRecord(
                 *(new_id("tk"), UndoKind.TAKE, target.space_id, target.name),
                 created_at=self._journal.clock(),
@@ -118,6 +117,7 @@ class Takes:
                 },
             )
             try:
+                await asyncio.to_thread(room.take, sum(one.size for one in changes))
                 await self._store.write(made)
             except BaseException:
                 await asyncio.to_thread(self._taker.forget, change.kept)
@@ -177,6 +177,11 @@ class Takes:
     async def list(self, limit: int) -> Sequence[UndoRecord]:
         """The newest first. Who may see them is the caller's matter."""
         return await self._store.undo_records(limit=limit)
+
+    def is_open(self, record: UndoRecord) -> bool:
+        """Whether it is not taken back, and its space is there."""
+        done = record.state in (UndoState.DONE, UndoState.UNDOING)
+        return done and self._journal.staying(record.space_id) is not None
 
     async def undo(self, undo_id: str) -> UndoRecord:
         """Raises `NotUndoable`, `LandingHalfDone`. Who may is the caller's matter."""

@@ -39,9 +39,12 @@ class LandingOperations:
 
     async def _last(self, caller: Caller) -> str:
         """What was done last and not taken back, if anything was."""
-        every = (await self.list(caller, types.LandingsQuery(limit=1000))).landings
         done = (LandingState.LANDED, LandingState.UNDOING)
-        return next((one.id for one in every if one.state in done), "")
+        landed = (one for one in await self._landings.list(caller, _MOST) if one.state in done)
+        taken = filter(self._takes.is_open, await self._takes.list(_MOST))
+        found = [(one.created_at, one.landing_id) for one in landed]
+        found += [(one.created_at, one.undo_id) for one in taken]
+        return max(found, default=(0.0, ""))[1]
 
     async def take(self, caller: Caller, space: str, body: types.TakeBody) -> types.TakeInfo:
         """Brings files of the space's work into another space."""
@@ -59,6 +62,8 @@ class LandingOperations:
 
 
 _TAKE = "tk_"
+_MOST = 1000
+"""That the last one is looked for among."""
 _STATES = {
     UndoState.BEGUN: LandingState.BEGUN,
     UndoState.DONE: LandingState.LANDED,
