@@ -31,7 +31,7 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
     assert f"Landed on carrel/{name} as " in done.err
     assert git(project, "log", "-1", "--format=%an %s", f"carrel/{name}") == "Bob An idea"
     assert git(project, "status", "--porcelain") == ""
-    [landing] = json.loads(carrel.good("undo", "--list", "--json"))["landings"]
+    [landing, *_] = json.loads(carrel.good("undo", "--list", "--json"))["landings"]
     assert landing["branch"] == f"carrel/{name}" and landing["id"] in carrel.good("undo", "--list")
     assert f"landed on carrel/{name}" in carrel.good("events", "--space", name)
     carrel.good("rm", name)

@@ -322,6 +322,31 @@ async def of_a_landing(talk: Talk, told: Told) -> None:
     await told(EventType.LANDED)
     good(talk.api("POST", "undo"))
     await told(EventType.UNDONE)
+    await of_comments(talk, told, space)
+    await of_a_take(talk, told, space)
+
+
+async def of_a_take(talk: Talk, told: Told, space: str) -> None:
+    other = talk.make(name="other")
+    taken = good(talk.api("POST", f"spaces/{space}/take", {"paths": ["idea"], "into": other}))
+    talk.tape.name(taken["id"], "tk_…")
+    await told(EventType.TAKEN)
+    good(talk.api("POST", "undo"))
+    await told(EventType.TAKE_UNDONE)
+
+
+async def of_comments(talk: Talk, told: Told, space: str) -> None:
+    about = {"path": "idea", "line": 1, "text": "Which one?"}
+    for name in ("co_…", "co_other…"):
+        made = good(talk.api("POST", f"spaces/{space}/comments", about))
+        talk.tape.name(made["id"], name)
+    await told(EventType.COMMENT_ADDED)
+    good(talk.api("DELETE", f"spaces/{space}/comments/{made['id']}"))
+    await told(EventType.COMMENT_REMOVED)
+    sent = good(talk.api("POST", f"spaces/{space}/comments/send", {"frontend": "scripted"}))
+    talk.tape.name(sent["turn"]["id"], "ru_…")
+    await told(EventType.COMMENTS_SENT)
+    good(talk.api("GET", f"turns/{sent['turn']['id']}?wait_s=60"))
 
 
 async def of_an_instance(talk: Talk, project: Path) -> None:

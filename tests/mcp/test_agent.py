@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mcp import Client
 
 from carrel import AsyncClient, AsyncHub
 from carrel.client.aio_spaces import AsyncSpace
+from carrel.client.http import operation
 from carrel.client.hub_protocol import Replayed
 from carrel.mcp import hub
 from tests.daemon.rig import Daemon
@@ -257,3 +259,27 @@ async def test_deleting_itself(daemon: Daemon, client: AsyncClient) -> None:
         done = await call(tools, "delete_space")
         assert done.error is False or done.code == "connection_lost", done
         assert (await client.get(space.id)).info.state == "removed"
+
+
+async def test_a_review_is_asked_for_and_landed(
+    daemon: Daemon, client: AsyncClient, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    async with client.space(str(project)) as space, agent(daemon, space.id) as tools:
+        await space.run(["sh", "-c", "echo idea > idea"], check=True)
+        assert (await call(tools, "request_review")).error
+        asked = (await call(tools, "request_review", summary="An idea")).good
+        assert asked["answered"] is False
+        other = (await call(tools, "ask_user", question="More?", timeout_s=0)).good
+        listed = await client.link.json(operation("inbox.list"))
+        items = {one["id"]: one for one in listed["items"]}
+        item = items[asked["question_id"]]
+        assert (item["text"], item["kind"], item["review"]) == ("An idea", "question", True)
+        assert items[other["question_id"]]["review"] is False
+        await space.land()
+        number = asked["question_id"]
+        done = (await call(tools, "request_review", question_id=number, timeout_s=STEP_S)).good
+        assert (done["answered"], done["answer"]) == (True, "Landed.")
+        still = (await call(tools, "ask_user", question_id=other["question_id"], timeout_s=0)).good
+        assert still["answered"] is False, "a landing answers nothing else"

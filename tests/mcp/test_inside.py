@@ -16,6 +16,7 @@ TOOLS = {
     "log_progress",
     "signal_user",
     "ask_user",
+    "request_review",
     "space_state",
     "update_space",
     "list_spaces",

@@ -111,6 +111,13 @@ DIFF = (
     *("git_failed", "git_timeout", "launcher_unavailable"),
 )
 TURN = ("turn_not_found", "space_not_found")
+STARTING_A_TURN = (
+    *(*COMMAND, "unsupported_frontend", "frontend_not_installed", "provider_mismatch"),
+    *("continuation_not_found", "model_not_supported", "permission_denied"),
+    *("variable_refused", "not_trusted", "resolve_failed", "path_not_found"),
+    *("path_invalid", "path_escapes", "path_denied", "path_wrong_kind"),
+    *("key_missing", "login_expired", "network_needed"),
+)
 PROJECT = (
     "project_not_found",
     "project_not_a_folder",
@@ -302,6 +309,55 @@ OPERATIONS = (
         long=True,
         errors=("not_undoable", "landing_half_done", *PROJECT),
     ),
+    Operation(
+        *("review.export", "POST", "/v1/spaces/{space}/export", "hidden"),
+        body="ExportBody",
+        answer="A patch, a bundle of git, or a tar",
+        media=BYTES,
+        again=True,
+        long=True,
+        errors=(
+            *("landing_refused", "landing_conflict", "nothing_to_land", "launcher_unavailable"),
+            *(*SPACE, *CHANGING, *PROJECT),
+        ),
+    ),
+    Operation(
+        *("landings.take", "POST", "/v1/spaces/{space}/take", "hidden"),
+        body="TakeBody",
+        answer="TakeInfo",
+        long=True,
+        errors=(
+            *("take_refused", "landing_half_done", "path_not_found", "launcher_unavailable"),
+            *(*SPACE, *CHANGING, "git_failed", "git_timeout"),
+        ),
+    ),
+    # Comments
+    Operation(
+        *("comments.add", "POST", "/v1/spaces/{space}/comments", "hidden"),
+        body="NewComment",
+        answer="CommentInfo",
+        status=201,
+        errors=(*PATHS, "comment_refused"),
+    ),
+    Operation(
+        *("comments.list", "GET", "/v1/spaces/{space}/comments", "hidden"),
+        answer="CommentList",
+        again=True,
+        errors=(*SPACE, *CHANGING),
+    ),
+    Operation(
+        *("comments.remove", "DELETE", "/v1/spaces/{space}/comments/{comment}", "hidden"),
+        answer="CommentList",
+        errors=("comment_not_found", *SPACE, *CHANGING),
+    ),
+    Operation(
+        *("comments.send", "POST", "/v1/spaces/{space}/comments/send", "hidden"),
+        body="SendComments",
+        optional=True,
+        answer="CommentsSent",
+        long=True,
+        errors=("comment_refused", *STARTING_A_TURN),
+    ),
     # Commands
     Operation(
         *("runs.execute", "POST", "/v1/spaces/{space}/exec", "hidden"),
@@ -428,13 +484,7 @@ OPERATIONS = (
         answer="TurnInfo",
         status=201,
         long=True,
-        errors=(
-            *(*COMMAND, "unsupported_frontend", "frontend_not_installed", "provider_mismatch"),
-            *("continuation_not_found", "model_not_supported", "permission_denied"),
-            *("variable_refused", "not_trusted", "resolve_failed", "path_not_found"),
-            *("path_invalid", "path_escapes", "path_denied", "path_wrong_kind"),
-            *("key_missing", "login_expired", "network_needed"),
-        ),
+        errors=STARTING_A_TURN,
     ),
     Operation(
         *("turns.list", "GET", "/v1/spaces/{space}/turns", "hidden"),

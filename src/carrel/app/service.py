@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from carrel.cleanup.retention import Defaults, due
 from carrel.cleanup.trash import Trash
 from carrel.config import Settings
 from carrel.domain.errors import CarrelError
+from carrel.domain.events import Event, EventType
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
 from carrel.environments.discovery import asks_for_setup
@@ -38,19 +39,24 @@ from carrel.hub.hub import HubServer
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
+from carrel.review import comments as comment_lines
 from carrel.review.diff import TreeDiffs
+from carrel.review.export import TreeExports
 from carrel.review.landing import GitLander
+from carrel.review.takes import TreeTaker
 from carrel.runtimes.limits.disk import disk_bytes
 from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
 from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
 from carrel.service.cleanup import Collector, Watch
+from carrel.service.comments import Comments
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
 from carrel.service.diffs import SpaceDiffs
 from carrel.service.disk_use import DiskUse
 from carrel.service.doctor import Doctor
+from carrel.service.exports import SpaceExports
 from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import Attachments, SpaceContext, SpaceFiles
@@ -72,6 +78,7 @@ from carrel.service.operations.agents import (
     TrustOperations,
     TurnOperations,
 )
+from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations
@@ -85,10 +92,11 @@ from carrel.service.requests import Requests
 from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
 from carrel.service.setup import Setups, SetupTools
-from carrel.service.shared import CallerPolicy, Shared
+from carrel.service.shared import CallerPolicy, Errands, Shared
 from carrel.service.space_config import SpaceConfigs
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
+from carrel.service.takes import Takes
 from carrel.service.tokens import Tokens
 from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
@@ -131,6 +139,7 @@ class Services:
     space_servers: SpaceServers
     requests: Requests
     landings: Landings
+    takes: Takes
     operations: Operations
 
 
@@ -167,10 +176,13 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         rebooted = await asyncio.to_thread(_rebooted, settings)
         await services.reconciler.at_start(rebooted=rebooted)
         await services.instances.take_up(rebooted=rebooted)
+        # A daemon may have ended between a removal and this.
+        await services.spaces.refresh_seers()
         services.space_servers.begin_all(journal.all())
         await services.turns.take_up()
         await services.requests.take_up()
         await services.landings.take_up()
+        await services.takes.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -228,7 +240,9 @@ def _assemble(
         settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
     )
     open_spaces = OpenSpaces(
-        *(folder, machine, agents.agent_folders, own_program(), downloads), edits=app.edits
+        *(folder, machine, agents.agent_folders, own_program(), downloads),
+        edits=app.edits,
+        others=journal.staying,
     )
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
@@ -307,6 +321,7 @@ def _assemble(
     feed = Feed(hub.log, hub.keeper, store, journal)
     hub.on_kept.append(feed.ring)
     inbox = Inbox(hub.log, hub.keeper, journal, hub.say_for, hub.ask)
+    store.on_events(partial(_tell_landed, inbox, Errands(lambda _error: None)))
     family = Family(spaces, journal, feed, turns, inbox, frontends)
     files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     helpers = HelperFiles(family, spaces, files)
@@ -352,6 +367,14 @@ def _assemble(
         GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
         turns.working,
     )
+    exporter = TreeExports(settings.data, app.bases, reviews.reviews, personal.identity)
+    exporter.sweep()
+    exports = SpaceExports(spaces, files, open_spaces, shared, exporter)
+    takes = Takes(
+        *(store, journal, spaces, open_spaces, shared),
+        TreeTaker(settings.data / "takes", app.bases),
+    )
+    comments = Comments(store, journal, spaces, files, turns, shared, comment_lines)
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -362,10 +385,11 @@ def _assemble(
     library = Library(frontends)
     views = SpaceViews(spaces, runs, turns, settings.data)
     disk_use = DiskUse(settings.data, journal, store, app.bases, records.reserve, disk_bytes)
+    turn_operations = TurnOperations(turns)
     operations = Operations(
         spaces=SpaceOperations(spaces, views),
         trash=TrashOperations(spaces, views),
-        review=ReviewOperations(diffs),
+        review=ReviewOperations(diffs, exports),
         tokens=tokens,
         bases=BaseOperations(app.bases),
         cleanup=CleanUpOperations(
@@ -379,7 +403,7 @@ def _assemble(
             ),
         ),
         daemon=DaemonOperations(store, feed, settings.data, settings.idle_s, settings.keep_s),
-        turns=TurnOperations(turns),
+        turns=turn_operations,
         trust=TrustOperations(trust),
         context=ContextOperations(context),
         agents=AgentOperations(keyring),
@@ -391,7 +415,8 @@ def _assemble(
         files=FileOperations(files),
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
-        landings=LandingOperations(landings),
+        landings=LandingOperations(landings, takes),
+        comments=CommentOperations(comments, turn_operations.info),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -420,8 +445,17 @@ def _assemble(
         space_servers=servers,
         requests=requests,
         landings=landings,
+        takes=takes,
         operations=operations,
     )
+
+
+def _tell_landed(inbox: Inbox, errands: Errands, events: Sequence[Event]) -> None:
+    """A landing answers the requests for a review of its space. What cannot be said now is left
+    for the person to answer."""
+    for event in events:
+        if event.type == EventType.LANDED:
+            errands.begin(inbox.landed(event.space_id, str(event.data.get("branch", ""))))
 
 
 def _drop_run(folder: Path, run_id: str) -> None:

@@ -39,8 +39,10 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Review": {
         "spaces": ("changes",),
         "review": ("diff",),
+        "comments": ("comment", "comments"),
         "cp": ("cp",),
         "land": ("land", "undo"),
+        "take": ("take", "export"),
     },
     "Servers": {
         "instances": (

@@ -135,6 +135,14 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
     ),
     "landing.landed": lambda data: f"landed on {data.get('branch')}",
     "landing.undone": lambda data: f"the landing on {data.get('branch')} was taken back",
+    "take.done": lambda data: f"{data.get('files')} files were taken from {data.get('from')}",
+    "take.undone": lambda data: f"the take {data.get('take_id')} was taken back",
+    "comment.added": lambda data: (
+        f"a comment on {data.get('path')}:{data.get('line')}:"
+        f" {first_line(str(data.get('text', '')))}"
+    ),
+    "comment.removed": lambda data: f"the comment {data.get('comment_id')} was removed",
+    "comments.sent": lambda data: f"comments were sent to the agent: {data.get('turn')}",
     "reconciled": _reconciled,
     "event.unreadable": lambda data: (
         f"a message cannot be read: {data.get('type')}, {data.get('bytes')} bytes"

@@ -25,7 +25,8 @@ from carrel.api.types.admin import (
     TokenWithSecret,
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
-from carrel.api.types.landings import LandingInfo
+from carrel.api.types.comments import CommentInfo
+from carrel.api.types.landings import LandingInfo, TakeInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
 from carrel.api.types.spaces import (
@@ -54,6 +55,7 @@ __all__ = [
     "Attachment",
     "Base",
     "Change",
+    "Comment",
     "ContextFile",
     "Diagnosis",
     "DiffFile",
@@ -78,6 +80,7 @@ __all__ = [
     "Retention",
     "RunInfo",
     "SpaceInfo",
+    "Take",
     "Token",
     "TokenWithSecret",
     "Trashed",
@@ -89,12 +92,14 @@ __all__ = [
 T = TypeVar("T")
 Attaching = TerminalInfo
 Base = BaseInfo
+Comment = CommentInfo
 Event = EventInfo
 Exit = ExitInfo
 Landing = LandingInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
 Removal = RemovalInfo
+Take = TakeInfo
 Trashed = TrashedInfo
 Turn = TurnInfo
 Usage = UsageInfo

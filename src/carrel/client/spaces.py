@@ -194,6 +194,41 @@ class Space:
         content = {"branch": branch, "message": message, "author": author}
         return self._link.call(models.Landing, "landings.land", self.id, content=content)
 
+    def take(self, *paths: str, into: str, force: bool = False) -> models.Take:
+        """Brings files and folders that it has changed into another space. Raises `TakeRefused`
+        when that one has changed them in its own way, unless `force`; then nothing was taken."""
+        content = {"paths": paths, "into": into, "force": force}
+        return self._link.call(models.Take, "landings.take", self.id, content=content)
+
+    def export(self, format: str, dest: str | os.PathLike[str], *, message: str = "") -> int:
+        """Writes its work to a file of this machine, as `patch`, `bundle` or `tar`; gives the
+        size. Raises `LandingError`s."""
+        content = {"format": format, "message": message}
+        return self._link.blocking(transfer.save_export, self.id, content, os.fspath(dest))
+
+    # Comments
+
+    def comment(self, path: str, line: int, text: str) -> models.Comment:
+        """Says something about a line of a file; kept until `send_comments`. Raises
+        `CommentRefused` for what is no text and for a line that is not there, `PathError`s."""
+        content = {"path": path, "line": line, "text": text}
+        return self._link.call(models.Comment, "comments.add", self.id, content=content)
+
+    def comments(self) -> list[models.Comment]:
+        """Oldest first, each where its line is now."""
+        return self._link.call(list[models.Comment], "comments.list", self.id, member="comments")
+
+    def remove_comment(self, comment: str) -> None:
+        self._link.json(operation("comments.remove", self.id, comment))
+
+    def send_comments(self, *, frontend: str = "", queue: bool = False) -> models.Turn:
+        """Gives all that are open to the agent as one turn. With `queue` they wait while it
+        works."""
+        content = {"frontend": frontend or None, "queue": queue}
+        return self._link.call(
+            models.Turn, "comments.send", self.id, content=content, member="turn"
+        )
+
     # Looking
 
     def changes(self) -> list[models.Change]:

@@ -100,6 +100,10 @@
     │   ├── LandingHalfDone          landing_half_done: it went wrong, and so did taking it back
     │   ├── NothingToLand            nothing_to_land
     │   └── NotUndoable              not_undoable
+    ├── TakeRefused                  take_refused: files of a space cannot be taken into another
+    ├── CommentError                 about comments on the files of spaces
+    │   ├── CommentRefused           comment_refused: it cannot be kept or sent
+    │   └── CommentNotFound          comment_not_found
     ├── StoreError                   the records cannot be read or written
     │   ├── StoreDamaged             store_damaged
     │   ├── StoreBusy                store_busy
@@ -689,6 +693,25 @@ class NothingToLand(LandingError):
 class NotUndoable(LandingError):
     code = "not_undoable"
     kind = CONFLICT
+
+
+class TakeRefused(CarrelError):
+    code = "take_refused"
+    kind = CONFLICT
+
+
+class CommentError(CarrelError):
+    pass
+
+
+class CommentRefused(CommentError):
+    code = "comment_refused"
+    kind = CONFLICT
+
+
+class CommentNotFound(CommentError):
+    code = "comment_not_found"
+    kind = NOT_FOUND
 
 
 class StoreError(CarrelError):

@@ -259,6 +259,8 @@ class Item:
     """The turn that waits for a permission, if that is what it is."""
     permission: str = ""
     """… and the agent's own id of it."""
+    review: bool = False
+    """The question asks for a look at the work of the space."""
 
 
 def is_kept(type: str) -> bool:

@@ -98,6 +98,10 @@ class SpaceRequest:
     """Show the toolchains in the owner's home."""
     show: tuple[str, ...] = ()
     """Other paths of the host that it is to be shown, read-only."""
+    see: tuple[str, ...] = ()
+    """Other spaces whose files it is to be shown, read-only."""
+    sees: Mapping[str, str] = field(default_factory=dict)
+    """The same as paths inside and ids of spaces. Never a caller's own word."""
     with_credentials: bool = False
     """Give it the passwords and tokens in the owner's settings for package managers too."""
     share_downloads: bool = True
@@ -174,6 +178,8 @@ class Space:
     """The toolchains in the owner's home that its sandbox shows."""
     shown: Mapping[str, str] = field(default_factory=dict)
     """What else of the host its owner wanted shown: the path inside, and the real path."""
+    sees: Mapping[str, str] = field(default_factory=dict)
+    """Other spaces whose files its sandbox shows: the path inside, and the space's id."""
     packages: PackageSettings = NO_SETTINGS
     """What it has of its owner's settings for package managers, credentials included if it was
     asked for with them."""

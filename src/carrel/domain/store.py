@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.comments import Comment
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
@@ -14,6 +15,7 @@ from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Forget:
     oldest details beyond `details_bytes`."""
     details_bytes: int = 0
     details_delivered: bool = True
+    comment_id: str = ""
 
 
 Record = (
@@ -80,6 +83,8 @@ Record = (
     | TokenRecord
     | Trashed
     | Landing
+    | Comment
+    | UndoRecord
     | Forget
 )
 
@@ -170,6 +175,14 @@ class Store(Protocol):
     async def tokens(self, digest: bytes | None = None) -> Sequence[TokenRecord]: ...
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
+        """The newest first."""
+        ...
+
+    async def comments(self, space_id: str) -> Sequence[Comment]:
+        """Oldest first."""
+        ...
+
+    async def undo_records(self, *, limit: int = 100) -> Sequence[UndoRecord]:
         """The newest first."""
         ...
 

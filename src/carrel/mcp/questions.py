@@ -34,6 +34,8 @@ class UserQuestion:
     choices: Sequence[str] = ()
     earlier: str = ""
     """The id of one that was asked before. A text says which one it must have been."""
+    review: bool = False
+    """Somebody is to look at the work."""
 
     def was(self, message: HubMessage) -> bool:
         """Whether that is the earlier one."""
@@ -72,7 +74,12 @@ async def _begin(tools: ToolHub, hub: AsyncHub, space: str, question: UserQuesti
         if question.earlier:
             await hub.replay(space, seq=await _find(tools, space, question))
             return question.earlier
-        payload = {"question": question.text, "choices": list(question.choices)}
+        payload: dict[str, object] = {
+            "question": question.text,
+            "choices": list(question.choices),
+        }
+        if question.review:
+            payload["review"] = True
         seq = (await hub.publish(QUESTION, payload, space=space)).seq
         await hub.replay(space, seq=seq - 1)
         return (await _next(hub, lambda one: one.seq == seq)).id

@@ -37,6 +37,16 @@ class AskUser(Body, frozen=True, kw_only=True):
     ] = ""
 
 
+class RequestReview(Body, frozen=True, kw_only=True):
+    summary: Annotated[
+        str, Meta(description="What was done, and what the user should look at.")
+    ] = ""
+    timeout_s: Timeout = 0.0
+    question_id: Annotated[str, Meta(description="Of an earlier request: wait for its answer.")] = (
+        ""
+    )
+
+
 class ReadMessage(Answer, frozen=True, kw_only=True):
     seq: int
     at: float
@@ -76,6 +86,19 @@ class PeopleTools:
                 hint="Give `question` to ask, or `question_id` to wait for an earlier question.",
             )
         question = UserQuestion(asked.question, asked.choices, asked.question_id)
+        own = await self._hub.own()
+        return await questions.ask(self._hub, ctx, own, question, asked.timeout_s)
+
+    async def request_review(self, asked: RequestReview, ctx: ToolContext) -> UserAnswer:
+        """Ask the user to review the work in this space. The request is in the user's inbox until
+        they answer it, or land the work. By default this does not wait; with timeout_s it
+        does, also later with the question_id."""
+        if bool(asked.summary) == bool(asked.question_id):
+            raise MessageInvalid(
+                "Exactly one of `summary` and `question_id` is needed.",
+                hint="Give `summary` to ask, or `question_id` to wait for an earlier request.",
+            )
+        question = UserQuestion(asked.summary, (), asked.question_id, review=True)
         own = await self._hub.own()
         return await questions.ask(self._hub, ctx, own, question, asked.timeout_s)
 

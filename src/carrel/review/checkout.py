@@ -13,7 +13,9 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -51,25 +53,33 @@ class CheckoutFile:
 
 class ProjectCheckout:
     """`folder` is the git folder with the index of the checkout at `place`; None: it has none, and
-    `repository` is ours. Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`,
+    `repository` is ours, which has its files byte by byte. `hold` opens another folder than that
+    of a project. Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`,
     `PathError`s."""
 
-    def __init__(self, repository: ProjectRepository, folder: Path | None, place: Path) -> None:
+    def __init__(
+        self,
+        repository: ProjectRepository,
+        folder: Path | None,
+        place: Path,
+        hold: Callable[[], AbstractContextManager[tuple[int, Owner]]] | None = None,
+    ) -> None:
         self._repository = repository
         self._folder = folder
         self._place = place
+        self._hold = hold or partial(held, place)
 
     def check(self, before: str, after: str) -> None:
         """Raises `LandingRefused` when a person's own changes are in the way."""
         files = self._moved(before, after)
         staged = {one.path: one.old for one in files} if self._folder is None else self._staged()
         going = {one.path for one in files if one.old.mode}
-        with held(self._place) as (top, _), Root(os.dup(top)) as root:
+        with self._hold() as (top, _), Root(os.dup(top)) as root:
             dirty = [
                 one.path
                 for one in files
                 if staged.get(one.path, Version(0, "")) != one.old
-                or _as(root, one) != "old"
+                or _as(root, one, exact=self._folder is None) != "old"
                 or (one.new.mode and _is_kept(root, one.path, going))
             ]
         if dirty:
@@ -106,8 +116,8 @@ class ProjectCheckout:
         stays as it is; with `whole`, that is a `LandingRefused`."""
         files = self._moved(before, after)
         told = []
-        with held(self._place) as (top, owner), self._repository.contents() as copy:
-            writer = _CheckoutWriter(top, owner, copy)
+        with self._hold() as (top, owner), self._repository.contents() as copy:
+            writer = _CheckoutWriter(top, owner, copy, exact=self._folder is None)
             # What goes makes room for what comes: a file may become a folder.
             for one in sorted(files, key=lambda file: file.new.mode != 0):
                 try:
@@ -177,6 +187,8 @@ class _CheckoutWriter:
     top: int
     owner: Owner
     copy: Callable[[str, int], None]
+    exact: bool = False
+    """Line ends are no matter of git's here."""
 
     def bring(self, file: CheckoutFile) -> None:
         """Raises `_Changed`, OSError, `PathError`s."""
@@ -192,7 +204,7 @@ class _CheckoutWriter:
 
     def _now(self, file: CheckoutFile) -> str:
         with Root(os.dup(self.top)) as root:
-            return _as(root, file)
+            return _as(root, file, exact=self.exact)
 
     def _expect_old(self, file: CheckoutFile) -> None:
         """Right before it is replaced: a large file took a while to write."""
@@ -244,6 +256,8 @@ class _CheckoutWriter:
             return os.pread(read.fileno(), _LONGEST_LINK + 1, 0)
 
     def _has_other_ends(self, file: CheckoutFile) -> bool:
+        if self.exact:
+            return False
         with Root(os.dup(self.top)) as root:
             status = root.status(file.path)
             if status is None or not stat.S_ISREG(status.st_mode) or not file.old.mode:
@@ -260,15 +274,15 @@ def _convert(file: int) -> None:
         view, at = view[done:], at + done
 
 
-def _as(root: Root, file: CheckoutFile) -> str:
+def _as(root: Root, file: CheckoutFile, *, exact: bool) -> str:
     """Whether the checkout has it as it was (`old`), as it becomes (`new`), or neither."""
     for word, version in (("old", file.old), ("new", file.new)):
-        if _is(root, file.path, version):
+        if _is(root, file.path, version, exact=exact):
             return word
     return ""
 
 
-def _is(root: Root, path: str, version: Version) -> bool:
+def _is(root: Root, path: str, version: Version, *, exact: bool) -> bool:
     status = root.status(path)
     if status is None or stat.S_ISDIR(status.st_mode):
         return not version.mode
@@ -281,7 +295,7 @@ def _is(root: Root, path: str, version: Version) -> bool:
     with Descriptor(root.open_file(path)) as file:
         if _hash_of(file, status.st_size, version.oid) == version.oid:
             return True
-        return _other_ends(file, status.st_size, version.oid)
+        return not exact and _other_ends(file, status.st_size, version.oid)
 
 
 def _other_ends(file: int, size: int, oid: str) -> bool:

@@ -31,7 +31,7 @@ from carrel.trees.removal import remove_tree
 LOCAL_S = 600.0
 """Work on our own disk; a merge of 50,000 files takes a tenth of a second."""
 _PREFIX, _KEPT = ".land-", "kept-"
-_BEGAN, _NOW = "refs/heads/began", "refs/heads/now"
+_BEGAN, _NOW, _BEFORE = "refs/heads/began", "refs/heads/now", "refs/heads/before"
 _IMPORT = (
     *("-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "core.fsync=none"),
     *("-c", "fastimport.unpackLimit=0", "fast-import", "--quiet", "--done"),
@@ -119,6 +119,30 @@ class WorkRepository:
                 importer.put_new(path, tree, sends)
             write(b"done\n")
         return self.one("rev-parse", _BEGAN), self.one("rev-parse", _NOW)
+
+    def three_states(
+        self,
+        paths: Collection[str],
+        base: Layers,
+        target: Root,
+        source: Root,
+        sends: Callable[[str, os.stat_result], None],
+    ) -> tuple[str, str, str]:
+        """A commit each of what a base and two trees have at these paths."""
+        with feed_git(_IMPORT, folder=self.folder, timeout_s=LOCAL_S) as write:
+            importer = _StateImporter(write, {}, self.sha256)
+            importer.begin(_BEGAN, "")
+            for path in sorted(paths):
+                importer.put_old(path, base)
+            importer.begin(_BEFORE, "")
+            for path in sorted(paths):
+                importer.put_new(path, target, lambda _path, _status: None)
+            importer.begin(_NOW, "")
+            for path in sorted(paths):
+                importer.put_new(path, source, sends)
+            write(b"done\n")
+        began, before, now = (self.one("rev-parse", ref) for ref in (_BEGAN, _BEFORE, _NOW))
+        return began, before, now
 
     def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, tuple[str, bytes]]:
         """Of the paths that the commit has as files: the name of their content, and its bytes

@@ -339,6 +339,7 @@ class Creator:
             await operation.begin(TREE, space)
             siblings = [one for one in self.journal.all() if one.downloads == space.downloads]
             owner, home = await asyncio.to_thread(self._claim, space, siblings, base)
+            await self._check_seen(space, runtime, owner)
             wanted = self._wanted(space, base, owner)
             if isinstance(runtime, EagerRuntime):
                 spec = self.open_spaces.spec(dataclasses.replace(space, owner=owner))
@@ -364,6 +365,27 @@ class Creator:
             if told is error:
                 raise
             raise told from error
+
+    async def _check_seen(self, space: Space, runtime: Runtime, owner: Owner) -> None:
+        """Raises `SpaceInvalid` where a space cannot be shown others without more than that."""
+        if not space.sees:
+            return
+        if not runtime.capabilities.own_paths:
+            raise SpaceInvalid(
+                f"The runtime {runtime.name} cannot show a space the files of another.",
+                hint="Use the runtime bubblewrap, or copy files with `carrel take`.",
+            )
+        for place, space_id in space.sees.items():
+            other = self.journal.staying(space_id)
+            if other is None or other.owner is None:
+                raise SpaceInvalid(f"{place} is gone.", hint="`carrel ls` lists spaces.")
+            if other.owner.uid == owner.uid:
+                raise SpaceInvalid(
+                    f"{other.name} and the new space run as the same user, so that one could speak"
+                    " to sockets and pipes of the other.",
+                    hint="A daemon of root's gives each space a user. `carrel take` copies files.",
+                )
+        await self.open_spaces.ensure_seen(dataclasses.replace(space, owner=owner))
 
     def _first_look(self, space: Space, request: SpaceRequest) -> Space:
         """At what is not to be found wanting later."""

@@ -198,7 +198,7 @@ class SpaceFiles:
         something is added."""
         space = await self._spaces.existing(caller, word)
         async with self._locks.shared(space.space_id, *_give_way(coming)):
-            opened = await self._open(space.space_id)
+            opened = await self.opened(space.space_id)
             await self._note(space.space_id, coming)
             if room is not None:
                 await room.enter(opened)
@@ -224,22 +224,29 @@ class SpaceFiles:
         """A ticket for `copied`, and a tar, made while it is read (in a worker thread). What could
         not be read is told at its end."""
         space = await self._spaces.existing(caller, word)
-        opened = await self._open(space.space_id)
+        opened = await self.opened(space.space_id)
         taking = await self._spaces.taking(caller, opened, path)
         pieces = self._contents.archive(opened.driver, opened.tree, path, taking, zstd=zstd)
 
-        def complete() -> bytes:
-            self._check_there(space.space_id)
-            return taking.done()
-
-        copy = self._copies.begin(caller.account, space.space_id, complete)
+        copy = self.begin_copy(caller, space.space_id, taking.done)
         return copy.ticket, whole(pieces, copy.sent)
+
+    def begin_copy(
+        self, caller: Caller, space_id: str, content: Callable[[], bytes | None]
+    ) -> Copy:
+        """See `Copies.begin`, for what others read from a space and send."""
+
+        def complete() -> bytes | None:
+            self._check_there(space_id)
+            return content()
+
+        return self._copies.begin(caller.account, space_id, complete)
 
     async def copied(self, caller: Caller, word: str, ticket: str) -> None:
         """All that was sent under this ticket has arrived. Raises `CopyNotFound`."""
         space = await self._spaces.existing(caller, word)
         async with self._locks.shared(space.space_id):
-            opened = await self._open(space.space_id)
+            opened = await self.opened(space.space_id)
             sent = self._copies.take(caller.account, space.space_id, ticket)
             await asyncio.to_thread(self._spaces.took, opened, sent)
 
@@ -248,7 +255,7 @@ class SpaceFiles:
     ) -> T:
         """`begin` gets the open file, and the copy that it may become."""
         space = await self._spaces.existing(caller, word)
-        opened = await self._open(space.space_id)
+        opened = await self.opened(space.space_id)
 
         def work(files: Files) -> T:
             file = files.open_read(path)
@@ -272,7 +279,7 @@ class SpaceFiles:
         """`coming`: see `use`."""
         space = await self._spaces.existing(caller, word)
         async with self._locks.shared(space.space_id, *_give_way(coming)):
-            opened = await self._open(space.space_id)
+            opened = await self.opened(space.space_id)
             await self._note(space.space_id, coming)
             room = WriteRoom(caller)
             await room.enter(opened)
@@ -287,7 +294,7 @@ class SpaceFiles:
             now = self._journal.clock()
             await self._journal.write(self._journal.amend(space_id, active_at=now))
 
-    async def _open(self, space_id: str) -> OpenSpace:
+    async def opened(self, space_id: str) -> OpenSpace:
         space = self._journal.current(space_id)
         if space.state not in SETTLED or space.state is SpaceState.REMOVED:
             raise StateConflict(

@@ -114,7 +114,7 @@ class HelperFiles:
                 )
         changed = {one.path for one in mine.listed} | {one.old_path for one in mine.listed}
         written, deleted, left = list[str](), list[str](), list[NotTaken]()
-        for change in _wanted(found.listed, paths):
+        for change in wanted_changes(found.listed, paths, "`list_changes` says what it has."):
             try:
                 conflicts = not replace and change.path in changed
                 if change.new_type is EntryType.FILE:
@@ -213,8 +213,9 @@ def acting_in(space: Space) -> Caller:
     return Caller(space.counts_for, Scope(ScopeKind.SPACE, space.space_id))
 
 
-def _wanted(changes: Sequence[Change], paths: Sequence[str]) -> list[Change]:
-    """Each once, in one pass: there may be a thousand paths and ten thousand changes."""
+def wanted_changes(changes: Sequence[Change], paths: Sequence[str], hint: str) -> list[Change]:
+    """Each once, in one pass: there may be a thousand paths and ten thousand changes. Raises
+    `PathNotFound` for a path without any."""
     if not paths:
         return list(changes)
     names = {os.path.normpath(path): path for path in paths}
@@ -226,7 +227,5 @@ def _wanted(changes: Sequence[Change], paths: Sequence[str]) -> list[Change]:
             met |= here
     for name, path in names.items():
         if name not in met and not (name == "." and changes):
-            raise PathNotFound(
-                f"The space has not changed {path!r}.", hint="`list_changes` says what it has."
-            )
+            raise PathNotFound(f"The space has not changed {path!r}.", hint=hint)
     return list(changes) if "." in names else found

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from carrel.domain.access import Caller
+from carrel.domain.access import LOCAL, Caller
 from carrel.domain.errors import (
     AgreementNeeded,
     Forbidden,
@@ -117,6 +117,13 @@ class Inbox:
             raise Forbidden(NOT_YOURS, hint="Ask the owner.")
         payload = {"answer": text}
         return await self._say(caller, found[0].space_id, payload, ANSWER, item_id)
+
+    async def landed(self, space_id: str, branch: str) -> None:
+        """Who has landed the work of a space has looked at it: that answers its requests."""
+        text = f"Landed on {branch}." if branch else "Landed."
+        for item in await self.items(LOCAL):
+            if item.review and item.space_id == space_id:
+                await self._say(LOCAL, space_id, {"answer": text}, ANSWER, item.item_id)
 
     async def agreed(self, space_id: str, question_id: str, target: Space) -> bool:
         """Whether a person said yes to this question of the space, who could have removed the
@@ -324,6 +331,7 @@ def _item(placed: Placed, envelope: dict[str, Any]) -> Item:
         choices=tuple(payload.get("choices", ())),
         priority="" if placed.type == QUESTION else payload.get("priority", "medium"),
         own=_is_own(envelope),
+        review=placed.type == QUESTION and bool(payload.get("review")),
     )
 
 

@@ -54,8 +54,11 @@ class OpenSpaces:
         program: OwnProgram | None = None,
         downloads: Downloads | None = None,
         edits: Edits | None = None,
+        others: Callable[[str], Space | None] = lambda _space_id: None,
     ) -> None:
-        """`folder` holds a folder for each space."""
+        """`folder` holds a folder for each space. `others` gives the record of one by its id,
+        unless it is on its way out."""
+        self._others = others
         self._program = program or OwnProgram()
         self._downloads = downloads
         self._edits = edits
@@ -74,6 +77,7 @@ class OpenSpaces:
                 f"{space.name} was never completed.", hint="Remove it.", state=str(space.state)
             )
         runtime, driver = await self.back_ends(space)
+        await self.ensure_seen(space)
         tree = tree_of(space, self.folder(space.space_id))
         sandbox = Sandbox(runtime.name, self.spec(space), space.enforced)
         return OpenSpace(space, driver, runtime, tree, sandbox)
@@ -89,7 +93,7 @@ class OpenSpaces:
         return SandboxSpec(
             sandbox_id=space.space_id,
             folder=folder,
-            tree=Path(space.place) if space.place else folder / "project",
+            tree=self._tree_folder(space),
             owner=space.owner,
             network=space.network,
             limits=limits_of(space),
@@ -119,9 +123,32 @@ class OpenSpaces:
         found: dict[str, Bind] = {}
         for bind in (*seen, *shows, *shared):
             found.setdefault(bind.target, bind)
+        for target, other in self._seen(space):
+            found.setdefault(target, Bind(self._tree_folder(other), target))
         for target, source in _of_the_home(space):
             found.setdefault(target, _home_bind(source, target))
         return tuple(found.values())
+
+    def _seen(self, space: Space) -> Iterator[tuple[str, Space]]:
+        """Only where nothing in the one can be taken for the other's own user."""
+        for target, space_id in space.sees.items():
+            other = self._others(space_id)
+            if other is None or other.owner is None or space.owner is None:
+                continue
+            if other.owner.uid != space.owner.uid and self._tree_folder(other).is_dir():
+                yield target, other
+
+    async def ensure_seen(self, space: Space) -> None:
+        """What it sees of others is mounted: else it would be shown empty folders."""
+        for _, other in self._seen(space) if space.sees else ():
+            if other.space_id not in self._usable:
+                _, driver = await self.back_ends(other)
+                tree = tree_of(other, self.folder(other.space_id))
+                await asyncio.to_thread(driver.ensure, tree)
+                self.made(tree)
+
+    def _tree_folder(self, space: Space) -> Path:
+        return Path(space.place) if space.place else self.folder(space.space_id) / "project"
 
     def home(self, space: Space) -> Path:
         return self.folder(space.space_id) / "home"

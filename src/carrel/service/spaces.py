@@ -15,6 +15,7 @@ from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.agents import Frontends
 from carrel.domain.collaborators import Taking, TrashCan
 from carrel.domain.errors import (
+    CarrelError,
     Forbidden,
     KeyReused,
     MessageInvalid,
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from carrel.service.setup import Setups
     from carrel.service.space_servers import ResidentServer, SpaceServers
 
+SEEN = "/see"
+"""Where a space sees the files of others."""
 GRACE_S = 2.0
 """From the request to end to the kill, for callers who do not say."""
 MAX_KEY = 255
@@ -191,6 +194,8 @@ class Spaces:
         space, however often it is asked for."""
         request = admit(caller, request, self._policy.project_roots)
         request = agents.resolve(self._frontends, request)
+        if request.see:
+            request = dataclasses.replace(request, sees=await self._seen(caller, request.see))
         limits = creation.check_request(request)
         if not key:
             return await self._tasks.see_through(self._create(request, limits, on_progress))
@@ -199,6 +204,17 @@ class Spaces:
         return await self._tasks.see_through(
             self._create_once(caller, key, request, limits, on_progress)
         )
+
+    async def _seen(self, caller: Caller, words: Sequence[str]) -> dict[str, str]:
+        """Where others are shown to a new space; who asks sees them all."""
+        found: dict[str, str] = {}
+        for word in words:
+            other = await self.existing(caller, word)
+            if other.space_id in found.values():
+                continue
+            place = f"{SEEN}/{other.name}"
+            found[f"{SEEN}/{other.space_id}" if place in found else place] = other.space_id
+        return found
 
     async def _create(
         self, request: SpaceRequest, limits: Limits, on_progress: OnProgress
@@ -409,6 +425,8 @@ class Spaces:
 
     async def _remove(self, space_id: str, force: bool, grace_s: float) -> Removal:
         space = self._journal.current(space_id)
+        if not force:
+            self._check_unseen(space)
         if force:
             # Before it, so that who removes it again finds those that cannot be removed; and
             # after it, when nothing in it can ask for another.
@@ -419,10 +437,45 @@ class Spaces:
         except UnexportedChanges:
             self._servers.begin(self._journal.current(space_id))
             raise
+        await self.refresh_seers(grace_s)
         await self._remove_children(space, grace_s)
         if removal.kept is not None:
             await self.trim_trash()
         return removal
+
+    def _check_unseen(self, space: Space) -> None:
+        for one in self._journal.all():
+            if space.space_id in one.sees.values() and self._runs.live_of(one.space_id):
+                raise StateConflict(
+                    f"{one.name} sees the files of {space.name}, and commands run in it.",
+                    hint=f"Stop it first: carrel stop {one.name}. With --force they are ended.",
+                    state=str(space.state),
+                )
+
+    async def refresh_seers(self, grace_s: float = GRACE_S) -> None:
+        """Sets up the sandboxes anew that see a space which is gone: what they have mounted would
+        keep its tree alive. What runs in them ends."""
+        for one in self._journal.all():
+            if any(self._journal.staying(each) is None for each in one.sees.values()):
+                # What cannot be done now is done with the next removal, or by the next daemon.
+                with contextlib.suppress(CarrelError):
+                    await self._refresh_seer(one.space_id, grace_s)
+
+    async def _refresh_seer(self, space_id: str, grace_s: float) -> None:
+        await self._servers.give_up(space_id)
+        async with self._locks.alone(space_id, hurry=True):
+            space = self._journal.current(space_id)
+            before = await self._open_spaces.of(space) if space.state in LIVE else None
+            if before is not None:
+                await self._servers.leave(space_id)
+                await before.runtime.stop(before.sandbox, grace_s)
+            left = {
+                place: each
+                for place, each in space.sees.items()
+                if self._journal.staying(each) is not None
+            }
+            await self._journal.write(self._journal.amend(space_id, sees=left))
+        self._servers.begin(self._journal.current(space_id))
 
     async def trim_trash(self) -> None:
         """To what it may hold: who removes one space after the other fills no disk with it."""
@@ -499,6 +552,8 @@ class Spaces:
             shown=old.shown,
             packages=old.packages,
             setup=old.setup,
+            # Whether it may still see others is to be said anew.
+            sees={},
         )
         restored = self._journal.event(
             EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}

@@ -148,7 +148,7 @@ class Turns:
     ) -> Turn:
         opened = await self._parts.agents.opened(space_id)
         await self._parts.attachments.check(opened, request.attachments)
-        request = resolved(opened, request, new_id("ru"))
+        request = resolved(opened, request, request.run_id or new_id("ru"))
         self._queue.check(space_id, request)
         at = self._parts.journal.clock()
         turn = turn_queue.drafted(caller, space_id, frontend, request, at)

@@ -207,7 +207,29 @@ CREATE TABLE landings (
 CREATE INDEX landings_ages ON landings (created_at, landing_id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
+_EIGHTH = """
+CREATE TABLE comments (
+    comment_id TEXT NOT NULL PRIMARY KEY,
+    space_id TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX comments_of ON comments (space_id, created_at, comment_id);
+"""
+
+_NINTH = """
+CREATE TABLE undo_records (
+    undo_id TEXT NOT NULL PRIMARY KEY,
+    created_at REAL NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX undo_records_ages ON undo_records (created_at, undo_id);
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH),
+    *(_EIGHTH, _NINTH),
+)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.comments import Comment
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
@@ -16,6 +17,7 @@ from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Step
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect
 from carrel.store.writes import GREATEST, Unreadable, as_event, column, dump, load
@@ -254,6 +256,16 @@ def trash(connection: sqlite3.Connection) -> list[Trashed]:
 def landings(connection: sqlite3.Connection, limit: int) -> list[Landing]:
     sql = "SELECT document FROM landings ORDER BY created_at DESC, landing_id DESC LIMIT ?"
     return _all(connection, Landing, sql, limit)
+
+
+def undo_records(connection: sqlite3.Connection, limit: int) -> list[UndoRecord]:
+    sql = "SELECT document FROM undo_records ORDER BY created_at DESC, undo_id DESC LIMIT ?"
+    return _all(connection, UndoRecord, sql, limit)
+
+
+def comments(connection: sqlite3.Connection, space_id: str) -> list[Comment]:
+    sql = "SELECT document FROM comments WHERE space_id = ? ORDER BY created_at, comment_id"
+    return _all(connection, Comment, sql, space_id)
 
 
 def count(connection: sqlite3.Connection) -> dict[SpaceState, int]:

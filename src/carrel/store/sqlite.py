@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.comments import Comment
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
@@ -22,6 +23,7 @@ from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Record, Room, Step
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 from carrel.store import reads
 from carrel.store.database import BUSY_TIMEOUT_S, KEEP_EVENTS, DatabaseSettings
 from carrel.store.reads import Read, Reader
@@ -193,6 +195,12 @@ class SqliteStore:
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
         return await self._read(partial(reads.landings, limit=limit))
+
+    async def undo_records(self, *, limit: int = 100) -> Sequence[UndoRecord]:
+        return await self._read(partial(reads.undo_records, limit=limit))
+
+    async def comments(self, space_id: str) -> Sequence[Comment]:
+        return await self._read(partial(reads.comments, space_id=space_id))
 
     async def trash(self) -> Sequence[Trashed]:
         return await self._read(reads.trash)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 import msgspec
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.comments import Comment
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
 from carrel.domain.events import Event, NewEvent
 from carrel.domain.instances import LIVE as LIVE_INSTANCES
@@ -23,6 +24,7 @@ from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.store import Claim, Forget, Record, Step
 from carrel.domain.turns import Turn
+from carrel.domain.undo import UndoRecord
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect, prepare
 
@@ -168,6 +170,14 @@ PUT_LANDING = """
 INSERT INTO landings (landing_id, created_at, document) VALUES (?, ?, ?)
 ON CONFLICT (landing_id) DO UPDATE SET document = excluded.document
 """
+PUT_COMMENT = """
+INSERT INTO comments (comment_id, space_id, created_at, document) VALUES (?, ?, ?, ?)
+ON CONFLICT (comment_id) DO UPDATE SET document = excluded.document
+"""
+PUT_UNDO_RECORD = """
+INSERT INTO undo_records (undo_id, created_at, document) VALUES (?, ?, ?)
+ON CONFLICT (undo_id) DO UPDATE SET document = excluded.document
+"""
 PRUNE_EVENTS = """
 DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
@@ -185,6 +195,8 @@ Kept = (
     | TokenRecord
     | Trashed
     | Landing
+    | Comment
+    | UndoRecord
 )
 Value = str | bytes | float | None
 
@@ -207,7 +219,7 @@ def drop_spaces(space_ids: Sequence[str]) -> list[RecordStatement]:
     gone = RecordStatement(f"DELETE FROM spaces WHERE state = 'removed' AND {among}", ids)
     rest = [
         RecordStatement(f"DELETE FROM {table} WHERE {among}", ids)
-        for table in ("steps", "claims", "runs", "turns")
+        for table in ("steps", "claims", "runs", "turns", "comments")
     ]
     return [gone, *rest]
 
@@ -260,6 +272,13 @@ def _put(record: Kept, document: str) -> RecordStatement:
         case Landing(landing_id=landing_id, created_at=at):
             return RecordStatement(PUT_LANDING, (column(landing_id), at, document))
 
+        case Comment(comment_id=comment_id, space_id=space_id, created_at=at):
+            names = (column(comment_id), column(space_id))
+            return RecordStatement(PUT_COMMENT, (*names, at, document))
+
+        case UndoRecord(undo_id=undo_id, created_at=at):
+            return RecordStatement(PUT_UNDO_RECORD, (column(undo_id), at, document))
+
 
 def _put_request(request: Request, document: str) -> RecordStatement:
     asked = request.asked
@@ -309,6 +328,9 @@ def _forget(what: Forget) -> list[RecordStatement]:
         for table in ("runs", "turns"):
             one = RecordStatement(f"DELETE FROM {table} WHERE run_id = ?", (column(what.run_id),))
             statements.append(one)
+    if what.comment_id:
+        gone = "DELETE FROM comments WHERE comment_id = ?"
+        statements.append(RecordStatement(gone, (column(what.comment_id),)))
     if what.ended_instances_but is not None:
         statements.append(RecordStatement(PRUNE_INSTANCES, (what.ended_instances_but,)))
     if what.spaces:

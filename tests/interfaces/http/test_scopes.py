@@ -86,8 +86,21 @@ ROUTES = [
     Route("PUT", "/v1/spaces/{space}/archive", "hidden", content=b"x"),
     Route("POST", "/v1/spaces/{space}/copied", "hidden", body={"copy": "x"}),
     Route("POST", "/v1/spaces/{space}/land", "hidden"),
+    Route("POST", "/v1/spaces/{space}/export", "hidden", body={"format": "tar"}),
+    Route(
+        "POST", "/v1/spaces/{space}/take", "hidden", body={"paths": ["secret"], "into": "{space}"}
+    ),
     Route("GET", "/v1/landings", "admin"),
     Route("POST", "/v1/undo", "admin"),
+    Route(
+        "POST",
+        "/v1/spaces/{space}/comments",
+        "hidden",
+        body={"path": "secret", "line": 1, "text": "x"},
+    ),
+    Route("GET", "/v1/spaces/{space}/comments", "hidden"),
+    Route("DELETE", "/v1/spaces/{space}/comments/{comment}", "hidden"),
+    Route("POST", "/v1/spaces/{space}/comments/send", "hidden"),
     Route("GET", "/v1/trash", "own"),
     Route("POST", "/v1/trash/{space}/restore", "hidden"),
     Route("GET", "/v1/inbox", "own"),
@@ -234,6 +247,7 @@ def _ask(daemon: Daemon, space: str) -> None:
 def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
+    words |= {"comment": "co_none"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}

@@ -324,6 +324,8 @@ class InboxItem(Answer, frozen=True, kw_only=True):
     """Of a signal: `low`, `medium`, `high`, `urgent`."""
     own: bool = False
     """These are Carrel's own words, and not those of somebody in the space."""
+    review: bool = False
+    """A question that asks for a look at the work of the space; a landing answers it, too."""
 
 
 class InboxList(Answer, frozen=True, kw_only=True):

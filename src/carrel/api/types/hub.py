@@ -68,6 +68,8 @@ class SignalUser(Body, frozen=True, kw_only=True):
 class QuestionMessage(Body, frozen=True, kw_only=True):
     question: Words
     choices: Choices = ()
+    review: bool = False
+    """Somebody is asked to look at the work of the space; a landing answers it, too."""
 
 
 class AnswerMessage(Body, frozen=True, kw_only=True):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from carrel.api.types.common import Answer, Body, Moment, Query
+from carrel.api.types.common import Answer, Body, Moment, PathText, Query
 from carrel.domain.landing import LandedFile, LandingState
 
 MOST_LISTED = 1000
@@ -21,9 +21,31 @@ class LandBody(Body, frozen=True, kw_only=True):
     """As `Name <mail>`; empty: the daemon's user, as git knows it."""
 
 
+class TakeBody(Body, frozen=True, kw_only=True):
+    paths: Annotated[tuple[PathText, ...], Meta(min_length=1, max_length=1000)]
+    """Files and folders that the space has changed."""
+    into: Annotated[str, Meta(min_length=1, max_length=255)]
+    """The other space."""
+    force: bool = False
+    """Replaces what the other space has in its own way."""
+
+
+class TakeInfo(Answer, frozen=True, kw_only=True):
+    id: str
+    space: str
+    """That they were taken from."""
+    into: str
+    name: str
+    """Of the space that has them now."""
+    created_at: Moment
+    files: int
+    listed: tuple[LandedFile, ...] = ()
+    """The first of them."""
+
+
 class UndoBody(Body, frozen=True, kw_only=True):
     landing: Annotated[str, Meta(max_length=64)] = ""
-    """Empty: the last one that was not taken back."""
+    """The id of a landing or a take; empty: the last one that was not taken back."""
 
 
 class LandingsQuery(Query, frozen=True, kw_only=True):
@@ -31,16 +53,21 @@ class LandingsQuery(Query, frozen=True, kw_only=True):
 
 
 class LandingInfo(Answer, frozen=True, kw_only=True):
+    """What can be taken back: a landing, or files that were taken into a space."""
+
     id: str
+    kind: Literal["landing", "take"] = "landing"
     space: str
     name: str
     """Of the space, as it was called then."""
     project: str
+    """Empty for a take."""
     branch: str
     before: str
     """The commit that the branch was at; empty: it was made."""
     after: str
     state: LandingState
+    """Of a take, `landed` says that it is done."""
     created_at: Moment
     undone_at: Moment | None = None
     files: int = 0

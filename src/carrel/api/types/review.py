@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from carrel.api.types.common import Answer, Body, PathText, Word
+from carrel.domain.exports import ExportFormat
 from carrel.domain.review import DiffFile
 from carrel.domain.trees import Commit
 
@@ -29,6 +30,12 @@ class DiffBody(Body, frozen=True, kw_only=True):
 
 class DiffFilesBody(DiffBody, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_FILES)] = 10_000
+
+
+class ExportBody(Body, frozen=True, kw_only=True):
+    format: ExportFormat
+    message: Annotated[str, Meta(max_length=100_000)] = ""
+    """Of the commit in a patch or a bundle."""
 
 
 class DiffSummary(Answer, frozen=True, kw_only=True):

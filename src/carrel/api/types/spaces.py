@@ -95,6 +95,8 @@ class NewSpace(Body, frozen=True, kw_only=True):
     """Show it the toolchains in the home of the daemon's user: pyenv, nvm, cargo and the like."""
     show: Annotated[tuple[PathText, ...], Meta(max_length=100)] = ()
     """Other absolute paths of the daemon's machine that it is shown, read-only."""
+    see: Annotated[tuple[Word, ...], Meta(max_length=16)] = ()
+    """Other spaces whose files it is shown as they are, read-only, at `/see/NAME`."""
     with_credentials: bool = False
     """Give it the passwords and tokens in its owner's settings for package managers, and .netrc."""
     share_downloads: bool = True
@@ -133,6 +135,7 @@ class SpaceOptions(TypedDict, total=False):
     follow_git: bool
     home_tools: bool
     show: Sequence[str]
+    see: Sequence[str]
     with_credentials: bool
     share_downloads: bool
     run_setup: bool
@@ -266,6 +269,8 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     """The toolchains in the home of the daemon's user that it sees; for its owner."""
     shown: tuple[str, ...] = ()
     """Other paths of the host that it was asked to show; for its owner."""
+    sees: dict[str, str] = field(default_factory=dict)
+    """Other spaces whose files it sees, by the path inside."""
     packages: tuple[str, ...] = ()
     """The files and variables by which it has the package managers' settings of the daemon's user;
     for its owner."""

@@ -252,6 +252,8 @@ def _items(answer: dict[str, Any]) -> str:
 
 def _item(item: dict[str, Any], *, twice: bool) -> str:
     word = {"question": "asks", "permission": "asks for permission"}.get(item["kind"], "says")
+    if item.get("review"):
+        word = "asks for a review"
     priority = f" ({item['priority']})" if item["kind"] == "signal" else ""
     who = clean(item["name"] or item["space"])
     if item["own"] and item["kind"] == "question":
@@ -262,6 +264,11 @@ def _item(item: dict[str, Any], *, twice: bool) -> str:
     if len(text) > MOST_TEXT:
         text = f"{text[:MOST_TEXT]}… (--json shows the rest)"
     lines = [painted(head, WARM), wrapped(text, "  ")]
+    if item.get("review"):
+        from shlex import quote
+
+        space = quote(clean(item["name"] or item["space"]))
+        lines.append(f"  carrel diff {space}; carrel land {space}; or:")
     if item["kind"] != "signal":
         lines.append(f"  {_answer_line(item, twice=twice)}")
     return "\n".join(lines)

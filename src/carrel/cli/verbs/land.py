@@ -14,6 +14,7 @@ LANDINGS = AnswerTable(
     "landings",
     {
         "ID": "id",
+        "KIND": "kind",
         "SPACE": "name",
         "BRANCH": "branch",
         "FILES": lambda one: str(one["files"]),
@@ -23,7 +24,7 @@ LANDINGS = AnswerTable(
     },
     shrink=("PROJECT", "BRANCH", "SPACE"),
     paths=("PROJECT",),
-    empty="Nothing has landed.",
+    empty="Nothing has landed, and nothing was taken.",
 )
 
 
@@ -53,10 +54,10 @@ def land(call: VerbCall) -> None:
 
 @Verb(
     Argument("landing", required=False),
-    Option("--list", "List what has landed."),
+    Option("--list", "List what has landed, and what was taken from space to space."),
 )
 def undo(call: VerbCall) -> None:
-    """Take back a landing: the last one, or the one that is named."""
+    """Take back a landing, or a take: the last one, or the one that is named."""
     if call.flag("list"):
         call.answer(call.ask("landings.list"), LANDINGS)
         return
@@ -64,6 +65,9 @@ def undo(call: VerbCall) -> None:
     done = call.ask("landings.undo", content={"landing": landing} if landing else {})
     if call.json:
         call.show(done)
+        return
+    if done["kind"] == "take":
+        call.note(f"{clean(done['name'])} has its own {done['files']} files again.")
         return
     what = "was moved back" if done["before"] else "was removed"
     call.note(f"The branch {clean(done['branch'])} {what}. {clean(done['name'])} has its work.")

@@ -35,6 +35,7 @@ _NOTED = 5
     ),
     Option("--no-home-tools", "Do not show it the toolchains in your home."),
     Option("--show PATH...", "Show it this path of the machine too, read-only."),
+    Option("--see OTHER...", "Show it another space's files at /see/OTHER, read-only.", to="see"),
     Option(
         "--setup",
         "Run the project's set-up commands (see `carrel inspect`); once for all its spaces.",

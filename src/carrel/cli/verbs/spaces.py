@@ -234,7 +234,8 @@ def _agent(space: dict[str, Any]) -> str:
 def _sees(space: dict[str, Any]) -> str:
     """What of the host it is shown beside the system."""
     tools = [f"{one['name']} ({', '.join(one['paths'])})" for one in space.get("tools", ())]
-    return ", ".join((*tools, *space.get("shown", ())))
+    others = [f"{place} ({one})" for place, one in space.get("sees", {}).items()]
+    return ", ".join((*tools, *space.get("shown", ()), *others))
 
 
 def _server(one: dict[str, Any]) -> str:

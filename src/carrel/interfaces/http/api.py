@@ -68,6 +68,7 @@ async def _openapi(request: Request) -> Response:
 BY_HAND: operations.ByHand = {
     "spaces.create": spaces.create,
     "review.diff": review.diff,
+    "review.export": review.export,
     "runs.execute": runs.execute,
     "runs.start": runs.start,
     "runs.wait": runs.wait,

@@ -49,6 +49,7 @@ _COPY = {
 _HEADERS: dict[str, Any] = {
     "files.read": _COPY,
     "files.read_archive": _COPY,
+    "review.export": _COPY,
     "runs.output": {
         "Carrel-Offset": {
             "description": "Where they begin",

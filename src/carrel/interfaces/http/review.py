@@ -1,4 +1,4 @@
-"""How the files of a space differ, as text at the pace of the client."""
+"""How the files of a space differ, and its work as one file, at the pace of the client."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import contextlib
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carrel.api.types.review import DiffBody
+from carrel.api.routes import BYTES
+from carrel.api.types.review import DiffBody, ExportBody
 from carrel.interfaces.http.operations import body_of
 from carrel.interfaces.http.requests import DIFF
-from carrel.interfaces.http.responses import ByteStream, begun
+from carrel.interfaces.http.responses import COPY, ByteStream, begun
 from carrel.interfaces.http.services import caller, serving
 
 
@@ -23,4 +24,19 @@ async def diff(request: Request) -> Response:
         source = await begun(await here.services.operations.review.diff(who, space, asked))
         return ByteStream(
             source, here.background, headers=headers, media_type=DIFF, held=turn.pop_all()
+        )
+
+
+async def export(request: Request) -> Response:
+    here, who, space = serving(request), caller(request), request.path_params["space"]
+    asked = await body_of(request, ExportBody)
+    async with contextlib.AsyncExitStack() as turn:
+        await turn.enter_async_context(here.diffs.of(who.account))
+        ticket, pieces = await here.services.operations.review.export(who, space, asked)
+        return ByteStream(
+            await begun(pieces),
+            here.background,
+            headers={COPY: ticket, "X-Content-Type-Options": "nosniff"},
+            media_type=BYTES,
+            held=turn.pop_all(),
         )

@@ -20,6 +20,7 @@ from carrel.service.operations.agents import (
     TrustOperations,
     TurnOperations,
 )
+from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations
@@ -52,4 +53,5 @@ class Operations:
     instances: InstanceOperations
     servers: ServerOperations
     landings: LandingOperations
+    comments: CommentOperations
     requests: RequestOperations

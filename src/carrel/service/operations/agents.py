@@ -42,24 +42,24 @@ class TurnOperations:
 
     async def start(self, caller: Caller, space: str, new: types.NewTurn) -> types.TurnInfo:
         """The agent works when this is answered; its events are on the hub and at `/v1/events`."""
-        return self._info(await self._turns.start(caller, space, turn_request(new)))
+        return self.info(await self._turns.start(caller, space, turn_request(new)))
 
     async def list(self, caller: Caller, space: str, asked: types.TurnListQuery) -> types.TurnList:
         found = await self._turns.list(caller, space, asked.limit)
-        return types.TurnList(turns=tuple(self._info(one) for one in found))
+        return types.TurnList(turns=tuple(self.info(one) for one in found))
 
     async def show(self, caller: Caller, turn: str, asked: types.TurnQuery) -> types.TurnInfo:
-        return self._info(await self._turns.wait(caller, turn, asked.wait_s))
+        return self.info(await self._turns.wait(caller, turn, asked.wait_s))
 
     async def interrupt(self, caller: Caller, turn: str) -> types.TurnInfo:
         """As Ctrl-C; its end comes as it would otherwise."""
         await self._turns.interrupt(caller, turn)
-        return self._info(await self._turns.get(caller, turn))
+        return self.info(await self._turns.get(caller, turn))
 
     async def stop(self, caller: Caller, turn: str) -> types.TurnInfo:
         """The agent is asked to end; one that does not is killed."""
         await self._turns.stop(caller, turn)
-        return self._info(await self._turns.get(caller, turn))
+        return self.info(await self._turns.get(caller, turn))
 
     async def terminal(
         self, caller: Caller, space: str, asked: types.TerminalQuery
@@ -70,7 +70,7 @@ class TurnOperations:
             caller, space, read_only=asked.read_only, prefix=asked.prefix
         )
         return types.TerminalInfo(
-            turn=self._info(found.turn), argv=tuple(found.how.argv), cwd=found.how.cwd
+            turn=self.info(found.turn), argv=tuple(found.how.argv), cwd=found.how.cwd
         )
 
     async def input(self, caller: Caller, turn: str, asked: types.InputBody) -> types.TurnInfo:
@@ -85,9 +85,9 @@ class TurnOperations:
 
     async def _say(self, caller: Caller, turn: str, control: Control) -> types.TurnInfo:
         await self._turns.control(caller, turn, control)
-        return self._info(await self._turns.get(caller, turn))
+        return self.info(await self._turns.get(caller, turn))
 
-    def _info(self, turn: Turn) -> types.TurnInfo:
+    def info(self, turn: Turn) -> types.TurnInfo:
         """With what it waits for now."""
         return types.TurnInfo(
             id=turn.run_id,
@@ -321,4 +321,5 @@ def _item(item: Item, name: str) -> types.InboxItem:
         choices=item.choices,
         priority=item.priority,
         own=item.own,
+        review=item.review,
     )

@@ -5,13 +5,17 @@ from __future__ import annotations
 from carrel.api.types import landings as types
 from carrel.api.types.common import moment, moment_or_none, shared
 from carrel.domain.access import Caller
-from carrel.domain.landing import LandedFile, Landing, LandRequest
+from carrel.domain.landing import LandedFile, Landing, LandingState, LandRequest
+from carrel.domain.undo import UndoRecord, UndoState
+from carrel.service.access import require_admin
 from carrel.service.landing import Landings
+from carrel.service.takes import TakeRequest, Takes
 
 
 class LandingOperations:
-    def __init__(self, landings: Landings) -> None:
+    def __init__(self, landings: Landings, takes: Takes) -> None:
         self._landings = landings
+        self._takes = takes
 
     async def land(self, caller: Caller, space: str, body: types.LandBody) -> types.LandingInfo:
         request = LandRequest(body.branch, body.message, body.author)
@@ -19,11 +23,70 @@ class LandingOperations:
         return _info(landing, prepared.files[: types.MOST_LISTED])
 
     async def list(self, caller: Caller, asked: types.LandingsQuery) -> types.LandingList:
-        found = await self._landings.list(caller, asked.limit)
-        return types.LandingList(landings=tuple(map(_info, found)))
+        """With what was taken from one space into another."""
+        landed = await self._landings.list(caller, asked.limit)
+        taken = await self._takes.list(asked.limit)
+        told = [*map(_info, landed), *map(_undoable, taken)]
+        told.sort(key=lambda one: one.created_at, reverse=True)
+        return types.LandingList(landings=tuple(told)[: asked.limit])
 
     async def undo(self, caller: Caller, body: types.UndoBody) -> types.LandingInfo:
-        return _info(await self._landings.undo(caller, body.landing))
+        require_admin(caller)
+        word = body.landing or await self._last(caller)
+        if word.startswith(_TAKE):
+            return _undoable(await self._takes.undo(word))
+        return _info(await self._landings.undo(caller, word))
+
+    async def _last(self, caller: Caller) -> str:
+        """What was done last and not taken back, if anything was."""
+        done = (LandingState.LANDED, LandingState.UNDOING)
+        landed = (one for one in await self._landings.list(caller, _MOST) if one.state in done)
+        taken = filter(self._takes.is_open, await self._takes.list(_MOST))
+        found = [(one.created_at, one.landing_id) for one in landed]
+        found += [(one.created_at, one.undo_id) for one in taken]
+        return max(found, default=(0.0, ""))[1]
+
+    async def take(self, caller: Caller, space: str, body: types.TakeBody) -> types.TakeInfo:
+        """Brings files of the space's work into another space."""
+        request = TakeRequest(space, body.into, body.paths, body.force)
+        record, change = await self._takes.take(caller, request)
+        return types.TakeInfo(
+            id=record.undo_id,
+            space=record.details["source"],
+            into=record.space_id,
+            name=record.name,
+            created_at=moment(record.created_at),
+            files=record.files,
+            listed=change.files[: types.MOST_LISTED],
+        )
+
+
+_TAKE = "tk_"
+_MOST = 1000
+"""That the last one is looked for among."""
+_STATES = {
+    UndoState.BEGUN: LandingState.BEGUN,
+    UndoState.DONE: LandingState.LANDED,
+    UndoState.UNDOING: LandingState.UNDOING,
+    UndoState.UNDONE: LandingState.UNDONE,
+}
+
+
+def _undoable(record: UndoRecord) -> types.LandingInfo:
+    return types.LandingInfo(
+        id=record.undo_id,
+        kind="take",
+        space=record.space_id,
+        name=record.name,
+        project="",
+        branch="",
+        before=record.details["before"],
+        after=record.details["after"],
+        state=_STATES[record.state],
+        created_at=moment(record.created_at),
+        undone_at=moment_or_none(record.undone_at),
+        files=record.files,
+    )
 
 
 def _info(landing: Landing, listed: tuple[LandedFile, ...] = ()) -> types.LandingInfo:
