@@ -45,6 +45,7 @@ from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
 from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
+from carrel.service.checkpoints import CheckpointBudget, Checkpoints
 from carrel.service.cleanup import Collector, Watch
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
@@ -72,6 +73,7 @@ from carrel.service.operations.agents import (
     TrustOperations,
     TurnOperations,
 )
+from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations
@@ -98,6 +100,7 @@ from carrel.trees.download_caches import DownloadCaches
 from carrel.trees.git.personal import PersonalGit
 from carrel.trees.removal import remove_tree
 from carrel.trees.review import TreeReviews
+from carrel.trees.states import SpaceStates
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -131,6 +134,7 @@ class Services:
     space_servers: SpaceServers
     requests: Requests
     landings: Landings
+    checkpoints: Checkpoints
     operations: Operations
 
 
@@ -171,6 +175,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.turns.take_up()
         await services.requests.take_up()
         await services.landings.take_up()
+        await services.checkpoints.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -352,6 +357,12 @@ def _assemble(
         GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
         turns.working,
     )
+    checkpoints = Checkpoints(
+        *(store, journal, spaces, open_spaces, shared, turns),
+        lambda driver, tree: SpaceStates(driver, tree, app.bases.get(tree.base_id)),
+        CheckpointBudget(settings.checkpoints, settings.checkpoint_bytes),
+    )
+    turns.after_turn = checkpoints.after_turn
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -392,6 +403,7 @@ def _assemble(
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
         landings=LandingOperations(landings),
+        checkpoints=CheckpointOperations(checkpoints, views),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -420,6 +432,7 @@ def _assemble(
         space_servers=servers,
         requests=requests,
         landings=landings,
+        checkpoints=checkpoints,
         operations=operations,
     )
 

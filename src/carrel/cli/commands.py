@@ -41,6 +41,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "review": ("diff",),
         "cp": ("cp",),
         "land": ("land", "undo"),
+        "checkpoints": ("checkpoint", "checkpoints", "rewind", "fork"),
     },
     "Servers": {
         "instances": (

@@ -25,6 +25,7 @@ from carrel.api.types.admin import (
     TokenWithSecret,
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
+from carrel.api.types.checkpoints import CheckpointInfo, ForkList
 from carrel.api.types.landings import LandingInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
@@ -54,6 +55,7 @@ __all__ = [
     "Attachment",
     "Base",
     "Change",
+    "Checkpoint",
     "ContextFile",
     "Diagnosis",
     "DiffFile",
@@ -64,6 +66,7 @@ __all__ = [
     "Exit",
     "File",
     "Finding",
+    "Forks",
     "FoundFrontend",
     "Info",
     "Landing",
@@ -91,6 +94,8 @@ Attaching = TerminalInfo
 Base = BaseInfo
 Event = EventInfo
 Exit = ExitInfo
+Checkpoint = CheckpointInfo
+Forks = ForkList
 Landing = LandingInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo

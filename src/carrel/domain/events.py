@@ -34,6 +34,13 @@ class EventType(StrEnum):
     """`landing_id`, `branch`, `before`, `after`, `files`."""
     UNDONE = "landing.undone"
     """`landing_id`, `branch`."""
+    CHECKPOINT = "checkpoint.taken"
+    """`checkpoint_id`, `kind`, `files`, `changed`, `turn`; or the `problem` of one that could not
+    be."""
+    REWOUND = "checkpoint.rewound"
+    """`checkpoint_id`: the one before it, `to`; `undo` when that took a rewind back."""
+    FORKED = "space.forked"
+    """`from`: the space, `checkpoint_id`."""
     RECONCILED = "reconciled"
     """`actions`: what was made to fit the record."""
     UNREADABLE = "event.unreadable"

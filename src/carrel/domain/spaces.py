@@ -157,7 +157,7 @@ class Space:
     removed_at: float | None = None
     problem: Problem | None = None
     restored_from: str = ""
-    """The removed space whose changes this one was given."""
+    """The space whose changes this one was given: a removed one, or the one it was forked from."""
     description: str = ""
     parent: str = ""
     """The space whose agent asked for this one."""

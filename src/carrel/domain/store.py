@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.checkpoints import Checkpoint
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
@@ -50,6 +51,8 @@ class Forget:
     claims_of: str = ""
     runs_of: str = ""
     trash_of: str = ""
+    checkpoints_of: str = ""
+    checkpoints: tuple[str, ...] = ()
     run_id: str = ""
     ended_instances_but: int | None = None
     spaces: tuple[str, ...] = ()
@@ -80,6 +83,7 @@ Record = (
     | TokenRecord
     | Trashed
     | Landing
+    | Checkpoint
     | Forget
 )
 
@@ -171,6 +175,10 @@ class Store(Protocol):
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
         """The newest first."""
+        ...
+
+    async def checkpoints(self, space_id: str = "") -> Sequence[Checkpoint]:
+        """The newest first; without a space those whose rewind has not ended."""
         ...
 
     async def trash(self) -> Sequence[Trashed]:

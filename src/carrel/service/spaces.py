@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ from carrel.service.access import (
     not_found,
     realm_of,
 )
-from carrel.service.creation import Creator
+from carrel.service.creation import Creator, Fill, FillLayer
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.removal import Remover
@@ -486,10 +486,9 @@ class Spaces:
         own = [one for one in found if one.space.realm == realm]
         return await self._tasks.see_through(self._undelete((own or found)[-1], realm))
 
-    async def _undelete(self, trashed: Trashed, realm: str) -> Space:
-        old = trashed.space
-        realm = realm or old.realm
-        request = creation.request_again(old, self._free_name(old.name, realm), realm)
+    def _draft_again(self, old: Space, name: str, realm: str) -> tuple[Space, SpaceRequest]:
+        """A space as an older one was, with all that was resolved for that."""
+        request = creation.request_again(old, name, realm or old.realm)
         draft = self._creator.draft(request, old.limits)
         draft = dataclasses.replace(
             draft,
@@ -500,6 +499,38 @@ class Spaces:
             packages=old.packages,
             setup=old.setup,
         )
+        return draft, request
+
+    async def fork(
+        self,
+        old: Space,
+        name: str,
+        realm: str,
+        records: Callable[[str], Iterable[Record]],
+        fill: Fill,
+        fill_layer: FillLayer | None,
+    ) -> Space:
+        """Another one as this is, on the same base. `records` of the new space are written with
+        it."""
+        creation.check_name(name)
+        draft, request = self._draft_again(old, name, realm)
+        draft = dataclasses.replace(draft, agent=old.agent)
+        async with self._locks.alone(draft.space_id):
+            space = await self._creator.create(
+                draft,
+                request,
+                ignore_progress,
+                *records(draft.space_id),
+                fill=fill,
+                fill_layer=fill_layer,
+            )
+        self._servers.begin(space)
+        return space
+
+    async def _undelete(self, trashed: Trashed, realm: str) -> Space:
+        old = trashed.space
+        name = self._free_name(old.name, realm or old.realm)
+        draft, request = self._draft_again(old, name, realm)
         restored = self._journal.event(
             EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}
         )

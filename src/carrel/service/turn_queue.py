@@ -113,7 +113,7 @@ def follow(request: TurnRequest, provider: str, earlier: Sequence[Turn]) -> Turn
     its turns, newest first."""
     if request.continuation is not None:
         return request
-    known = (one.continuation for one in earlier if one.continuation is not None)
+    known = (one.continuation for one in earlier if one.continuation and not one.rewound)
     found: Continuation | None = next(known, None)
     fits = found is not None and found.provider == provider
     return replace(request, continuation=found) if fits else request

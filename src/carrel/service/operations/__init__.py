@@ -20,6 +20,7 @@ from carrel.service.operations.agents import (
     TrustOperations,
     TurnOperations,
 )
+from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations
@@ -35,6 +36,7 @@ class Operations:
     spaces: SpaceOperations
     trash: TrashOperations
     review: ReviewOperations
+    checkpoints: CheckpointOperations
     tokens: Tokens
     bases: BaseOperations
     cleanup: CleanUpOperations
