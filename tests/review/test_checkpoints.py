@@ -21,11 +21,12 @@ from carrel.domain.errors import (
 )
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space
+from carrel.domain.trees import ReviewQuery
 from carrel.domain.turns import Turn, TurnRequest
 from carrel.service.checkpoints import Checkpoints, ForkRequest
 from carrel.trees.states import SpaceStates
-from tests.review.conftest import Repository
 from tests.faults.rig import ending, serving
+from tests.review.conftest import Repository
 from tests.service.rig import RUN_S, make, opened, run
 
 
@@ -118,9 +119,8 @@ async def test_forks_go_on_from_it(services: Services, repository: Repository) -
         spoken = await turn(services, one, "on")
         assert spoken.result and spoken.result.final_output.startswith("turn 2")
     assert await said(services, space, "ls own.txt || :") == ""
-    listed = await services.spaces.changes(LOCAL, made.spaces[0].space_id)
-    names = {change.path for change in listed if not change.path.startswith(".git")}
-    assert names == {"notes.txt", "more.txt", "own.txt"}
+    listed = await services.spaces.review(LOCAL, made.spaces[0].space_id, ReviewQuery(most=100))
+    assert {one.path for one in listed.listed} == {"notes.txt", "more.txt", "own.txt"}
     # It is a space of its own: the first may go, and it can land and be forked itself.
     await services.spaces.remove(LOCAL, space.space_id, force=True)
     again = await fork(services, made.spaces[1], name="third")
@@ -190,7 +190,7 @@ async def test_a_daemon_that_died_finishes_a_rewind(
             await turn(services, space, "run echo one > notes.txt")
             await said(services, space, "echo two > notes.txt; rm old.txt")
         kept = ""
-        for step in ("_restored", "_go_to", "_rewound"):
+        for step in ("_restored", "_go_to"):
             async with serving(data) as services:
                 kept = kept or (await checkpoints(services, space))[0].checkpoint_id
                 owner: type = SpaceStates if step == "_restored" else Checkpoints

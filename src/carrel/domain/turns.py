@@ -248,8 +248,6 @@ class Turn:
     """Whether the owner asked for it, in a space of his own."""
     caller: str = ""
     """Who did, of one that waits for its turn."""
-    rewound: str = ""
-    """The checkpoint before the rewind that took it back; nobody goes on with it then."""
 
     @property
     def ended(self) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
 from carrel.domain.store import Forget, Record, Store
 from carrel.domain.trees import Tree, TreeDriver
-from carrel.domain.turns import Turn
+from carrel.domain.turns import Continuation, Turn
 from carrel.service.access import realm_of
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
@@ -137,12 +137,15 @@ class Checkpoints:
             )
         return opened
 
-    async def _taken(self, opened: OpenSpace, kind: CheckpointKind, **said: Any) -> Checkpoint:
+    async def _taken(
+        self, opened: OpenSpace, kind: CheckpointKind, *, held: bool = False, **said: Any
+    ) -> Checkpoint:
+        """`held`: who takes it has seen to it that no turn runs."""
         space, states = opened.space, self._states(opened)
         space_id = space.space_id
         known = await self._store.checkpoints(space_id)
         turns = [one for one in await self._store.turns(space_id, limit=MOST_TURNS) if one.ended]
-        agent = bool(space.agent) and not self._turns.working(space_id)
+        agent = bool(space.agent) and (held or not self._turns.working(space_id))
         checkpoint_id = new_id("ck")
         kept = await self._open_spaces.look(
             opened,
@@ -153,8 +156,8 @@ class Checkpoints:
                 max_bytes=self._budget.bytes,
             ),
         )
-        valid = [one for one in turns if not one.rewound]
-        last = next((one for one in valid if one.continuation), None) if agent else None
+        said_before = next(filter(None, map(space.continuation_of, turns)), space.goes_on_with)
+        valid = [one for one in turns if one.created_at > space.rewound_at]
         taken = Checkpoint(
             checkpoint_id,
             space_id,
@@ -162,7 +165,7 @@ class Checkpoints:
             kind,
             turn=valid[0].run_id if valid else "",
             with_agent=agent,
-            continuation=last.continuation if last else None,
+            continuation=said_before if agent else None,
             files=kept.files,
             changed=kept.changed,
             named=kept.named,
@@ -233,7 +236,9 @@ class Checkpoints:
         with self._turns.held(space_id, "rewind"):
             async with self._locks.shared(space_id), self._locks.alone(_key(space_id)):
                 opened = await self._open(self._journal.current(space_id))
-                before = await self._taken(opened, CheckpointKind.REWIND, to=to, rewinding=True)
+                before = await self._taken(
+                    opened, CheckpointKind.REWIND, held=True, to=to, rewinding=True
+                )
                 try:
                     return await self._go_to(opened, before, to)
                 except CarrelError:
@@ -252,20 +257,14 @@ class Checkpoints:
         event = self._journal.event(
             EventType.REWOUND, space_id, checkpoint_id=before.checkpoint_id, to=to, **undo
         )
-        turns = await self._rewound(before, to, undone=undone) if with_agent else ()
-        await self._journal.write(done, *turns, event)
+        amended: list[Record] = []
+        if with_agent:
+            known = await self._store.checkpoints(space_id)
+            said = next((one.continuation for one in known if one.checkpoint_id == to), None)
+            now = self._journal.clock()
+            amended.append(self._journal.amend(space_id, rewound_at=now, goes_on_with=said))
+        await self._journal.write(done, *amended, event)
         return done
-
-    async def _rewound(self, before: Checkpoint, to: str, *, undone: bool) -> Sequence[Record]:
-        """The turns that the conversation does not have any more, or has again."""
-        turns = await self._store.turns(before.space_id, limit=MOST_TURNS)
-        own = before.checkpoint_id
-        if undone:
-            return [dataclasses.replace(one, rewound="") for one in turns if one.rewound == own]
-        known = await self._store.checkpoints(before.space_id)
-        since = next((one.created_at for one in known if one.checkpoint_id == to), 0.0)
-        later = [one for one in turns if one.created_at > since and not one.rewound]
-        return [dataclasses.replace(one, rewound=own) for one in later]
 
     async def undo(self, rewind: Checkpoint) -> Checkpoint:
         """Takes a rewind back. What was done since is kept in a checkpoint of its own. Raises
@@ -285,7 +284,7 @@ class Checkpoints:
                         hint="`carrel checkpoints SPACE` lists what can be gone back to.",
                     )
                 opened = await self._open(space)
-                await self._taken(opened, CheckpointKind.ASKED, message="before an undo")
+                await self._taken(opened, CheckpointKind.ASKED, held=True, message="before an undo")
                 return await self._go_to(opened, found, checkpoint_id, undone=True)
 
     async def rewinds(self) -> Sequence[Checkpoint]:
@@ -334,22 +333,19 @@ class Checkpoints:
         # Nobody thins what is being given.
         async with self._locks.shared(space.space_id), self._locks.alone(_key(space.space_id)):
             opened = await self._open(self._journal.current(space.space_id))
-            goes_on = found is not None and found.continuation is not None
-            goes_on = goes_on and opened.runtime.capabilities.own_paths
-            last = await self._last_turn(found) if found is not None and goes_on else None
+            goes_on = found.continuation if found is not None else None
+            if not opened.runtime.capabilities.own_paths:
+                # Agents know conversations by the folder that they work in.
+                goes_on = None
             try:
                 for name in self._names(space, realm, request):
-                    made.append(await self._forked(opened, found, name, realm, last))
+                    made.append(await self._forked(opened, found, name, realm, goes_on))
             except BaseException:
                 for one in made:
                     await self._spaces.remove(LOCAL, one.space_id, force=True)
                 raise
         to = found.checkpoint_id if found is not None else START
-        return Forks(tuple(made), to, last is not None)
-
-    async def _last_turn(self, checkpoint: Checkpoint) -> Turn | None:
-        turns = await self._store.turns(checkpoint.space_id, limit=MOST_TURNS)
-        return next((one for one in turns if one.continuation == checkpoint.continuation), None)
+        return Forks(tuple(made), to, goes_on is not None)
 
     async def _forked(
         self,
@@ -357,7 +353,7 @@ class Checkpoints:
         found: Checkpoint | None,
         name: str,
         realm: str,
-        last: Turn | None,
+        goes_on_with: Continuation | None,
     ) -> Space:
         state = found.checkpoint_id if found is not None else START
         states = self._states(opened)
@@ -366,22 +362,17 @@ class Checkpoints:
         def fill(_driver: TreeDriver, tree: Tree) -> None:
             states.give(state, tree, files=not layered)
 
-        def records(space_id: str) -> Iterable[Record]:
-            yield self._journal.event(
-                EventType.FORKED, space_id, checkpoint_id=state, **{"from": opened.space.space_id}
-            )
-            if last is not None:
-                # Its list of turns begins with the one that it goes on from.
-                turn = dataclasses.replace(last, run_id=new_id("ru"), space_id=space_id, first=b"")
-                yield turn
-
+        event = self._journal.event(
+            EventType.FORKED, "", checkpoint_id=state, **{"from": opened.space.space_id}
+        )
         return await self._spaces.fork(
             opened.space,
             name,
             realm,
-            records,
+            event,
             fill,
             (lambda layer: states.fill_layer(state, layer)) if layered else None,
+            goes_on_with=goes_on_with,
         )
 
     def _names(self, space: Space, realm: str, request: ForkRequest) -> Sequence[str]:

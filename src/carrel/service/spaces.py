@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from carrel.domain.errors import (
     StateConflict,
     UnexportedChanges,
 )
-from carrel.domain.events import EventType
+from carrel.domain.events import EventType, NewEvent
 from carrel.domain.limits import Limits, ResourceUsage
 from carrel.domain.projects import OnProgress, ignore_progress
 from carrel.domain.runtimes import Capabilities, Proof
@@ -40,6 +40,7 @@ from carrel.domain.spaces import (
 )
 from carrel.domain.store import Claim, Forget, Record, Store
 from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
+from carrel.domain.turns import Continuation
 from carrel.lifecycle.table import LIVE
 from carrel.service import agents, creation
 from carrel.service.access import (
@@ -506,21 +507,22 @@ class Spaces:
         old: Space,
         name: str,
         realm: str,
-        records: Callable[[str], Iterable[Record]],
+        forked: NewEvent,
         fill: Fill,
         fill_layer: FillLayer | None,
+        goes_on_with: Continuation | None,
     ) -> Space:
-        """Another one as this is, on the same base. `records` of the new space are written with
-        it."""
+        """Another one as this is, on the same base."""
         creation.check_name(name)
         draft, request = self._draft_again(old, name, realm)
-        draft = dataclasses.replace(draft, agent=old.agent)
+        draft = dataclasses.replace(draft, agent=old.agent, goes_on_with=goes_on_with)
+        event = dataclasses.replace(forked, space_id=draft.space_id)
         async with self._locks.alone(draft.space_id):
             space = await self._creator.create(
                 draft,
                 request,
                 ignore_progress,
-                *records(draft.space_id),
+                event,
                 fill=fill,
                 fill_layer=fill_layer,
             )

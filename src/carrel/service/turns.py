@@ -44,6 +44,7 @@ from carrel.domain.turns import (
     NOTHING_SPENT,
     Activity,
     Asked,
+    Continuation,
     Control,
     ControlKind,
     InteractionMode,
@@ -220,7 +221,8 @@ class Turns:
             await self._settled(space_id)
             if request.queue:
                 earlier = await self._parts.store.turns(space_id, limit=LOOKED_AT)
-                request = turn_queue.follow(request, str(frontend.provider), earlier)
+                space = self._parts.journal.current(space_id)
+                request = turn_queue.follow(request, str(frontend.provider), space, earlier)
             opened = await self._parts.agents.equip(space_id, frontend)
             await self._parts.attachments.check(opened, request.attachments)
             request = resolved(opened, request, run_id)
@@ -493,6 +495,11 @@ class Turns:
         except SpaceNotFound:
             return False
         return True
+
+    def continuation_of(self, turn: Turn) -> Continuation | None:
+        """What its conversation can be gone on with, as the space has it now."""
+        space = self._parts.journal.get(turn.space_id)
+        return turn.continuation if space is None else space.continuation_of(turn)
 
     async def newest(self, space_id: str) -> Turn | None:
         return next(iter(await self._parts.store.turns(space_id, limit=1)), None)
