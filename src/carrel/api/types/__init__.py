@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-MODULES = ("admin", "agents", "instances", "landings", "requests", "review", "runs", "spaces")
+MODULES = (
+    *("admin", "agents", "checkpoints", "instances", "landings", "requests", "review", "runs"),
+    "spaces",
+)
 
 
 def find(name: str) -> Any:
