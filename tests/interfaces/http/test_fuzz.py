@@ -37,6 +37,7 @@ COSTLY = {
     "POST /v1/spaces/{space}/start": 5,
     "POST /v1/spaces/{space}/stop": 5,
     "POST /v1/bases": 8,
+    "POST /v1/spaces/{space}/fork": 4,
     "POST /v1/gc": 5,
     "GET /v1/doctor": 1,
     "GET /v1/df": 1,
