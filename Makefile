@@ -60,6 +60,7 @@ bench: setup
 	$(BIN)/python bench/instances.py
 	$(BIN)/python bench/requests.py
 	$(BIN)/python bench/review.py
+	$(BIN)/python bench/checkpoints.py
 
 soak: setup
 	$(BIN)/python -m tests.soak

@@ -22,6 +22,7 @@ from carrel.domain.errors import INVALID, CarrelError
 
 _NOT_NEGATIVE = (
     *("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "bases_s"),
+    *("checkpoints", "checkpoint_bytes"),
     "output_bytes",
     *("hub_messages", "hub_bytes", "hub_seconds", "restart_s"),
     *("instance_memory_bytes", "instances_starting"),
@@ -161,6 +162,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many bytes of the changes of removed spaces are kept in all."""
     trash_s: float = 7 * 86400.0
     """How many seconds the changes of removed spaces are kept."""
+    checkpoints: int = 50
+    """How many checkpoints of a space are kept, the oldest going first; 0: none are taken by
+    themselves."""
+    checkpoint_bytes: int = 2 << 30
+    """How many bytes the checkpoints of one space take in all, the oldest going first."""
     bases_bytes: int = 0
     """Unused bases are removed, oldest first, when they take more bytes than this; 0: no limit. A
     base is removed anyway if there is a newer one of the same project."""

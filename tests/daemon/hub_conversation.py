@@ -274,6 +274,7 @@ async def of_events(talk: Talk) -> None:
     await of_a_life(talk, told)
     await of_mishaps(talk, told)
     await of_a_landing(talk, told)
+    await of_a_checkpoint(talk, told)
     await app.leave()
 
 
@@ -347,6 +348,19 @@ async def of_comments(talk: Talk, told: Told, space: str) -> None:
     talk.tape.name(sent["turn"]["id"], "ru_…")
     await told(EventType.COMMENTS_SENT)
     good(talk.api("GET", f"turns/{sent['turn']['id']}?wait_s=60"))
+
+
+async def of_a_checkpoint(talk: Talk, told: Told) -> None:
+    space = talk.make(name="tries")
+    kept = good(talk.api("POST", f"spaces/{space}/checkpoints"))
+    talk.tape.name(kept["id"], "ck_…")
+    await told(EventType.CHECKPOINT)
+    before = good(talk.api("POST", f"spaces/{space}/rewind"))
+    talk.tape.name(before["id"], "ck_before…")
+    await told(EventType.REWOUND)
+    forks = good(talk.api("POST", f"spaces/{space}/fork", {"checkpoint": kept["id"]}))
+    talk.tape.name(forks["spaces"][0]["id"], "sp_fork…")
+    await told(EventType.FORKED)
 
 
 async def of_an_instance(talk: Talk, project: Path) -> None:

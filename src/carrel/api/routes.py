@@ -283,6 +283,42 @@ OPERATIONS = (
         long=True,
         errors=("space_not_found", "base_not_found", "name_taken", *CHANGING),
     ),
+    # Checkpoints
+    Operation(
+        *("checkpoints.take", "POST", "/v1/spaces/{space}/checkpoints", "hidden"),
+        body="CheckpointBody",
+        optional=True,
+        answer="CheckpointInfo",
+        status=201,
+        long=True,
+        errors=(*SPACE, *CHANGING, "too_large", "launcher_unavailable"),
+    ),
+    Operation(
+        *("checkpoints.list", "GET", "/v1/spaces/{space}/checkpoints", "hidden"),
+        answer="CheckpointList",
+        again=True,
+        errors=SPACE,
+    ),
+    Operation(
+        *("checkpoints.rewind", "POST", "/v1/spaces/{space}/rewind", "hidden"),
+        body="RewindBody",
+        optional=True,
+        answer="CheckpointInfo",
+        long=True,
+        errors=(*(*SPACE, *CHANGING, "checkpoint_not_found", "too_large", "launcher_unavailable"),),
+    ),
+    Operation(
+        *("checkpoints.fork", "POST", "/v1/spaces/{space}/fork", "hidden"),
+        body="ForkBody",
+        optional=True,
+        answer="ForkList",
+        status=201,
+        long=True,
+        errors=(
+            *("checkpoint_not_found", "name_taken", "too_large", "launcher_unavailable"),
+            *(*SPACE, *CHANGING),
+        ),
+    ),
     # Landings
     Operation(
         *("landings.land", "POST", "/v1/spaces/{space}/land", "hidden"),

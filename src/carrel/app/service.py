@@ -49,6 +49,7 @@ from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
 from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
+from carrel.service.checkpoints import CheckpointBudget, Checkpoints
 from carrel.service.cleanup import Collector, Watch
 from carrel.service.comments import Comments
 from carrel.service.creation import Creator
@@ -78,6 +79,7 @@ from carrel.service.operations.agents import (
     TrustOperations,
     TurnOperations,
 )
+from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
@@ -106,6 +108,7 @@ from carrel.trees.download_caches import DownloadCaches
 from carrel.trees.git.personal import PersonalGit
 from carrel.trees.removal import remove_tree
 from carrel.trees.review import TreeReviews
+from carrel.trees.states import SpaceStates
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -140,6 +143,7 @@ class Services:
     requests: Requests
     landings: Landings
     takes: Takes
+    checkpoints: Checkpoints
     operations: Operations
 
 
@@ -183,6 +187,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.requests.take_up()
         await services.landings.take_up()
         await services.takes.take_up()
+        await services.checkpoints.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -375,6 +380,12 @@ def _assemble(
         TreeTaker(settings.data / "takes", app.bases),
     )
     comments = Comments(store, journal, spaces, files, turns, shared, comment_lines)
+    checkpoints = Checkpoints(
+        *(store, journal, spaces, open_spaces, shared, turns),
+        lambda driver, tree: SpaceStates(driver, tree, app.bases.get(tree.base_id)),
+        CheckpointBudget(settings.checkpoints, settings.checkpoint_bytes),
+    )
+    turns.after_turn = checkpoints.after_turn
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -417,6 +428,7 @@ def _assemble(
         servers=ServerOperations(servers.instances),
         landings=LandingOperations(landings, takes),
         comments=CommentOperations(comments, turn_operations.info),
+        checkpoints=CheckpointOperations(checkpoints, views),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -446,6 +458,7 @@ def _assemble(
         requests=requests,
         landings=landings,
         takes=takes,
+        checkpoints=checkpoints,
         operations=operations,
     )
 

@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "cp": ("cp",),
         "land": ("land", "undo"),
         "take": ("take", "export"),
+        "checkpoints": ("checkpoint", "checkpoints", "rewind", "fork"),
     },
     "Servers": {
         "instances": (

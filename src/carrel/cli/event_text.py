@@ -133,6 +133,13 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
         f"request {data.get('key') or data.get('request_id')} is {data.get('to')}"
         + (f": {data['message']}" if data.get("message") else "")
     ),
+    "checkpoint.taken": lambda data: (
+        f"no checkpoint: {data['problem']['message']}"
+        if "problem" in data
+        else f"checkpoint {data.get('checkpoint_id')}, {data.get('changed')} files changed"
+    ),
+    "checkpoint.rewound": lambda data: f"put back to {data.get('to')}",
+    "space.forked": lambda data: f"forked from {data.get('from')}",
     "landing.landed": lambda data: f"landed on {data.get('branch')}",
     "landing.undone": lambda data: f"the landing on {data.get('branch')} was taken back",
     "take.done": lambda data: f"{data.get('files')} files were taken from {data.get('from')}",

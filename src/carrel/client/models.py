@@ -25,6 +25,7 @@ from carrel.api.types.admin import (
     TokenWithSecret,
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
+from carrel.api.types.checkpoints import CheckpointInfo, ForkList
 from carrel.api.types.comments import CommentInfo
 from carrel.api.types.landings import LandingInfo, TakeInfo
 from carrel.api.types.review import DiffSummary
@@ -55,6 +56,7 @@ __all__ = [
     "Attachment",
     "Base",
     "Change",
+    "Checkpoint",
     "Comment",
     "ContextFile",
     "Diagnosis",
@@ -66,6 +68,7 @@ __all__ = [
     "Exit",
     "File",
     "Finding",
+    "Forks",
     "FoundFrontend",
     "Info",
     "Landing",
@@ -95,6 +98,8 @@ Base = BaseInfo
 Comment = CommentInfo
 Event = EventInfo
 Exit = ExitInfo
+Checkpoint = CheckpointInfo
+Forks = ForkList
 Landing = LandingInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo

@@ -229,6 +229,29 @@ class Space:
             models.Turn, "comments.send", self.id, content=content, member="turn"
         )
 
+    def checkpoint(self, message: str = "") -> models.Checkpoint:
+        """Keeps its state: files, the agent's own and the conversation. One is taken by itself
+        after each turn."""
+        content = {"message": message}
+        return self._link.call(models.Checkpoint, "checkpoints.take", self.id, content=content)
+
+    def checkpoints(self) -> list[models.Checkpoint]:
+        """The newest first."""
+        return self._link.call(
+            list[models.Checkpoint], "checkpoints.list", self.id, member="checkpoints"
+        )
+
+    def rewind(self, checkpoint: str = "") -> models.Checkpoint:
+        """Puts files and conversation back: to the newest checkpoint, to this one, or to `start`.
+        Gives the checkpoint of what there was before."""
+        content = {"checkpoint": checkpoint}
+        return self._link.call(models.Checkpoint, "checkpoints.rewind", self.id, content=content)
+
+    def fork(self, *, count: int = 1, checkpoint: str = "", name: str = "") -> models.Forks:
+        """New spaces that begin with its state of now, or with a checkpoint."""
+        content = {"count": count, "checkpoint": checkpoint, "name": name}
+        return self._link.call(models.Forks, "checkpoints.fork", self.id, content=content)
+
     # Looking
 
     def changes(self) -> list[models.Change]:

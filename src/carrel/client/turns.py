@@ -38,12 +38,13 @@ def begin(link: Link, space: str, content: Mapping[str, object]) -> dict[str, An
 
 
 def last_continuation(link: Link, space: str) -> dict[str, Any] | None:
-    """Of the newest turn that has one."""
+    """Of the newest turn that has one, or what the space was forked with or put back to."""
     for turn in link.json(operation("turns.list", space))["turns"]:
         if turn["continuation"] is not None:
             found: dict[str, Any] = turn["continuation"]
             return found
-    return None
+    kept: dict[str, Any] | None = link.json(operation("spaces.show", space)).get("goes_on_with")
+    return kept
 
 
 def working(link: Link, space: str) -> dict[str, Any] | None:

@@ -402,6 +402,11 @@ class SpaceNotFound(SpaceError):
     kind = NOT_FOUND
 
 
+class CheckpointNotFound(SpaceError):
+    code = "checkpoint_not_found"
+    kind = NOT_FOUND
+
+
 class SpaceAmbiguous(SpaceError):
     code = "space_ambiguous"
     kind = CONFLICT

@@ -44,6 +44,13 @@ class EventType(StrEnum):
     """`comment_id`."""
     COMMENTS_SENT = "comments.sent"
     """`comments`: their ids; `turn`."""
+    CHECKPOINT = "checkpoint.taken"
+    """`checkpoint_id`, `kind`, `files`, `changed`, `turn`; or the `problem` of one that could not
+    be."""
+    REWOUND = "checkpoint.rewound"
+    """`checkpoint_id`: the one before it, `to`; `undo` when that took a rewind back."""
+    FORKED = "space.forked"
+    """`from`: the space, `checkpoint_id`."""
     RECONCILED = "reconciled"
     """`actions`: what was made to fit the record."""
     UNREADABLE = "event.unreadable"

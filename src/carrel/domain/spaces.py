@@ -12,7 +12,7 @@ from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
 from carrel.domain.trees import Owner, Skipped
-from carrel.domain.turns import NOTHING_SPENT
+from carrel.domain.turns import NOTHING_SPENT, Continuation, Turn
 from carrel.domain.turns import Usage as AgentUsage
 
 AUTO = "auto"
@@ -161,7 +161,7 @@ class Space:
     removed_at: float | None = None
     problem: Problem | None = None
     restored_from: str = ""
-    """The removed space whose changes this one was given."""
+    """The space whose changes this one was given: a removed one, or the one it was forked from."""
     description: str = ""
     parent: str = ""
     """The space whose agent asked for this one."""
@@ -210,10 +210,19 @@ class Space:
     account: str = ""
     """The token's label whose share of the machine it takes, with all others that were made with
     that and all that came of them; empty: its family has one of its own."""
+    rewound_at: float = 0.0
+    """Turns before then are no part of its conversation any more …"""
+    goes_on_with: Continuation | None = None
+    """… but for what this names."""
     default_disk_bytes: int = 0
     """Its disk limit where none was asked for; 0: none."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What its maker said of it, without keys; for people to read."""
+
+    def continuation_of(self, turn: Turn) -> Continuation | None:
+        """What the conversation can be gone on with after this turn of it."""
+        found = turn.continuation
+        return found if turn.created_at > self.rewound_at or found == self.goes_on_with else None
 
     @property
     def counts_for(self) -> str:

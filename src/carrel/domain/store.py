@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.checkpoints import Checkpoint
 from carrel.domain.comments import Comment
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
@@ -52,6 +53,8 @@ class Forget:
     claims_of: str = ""
     runs_of: str = ""
     trash_of: str = ""
+    checkpoints_of: str = ""
+    checkpoints: tuple[str, ...] = ()
     run_id: str = ""
     ended_instances_but: int | None = None
     spaces: tuple[str, ...] = ()
@@ -85,6 +88,7 @@ Record = (
     | Landing
     | Comment
     | UndoRecord
+    | Checkpoint
     | Forget
 )
 
@@ -184,6 +188,10 @@ class Store(Protocol):
 
     async def undo_records(self, *, limit: int = 100) -> Sequence[UndoRecord]:
         """The newest first."""
+        ...
+
+    async def checkpoints(self, space_id: str = "") -> Sequence[Checkpoint]:
+        """The newest first; without a space those whose rewind has not ended."""
         ...
 
     async def trash(self) -> Sequence[Trashed]:

@@ -71,6 +71,9 @@ class TreeRequest:
     owner: Owner
     place: Path | None = None
     """The folder that is to be the tree, for a driver that makes none."""
+    fill_layer: Callable[[Path], None] | None = None
+    """Fills a folder that is to lie between the base and the tree's own writes, in overlayfs's
+    format; for a driver that has `layers`."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,8 @@ class TreeCapabilities:
     """rename(2) of a folder that stands in the base works (else EXDEV, as between disks)."""
     any_owner: bool = True
     """Every space's tree can belong to a user of its own."""
+    layers: bool = False
+    """A tree may begin with a layer above its base."""
     stays: bool = False
     """What was changed is there when the tree is dropped, so nothing can be lost with it."""
     notes: tuple[str, ...] = ()

@@ -245,6 +245,8 @@ _MOVED = "something kept writing to it; the space has it as it was at one moment
 
 Fill = Callable[[TreeDriver, Tree], None]
 """Puts something into a new tree before anybody sees it; blocking."""
+FillLayer = Callable[[Path], None]
+"""Fills the layer that a tree begins with above its base; blocking."""
 Undo = Callable[[str, JournaledOperation, BaseException], Awaitable[None]]
 AGAIN_S = 0.05
 """A base that clean-up removes is out of sight in a moment."""
@@ -313,6 +315,7 @@ class Creator:
         on_progress: OnProgress,
         *records: Record,
         fill: Fill | None = None,
+        fill_layer: FillLayer | None = None,
     ) -> Space:
         """`records` are written together with the new space's own. Raises what the step
         that failed raised, when all of the space is gone again."""
@@ -340,7 +343,7 @@ class Creator:
             siblings = [one for one in self.journal.all() if one.downloads == space.downloads]
             owner, home = await asyncio.to_thread(self._claim, space, siblings, base)
             await self._check_seen(space, runtime, owner)
-            wanted = self._wanted(space, base, owner)
+            wanted = dataclasses.replace(self._wanted(space, base, owner), fill_layer=fill_layer)
             if isinstance(runtime, EagerRuntime):
                 spec = self.open_spaces.spec(dataclasses.replace(space, owner=owner))
                 spec = dataclasses.replace(spec, **home)

@@ -142,10 +142,10 @@ class OpenSpaces:
         """What it sees of others is mounted: else it would be shown empty folders."""
         for _, other in self._seen(space) if space.sees else ():
             if other.space_id not in self._usable:
-                _, driver = await self.back_ends(other)
+                runtime, driver = await self.back_ends(other)
                 tree = tree_of(other, self.folder(other.space_id))
                 await asyncio.to_thread(driver.ensure, tree)
-                self.made(tree)
+                self.made(tree, runtime)
 
     def _tree_folder(self, space: Space) -> Path:
         return Path(space.place) if space.place else self.folder(space.space_id) / "project"

@@ -230,6 +230,7 @@ class Remover:
             steps_of=space_id,
             claims_of=space_id,
             runs_of=space_id,
+            checkpoints_of=space_id,
             spaces=gone,
             values=had_values,
         )

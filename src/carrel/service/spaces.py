@@ -25,7 +25,7 @@ from carrel.domain.errors import (
     StateConflict,
     UnexportedChanges,
 )
-from carrel.domain.events import EventType
+from carrel.domain.events import EventType, NewEvent
 from carrel.domain.limits import Limits, ResourceUsage
 from carrel.domain.projects import OnProgress, ignore_progress
 from carrel.domain.runtimes import Capabilities, Proof
@@ -41,6 +41,7 @@ from carrel.domain.spaces import (
 )
 from carrel.domain.store import Claim, Forget, Record, Store
 from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
+from carrel.domain.turns import Continuation
 from carrel.lifecycle.table import LIVE
 from carrel.service import agents, creation
 from carrel.service.access import (
@@ -55,7 +56,7 @@ from carrel.service.access import (
     not_found,
     realm_of,
 )
-from carrel.service.creation import Creator
+from carrel.service.creation import Creator, Fill, FillLayer
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.removal import Remover
@@ -539,10 +540,9 @@ class Spaces:
         own = [one for one in found if one.space.realm == realm]
         return await self._tasks.see_through(self._undelete((own or found)[-1], realm))
 
-    async def _undelete(self, trashed: Trashed, realm: str) -> Space:
-        old = trashed.space
-        realm = realm or old.realm
-        request = creation.request_again(old, self._free_name(old.name, realm), realm)
+    def _draft_again(self, old: Space, name: str, realm: str) -> tuple[Space, SpaceRequest]:
+        """A space as an older one was, with all that was resolved for that."""
+        request = creation.request_again(old, name, realm or old.realm)
         draft = self._creator.draft(request, old.limits)
         draft = dataclasses.replace(
             draft,
@@ -555,6 +555,39 @@ class Spaces:
             # Whether it may still see others is to be said anew.
             sees={},
         )
+        return draft, request
+
+    async def fork(
+        self,
+        old: Space,
+        name: str,
+        realm: str,
+        forked: NewEvent,
+        fill: Fill,
+        fill_layer: FillLayer | None,
+        goes_on_with: Continuation | None,
+    ) -> Space:
+        """Another one as this is, on the same base."""
+        creation.check_name(name)
+        draft, request = self._draft_again(old, name, realm)
+        draft = dataclasses.replace(draft, agent=old.agent, goes_on_with=goes_on_with)
+        event = dataclasses.replace(forked, space_id=draft.space_id)
+        async with self._locks.alone(draft.space_id):
+            space = await self._creator.create(
+                draft,
+                request,
+                ignore_progress,
+                event,
+                fill=fill,
+                fill_layer=fill_layer,
+            )
+        self._servers.begin(space)
+        return space
+
+    async def _undelete(self, trashed: Trashed, realm: str) -> Space:
+        old = trashed.space
+        name = self._free_name(old.name, realm or old.realm)
+        draft, request = self._draft_again(old, name, realm)
         restored = self._journal.event(
             EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}
         )

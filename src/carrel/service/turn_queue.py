@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from carrel.domain.access import Caller
 from carrel.domain.agents import Frontend
 from carrel.domain.errors import MessageInvalid, StateConflict
+from carrel.domain.spaces import Space
 from carrel.domain.turns import (
-    Continuation,
     InteractionMode,
     Permission,
     Turn,
@@ -108,12 +108,13 @@ def drafted(
     )
 
 
-def follow(request: TurnRequest, provider: str, earlier: Sequence[Turn]) -> TurnRequest:
+def follow(
+    request: TurnRequest, provider: str, space: Space, earlier: Sequence[Turn]
+) -> TurnRequest:
     """Goes on with the newest conversation of the space, if it is of this provider; `earlier` are
     its turns, newest first."""
     if request.continuation is not None:
         return request
-    known = (one.continuation for one in earlier if one.continuation is not None)
-    found: Continuation | None = next(known, None)
+    found = next(filter(None, map(space.continuation_of, earlier)), space.goes_on_with)
     fits = found is not None and found.provider == provider
     return replace(request, continuation=found) if fits else request

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from carrel.domain.access import Caller
@@ -44,6 +44,7 @@ from carrel.domain.turns import (
     NOTHING_SPENT,
     Activity,
     Asked,
+    Continuation,
     Control,
     ControlKind,
     InteractionMode,
@@ -116,6 +117,10 @@ class Turns:
         self._closing = False
         self._live: dict[str, LiveTurn] = {}
         self._of_space: dict[str, str] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """What is done after the last turn of a space, before its next one begins."""
+        self.after_turn: Callable[[Turn], Awaitable[None]] | None = None
+        """Never raises."""
 
     # Starting
 
@@ -213,9 +218,11 @@ class Turns:
         run_id = request.run_id or new_id("ru")
         self._claim(space_id, run_id)
         try:
+            await self._settled(space_id)
             if request.queue:
                 earlier = await self._parts.store.turns(space_id, limit=LOOKED_AT)
-                request = turn_queue.follow(request, str(frontend.provider), earlier)
+                space = self._parts.journal.current(space_id)
+                request = turn_queue.follow(request, str(frontend.provider), space, earlier)
             opened = await self._parts.agents.equip(space_id, frontend)
             await self._parts.attachments.check(opened, request.attachments)
             request = resolved(opened, request, run_id)
@@ -258,6 +265,20 @@ class Turns:
                 run_id=other,
             )
         self._of_space[space_id] = run_id
+
+    @contextlib.contextmanager
+    def held(self, space_id: str, why: str) -> Iterator[None]:
+        """No turn begins meanwhile. `StateConflict` when one runs."""
+        self._claim(space_id, why)
+        try:
+            yield
+        finally:
+            self._of_space.pop(space_id, None)
+            self._begin_next(space_id)
+
+    async def _settled(self, space_id: str) -> None:
+        if (ending := self._ending.get(space_id)) is not None:
+            await asyncio.wait((ending,))
 
     def _drafted(
         self, space: Space, frontend: Frontend, request: TurnRequest, prepared: Prepared
@@ -346,10 +367,25 @@ class Turns:
             self._live.pop(turn.run_id, None)
             if self._of_space.get(turn.space_id) == turn.run_id:
                 del self._of_space[turn.space_id]
+            if live.turn.ended:
+                self._end(live.turn)
             live.ended.set()
             if live.ending is not None:
                 live.ending.cancel()
             self._begin_next(turn.space_id)
+
+    def _end(self, turn: Turn) -> None:
+        if self.after_turn is None or self._closing:
+            return
+
+        async def work() -> None:
+            assert self.after_turn is not None
+            try:
+                await self.after_turn(turn)
+            finally:
+                self._ending.pop(turn.space_id, None)
+
+        self._ending[turn.space_id] = asyncio.create_task(work())
 
     async def _tell_given_up(self, turn: Turn) -> None:
         """Nobody may be looking at a terminal that has ended by itself."""
@@ -459,6 +495,11 @@ class Turns:
         except SpaceNotFound:
             return False
         return True
+
+    def continuation_of(self, turn: Turn) -> Continuation | None:
+        """What its conversation can be gone on with, as the space has it now."""
+        space = self._parts.journal.get(turn.space_id)
+        return turn.continuation if space is None else space.continuation_of(turn)
 
     async def newest(self, space_id: str) -> Turn | None:
         return next(iter(await self._parts.store.turns(space_id, limit=1)), None)
@@ -606,6 +647,7 @@ class Turns:
         """The daemon ends; agents go on."""
         self._closing = True
         await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*self._ending.values(), return_exceptions=True)
         tasks = [task for live in self._live.values() for task in (live.task, live.ending)]
         running = [task for task in tasks if task is not None]
         for task in running:

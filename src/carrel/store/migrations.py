@@ -226,9 +226,21 @@ CREATE TABLE undo_records (
 CREATE INDEX undo_records_ages ON undo_records (created_at, undo_id);
 """
 
+_TENTH = """
+CREATE TABLE checkpoints (
+    checkpoint_id TEXT NOT NULL PRIMARY KEY,
+    space_id TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    rewinding INTEGER NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX checkpoints_of ON checkpoints (space_id, created_at, checkpoint_id);
+CREATE INDEX checkpoints_open ON checkpoints (rewinding) WHERE rewinding = 1;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH),
-    *(_EIGHTH, _NINTH),
+    *(_EIGHTH, _NINTH, _TENTH),
 )
 
 

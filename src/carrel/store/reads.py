@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.checkpoints import Checkpoint
 from carrel.domain.comments import Comment
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
@@ -251,6 +252,17 @@ def tokens(connection: sqlite3.Connection, digest: bytes | None) -> list[TokenRe
 
 def trash(connection: sqlite3.Connection) -> list[Trashed]:
     return _all(connection, Trashed, "SELECT document FROM trash ORDER BY trashed_at, space_id")
+
+
+def checkpoints(connection: sqlite3.Connection, space_id: str) -> list[Checkpoint]:
+    if not space_id:
+        sql = "SELECT document FROM checkpoints INDEXED BY checkpoints_open WHERE rewinding = 1"
+        return _all(connection, Checkpoint, sql)
+    sql = (
+        "SELECT document FROM checkpoints WHERE space_id = ?"
+        " ORDER BY created_at DESC, checkpoint_id DESC"
+    )
+    return _all(connection, Checkpoint, sql, column(space_id))
 
 
 def landings(connection: sqlite3.Connection, limit: int) -> list[Landing]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.checkpoints import Checkpoint
 from carrel.domain.comments import Comment
 from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
@@ -192,6 +193,9 @@ class SqliteStore:
     async def tokens(self, digest: bytes | None = None) -> Sequence[TokenRecord]:
         """Oldest first; revoked and expired ones too."""
         return await self._read(partial(reads.tokens, digest=digest))
+
+    async def checkpoints(self, space_id: str = "") -> Sequence[Checkpoint]:
+        return await self._read(partial(reads.checkpoints, space_id=space_id))
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
         return await self._read(partial(reads.landings, limit=limit))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 import msgspec
 
 from carrel.domain.access import TokenRecord
+from carrel.domain.checkpoints import Checkpoint
 from carrel.domain.comments import Comment
 from carrel.domain.errors import CarrelError, InsufficientDisk, StoreBusy
 from carrel.domain.events import Event, NewEvent
@@ -166,6 +167,12 @@ INSERT INTO trash (space_id, trashed_at, document) VALUES (?, ?, ?)
 ON CONFLICT (space_id) DO UPDATE SET
     trashed_at = excluded.trashed_at, document = excluded.document
 """
+PUT_CHECKPOINT = """
+INSERT INTO checkpoints (checkpoint_id, space_id, created_at, rewinding, document)
+VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (checkpoint_id) DO UPDATE SET rewinding = excluded.rewinding,
+    document = excluded.document
+"""
 PUT_LANDING = """
 INSERT INTO landings (landing_id, created_at, document) VALUES (?, ?, ?)
 ON CONFLICT (landing_id) DO UPDATE SET document = excluded.document
@@ -197,6 +204,7 @@ Kept = (
     | Landing
     | Comment
     | UndoRecord
+    | Checkpoint
 )
 Value = str | bytes | float | None
 
@@ -269,6 +277,9 @@ def _put(record: Kept, document: str) -> RecordStatement:
             return RecordStatement(PUT_TOKEN, (column(token_id), digest, at, document))
         case Trashed(space=space, trashed_at=at):
             return RecordStatement(PUT_TRASH, (column(space.space_id), at, document))
+        case Checkpoint(checkpoint_id=checkpoint_id, space_id=space_id, created_at=at):
+            named = (column(checkpoint_id), column(space_id))
+            return RecordStatement(PUT_CHECKPOINT, (*named, at, record.rewinding, document))
         case Landing(landing_id=landing_id, created_at=at):
             return RecordStatement(PUT_LANDING, (column(landing_id), at, document))
 
@@ -316,6 +327,7 @@ def _forget(what: Forget) -> list[RecordStatement]:
         ("runs", what.runs_of),
         ("turns", what.runs_of),
         ("trash", what.trash_of),
+        ("checkpoints", what.checkpoints_of),
     )
     statements = [
         RecordStatement(f"DELETE FROM {table} WHERE space_id = ?", (column(space_id),))
@@ -324,6 +336,11 @@ def _forget(what: Forget) -> list[RecordStatement]:
     ]
     if what.values:
         statements.append(SCRUB)
+    if what.checkpoints:
+        among = "checkpoint_id IN (SELECT value FROM json_each(?))"
+        statements.append(
+            RecordStatement(f"DELETE FROM checkpoints WHERE {among}", (dump(what.checkpoints),))
+        )
     if what.run_id:
         for table in ("runs", "turns"):
             one = RecordStatement(f"DELETE FROM {table} WHERE run_id = ?", (column(what.run_id),))

@@ -374,7 +374,7 @@ class _Restorer:
         if status is not None and not stat.S_ISDIR(status.st_mode):
             self.place.remove(path)
         self.place.make_folder(path, record.mode, record.mtime_ns)
-        self.place.change(path, lambda entry: _set_attributes(entry, record.attributes))
+        self.place.change(path, lambda entry: set_attributes(entry, record.attributes))
 
     def _make_file(self, record: records.FileStart, stream: Iterator[records.Record]) -> None:
         def fill(target: int) -> None:
@@ -439,7 +439,7 @@ class _Restorer:
 
 
 def _finish(target: int, record: records.FileStart) -> None:
-    _set_attributes(target, record.attributes)
+    set_attributes(target, record.attributes)
     os.utime(target, ns=(record.mtime_ns, record.mtime_ns))
     os.fchmod(target, record.mode & _MODE)
 
@@ -447,12 +447,12 @@ def _finish(target: int, record: records.FileStart) -> None:
 def _change(entry: str, record: records.MovedFile | records.Other) -> None:
     # Attributes can be set only where one may write.
     os.chmod(entry, 0o600)
-    _set_attributes(entry, record.attributes)
+    set_attributes(entry, record.attributes)
     os.utime(entry, ns=(record.mtime_ns, record.mtime_ns))
     os.chmod(entry, record.mode & _MODE)
 
 
-def _set_attributes(entry: str | int, wanted: records.Attributes) -> None:
+def set_attributes(entry: str | int, wanted: records.Attributes) -> None:
     """These, and no others of those that bundles hold."""
     names = {name for name, _ in wanted}
     with contextlib.suppress(OSError):

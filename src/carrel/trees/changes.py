@@ -227,8 +227,9 @@ class Comparison:
         if tree is not None and base is not None:
             if tree.parts == base.parts:
                 return {}
-            if base.parts and tree.parts[1:] == base.parts:
-                upper = self.tree.uppermost(tree)
+            above = len(tree.parts) - len(base.parts)
+            if base.parts and above > 0 and tree.parts[above:] == base.parts:
+                upper = self.tree.uppermost(tree, above)
                 pairs = {name: (new, self.base.child(base, name)) for name, new in upper.items()}
                 # A whiteout of what the base does not have is left of something temporary.
                 return {name: pair for name, pair in pairs.items() if pair != (None, None)}

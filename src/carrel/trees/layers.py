@@ -81,11 +81,11 @@ class Layers:
         listings = [place.root.list(place.path) for place in folder.parts]
         return self._choose(folder, listings, {name for names in listings for name in names})
 
-    def uppermost(self, folder: LayerEntry) -> dict[str, LayerEntry | None]:
-        """Only what the uppermost of the folder's parts names; None is what it hides."""
-        place = folder.parts[0]
-        listing = place.root.list(place.path)
-        return {name: self._look_up(folder.parts, name, (listing,)) for name in listing}
+    def uppermost(self, folder: LayerEntry, count: int) -> dict[str, LayerEntry | None]:
+        """Only what so many of the folder's parts name, from the top; None is what they hide."""
+        listings = [place.root.list(place.path) for place in folder.parts[:count]]
+        names = {name for listing in listings for name in listing}
+        return {name: self._look_up(folder.parts, name, listings) for name in names}
 
     def find(self, path: str) -> LayerEntry | None:
         return self._find(tuple(LayerPlace(root) for root in self._roots), path)

@@ -37,6 +37,7 @@ COSTLY = {
     "POST /v1/spaces/{space}/start": 5,
     "POST /v1/spaces/{space}/stop": 5,
     "POST /v1/bases": 8,
+    "POST /v1/spaces/{space}/fork": 4,
     "POST /v1/gc": 5,
     "GET /v1/doctor": 1,
     "GET /v1/df": 1,
@@ -55,6 +56,7 @@ CHECKS = [
 ]
 FUZZED = [route for route in ROUTES if route.path != "/v1/shutdown"]
 PLAIN = {
+    "GET /v1/spaces/{space}/checkpoints",
     "GET /v1/spaces/{space}",
     "GET /v1/spaces/{space}/context",
     "GET /v1/spaces/{space}/context/{name}",
@@ -190,6 +192,9 @@ def _check(case: Case[Any], world: World) -> None:
     if case.path == "/v1/spaces" and response.status_code == 201:
         made = response.json()["id"]
         good(world.client.delete(f"/v1/spaces/{made}", params={"force": "true"}))
+    if case.path == "/v1/spaces/{space}/fork" and response.status_code == 201:
+        for one in response.json()["spaces"]:
+            good(world.client.delete(f"/v1/spaces/{one['id']}", params={"force": "true"}))
     if case.path == "/v1/requests" and response.status_code == 202:
         good(world.client.delete(f"/v1/requests/{response.json()['key']}"))
 

@@ -90,6 +90,10 @@ ROUTES = [
     Route(
         "POST", "/v1/spaces/{space}/take", "hidden", body={"paths": ["secret"], "into": "{space}"}
     ),
+    Route("POST", "/v1/spaces/{space}/checkpoints", "hidden"),
+    Route("GET", "/v1/spaces/{space}/checkpoints", "hidden"),
+    Route("POST", "/v1/spaces/{space}/rewind", "hidden"),
+    Route("POST", "/v1/spaces/{space}/fork", "hidden"),
     Route("GET", "/v1/landings", "admin"),
     Route("POST", "/v1/undo", "admin"),
     Route(

@@ -30,7 +30,7 @@ from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.runtimes import Attempt, Network
 from carrel.domain.spaces import Problem, Retention, SpaceState
 from carrel.domain.trees import Change, Commit, Skipped
-from carrel.domain.turns import NOTHING_SPENT, Activity
+from carrel.domain.turns import NOTHING_SPENT, Activity, Continuation
 from carrel.domain.turns import Usage as AgentUsage
 
 BackEnd = Annotated[str, Meta(pattern=rf"^[a-z][a-z0-9-]{{0,31}}{END}")]
@@ -243,6 +243,8 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     removed_at: Moment | None = None
     problem: Problem | None = None
     restored_from: str = ""
+    goes_on_with: Continuation | None = None
+    """The conversation that it was forked with or put back to."""
     description: str = ""
     parent: str = ""
     agent: str = ""

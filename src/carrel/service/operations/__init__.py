@@ -20,6 +20,7 @@ from carrel.service.operations.agents import (
     TrustOperations,
     TurnOperations,
 )
+from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
@@ -36,6 +37,7 @@ class Operations:
     spaces: SpaceOperations
     trash: TrashOperations
     review: ReviewOperations
+    checkpoints: CheckpointOperations
     tokens: Tokens
     bases: BaseOperations
     cleanup: CleanUpOperations

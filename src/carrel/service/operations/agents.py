@@ -103,7 +103,7 @@ class TurnOperations:
             state=turn.state,
             created_at=moment(turn.created_at),
             ended_at=moment_or_none(turn.ended_at),
-            continuation=turn.continuation,
+            continuation=self._turns.continuation_of(turn),
             result=turn.result,
             usage=turn.usage,
             notes=turn.notes,

@@ -116,7 +116,15 @@ _OPTIONS = (
     ("index", "off"),
     ("nfs_export", "off"),
 )
+BELOW = "below"
+"""The layer that a tree began with above its base, if it has one."""
 _REFUSED_MAPS = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
+
+
+def lower_layers(folder: Path, base: Base) -> tuple[Path, ...]:
+    """All that a tree shows without what was written in it, the uppermost first."""
+    below = folder / PRIVATE / BELOW
+    return (below, *base.layers) if below.is_dir() else base.layers
 
 
 class HostOverlay:
@@ -131,7 +139,7 @@ class HostOverlay:
         with contextlib.ExitStack() as stack, tree_errors("mount the overlay"):
             upper, work = mounts.open_layers([private / "upper", private / "work"])
             stack.callback(mounts.close_all, (upper, work))
-            lowers = stack.enter_context(self._lowers(base, owner))
+            lowers = stack.enter_context(self._lowers(lower_layers(folder, base), base, owner))
             overlay = Overlay(tuple(lowers), upper, work, _OPTIONS)
             if owner == base.store_owner:
                 mounts.mount_overlay(overlay, str(folder / "project"))
@@ -159,22 +167,22 @@ class HostOverlay:
         self._attaches = True
 
     @contextlib.contextmanager
-    def _lowers(self, base: Base, owner: Owner) -> Iterator[list[int]]:
+    def _lowers(self, layers: tuple[Path, ...], base: Base, owner: Owner) -> Iterator[list[int]]:
         if owner == base.store_owner:
-            opened = mounts.open_layers(base.layers)
+            opened = mounts.open_layers(layers)
         else:
-            opened = self._mapped(base, owner)
+            opened = self._mapped(layers, base.store_owner, owner)
         try:
             yield opened
         finally:
             mounts.close_all(opened)
 
-    def _mapped(self, base: Base, owner: Owner) -> list[int]:
+    def _mapped(self, layers: tuple[Path, ...], store: Owner, owner: Owner) -> list[int]:
         opened: list[int] = []
         try:
-            for layer in base.layers:
+            for layer in layers:
                 opened.append(mounts.clone_mount(str(layer)))
-            show_as(opened, base.store_owner, owner)
+            show_as(opened, store, owner)
         except BaseException:
             mounts.close_all(opened)
             raise
@@ -286,7 +294,7 @@ class HeldOverlay:
         self._helper.mount_overlay(
             key,
             OverlayMount(
-                lowers=base.layers,
+                lowers=lower_layers(folder, base),
                 upper=private / "upper",
                 work=private / "work",
                 target=folder / "project",
@@ -355,6 +363,7 @@ class OverlayDriver:
             instant=True,
             visible_on_host=self._host is not None,
             renames_base_folders=self._host is not None,
+            layers=True,
             any_owner=self._host is None or self._maps_ids is not False,
             notes=tuple(notes),
         )
@@ -404,6 +413,9 @@ class OverlayDriver:
                     os.chown(private / "upper", request.owner.uid, request.owner.gid)
                 os.chmod(private / "upper", stat.S_IMODE(top.st_mode))
                 os.utime(private / "upper", ns=(top.st_atime_ns, top.st_mtime_ns))
+                if request.fill_layer is not None:
+                    (private / BELOW).mkdir(0o700)
+                    request.fill_layer(private / BELOW)
             self._mount(tree, request.base)
         except BaseException:
             with contextlib.suppress(CarrelError):
@@ -450,10 +462,12 @@ class OverlayDriver:
     ) -> Iterator[Change]:
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
-        layers = self._bases.get(tree.base_id).layers
-        with open_roots((upper, *layers)) as roots, tree_errors("compare the tree"):
+        of_base = self._bases.get(tree.base_id)
+        folders = (upper, *lower_layers(tree.folder, of_base))
+        with open_roots(folders) as roots, tree_errors("compare the tree"):
             prefix = note_prefix()
-            merged, base = Layers(roots, prefix), Layers(roots[1:], prefix)
+            base = Layers(roots[-len(of_base.layers) :], prefix)
+            merged = Layers(roots, prefix)
             yield from Comparison(
                 merged, base, links=links, renames=renames, into_added=into_added
             ).changes()

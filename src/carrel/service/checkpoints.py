@@ -1,0 +1,402 @@
+"""Checkpoints of spaces: taken after each turn, gone back to, and forked from.
+
+The files of a state are kept by `States`; here is what else belongs to it: the conversation, and
+the order in which things are written down. A rewind first takes a checkpoint of what it replaces,
+which also says that it has begun. A daemon that died meanwhile finishes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from carrel.domain.access import LOCAL, Caller, ScopeKind
+from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind, States
+from carrel.domain.errors import (
+    CarrelError,
+    CheckpointNotFound,
+    Forbidden,
+    NotUndoable,
+    TreeUnavailable,
+)
+from carrel.domain.events import EventType
+from carrel.domain.ids import new_id
+from carrel.domain.spaces import Space
+from carrel.domain.store import Forget, Record, Store
+from carrel.domain.trees import Tree, TreeDriver
+from carrel.domain.turns import Continuation, Turn
+from carrel.service.access import realm_of
+from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.shared import Shared
+from carrel.service.spaces import Spaces
+from carrel.service.turns import Turns
+
+MOST_TURNS = 1000
+"""That a rewind looks at."""
+_THINNED = 10
+"""Removed at once, when there are too many: what they share with others is to be looked for."""
+_log = logging.getLogger("carrel")
+
+StatesOf = Callable[[TreeDriver, Tree], States]
+
+
+@dataclass(frozen=True)
+class CheckpointBudget:
+    """Of one space. `count` 0: none are taken by themselves."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    count: int = 1
+    checkpoint: str = ""
+    """Empty: the state of now."""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Forks:
+    spaces: tuple[Space, ...]
+    checkpoint: str
+    conversation: bool
+    """They can go on with a copy of it."""
+
+
+class Checkpoints:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        spaces: Spaces,
+        open_spaces: OpenSpaces,
+        shared: Shared,
+        turns: Turns,
+        states_of: StatesOf,
+        budget: CheckpointBudget,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._spaces = spaces
+        self._open_spaces = open_spaces
+        self._locks = shared.locks
+        self._tasks = shared.tasks
+        self._turns = turns
+        self._states_of = states_of
+        self._budget = budget
+
+    # Taking
+
+    async def take(self, caller: Caller, word: str, message: str) -> Checkpoint:
+        """While a turn runs, only the files: the conversation is in the middle of something."""
+        space = await self._spaces.existing(caller, word)
+        return await self._tasks.see_through(
+            self._taken_now(space.space_id, CheckpointKind.ASKED, message=message)
+        )
+
+    async def after_turn(self, turn: Turn) -> None:
+        """Never raises: the turn has ended, whatever becomes of its checkpoint."""
+        space = self._journal.staying(turn.space_id)
+        if space is None or not self._budget.count or space.transient or space.place:
+            return
+        try:
+            await self._taken_now(space.space_id, CheckpointKind.TURN)
+        except CarrelError as error:
+            await self._tell_missing(space, turn, error)
+        except Exception:
+            _log.exception("no checkpoint of %s could be taken", turn.space_id)
+
+    async def _tell_missing(self, space: Space, turn: Turn, error: CarrelError) -> None:
+        if self._journal.staying(space.space_id) is None:
+            return
+        problem = {"code": error.code, "message": error.message, "hint": error.hint}
+        event = self._journal.event(
+            EventType.CHECKPOINT, space.space_id, turn=turn.run_id, problem=problem
+        )
+        with contextlib.suppress(CarrelError):
+            await self._journal.write(event)
+
+    async def _taken_now(self, space_id: str, kind: CheckpointKind, **said: Any) -> Checkpoint:
+        async with self._locks.shared(space_id), self._locks.alone(_key(space_id)):
+            opened = await self._open(self._journal.current(space_id))
+            return await self._taken(opened, kind, **said)
+
+    async def _open(self, space: Space) -> OpenSpace:
+        opened = await self._open_spaces.of(space)
+        if opened.driver.capabilities.stays:
+            raise TreeUnavailable(
+                f"{space.name} works in a folder of this machine itself, of which none are taken.",
+                hint="Use git in the folder.",
+            )
+        return opened
+
+    async def _taken(
+        self, opened: OpenSpace, kind: CheckpointKind, *, held: bool = False, **said: Any
+    ) -> Checkpoint:
+        """`held`: who takes it has seen to it that no turn runs."""
+        space, states = opened.space, self._states(opened)
+        space_id = space.space_id
+        known = await self._store.checkpoints(space_id)
+        turns = [one for one in await self._store.turns(space_id, limit=MOST_TURNS) if one.ended]
+        agent = bool(space.agent) and (held or not self._turns.working(space_id))
+        checkpoint_id = new_id("ck")
+        kept = await self._open_spaces.look(
+            opened,
+            lambda: states.take(
+                checkpoint_id,
+                agent=agent,
+                without=turns[0].secrets if turns else (),
+                max_bytes=self._budget.bytes,
+            ),
+        )
+        said_before = next(filter(None, map(space.continuation_of, turns)), space.goes_on_with)
+        valid = [one for one in turns if one.created_at > space.rewound_at]
+        taken = Checkpoint(
+            checkpoint_id,
+            space_id,
+            max(self._journal.clock(), known[0].created_at + 1e-3 if known else 0.0),
+            kind,
+            turn=valid[0].run_id if valid else "",
+            with_agent=agent,
+            continuation=said_before if agent else None,
+            files=kept.files,
+            changed=kept.changed,
+            named=kept.named,
+            bytes_new=kept.bytes_new,
+            environment=_environment(space),
+            **said,
+        )
+        told = {"kind": str(kind), "files": taken.files, "changed": taken.changed}
+        event = self._journal.event(
+            EventType.CHECKPOINT, space_id, checkpoint_id=checkpoint_id, turn=taken.turn, **told
+        )
+        try:
+            await self._journal.write(taken, event)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(states.remove, (checkpoint_id,)))
+            raise
+        await self._thin(states, (taken, *known))
+        return taken
+
+    async def _thin(self, states: States, known: Sequence[Checkpoint]) -> None:
+        """The oldest go, never the newest."""
+        left = [*known]
+        while len(left) > 1:
+            many = self._budget.count and len(left) > self._budget.count
+            if not many and await asyncio.to_thread(states.bytes_kept) <= self._budget.bytes:
+                break
+            count = min(_THINNED, max(1, len(left) // 4))
+            old = [one.checkpoint_id for one in left[-count:]]
+            left = left[:-count]
+            await self._journal.write(Forget(checkpoints=tuple(old)))
+            await asyncio.to_thread(states.remove, old)
+
+    def _states(self, opened: OpenSpace) -> States:
+        return self._states_of(opened.driver, opened.tree)
+
+    # Asking
+
+    async def list(self, caller: Caller, word: str) -> Sequence[Checkpoint]:
+        space = await self._spaces.get(caller, word)
+        return await self._store.checkpoints(space.space_id)
+
+    async def _found(self, space: Space, word: str) -> Checkpoint | None:
+        """None: what the space began with. Without a word the newest."""
+        known = await self._store.checkpoints(space.space_id)
+        if word == START or (not word and not known):
+            return None
+        for one in known:
+            if word in ("", one.checkpoint_id):
+                return one
+        begun = [one for one in known if one.checkpoint_id.startswith(word) and len(word) > 3]
+        if len(begun) == 1:
+            return begun[0]
+        raise CheckpointNotFound(
+            f"{space.name} has no checkpoint {word[:64]!r}.",
+            hint=f"`carrel checkpoints {space.name}` lists them.",
+        )
+
+    # Going back
+
+    async def rewind(self, caller: Caller, word: str, checkpoint: str) -> Checkpoint:
+        """Puts files and conversation back; gives the checkpoint of what there was before."""
+        space = await self._spaces.existing(caller, word)
+        target = await self._found(space, checkpoint)
+        return await self._tasks.see_through(self._rewind(space.space_id, target))
+
+    async def _rewind(self, space_id: str, target: Checkpoint | None) -> Checkpoint:
+        to = target.checkpoint_id if target is not None else START
+        with self._turns.held(space_id, "rewind"):
+            async with self._locks.shared(space_id), self._locks.alone(_key(space_id)):
+                opened = await self._open(self._journal.current(space_id))
+                before = await self._taken(
+                    opened, CheckpointKind.REWIND, held=True, to=to, rewinding=True
+                )
+                try:
+                    return await self._go_to(opened, before, to)
+                except CarrelError:
+                    await self._go_to(opened, before, before.checkpoint_id, undone=True)
+                    raise
+
+    async def _go_to(
+        self, opened: OpenSpace, before: Checkpoint, to: str, *, undone: bool = False
+    ) -> Checkpoint:
+        """Files first: who died between both does all of it again."""
+        states = self._states(opened)
+        with_agent = await self._open_spaces.look(opened, lambda: states.put_back(to))
+        done = dataclasses.replace(before, rewinding=False, undone=undone)
+        space_id = opened.space.space_id
+        undo = {"undo": True} if undone else {}
+        event = self._journal.event(
+            EventType.REWOUND, space_id, checkpoint_id=before.checkpoint_id, to=to, **undo
+        )
+        amended: list[Record] = []
+        if with_agent:
+            known = await self._store.checkpoints(space_id)
+            said = next((one.continuation for one in known if one.checkpoint_id == to), None)
+            now = self._journal.clock()
+            amended.append(self._journal.amend(space_id, rewound_at=now, goes_on_with=said))
+        await self._journal.write(done, *amended, event)
+        return done
+
+    async def undo(self, rewind: Checkpoint) -> Checkpoint:
+        """Takes a rewind back. What was done since is kept in a checkpoint of its own. Raises
+        `NotUndoable`."""
+        return await self._tasks.see_through(self._undo(rewind.space_id, rewind.checkpoint_id))
+
+    async def _undo(self, space_id: str, checkpoint_id: str) -> Checkpoint:
+        with self._turns.held(space_id, "rewind"):
+            async with self._locks.shared(space_id), self._locks.alone(_key(space_id)):
+                known = await self._store.checkpoints(space_id)
+                found = next((one for one in known if one.checkpoint_id == checkpoint_id), None)
+                space = self._journal.staying(space_id)
+                if found is None or space is None or found.undone:
+                    raise NotUndoable(
+                        "The rewind cannot be taken back: its checkpoint is gone, or it was taken"
+                        " back already.",
+                        hint="`carrel checkpoints SPACE` lists what can be gone back to.",
+                    )
+                opened = await self._open(space)
+                await self._taken(opened, CheckpointKind.ASKED, held=True, message="before an undo")
+                return await self._go_to(opened, found, checkpoint_id, undone=True)
+
+    async def rewinds(self) -> Sequence[Checkpoint]:
+        """Those that can be taken back, the newest first."""
+        found = [
+            one
+            for space in self._journal.all()
+            for one in await self._store.checkpoints(space.space_id)
+            if one.kind is CheckpointKind.REWIND and not one.undone and not one.rewinding
+        ]
+        return sorted(found, key=lambda one: one.created_at, reverse=True)
+
+    async def take_up(self) -> None:
+        """Rewinds that a daemon began which died are finished."""
+        for one in await self._store.checkpoints():
+            space = self._journal.staying(one.space_id)
+            if space is None:
+                continue
+            # A disk may be missing; the next daemon tries again.
+            with contextlib.suppress(CarrelError, OSError):
+                async with self._locks.shared(one.space_id), self._locks.alone(_key(one.space_id)):
+                    await self._go_to(await self._open(space), one, one.to)
+
+    # Forking
+
+    async def fork(self, caller: Caller, word: str, request: ForkRequest) -> Forks:
+        """New spaces that begin with a state of this one. Not for tokens of one space, which make
+        no others."""
+        space = await self._spaces.existing(caller, word)
+        if caller.scope.kind is ScopeKind.SPACE:
+            raise Forbidden(
+                "A token of one space cannot fork it: that makes another space.",
+                hint="Ask an administrator to run `carrel fork`.",
+            )
+        return await self._tasks.see_through(self._fork(space, realm_of(caller), request))
+
+    async def _fork(self, space: Space, realm: str, request: ForkRequest) -> Forks:
+        found = None
+        if request.checkpoint:
+            found = await self._found(space, request.checkpoint)
+        else:
+            found = await self._taken_now(
+                space.space_id, CheckpointKind.ASKED, message="for a fork"
+            )
+        made: list[Space] = []
+        # Nobody thins what is being given.
+        async with self._locks.shared(space.space_id), self._locks.alone(_key(space.space_id)):
+            opened = await self._open(self._journal.current(space.space_id))
+            goes_on = found.continuation if found is not None else None
+            if not opened.runtime.capabilities.own_paths:
+                # Agents know conversations by the folder that they work in.
+                goes_on = None
+            try:
+                for name in self._names(space, realm, request):
+                    made.append(await self._forked(opened, found, name, realm, goes_on))
+            except BaseException:
+                for one in made:
+                    await self._spaces.remove(LOCAL, one.space_id, force=True)
+                raise
+        to = found.checkpoint_id if found is not None else START
+        return Forks(tuple(made), to, goes_on is not None)
+
+    async def _forked(
+        self,
+        opened: OpenSpace,
+        found: Checkpoint | None,
+        name: str,
+        realm: str,
+        goes_on_with: Continuation | None,
+    ) -> Space:
+        state = found.checkpoint_id if found is not None else START
+        states = self._states(opened)
+        layered = opened.driver.capabilities.layers
+
+        def fill(_driver: TreeDriver, tree: Tree) -> None:
+            states.give(state, tree, files=not layered)
+
+        event = self._journal.event(
+            EventType.FORKED, "", checkpoint_id=state, **{"from": opened.space.space_id}
+        )
+        return await self._spaces.fork(
+            opened.space,
+            name,
+            realm,
+            event,
+            fill,
+            (lambda layer: states.fill_layer(state, layer)) if layered else None,
+            goes_on_with=goes_on_with,
+        )
+
+    def _names(self, space: Space, realm: str, request: ForkRequest) -> Sequence[str]:
+        taken = {one.name for one in self._journal.all() if one.realm == (realm or space.realm)}
+        if request.name and request.count == 1:
+            return [request.name]
+        word = (request.name or space.name)[:58].rstrip("-._")
+        free = (f"{word}-{number}" for number in range(1 if request.name else 2, 10_000))
+        names = (name for name in free if name not in taken)
+        return [next(names) for _ in range(request.count)]
+
+
+def _key(space_id: str) -> str:
+    return f"checkpoint\0{space_id}"
+
+
+def _environment(space: Space) -> Mapping[str, object]:
+    return {
+        "base": space.base_id,
+        "agent": space.agent,
+        "runtime": space.runtime,
+        "driver": space.driver,
+        "network": str(space.network),
+        "tools": [tool.name for tool in space.tools.tools],
+        "setup": list(space.setup),
+        "mcp": list(space.mcp),
+    }

@@ -1,0 +1,256 @@
+"""Checkpoints of a space: files and conversation are put back together, and forked."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
+from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind
+from carrel.domain.errors import (
+    CheckpointNotFound,
+    Forbidden,
+    InsufficientDisk,
+    NotUndoable,
+    StateConflict,
+    TooLarge,
+)
+from carrel.domain.events import EventQuery, EventType
+from carrel.domain.spaces import Space
+from carrel.domain.trees import ReviewQuery
+from carrel.domain.turns import Turn, TurnRequest
+from carrel.service.checkpoints import Checkpoints, ForkRequest
+from carrel.trees.states import SpaceStates
+from tests.faults.rig import ending, serving
+from tests.review.conftest import Repository
+from tests.service.rig import RUN_S, make, opened, run
+
+
+async def turn(services: Services, space: Space, prompt: str, *, goes_on: bool = True) -> Turn:
+    """One that goes on with the conversation, as `carrel send --queue` does."""
+    request = TurnRequest("", prompt, queue=goes_on)
+    begun = await services.turns.start(LOCAL, space.space_id, request)
+    done = await services.turns.wait(LOCAL, begun.run_id, RUN_S)
+    assert done.result is not None and done.result.success, done
+    await taken(services, space, done.run_id)
+    return done
+
+
+async def taken(services: Services, space: Space, run_id: str) -> Checkpoint:
+    """The checkpoint after that turn."""
+    async with asyncio.timeout(RUN_S):
+        while True:
+            for one in await checkpoints(services, space):
+                if one.turn == run_id:
+                    return one
+            await asyncio.sleep(0.01)
+
+
+async def checkpoints(services: Services, space: Space) -> list[Checkpoint]:
+    return list(await services.checkpoints.list(LOCAL, space.space_id))
+
+
+async def said(services: Services, space: Space, script: str) -> str:
+    record, text = await run(services, space, f"exec 2> /dev/null; {script}")
+    assert record.exit is not None and record.exit.code == 0, text
+    return text
+
+
+async def rewind(services: Services, space: Space, to: str = "") -> Checkpoint:
+    return await services.checkpoints.rewind(LOCAL, space.space_id, to)
+
+
+async def fork(services: Services, space: Space, **asked: object) -> Space:
+    request = dataclasses.replace(ForkRequest(), **asked)  # type: ignore[arg-type]
+    return (await services.checkpoints.fork(LOCAL, space.space_id, request)).spaces[0]
+
+
+SHOW = "cat notes.txt made.log 2> /dev/null; cat a.txt | wc -l; git status --porcelain --ignored"
+
+
+async def test_one_after_each_turn_and_back(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk", agent="scripted")
+    began = await said(services, space, SHOW)
+    first = await turn(services, space, "run echo one > notes.txt; echo noise > made.log")
+    one = await said(services, space, SHOW)
+    second = await turn(services, space, "run echo two >> notes.txt; rm a.txt; git add -A")
+    two = await said(services, space, SHOW)
+    listed = await checkpoints(services, space)
+    assert [one.turn for one in listed] == [second.run_id, first.run_id]
+    assert all(one.kind is CheckpointKind.TURN and one.with_agent for one in listed)
+    assert {"notes.txt", "made.log"} <= set(listed[1].named)
+    # What the shell wrote since, and nobody took.
+    await said(services, space, "echo lost > notes.txt; mkdir new; echo x > new/x")
+    before = await rewind(services, space)
+    assert await said(services, space, SHOW) == two
+    await rewind(services, space, listed[1].checkpoint_id)
+    assert await said(services, space, SHOW) == one
+    # The conversation is the one after the first turn.
+    again = await turn(services, space, "again")
+    assert again.result and again.result.final_output.startswith("turn 2")
+    await rewind(services, space, START)
+    assert await said(services, space, SHOW) == began
+    fresh = await turn(services, space, "hello")
+    assert fresh.result and fresh.result.final_output.startswith("turn 1")
+    # A rewind can be taken back, also the first of several.
+    await services.checkpoints.undo(before)
+    assert "lost" in await said(services, space, "cat notes.txt new/x")
+    third = await turn(services, space, "more")
+    assert third.result and third.result.final_output.startswith("turn 3")
+    with pytest.raises(NotUndoable):
+        await services.checkpoints.undo(before)
+
+
+async def test_forks_go_on_from_it(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk", agent="scripted")
+    await turn(services, space, "run echo one > notes.txt")
+    await said(services, space, "echo by hand > more.txt")
+    request = ForkRequest(count=3)
+    made = await services.checkpoints.fork(LOCAL, "desk", request)
+    assert [one.name for one in made.spaces] == ["desk-2", "desk-3", "desk-4"]
+    assert made.conversation
+    for number, one in enumerate(made.spaces):
+        assert await said(services, one, "cat notes.txt more.txt") == "one\nby hand\n"
+        await said(services, one, f"echo {number} > own.txt")
+        spoken = await turn(services, one, "on")
+        assert spoken.result and spoken.result.final_output.startswith("turn 2")
+    assert await said(services, space, "ls own.txt || :") == ""
+    listed = await services.spaces.review(LOCAL, made.spaces[0].space_id, ReviewQuery(most=100))
+    assert {one.path for one in listed.listed} == {"notes.txt", "more.txt", "own.txt"}
+    # It is a space of its own: the first may go, and it can land and be forked itself.
+    await services.spaces.remove(LOCAL, space.space_id, force=True)
+    again = await fork(services, made.spaces[1], name="third")
+    assert await said(services, again, "cat notes.txt more.txt own.txt") == "one\nby hand\n1\n"
+    await services.spaces.stop(LOCAL, again.space_id, 0.2)
+    await services.spaces.start(LOCAL, again.space_id)
+    assert await said(services, again, "cat own.txt") == "1\n"
+
+
+async def test_from_a_checkpoint(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, agent="scripted")
+    await turn(services, space, "run echo one > notes.txt")
+    first = (await checkpoints(services, space))[0]
+    await turn(services, space, "run echo two > notes.txt; rm old.txt")
+    made = await fork(services, space, checkpoint=first.checkpoint_id, name="earlier")
+    assert await said(services, made, "cat notes.txt old.txt") == "one\nold\n"
+    began = await fork(services, space, checkpoint=START, name="begin")
+    assert await said(services, began, "ls notes.txt || echo none; cat old.txt") == "none\nold\n"
+
+
+async def test_what_cannot_be(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk", agent="scripted")
+    with pytest.raises(CheckpointNotFound):
+        await rewind(services, space, "ck_nothing")
+    token = Caller("t", Scope(ScopeKind.SPACE, space.space_id))
+    with pytest.raises(Forbidden):
+        await services.checkpoints.fork(token, space.space_id, ForkRequest())
+    begun = await services.turns.start(LOCAL, space.space_id, TurnRequest("", "sleep 600"))
+    with pytest.raises(StateConflict):
+        await rewind(services, space)
+    # Files can be kept while it works; the conversation is in the middle of something.
+    kept = await services.checkpoints.take(LOCAL, space.space_id, "while it works")
+    assert not kept.with_agent and kept.message == "while it works"
+    await services.turns.interrupt(LOCAL, begun.run_id)
+    await services.turns.wait(LOCAL, begun.run_id, RUN_S)
+
+
+async def test_a_failed_rewind_leaves_all_as_it_was(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = await make(services, repository.path, agent="scripted")
+    await turn(services, space, "run echo one > notes.txt")
+    await said(services, space, "echo two > notes.txt; echo x > x.txt")
+    real = SpaceStates.put_back
+    left = [1]
+
+    def put_back(self: SpaceStates, name: str) -> bool:
+        done = real(self, name)
+        if left.pop() if left else 0:
+            raise InsufficientDisk("There is no room.")
+        return done
+
+    monkeypatch.setattr(SpaceStates, "put_back", put_back)
+    with pytest.raises(InsufficientDisk):
+        await rewind(services, space)
+    assert await said(services, space, "cat notes.txt x.txt") == "two\nx\n"
+    assert await services.checkpoints.rewinds() == []
+
+
+async def test_a_daemon_that_died_finishes_a_rewind(
+    data: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its steps."""
+    async with ending(data):
+        async with serving(data) as services:
+            space = await make(services, repository.path, name="desk", agent="scripted")
+            await turn(services, space, "run echo one > notes.txt")
+            await said(services, space, "echo two > notes.txt; rm old.txt")
+        kept = ""
+        for step in ("_restored", "_go_to"):
+            async with serving(data) as services:
+                kept = kept or (await checkpoints(services, space))[0].checkpoint_id
+                owner: type = SpaceStates if step == "_restored" else Checkpoints
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, step, _dies)
+                    with pytest.raises(_Died):
+                        await rewind(services, space, kept)
+            async with serving(data) as services:
+                assert await said(services, space, "cat notes.txt old.txt") == "one\nold\n"
+                rewinds = await services.checkpoints.rewinds()
+                await services.checkpoints.undo(rewinds[0])
+                assert await said(services, space, "cat notes.txt; ls old.txt || :") == "two\n"
+
+
+class _Died(BaseException):
+    """As nothing that anybody catches."""
+
+
+def _dies(*_args: object, **_more: object) -> None:
+    raise _Died
+
+
+async def test_a_budget(data: Path, repository: Repository) -> None:
+    settings = {"checkpoints": 3, "checkpoint_bytes": 1 << 20}
+    async with opened(data, **settings) as services:
+        space = await make(services, repository.path, agent="scripted")
+        kept = []
+        for number in range(6):
+            await said(services, space, f"head -c 300000 /dev/urandom > f{number}")
+            if number:
+                await said(services, space, f"rm f{number - 1}")
+            kept.append(await services.checkpoints.take(LOCAL, space.space_id, str(number)))
+        listed = await checkpoints(services, space)
+        assert 1 <= len(listed) <= 3 and listed[0] == kept[-1]
+        await said(services, space, "head -c 3000000 /dev/urandom > large")
+        with pytest.raises(TooLarge):
+            await services.checkpoints.take(LOCAL, space.space_id, "")
+        # What comes by itself never fails a turn, and says why it is missing.
+        begun = await services.turns.start(LOCAL, space.space_id, TurnRequest("", "say x"))
+        done = await services.turns.wait(LOCAL, begun.run_id, RUN_S)
+        assert done.result is not None and done.result.success
+        wanted = EventQuery(types=frozenset({EventType.CHECKPOINT}), limit=500)
+        async with asyncio.timeout(RUN_S):
+            while not any("problem" in one.data for one in await services.store.events(wanted)):
+                await asyncio.sleep(0.01)
+        await said(services, space, "rm large")
+        await rewind(services, space)
+        assert await said(services, space, "ls f5") == "f5\n"
+
+
+async def test_without_git_and_in_other_ways(services: Services, tmp_path: Path) -> None:
+    project = tmp_path / "plain"
+    project.mkdir()
+    (project / "a").write_text("a\n")
+    for driver in ("copy", "overlay"):
+        space = await make(services, project, driver=driver, name=f"by-{driver}")
+        await said(services, space, "echo b > b; rm a; mkdir d; echo c > d/c")
+        kept = await services.checkpoints.take(LOCAL, space.space_id, "")
+        await said(services, space, "rm -r d b; echo other > a")
+        await rewind(services, space, kept.checkpoint_id)
+        assert await said(services, space, "cat b d/c; ls a || echo gone") == "b\nc\ngone\n"
+        made = await fork(services, space)
+        assert await said(services, made, "cat b d/c; ls a || echo gone") == "b\nc\ngone\n"

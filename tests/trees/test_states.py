@@ -1,0 +1,311 @@
+"""States of trees: kept, put back, and given to other trees, on every driver."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from carrel.domain.checkpoints import START
+from carrel.domain.errors import TooLarge, TreeDamaged, TreeUnavailable
+from carrel.domain.trees import Base, Tree
+from carrel.trees import states
+from carrel.trees.drivers import common
+from carrel.trees.states import SpaceStates
+from tests.conformance.tree_rig import SANDBOX, Rig
+from tests.conformance.tree_views import Seen, do_much, fingerprint, look, make_project, owners
+from tests.sampling import examples
+from tests.trees.test_properties import EACH_KIND, PROFILE, do_all, steps
+
+BIG = 1 << 30
+
+
+class Kept(NamedTuple):
+    """A state, and what the tree looked like."""
+
+    name: str
+    seen: dict[str, Seen]
+    agent: dict[str, Seen]
+
+
+@pytest.fixture
+def base(any_rig: Rig, tmp_path: Path) -> Base:
+    return any_rig.base_of(make_project(tmp_path / "project"))
+
+
+def agent_folder(rig: Rig, tree: Tree) -> Path:
+    folder = tree.folder / "agent" / "state"
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() == 0:
+        os.chown(folder, tree.owner.uid, tree.owner.gid)
+    return folder
+
+
+def kept_of(rig: Rig, tree: Tree) -> SpaceStates:
+    return SpaceStates(rig.driver, tree, rig.bases.get(tree.base_id))
+
+
+def keep(rig: Rig, tree: Tree, name: str) -> Kept:
+    agent = agent_folder(rig, tree)
+    kept_of(rig, tree).take(name, agent=True, max_bytes=BIG)
+    return Kept(name, rig.act(tree, look), look(agent))
+
+
+def fork(rig: Rig, tree: Tree, name: str) -> Tree:
+    kept = kept_of(rig, tree)
+    request = rig.request(rig.bases.get(tree.base_id))
+    layers = rig.driver.capabilities.layers
+    if layers:
+        request = replace(request, fill_layer=lambda layer: kept.fill_layer(name, layer))
+    made = rig.driver.create(request)
+    rig.trees.append(made)
+    agent_folder(rig, made)
+    kept.give(name, made, files=not layers)
+    return made
+
+
+def unlinked(seen: dict[str, Seen]) -> dict[str, tuple[object, ...]]:
+    return {path: one[:4] for path, one in seen.items()}
+
+
+def check(rig: Rig, tree: Tree, kept: Kept) -> None:
+    now = rig.act(tree, look)
+    assert unlinked(now) == unlinked(kept.seen)
+    assert unlinked(look(tree.folder / "agent" / "state")) == unlinked(kept.agent)
+    assert rig.act(tree, owners) == {SANDBOX}
+
+
+def test_there_back_and_forth(any_rig: Rig, base: Base) -> None:
+    untouched = [fingerprint(layer) for layer in base.layers]
+    tree = any_rig.tree(base)
+    began = any_rig.act(tree, look)
+    agent = agent_folder(any_rig, tree)
+    any_rig.act(tree, do_much)
+    (agent / "conversation").write_text("one\n")
+    first = keep(any_rig, tree, "first")
+
+    def more() -> None:
+        subprocess.run(["rm", "-rf", "src"], check=True)
+        Path("src").write_text("a file now\n")
+        Path("later").mkdir()
+        Path("later/file").write_text("later\n")
+        os.chmod("README", 0o600)
+
+    any_rig.act(tree, more)
+    (agent / "conversation").write_text("one\ntwo\n")
+    second = keep(any_rig, tree, "second")
+    states = kept_of(any_rig, tree)
+    for kept in (first, second, first, second):
+        assert states.put_back(kept.name)
+        check(any_rig, tree, kept)
+    states.put_back(START)
+    assert unlinked(any_rig.act(tree, look)) == unlinked(began)
+    assert any_rig.changes(tree) == [] and os.listdir(agent) == []
+    for kept in (first, second):
+        check(any_rig, fork(any_rig, tree, kept.name), kept)
+    assert [fingerprint(layer) for layer in base.layers] == untouched
+
+
+def test_a_fork_is_a_tree_as_any_other(any_rig: Rig, base: Base) -> None:
+    """Its changes are those of both, it costs what is its own, and neither sees the other's."""
+    tree = any_rig.tree(base)
+    any_rig.act(tree, do_much)
+    kept = keep(any_rig, tree, "kept")
+    made = fork(any_rig, tree, "kept")
+    assert any_rig.changes(made) == any_rig.changes(tree)
+
+    def write() -> None:
+        Path("README").write_text("of the fork\n")
+        Path("fork-only").write_text("x\n")
+
+    any_rig.act(made, write)
+    changed = {change.path for change in any_rig.changes(made)}
+    assert {"README", "fork-only"} <= changed
+    check(any_rig, tree, kept)
+    forked = keep(any_rig, made, "forked")
+    check(any_rig, fork(any_rig, made, "forked"), forked)
+    any_rig.unmount(made)
+    any_rig.driver.ensure(made)
+    assert any_rig.act(made, lambda: Path("fork-only").read_text()) == "x\n"
+    # What it shares with the first stays its own when that is gone.
+    any_rig.driver.drop(tree)
+    any_rig.trees.remove(tree)
+    shutil.rmtree(tree.folder)
+    check(any_rig, made, forked)
+
+
+def test_costs_what_changed(any_rig: Rig, base: Base) -> None:
+    tree = any_rig.tree(base)
+    agent_folder(any_rig, tree)
+    any_rig.act(tree, lambda: Path("large").write_bytes(os.urandom(1 << 20)))
+    kept = kept_of(any_rig, tree)
+    assert kept.take("one", agent=True, max_bytes=BIG).bytes_new >= 1 << 20
+    any_rig.act(tree, lambda: Path("small").write_text("x"))
+    second = kept.take("two", agent=True, max_bytes=BIG)
+    assert second.bytes_new < 1 << 16 and second.named == ("small",) and second.files == 2
+    kept.put_back("one")
+    assert kept.take("three", agent=True, max_bytes=BIG).bytes_new == 0
+    # What no state has any more goes.
+    any_rig.act(tree, lambda: os.unlink("large"))
+    kept.take("four", agent=True, max_bytes=BIG)
+    kept.remove(("one", "two", "three"))
+    assert kept.bytes_kept() < 1 << 16
+    kept.put_back("four")
+    with pytest.raises(TreeDamaged):
+        kept.put_back("one")
+
+
+def test_too_much_leaves_nothing(any_rig: Rig, base: Base) -> None:
+    tree = any_rig.tree(base)
+    any_rig.act(tree, lambda: Path("large").write_bytes(os.urandom(1 << 20)))
+    kept = kept_of(any_rig, tree)
+    with pytest.raises(TooLarge):
+        kept.take("one", agent=False, max_bytes=1 << 19)
+    assert kept.bytes_kept() == 0
+    with pytest.raises(TreeDamaged):
+        kept.put_back("one")
+
+
+def test_what_is_written_meanwhile_is_no_state(
+    any_rig: Rig, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has the half of it would be worse than none."""
+    tree = any_rig.tree(base)
+    any_rig.act(tree, lambda: Path("one").write_text("1"))
+    kept = kept_of(any_rig, tree)
+    looks: list[int] = []
+    real = common.settle
+
+    def settled(folder: Path) -> int:
+        found = real(folder)
+        looks.append(found)
+        if len(looks) <= writes:
+            any_rig.act(tree, lambda: Path("one").write_text(str(len(looks))))
+        return found
+
+    monkeypatch.setattr(states, "settle", settled)
+    writes = states.LOOKS
+    with pytest.raises(TreeUnavailable, match="keeps on writing"):
+        kept.take("moving", agent=False, max_bytes=BIG)
+    assert kept.bytes_kept() == 0
+    looks.clear()
+    writes = 2
+    kept.take("still", agent=False, max_bytes=BIG)
+    assert len(looks) == 3
+    any_rig.act(tree, lambda: os.unlink("one"))
+    kept.put_back("still")
+    assert any_rig.act(tree, lambda: Path("one").read_text()) == "2"
+
+
+def test_odd_entries(any_rig: Rig, base: Base) -> None:
+    def act() -> None:
+        os.mkfifo("fifo")
+        with open("huge", "wb") as file:
+            file.truncate(1 << 36)
+            file.seek(1 << 35)
+            file.write(b"in the middle")
+        Path("-rf\n*").write_text("x")
+        Path(os.fsdecode(b"\xfe\xff")).write_text("y")
+        os.symlink("/etc/passwd", "to-passwd")
+        os.symlink("..", "up")
+        os.makedirs("closed/inner")
+        Path("closed/inner/file").write_text("x")
+        Path("closed/inner").chmod(0)
+        os.link("-rf\n*", "second name")
+        Path("attributes").write_text("a")
+        os.setxattr("attributes", "user.colour", b"blue")
+
+    tree = any_rig.tree(base)
+    any_rig.act(tree, act)
+    kept = kept_of(any_rig, tree)
+    kept.take("odd", agent=False, max_bytes=BIG)
+    before = any_rig.changes(tree)
+    kept.put_back(START)
+    assert any_rig.changes(tree) == []
+    kept.put_back("odd")
+    made = fork(any_rig, tree, "odd")
+    for one in (tree, made):
+        assert any_rig.changes(one) == before
+        assert any_rig.act(one, _facts) == (1, True, b"blue", b"in the middle", "x")
+
+
+def _facts() -> tuple[int, bool, bytes, bytes, str]:
+    names = {os.stat(name).st_ino for name in ("-rf\n*", "second name")}
+    with open("huge", "rb") as file:
+        file.seek(1 << 35)
+        middle = file.read(13)
+    Path("closed/inner").chmod(0o700)
+    inner = Path("closed/inner/file").read_text()
+    Path("closed/inner").chmod(0)
+    sparse = os.stat("huge").st_blocks < 1000
+    return len(names), sparse, os.getxattr("attributes", "user.colour"), middle, inner
+
+
+# Random work
+
+acts = st.one_of(
+    st.lists(steps, min_size=1, max_size=8),
+    st.just("keep"),
+    st.tuples(st.sampled_from(("back", "fork", "forget")), st.integers(0, 9)),
+)
+
+
+@settings(PROFILE, max_examples=examples(4, exhaustive=1000))
+@given(work=st.lists(acts, min_size=4, max_size=20))
+@example(work=["keep", EACH_KIND, "keep", ("back", 0), EACH_KIND, ("back", 1), ("fork", 0)])
+def test_no_byte_is_lost(any_rig: Rig, small_base: Base, work: list[object]) -> None:
+    """Work, keeping, going back and forking in any order, against what was seen."""
+    trees = [any_rig.tree(small_base)]
+    kept: list[tuple[Tree, Kept]] = []
+    try:
+        for number, act in enumerate(work):
+            tree = trees[-1]
+            if act == "keep":
+                kept.append((tree, keep(any_rig, tree, f"k{number}")))
+            elif isinstance(act, list):
+                any_rig.act(tree, functools.partial(do_all, act))
+            elif isinstance(act, tuple) and kept:
+                _do(any_rig, trees, kept, str(act[0]), int(act[1]))
+    finally:
+        for tree in trees:
+            any_rig.driver.drop(tree)
+            any_rig.trees.remove(tree)
+
+
+def _do(rig: Rig, trees: list[Tree], kept: list[tuple[Tree, Kept]], what: str, number: int) -> None:
+    tree, one = kept[number % len(kept)]
+    if what == "back":
+        kept_of(rig, tree).put_back(one.name)
+        check(rig, tree, one)
+    elif what == "fork":
+        trees.append(fork(rig, tree, one.name))
+        check(rig, trees[-1], one)
+    else:
+        kept_of(rig, tree).remove((one.name,))
+        kept.remove((tree, one))
+
+
+@pytest.fixture
+def small_base(any_rig: Rig, small_project: Path) -> Iterator[Base]:
+    yield any_rig.base_of(small_project)
+
+
+@pytest.fixture
+def small_project(tmp_path: Path) -> Path:
+    folder = tmp_path / "small"
+    (folder / "d" / "e").mkdir(parents=True)
+    (folder / "a").write_text("aaaa")
+    (folder / "b").write_text("bb")
+    (folder / "d" / "a").write_text("dadada")
+    (folder / "d" / "e" / "a").write_text("0123456789" * 1000)
+    (folder / "d" / "link").symlink_to("../a")
+    return folder
