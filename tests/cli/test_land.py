@@ -7,7 +7,10 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import carrel as library
+from carrel.domain.errors import CheckFailed
 from tests.cli.program import Program
 
 GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
@@ -26,7 +29,22 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
     refused = carrel("land", name)
     assert refused.code == 4 and "changed nothing" in refused.err
     carrel.good("exec", name, "--", "sh", "-c", "echo idea > idea.txt")
-    done = carrel("land", name, "-m", "An idea", "--author", "Bob <bob@example.org>")
+    failed = carrel("land", name, "--check", "cat idea.txt; echo no >&2; exit 7")
+    assert (failed.code, failed.out) == (4, ""), failed
+    assert failed.err.startswith("idea\nno\n") and "the check ended with 7" in failed.err
+    assert json.loads(carrel("land", name, "--check", "exit 7", "--json").err)["code"] == (
+        "check_failed"
+    )
+    done = carrel(
+        "land",
+        name,
+        "--check",
+        "test -e idea.txt",
+        "-m",
+        "An idea",
+        "--author",
+        "Bob <bob@example.org>",
+    )
     assert (done.code, done.out) == (0, "A idea.txt\n"), done
     assert f"Landed on carrel/{name} as " in done.err
     assert git(project, "log", "-1", "--format=%an %s", f"carrel/{name}") == "Bob An idea"
@@ -42,7 +60,10 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
     with library.Client(data=carrel.data) as client, client.space(str(project)) as space:
         space.files.write("more.txt", b"more\n")
         space.run(["sh", "-c", r"echo odd > $(printf 'odd \377')"])
-        made = space.land(branch="topic")
+        with pytest.raises(CheckFailed) as failure:
+            space.land(branch="topic", check="echo no; false", check_s=60.0)
+        assert failure.value.details["output"] == "no\n"
+        made = space.land(branch="topic", check="true")
         assert (made.branch, made.before, made.files) == ("topic", "", 2)
         assert [os.fsencode(one.path) for one in made.listed] == [b"more.txt", b"odd \xff"]
         assert client.landings()[0].id == made.id

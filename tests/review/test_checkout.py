@@ -22,7 +22,7 @@ from carrel.domain.errors import (
     NotUndoable,
 )
 from carrel.domain.landing import LandingPlace, LandingState
-from carrel.review.checkout import CheckoutFile, ProjectCheckout, _CheckoutWriter
+from carrel.review.checkout import CheckoutFile, CheckoutWriter, ProjectCheckout
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
 from tests.accounts import Account
@@ -224,16 +224,16 @@ async def test_a_landing_that_the_disk_refuses(
     space = await make(services, repository.path, name="desk")
     await work(services, space, WORK)
     first, refs = repository.state(), repository.git("for-each-ref")
-    write = _CheckoutWriter._write
+    write = CheckoutWriter._write
     written: list[str] = []
 
-    def full(checkout: _CheckoutWriter, file: CheckoutFile) -> None:
+    def full(checkout: CheckoutWriter, file: CheckoutFile) -> None:
         if file.path == "new.txt" and not written:
             written.append(file.path)
             raise OSError(errno.ENOSPC, "No space left on device")
         write(checkout, file)
 
-    monkeypatch.setattr(_CheckoutWriter, "_write", full)
+    monkeypatch.setattr(CheckoutWriter, "_write", full)
     with pytest.raises(InsufficientDisk):
         await land(services, space, branch="main")
     assert (repository.state(), repository.git("for-each-ref")) == (first, refs) and written
@@ -252,20 +252,20 @@ async def test_a_full_disk_that_keeps_it_from_being_taken_back(
     space = await make(services, repository.path, name="desk")
     await work(services, space, "echo a | tee -a a.txt > new.txt; echo a >> old.txt")
     asked = {"branch": "main"} if has_git else {}
-    write = _CheckoutWriter._write
+    write = CheckoutWriter._write
 
     @contextlib.contextmanager
     def full() -> Iterator[None]:
         written: list[str] = []
 
-        def refused(checkout: _CheckoutWriter, file: CheckoutFile) -> None:
+        def refused(checkout: CheckoutWriter, file: CheckoutFile) -> None:
             written.append(file.path)
             if len(written) > 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
             write(checkout, file)
 
         with monkeypatch.context() as patch:
-            patch.setattr(_CheckoutWriter, "_write", refused)
+            patch.setattr(CheckoutWriter, "_write", refused)
             with pytest.raises(LandingHalfDone):
                 yield
 
@@ -317,7 +317,7 @@ async def test_a_project_without_git(
         raise Died
 
     with monkeypatch.context() as patch:
-        patch.setattr(_CheckoutWriter, "_write", dies)
+        patch.setattr(CheckoutWriter, "_write", dies)
         with pytest.raises(Died):
             await land(services, space)
     assert not (plain.path / "old.txt").exists() and not (plain.path / "new.txt").exists()
@@ -336,7 +336,7 @@ async def test_a_project_without_git(
 
     # Somebody changes a file before the next daemon looks: all of it or nothing.
     with monkeypatch.context() as patch:
-        patch.setattr(_CheckoutWriter, "_write", dies)
+        patch.setattr(CheckoutWriter, "_write", dies)
         with pytest.raises(Died):
             await land(services, space)
     (plain.path / "new.txt").write_text("mine\n")

@@ -283,8 +283,10 @@ OPERATIONS = (
         optional=True,
         answer="LandingInfo",
         long=True,
+        waits=True,
         errors=(
             *("landing_refused", "landing_conflict", "landing_half_done", "nothing_to_land"),
+            "check_failed",
             *(*SPACE, *CHANGING, *PROJECT, "launcher_unavailable"),
         ),
     ),

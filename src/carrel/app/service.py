@@ -38,6 +38,7 @@ from carrel.hub.hub import HubServer
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
+from carrel.review.checks import CheckTrees
 from carrel.review.diff import TreeDiffs
 from carrel.review.landing import GitLander
 from carrel.runtimes.limits.disk import disk_bytes
@@ -45,6 +46,7 @@ from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
 from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
+from carrel.service.checks import LandingChecks
 from carrel.service.cleanup import Collector, Watch
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
@@ -347,10 +349,11 @@ def _assemble(
             usual_agent=partial(usual_agent, frontends, keys),
         ),
     )
+    lander = GitLander(settings.data, app.bases, tree_reviews, personal.identity)
+    check_trees = CheckTrees(tree_reviews, lander)
     landings = Landings(
-        *(store, journal, spaces, open_spaces, shared),
-        GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
-        turns.working,
+        *(store, journal, spaces, open_spaces, shared, lander, turns.working),
+        LandingChecks(creator, spaces, runs, shared, check_trees.check_out),
     )
     keyring = Keyring(
         agents.credentials,

@@ -99,6 +99,7 @@
     │   ├── LandingConflicts         landing_conflict: both sides changed the same
     │   ├── LandingHalfDone          landing_half_done: it went wrong, and so did taking it back
     │   ├── NothingToLand            nothing_to_land
+    │   ├── CheckFailed              check_failed: the command that was to check it ended badly
     │   └── NotUndoable              not_undoable
     ├── StoreError                   the records cannot be read or written
     │   ├── StoreDamaged             store_damaged
@@ -683,6 +684,11 @@ class LandingHalfDone(LandingError):
 
 class NothingToLand(LandingError):
     code = "nothing_to_land"
+    kind = CONFLICT
+
+
+class CheckFailed(LandingError):
+    code = "check_failed"
     kind = CONFLICT
 
 

@@ -25,6 +25,22 @@ class LandingState(StrEnum):
     UNDONE = "undone"
 
 
+CHECK_S = 600.0
+"""For a check, unless more is asked for."""
+
+
+MOST_CHECKS = 5
+"""Of one landing, as the branch moves meanwhile."""
+
+
+@dataclass(frozen=True)
+class LandingCheck:
+    """A command for the shell that has to end well on the result before it lands."""
+
+    command: str
+    timeout_s: float = CHECK_S
+
+
 @dataclass(frozen=True)
 class LandRequest:
     """What a caller says about a landing."""
@@ -35,6 +51,7 @@ class LandRequest:
     """Of the commit; empty: one is made."""
     author: str = ""
     """As git writes it, `Name <mail>`; empty: the daemon's user."""
+    check: LandingCheck | None = None
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class ProjectCheckout:
 
     def check(self, before: str, after: str) -> None:
         """Raises `LandingRefused` when a person's own changes are in the way."""
-        files = self._moved(before, after)
+        files = self.moved(before, after)
         staged = {one.path: one.old for one in files} if self._folder is None else self._staged()
         going = {one.path for one in files if one.old.mode}
         with held(self._place) as (top, _), Root(os.dup(top)) as root:
@@ -104,15 +104,15 @@ class ProjectCheckout:
     def bring(self, before: str, after: str, *, whole: bool = False) -> None:
         """Writes what is still as `before` has it, and is idempotent: what a person changed since
         stays as it is; with `whole`, that is a `LandingRefused`."""
-        files = self._moved(before, after)
+        files = self.moved(before, after)
         told = []
         with held(self._place) as (top, owner), self._repository.contents() as copy:
-            writer = _CheckoutWriter(top, owner, copy)
+            writer = CheckoutWriter(top, owner, copy)
             # What goes makes room for what comes: a file may become a folder.
             for one in sorted(files, key=lambda file: file.new.mode != 0):
                 try:
                     writer.bring(one)
-                except _Changed:
+                except ChangedMeanwhile:
                     if whole:
                         raise self._refusal([one.path]) from None
                     continue
@@ -125,7 +125,7 @@ class ProjectCheckout:
         where = ("-c", "core.bare=false", f"--work-tree={self._place}")
         return self._repository.run(*where, *words, input=input, folder=self._folder)
 
-    def _moved(self, before: str, after: str) -> list[CheckoutFile]:
+    def moved(self, before: str, after: str) -> list[CheckoutFile]:
         words = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", before, after)
         fields = iter(self._repository.run(*words).split(b"\0"))
         found = []
@@ -154,12 +154,12 @@ class ProjectCheckout:
         return found
 
 
-class _Changed(Exception):
+class ChangedMeanwhile(Exception):
     """A file is neither as it was nor as it becomes."""
 
 
 @dataclass(frozen=True)
-class _CheckoutWriter:
+class CheckoutWriter:
     """Works in one folder, whatever is put in its place meanwhile. `copy` writes an object's
     content into a file."""
 
@@ -168,16 +168,16 @@ class _CheckoutWriter:
     copy: Callable[[str, int], None]
 
     def bring(self, file: CheckoutFile) -> None:
-        """Raises `_Changed`, OSError, `PathError`s."""
+        """Raises `ChangedMeanwhile`, OSError, `PathError`s."""
         now = self._now(file)
         if not now:
-            raise _Changed
+            raise ChangedMeanwhile
         if now == "new":
             return
         if file.new.mode:
             self._write(file)
         else:
-            self._remove(file.path)
+            self.remove(file.path)
 
     def _now(self, file: CheckoutFile) -> str:
         with Root(os.dup(self.top)) as root:
@@ -186,7 +186,7 @@ class _CheckoutWriter:
     def _expect_old(self, file: CheckoutFile) -> None:
         """Right before it is replaced: a large file took a while to write."""
         if self._now(file) != "old":
-            raise _Changed
+            raise ChangedMeanwhile
 
     @contextlib.contextmanager
     def _above(self, path: str, *, make: bool = False) -> Iterator[tuple[int, bytes]]:
@@ -197,7 +197,7 @@ class _CheckoutWriter:
         with Descriptor(open_folder(self.top, os.fsencode(above))) as folder:
             yield folder, os.fsencode(name)
 
-    def _remove(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         gone = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
         with contextlib.suppress(*gone), self._above(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
@@ -267,15 +267,19 @@ def _is(root: Root, path: str, version: Version) -> bool:
     if status is None or stat.S_ISDIR(status.st_mode):
         return not version.mode
     if stat.S_ISLNK(status.st_mode):
-        return version.mode == LINK and _hashed(root.link(path), version.oid) == version.oid
+        return version.mode == LINK and hashed(root.link(path), version.oid) == version.oid
     if not stat.S_ISREG(status.st_mode) or version.mode in (0, LINK):
         return False
-    if bool(status.st_mode & stat.S_IXUSR) != (version.mode == _PROGRAM):
+    if is_program(status.st_mode) != (version.mode == _PROGRAM):
         return False
     with Descriptor(root.open_file(path)) as file:
-        if _hash_of(file, status.st_size, version.oid) == version.oid:
+        if hash_of(file, status.st_size, version.oid) == version.oid:
             return True
         return _other_ends(file, status.st_size, version.oid)
+
+
+def is_program(mode: int) -> bool:
+    return bool(mode & stat.S_IXUSR)
 
 
 def _other_ends(file: int, size: int, oid: str) -> bool:
@@ -283,7 +287,7 @@ def _other_ends(file: int, size: int, oid: str) -> bool:
     if size > MAX_CONVERTED:
         return False
     content = os.pread(file, size, 0)
-    return b"\r\n" in content and _hashed(content.replace(b"\r\n", b"\n"), oid) == oid
+    return b"\r\n" in content and hashed(content.replace(b"\r\n", b"\n"), oid) == oid
 
 
 def _is_kept(root: Root, path: str, going: set[str]) -> bool:
@@ -330,12 +334,12 @@ def _name(file: CheckoutFile) -> str:
     return file.new.oid or "0" * len(file.old.oid)
 
 
-def _hashed(content: bytes, like: str) -> str:
+def hashed(content: bytes, like: str) -> str:
     hasher = hashlib.sha256 if len(like) == 64 else hashlib.sha1
     return hasher(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _hash_of(file: int, size: int, like: str) -> str:
+def hash_of(file: int, size: int, like: str) -> str:
     hasher = (hashlib.sha256 if len(like) == 64 else hashlib.sha1)(b"blob %d\0" % size)
     at = 0
     while piece := os.pread(file, _PIECE, at):

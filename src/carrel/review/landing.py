@@ -31,7 +31,7 @@ from carrel.domain.landing import BRANCHES, LandedFile, LandingPlace, LandReques
 from carrel.domain.projects import GitReach, ProjectKind, is_address
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ReviewQuery, Tree, TreeDriver
-from carrel.review.checkout import ProjectCheckout
+from carrel.review.checkout import CheckoutFile, ProjectCheckout
 from carrel.review.project import ProjectRepository, check_branch, held
 from carrel.review.work import GITLINK, LINK, Merged, WorkRepositories, WorkRepository
 from carrel.trees.drivers.common import note_prefix, open_roots, tree_errors
@@ -170,6 +170,14 @@ class GitLander:
         if before and after and (found := _checkout_of(remote, repository, place.branch)):
             found.bring(before, after)
         return True
+
+    def repository(self, place: LandingPlace) -> ProjectRepository:
+        """The one with the objects of a landing that was prepared."""
+        return ProjectRepository(Path(place.kept)) if place.kept else self._located(place)[1]
+
+    def changed(self, landing: PreparedLanding) -> list[CheckoutFile]:
+        """What landing it would change in a project without git."""
+        return _files_of(landing.place).moved(landing.before, landing.after)
 
     def forget(self, place: LandingPlace) -> None:
         if place.kept:

@@ -269,5 +269,5 @@ def _check_written(folder: Path, place: str) -> None:
 
 def moved(branch: str) -> LandingRefused:
     return LandingRefused(
-        f"The branch {branch!r} of the project has moved meanwhile.", hint="Try again."
+        f"The branch {branch!r} of the project has moved meanwhile.", hint="Try again.", moved=True
     )

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
@@ -22,8 +23,10 @@ from carrel.domain.errors import (
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.ids import new_id
 from carrel.domain.landing import (
+    MOST_CHECKS,
     Lander,
     Landing,
+    LandingCheck,
     LandingPlace,
     LandingState,
     LandRequest,
@@ -33,8 +36,9 @@ from carrel.domain.spaces import Space
 from carrel.domain.store import Store
 from carrel.domain.trees import Skipped
 from carrel.service.access import require_admin
+from carrel.service.checks import LandingChecks
 from carrel.service.journal import Journal
-from carrel.service.open_spaces import OpenSpaces
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
@@ -43,6 +47,15 @@ MOST_KEPT = 50
 _BEGUN = (LandingState.BEGUN, LandingState.UNDOING)
 MOST_LOOKED = 1000
 """Landings that an undo is looked for among."""
+
+
+@dataclass(frozen=True)
+class ReadyLanding:
+    """A landing that was prepared, and what of the space it takes out."""
+
+    opened: OpenSpace
+    prepared: PreparedLanding
+    taken: bytes
 
 
 class Landings:
@@ -55,8 +68,10 @@ class Landings:
         shared: Shared,
         lander: Lander,
         working: Callable[[str], str],
+        checks: LandingChecks,
     ) -> None:
         """`working` names the turn that runs in a space, if one does."""
+        self._checks = checks
         self._working = working
         self._store = store
         self._journal = journal
@@ -78,41 +93,86 @@ class Landings:
                 f"The agent of {space.name} is at work: half of what it does would land.",
                 hint="Wait for the end of its turn (carrel turns), or stop it: carrel interrupt",
             )
-        return await self._tasks.see_through(self._land(caller, space, request))
+        if request.check is None:
+            return await self._tasks.see_through(self._land(caller, space, request))
+        return await self._land_checked(caller, space, request, request.check)
 
     async def _land(
         self, caller: Caller, space: Space, request: LandRequest
     ) -> tuple[Landing, PreparedLanding]:
+        async with self._alone_in(space):
+            ready = await self._prepare(caller, space, request)
+            return await self._finish(ready), ready.prepared
+
+    async def _land_checked(
+        self, caller: Caller, space: Space, request: LandRequest, check: LandingCheck
+    ) -> tuple[Landing, PreparedLanding]:
+        """Nobody waits for the check but who asked for it: if the branch moves meanwhile, the work
+        is merged with that and checked again."""
+        for _ in range(MOST_CHECKS):
+            ready = await self._tasks.see_through(self._prepare_alone(caller, space, request))
+            try:
+                await self._checks.run(space, ready.prepared, check)
+            except BaseException:
+                await asyncio.to_thread(self._lander.forget, ready.prepared.place)
+                raise
+            try:
+                return await self._tasks.see_through(self._finish_alone(ready)), ready.prepared
+            except LandingRefused as error:
+                if not error.details.get("moved"):
+                    raise
+        raise LandingRefused(
+            f"The branch moved during each of {MOST_CHECKS} checks.",
+            hint="Land again when less lands there, or land by the queue: --queue",
+        )
+
+    @contextlib.asynccontextmanager
+    async def _alone_in(self, space: Space) -> AsyncIterator[None]:
         async with (
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
         ):
             await self._settle_half_done(space.project.location)
-            opened = await self._open_spaces.of(space)
-            taking = await self._spaces.taking(caller, opened, "")
-            taking.skips(Skipped(".git", "commits do not land"))
-            prepared = await self._open_spaces.look(
-                opened,
-                lambda: self._lander.prepare(
-                    space, opened.driver, opened.tree, request, taking.sends
-                ),
-            )
-            landing = Landing(
-                landing_id=new_id("ld"),
-                space_id=space.space_id,
-                name=space.name,
-                project=prepared.place.project,
-                branch=prepared.place.branch,
-                kept=prepared.place.kept,
-                before=prepared.before,
-                after=prepared.after,
-                created_at=self._journal.clock(),
-                files=len(prepared.files),
-            )
-            await self._store.write(landing)
-            done = await self._move(landing)
-            await asyncio.to_thread(self._spaces.took, opened, taking.done())
-        return done, prepared
+            yield
+
+    async def _prepare_alone(
+        self, caller: Caller, space: Space, request: LandRequest
+    ) -> ReadyLanding:
+        async with self._alone_in(space):
+            return await self._prepare(caller, space, request)
+
+    async def _finish_alone(self, ready: ReadyLanding) -> Landing:
+        async with self._alone_in(ready.opened.space):
+            return await self._finish(ready)
+
+    async def _prepare(self, caller: Caller, space: Space, request: LandRequest) -> ReadyLanding:
+        opened = await self._open_spaces.of(space)
+        taking = await self._spaces.taking(caller, opened, "")
+        taking.skips(Skipped(".git", "commits do not land"))
+        prepared = await self._open_spaces.look(
+            opened,
+            lambda: self._lander.prepare(space, opened.driver, opened.tree, request, taking.sends),
+        )
+        return ReadyLanding(opened, prepared, taking.done())
+
+    async def _finish(self, ready: ReadyLanding) -> Landing:
+        prepared, space = ready.prepared, ready.opened.space
+        landing = Landing(
+            landing_id=new_id("ld"),
+            space_id=space.space_id,
+            name=space.name,
+            project=prepared.place.project,
+            branch=prepared.place.branch,
+            kept=prepared.place.kept,
+            before=prepared.before,
+            after=prepared.after,
+            created_at=self._journal.clock(),
+            files=len(prepared.files),
+        )
+        await self._store.write(landing)
+        done = await self._move(landing)
+        await asyncio.to_thread(self._spaces.took, ready.opened, ready.taken)
+        return done
 
     async def _move(self, landing: Landing) -> Landing:
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from msgspec import Meta
 
 from carrel.api.types.common import Answer, Body, Moment, Query
-from carrel.domain.landing import LandedFile, LandingState
+from carrel.domain.landing import CHECK_S, LandedFile, LandingState
 
 MOST_LISTED = 1000
 
@@ -19,6 +19,20 @@ class LandBody(Body, frozen=True, kw_only=True):
     """Of the commit."""
     author: Annotated[str, Meta(max_length=500)] = ""
     """As `Name <mail>`; empty: the daemon's user, as git knows it."""
+    check: Annotated[str, Meta(max_length=100_000)] = ""
+    """A command for the shell, which has to end well on the result before it lands."""
+    check_s: Annotated[float, Meta(gt=0, le=86400)] = CHECK_S
+    """For how long it may run."""
+
+
+class LandOptions(TypedDict, total=False):
+    """As `LandBody`, for Python."""
+
+    branch: str
+    message: str
+    author: str
+    check: str
+    check_s: float
 
 
 class UndoBody(Body, frozen=True, kw_only=True):

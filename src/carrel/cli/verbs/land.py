@@ -6,8 +6,15 @@ from carrel.cli.call import VerbCall
 from carrel.cli.output import AnswerTable, clean
 from carrel.cli.spec import SPACE, Argument, Option, Verb
 from carrel.cli.values import age_of
+from carrel.domain.errors import CarrelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MOST_SHOWN = 20
+WAIT_S = 7 * 86400.0
+"""For checks, which have their own limit."""
 SHORT_ID = 12
 
 LANDINGS = AnswerTable(
@@ -32,6 +39,8 @@ LANDINGS = AnswerTable(
     Option("--into BRANCH", "Land on this branch; by default on carrel/SPACE.", to="branch"),
     Option("-m, --message TEXT", "Give the commit this message.", to="message"),
     Option("--author TEXT", "Name another author: Name <mail>.", to="author"),
+    Option("--check COMMAND", "Land only if this ends well on the result.", to="check"),
+    Option("--check-timeout TIME", "How long the check may run; 10m by default.", to="check_s"),
 )
 def land(call: VerbCall) -> None:
     """Bring the work of a space into its project, as a commit on a branch.
@@ -39,7 +48,7 @@ def land(call: VerbCall) -> None:
     The work is merged with what the branch has by now. Your checkout is not touched, and
     what you had not committed when the space was made is not part of it.
     """
-    done = call.ask("landings.land", call.text("space"), content=call.content())
+    done = _land(call, call.text("space"))
     if call.json:
         call.show(done)
         return
@@ -49,6 +58,19 @@ def land(call: VerbCall) -> None:
         call.note(f"… and {more:,} more.")
     branch = clean(done["branch"])
     call.note(f"Landed on {branch} as {done['after'][:SHORT_ID]}. Take it back: carrel undo")
+
+
+def _land(call: VerbCall, space: str) -> Any:
+    """A check may take as long as it was given, each time that the branch moves meanwhile."""
+    content = call.content()
+    options = {"timeout_s": WAIT_S} if content.get("check") else {}
+    try:
+        return call.ask("landings.land", space, content=content, **options)
+    except CarrelError as error:
+        if error.code == "check_failed" and not call.json:
+            for line in str(error.details.get("output", "")).splitlines():
+                call.note(clean(line))
+        raise
 
 
 @Verb(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carrel.api.types import landings as types
 from carrel.api.types.common import moment, moment_or_none, shared
 from carrel.domain.access import Caller
-from carrel.domain.landing import LandedFile, Landing, LandRequest
+from carrel.domain.landing import LandedFile, Landing, LandingCheck, LandRequest
 from carrel.service.landing import Landings
 
 
@@ -14,8 +14,7 @@ class LandingOperations:
         self._landings = landings
 
     async def land(self, caller: Caller, space: str, body: types.LandBody) -> types.LandingInfo:
-        request = LandRequest(body.branch, body.message, body.author)
-        landing, prepared = await self._landings.land(caller, space, request)
+        landing, prepared = await self._landings.land(caller, space, _request(body))
         return _info(landing, prepared.files[: types.MOST_LISTED])
 
     async def list(self, caller: Caller, asked: types.LandingsQuery) -> types.LandingList:
@@ -24,6 +23,11 @@ class LandingOperations:
 
     async def undo(self, caller: Caller, body: types.UndoBody) -> types.LandingInfo:
         return _info(await self._landings.undo(caller, body.landing))
+
+
+def _request(body: types.LandBody) -> LandRequest:
+    check = LandingCheck(body.check, body.check_s) if body.check else None
+    return LandRequest(**{**shared(body, LandRequest), "check": check})
 
 
 def _info(landing: Landing, listed: tuple[LandedFile, ...] = ()) -> types.LandingInfo:
