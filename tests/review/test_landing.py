@@ -84,6 +84,35 @@ async def test_what_moved_since_is_merged(services: Services, repository: Reposi
         await land(services, space)
 
 
+@pytest.mark.parametrize("commits", [False, True], ids=["squash", "commits"])
+async def test_what_was_changed_again_lands_on_top(
+    services: Services, repository: Repository, commits: bool
+) -> None:
+    """After a review, say: the same lines are no conflict with what landed before. What was taken
+    back, or is on no branch any more, is as if it had never landed."""
+    space = await make(services, repository.path, name="desk")
+    commit = "git add -A; git -c user.name=n -c user.email=m commit -qm" if commits else ": "
+    await work(services, space, f"sed -i 's/line 3$/agent 3/' a.txt; echo n > n; {commit} one")
+    await work(services, space, "echo rest > rest")
+    first = await land(services, space, commits=commits)
+    lines = repository.git("show", "carrel/desk:a.txt") + "\n"
+    repository.git("checkout", "-q", "carrel/desk")
+    repository.commit("mine", a_txt=lines.replace("line 15", "person 15"))
+    repository.git("checkout", "-q", "main")
+    script = "sed -i 's/agent 3$/agent again/' a.txt; rm n; echo more > rest"
+    await work(services, space, f"{script}; {commit} two")
+    again = await land(services, space, commits=commits)
+    text = repository.git("show", "carrel/desk:a.txt")
+    assert "agent again" in text and "person 15" in text and again.files == 3
+    assert repository.git("show", "carrel/desk:rest") == "more"
+    assert repository.git("rev-list", "--count", f"{again.before}..carrel/desk") == "1"
+    await services.landings.undo(LOCAL, again.landing_id)
+    assert (await land(services, space, commits=commits)).files == 3
+    repository.git("branch", "-D", "carrel/desk")
+    whole = await land(services, space, commits=commits)
+    assert whole.before == "" and (first.files, whole.files) == (3, 2)
+
+
 async def test_a_conflict_leaves_the_project_as_it_is(
     services: Services, repository: Repository
 ) -> None:

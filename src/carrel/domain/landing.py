@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -52,6 +52,8 @@ class LandRequest:
     author: str = ""
     """As git writes it, `Name <mail>`; empty: the daemon's user."""
     check: LandingCheck | None = None
+    commits: bool = False
+    """The agent's own commits land one by one, and the rest as a last one; else all as one."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,10 @@ class Landing:
     files: int = 0
     undone_at: float | None = None
     kept: str = ""
+    work: str = ""
+    """A commit of the space's files as they were. Nothing refers to it: git drops it some day."""
+    commits: tuple[str, ...] = ()
+    """The space's own that landed, then or before."""
 
     @property
     def place(self) -> LandingPlace:
@@ -116,6 +122,10 @@ class PreparedLanding:
     before: str
     after: str
     files: tuple[LandedFile, ...]
+    commits: tuple[str, ...] = ()
+    """The space's own that land with it, or have."""
+    work: str = ""
+    """See `Landing.work`."""
 
 
 class Lander(Protocol):
@@ -129,10 +139,12 @@ class Lander(Protocol):
         tree: Tree,
         request: LandRequest,
         sends: Callable[[str, os.stat_result], None],
+        earlier: Sequence[Landing] = (),
     ) -> PreparedLanding:
         """Puts the objects of the landing into the project's repository, where nothing refers to
-        them yet. `sends` is told of each file before its bytes are read. Raises `LandingRefused`,
-        `LandingConflicts`, `NothingToLand`."""
+        them yet. `sends` is told of each file before its bytes are read. `earlier` are landings of
+        the space, the newest first: what landed already is not merged again. Raises
+        `LandingRefused`, `LandingConflicts`, `NothingToLand`."""
         ...
 
     def move(self, place: LandingPlace, before: str, after: str) -> None:

@@ -208,6 +208,9 @@ class Space:
     that and all that came of them; empty: its family has one of its own."""
     default_disk_bytes: int = 0
     """Its disk limit where none was asked for; 0: none."""
+    merged: Mapping[str, str] = field(default_factory=dict)
+    """Files of which its agent was given the project's version to merge, and the commit that has
+    it: see `carrel land --resolve`."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What its maker said of it, without keys; for people to read."""
 

@@ -21,7 +21,7 @@ from carrel.domain.errors import CarrelError, LandingHalfDone, LandingRefused
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
 from carrel.review.project import ProjectRepository, held
-from carrel.review.work import GITLINK, LINK, MAX_CONVERTED
+from carrel.review.states import GITLINK, LINK, MAX_CONVERTED
 from carrel.trees.files import make_folder, status_of, write_atomically
 from carrel.trees.folders import Root
 from carrel.trees.paths import FOLDER, open_folder, path_errors

@@ -25,7 +25,7 @@ from carrel.review.checkout import (
 )
 from carrel.review.landing import GitLander
 from carrel.review.project import ProjectRepository
-from carrel.review.work import GITLINK, LINK
+from carrel.review.states import GITLINK, LINK
 from carrel.trees.drivers.common import tree_errors
 from carrel.trees.folders import join
 from carrel.trees.git import index

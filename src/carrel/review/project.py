@@ -129,6 +129,14 @@ class ProjectRepository:
                 return oid
         return ""
 
+    def is_ancestor(self, old: str, new: str) -> bool:
+        """Whether a commit stands on another one; not if one of them is not there."""
+        try:
+            self._run("merge-base", "--is-ancestor", old, new)
+        except GitFailed:
+            return False
+        return True
+
     def current(self) -> str:
         """The branch that the checkout is on; empty: none."""
         try:

@@ -34,7 +34,6 @@ from carrel.domain.landing import (
 )
 from carrel.domain.spaces import Space
 from carrel.domain.store import Store
-from carrel.domain.trees import Skipped
 from carrel.service.access import require_admin
 from carrel.service.checks import LandingChecks
 from carrel.service.journal import Journal
@@ -148,11 +147,15 @@ class Landings:
     async def _prepare(self, caller: Caller, space: Space, request: LandRequest) -> ReadyLanding:
         opened = await self._open_spaces.of(space)
         taking = await self._spaces.taking(caller, opened, "")
-        taking.skips(Skipped(".git", "commits do not land"))
+        known = await self._store.landings(limit=MOST_LOOKED)
+        earlier = [one for one in known if one.space_id == space.space_id]
         prepared = await self._open_spaces.look(
             opened,
-            lambda: self._lander.prepare(space, opened.driver, opened.tree, request, taking.sends),
+            lambda: self._lander.prepare(
+                space, opened.driver, opened.tree, request, taking.sends, earlier
+            ),
         )
+        taking.only_commits(prepared.commits)
         return ReadyLanding(opened, prepared, taking.done())
 
     async def _finish(self, ready: ReadyLanding) -> Landing:
@@ -168,10 +171,13 @@ class Landings:
             after=prepared.after,
             created_at=self._journal.clock(),
             files=len(prepared.files),
+            work=prepared.work,
+            commits=prepared.commits,
         )
         await self._store.write(landing)
         done = await self._move(landing)
         await asyncio.to_thread(self._spaces.took, ready.opened, ready.taken)
+        await self._spaces.note_merged(space.space_id, {})
         return done
 
     async def _move(self, landing: Landing) -> Landing:

@@ -23,6 +23,8 @@ class LandBody(Body, frozen=True, kw_only=True):
     """A command for the shell, which has to end well on the result before it lands."""
     check_s: Annotated[float, Meta(gt=0, le=86400)] = CHECK_S
     """For how long it may run."""
+    commits: bool = False
+    """The commits that were made in the space land one by one; else all as one."""
 
 
 class LandOptions(TypedDict, total=False):
@@ -33,6 +35,7 @@ class LandOptions(TypedDict, total=False):
     author: str
     check: str
     check_s: float
+    commits: bool
 
 
 class UndoBody(Body, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carrel.cli.call import VerbCall
+from carrel.cli.call import VerbCall, invalid
 from carrel.cli.output import AnswerTable, clean
 from carrel.cli.spec import SPACE, Argument, Option, Verb
 from carrel.cli.values import age_of
@@ -39,6 +39,8 @@ LANDINGS = AnswerTable(
     Option("--into BRANCH", "Land on this branch; by default on carrel/SPACE.", to="branch"),
     Option("-m, --message TEXT", "Give the commit this message.", to="message"),
     Option("--author TEXT", "Name another author: Name <mail>.", to="author"),
+    Option("--squash", "Land all as one commit, which is the default."),
+    Option("--commits", "Land the agent's own commits one by one.", to="commits"),
     Option("--check COMMAND", "Land only if this ends well on the result.", to="check"),
     Option("--check-timeout TIME", "How long the check may run; 10m by default.", to="check_s"),
 )
@@ -48,6 +50,8 @@ def land(call: VerbCall) -> None:
     The work is merged with what the branch has by now. Your checkout is not touched, and
     what you had not committed when the space was made is not part of it.
     """
+    if call.flag("squash") and call.flag("commits"):
+        raise invalid("--squash and --commits cannot be used together.", "Give one of both.")
     done = _land(call, call.text("space"))
     if call.json:
         call.show(done)
