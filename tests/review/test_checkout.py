@@ -22,6 +22,8 @@ from carrel.domain.errors import (
     NotUndoable,
 )
 from carrel.domain.landing import LandingPlace, LandingState
+from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.spaces import SpaceRequest
 from carrel.review.checkout import CheckoutFile, CheckoutWriter, ProjectCheckout
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
@@ -199,6 +201,57 @@ async def test_the_branch_that_is_checked_out(services: Services, repository: Re
     await services.landings.undo(LOCAL, "")
     assert repository.state() == first and not (repository.path / "deep").exists()
     assert (repository.path / "mine.txt").read_text() == "mine\n"
+
+
+async def test_a_checkout_that_is_on_another_branch(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the files as changes of its own, beside those that a person has, and gives them
+    back; whatever dies in between."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, WORK)
+    repository.write(mine_txt="mine\n")
+    first = repository.state()
+    repository.write(a_txt="mine\n")
+    with pytest.raises(LandingRefused, match=r"changes of its own .*a\.txt"):
+        await land(services, space, worktree=True)
+    assert repository.git("branch", "--list", "carrel/*") == ""
+    repository.git("checkout", "-q", "a.txt")
+    for number in range(2):
+        with monkeypatch.context() as patch:
+            if number:
+                patch.setattr(CheckoutWriter, "_write", dies)
+                with pytest.raises(Died):
+                    await land(services, space, worktree=True)
+            else:
+                await land(services, space, worktree=True)
+        await services.landings.take_up()
+        assert "agent 3" in (repository.path / "a.txt").read_text()
+        assert not (repository.path / "old.txt").exists()
+        assert (repository.path / "mine.txt").read_text() == "mine\n"
+        assert repository.git("diff", "--cached") == "" and repository.git("diff", "HEAD") != ""
+        repository.git("add", "new.txt")
+        with monkeypatch.context() as patch:
+            if number:
+                patch.setattr(CheckoutWriter, "bring", dies)
+                with pytest.raises(Died):
+                    await services.landings.undo(LOCAL, "")
+            else:
+                await services.landings.undo(LOCAL, "")
+        await services.landings.take_up()
+        repository.git("rm", "-q", "--cached", "--ignore-unmatch", "new.txt")
+        assert repository.state() == first and not (repository.path / "new.txt").exists()
+    bare = repository.path.parent / "bare.git"
+    repository.git("clone", "-q", "--bare", ".", str(bare))
+    asked = SpaceRequest(Project(ProjectKind.GIT, str(bare)), name="other", follow_git=True)
+    other = await services.spaces.create(LOCAL, asked)
+    await work(services, other, "echo n > n")
+    with pytest.raises(LandingRefused, match="no checkout"):
+        await land(services, other, worktree=True)
+
+
+def dies(*_: object) -> None:
+    raise Died
 
 
 async def test_files_become_folders_and_back(services: Services, repository: Repository) -> None:

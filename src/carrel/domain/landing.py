@@ -54,6 +54,8 @@ class LandRequest:
     check: LandingCheck | None = None
     commits: bool = False
     """The agent's own commits land one by one, and the rest as a last one; else all as one."""
+    worktree: bool = False
+    """The files that change are written into the project's checkout too, whatever that is on."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,9 @@ class LandingPlace:
     project: str
     branch: str = ""
     kept: str = ""
+    worktree: str = ""
+    """The commit by which the project's checkout gets the files although it is not on the branch;
+    empty: it does not."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class Landing:
     files: int = 0
     undone_at: float | None = None
     kept: str = ""
+    worktree: str = ""
     work: str = ""
     """A commit of the space's files as they were. Nothing refers to it: git drops it some day."""
     commits: tuple[str, ...] = ()
@@ -111,7 +117,7 @@ class Landing:
 
     @property
     def place(self) -> LandingPlace:
-        return LandingPlace(self.project, self.branch, self.kept)
+        return LandingPlace(self.project, self.branch, self.kept, self.worktree)
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,8 @@ class Lander(Protocol):
 
     def move(self, place: LandingPlace, before: str, after: str) -> None:
         """Moves the branch, if it still is at `before` (empty: if there is none); an empty `after`
-        removes it. If the project's checkout is on it, the checkout goes along. Raises
+        removes it. If the project's checkout is on it, or the place says so, the checkout goes
+        along. Raises
         `LandingRefused` when the branch is elsewhere, or the checkout has changes of its own in
         files that differ; nothing has moved then. Raises `LandingHalfDone` when something went
         wrong and could not be taken back: `settle` is for that too."""

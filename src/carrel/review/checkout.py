@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -51,10 +51,19 @@ class CheckoutFile:
 
 class ProjectCheckout:
     """`folder` is the git folder with the index of the checkout at `place`; None: it has none, and
-    `repository` is ours. Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`,
-    `PathError`s."""
+    `repository` is ours. One that is on another branch, and is given the files all the same, is
+    `loose`: its index stays as it is. Blocking. Raises `GitFailed`, `GitTimeout`,
+    `InsufficientDisk`, `PathError`s."""
 
-    def __init__(self, repository: ProjectRepository, folder: Path | None, place: Path) -> None:
+    def __init__(
+        self,
+        repository: ProjectRepository,
+        folder: Path | None,
+        place: Path,
+        *,
+        loose: bool = False,
+    ) -> None:
+        self._loose = loose
         self._repository = repository
         self._folder = folder
         self._place = place
@@ -68,12 +77,17 @@ class ProjectCheckout:
             dirty = [
                 one.path
                 for one in files
-                if staged.get(one.path, Version(0, "")) != one.old
+                if not self._is_staged(one, staged)
                 or _as(root, one) != "old"
                 or (one.new.mode and _is_kept(root, one.path, going))
             ]
         if dirty:
             raise self._refusal(dirty)
+
+    def _is_staged(self, file: CheckoutFile, staged: Mapping[str, Version]) -> bool:
+        known = staged.get(file.path, Version(0, ""))
+        # What comes loose is staged by nobody, and may have been staged by a person when it goes.
+        return known == file.old or (self._loose and known == file.new)
 
     def _refusal(self, dirty: Sequence[str]) -> LandingRefused:
         names = ", ".join(dirty[:3]) + (", …" if len(dirty) > 3 else "")
@@ -118,7 +132,7 @@ class ProjectCheckout:
                     continue
                 row = b"%06o %s\t%s\0" % (one.new.mode, _name(one).encode(), os.fsencode(one.path))
                 told.append(row)
-        if self._folder is not None:
+        if self._folder is not None and not self._loose:
             self._git("update-index", "-z", "--index-info", input=b"".join(told))
 
     def _git(self, *words: str, input: bytes = b"") -> bytes:

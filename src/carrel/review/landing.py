@@ -98,7 +98,7 @@ class GitLander:
         self, space: Space, place: LandingPlace, work: _TreeWork, request: LandRequest
     ) -> PreparedLanding:
         remote, repository = self._located(place)
-        _checkout_of(remote, repository, place.branch)
+        found = _checkout_of(remote, repository, place.branch)
         mirror = Mirror(self._data / "mirrors", remote, timeout_s=_FETCH_S)
         with ExitStack() as stack:
             base = stack.enter_context(open_roots(self._bases.get(work.tree.base_id).layers))
@@ -106,6 +106,8 @@ class GitLander:
             began = head_of(LayerGitFiles(layers))
             before = repository.tip(place.branch)
             start = before or repository.tip(repository.current()) or began
+            if request.worktree and found is None:
+                place = replace(place, worktree=_expect_checkout(remote, start))
             for commit in dict.fromkeys((began, start, *space.merged.values())):
                 if commit:
                     _fetch(mirror, commit)
@@ -180,13 +182,15 @@ class GitLander:
             raise LandingRefused(
                 f"The branch {place.branch!r} is checked out.", hint="Check out another one."
             )
+        found = found or _loose_checkout(remote, repository, place)
+        ends = (before or place.worktree, after or place.worktree)
         if found is not None:
-            found.check(before, after)
+            found.check(*ends)
         repository.move(place.branch, before, after, "carrel: land or undo")
         if found is None:
             return
         try:
-            found.bring_or_leave(before, after)
+            found.bring_or_leave(*ends)
         except LandingHalfDone:
             # The branch says where it goes on.
             raise
@@ -200,8 +204,11 @@ class GitLander:
         remote, repository = self._located(place)
         if repository.tip(place.branch) != after:
             return False
-        if before and after and (found := _checkout_of(remote, repository, place.branch)):
-            found.bring(before, after)
+        found = _checkout_of(remote, repository, place.branch)
+        found = found or _loose_checkout(remote, repository, place)
+        first, last = before or place.worktree, after or place.worktree
+        if first and last and found is not None:
+            found.bring(first, last)
         return True
 
     def repository(self, place: LandingPlace) -> ProjectRepository:
@@ -381,6 +388,24 @@ def _checkout_of(
         )
     # As it was asked for: what git says of it is the project's word.
     return ProjectCheckout(repository, remote.checkout, Path(remote.origin))
+
+
+def _loose_checkout(
+    remote: Remote, repository: ProjectRepository, place: LandingPlace
+) -> ProjectCheckout | None:
+    """One that is given the files although it is not on the branch."""
+    if not place.worktree or remote.checkout is None:
+        return None
+    return ProjectCheckout(repository, remote.checkout, Path(remote.origin), loose=True)
+
+
+def _expect_checkout(remote: Remote, start: str) -> str:
+    if remote.checkout is None or not start or remote.common == Path(remote.origin):
+        raise LandingRefused(
+            "The project has no checkout, or no commit yet, for --worktree.",
+            hint="Leave --worktree out: the work lands on a branch.",
+        )
+    return start
 
 
 def _fetch(mirror: Mirror, commit: str) -> None:

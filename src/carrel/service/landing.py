@@ -167,6 +167,7 @@ class Landings:
             project=prepared.place.project,
             branch=prepared.place.branch,
             kept=prepared.place.kept,
+            worktree=prepared.place.worktree,
             before=prepared.before,
             after=prepared.after,
             created_at=self._journal.clock(),

@@ -25,6 +25,8 @@ class LandBody(Body, frozen=True, kw_only=True):
     """For how long it may run."""
     commits: bool = False
     """The commits that were made in the space land one by one; else all as one."""
+    worktree: bool = False
+    """The files that change are written into the project's checkout too, whatever that is on."""
 
 
 class LandOptions(TypedDict, total=False):
@@ -36,6 +38,7 @@ class LandOptions(TypedDict, total=False):
     check: str
     check_s: float
     commits: bool
+    worktree: bool
 
 
 class UndoBody(Body, frozen=True, kw_only=True):
