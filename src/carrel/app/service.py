@@ -48,6 +48,7 @@ from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
 from carrel.service.checks import LandingChecks
 from carrel.service.cleanup import Collector, Watch
+from carrel.service.conflicts import ConflictTurns
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
 from carrel.service.diffs import SpaceDiffs
@@ -354,6 +355,7 @@ def _assemble(
     landings = Landings(
         *(store, journal, spaces, open_spaces, shared, lander, turns.working),
         LandingChecks(creator, spaces, runs, shared, check_trees.check_out),
+        ConflictTurns(store, spaces, files, turns),
     )
     keyring = Keyring(
         agents.credentials,

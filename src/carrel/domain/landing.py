@@ -56,6 +56,8 @@ class LandRequest:
     """The agent's own commits land one by one, and the rest as a last one; else all as one."""
     worktree: bool = False
     """The files that change are written into the project's checkout too, whatever that is on."""
+    resolve: bool = False
+    """A conflict becomes the next turn of the space's agent."""
 
 
 @dataclass(frozen=True)

@@ -433,6 +433,7 @@ def _merge(work: WorkRepository, first: str, now: str, start: str) -> str:
             " branch: carrel land --into BRANCH",
             conflicts=[{"path": one.path, "text": one.text} for one in merged.conflicts[:SHOWN]],
             total=count,
+            commit=start,
         )
     return merged.tree
 

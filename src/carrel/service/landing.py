@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
     CarrelError,
+    LandingConflicts,
     LandingHalfDone,
     LandingRefused,
     NotUndoable,
@@ -36,6 +37,7 @@ from carrel.domain.spaces import Space
 from carrel.domain.store import Store
 from carrel.service.access import require_admin
 from carrel.service.checks import LandingChecks
+from carrel.service.conflicts import ConflictTurns
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared
@@ -68,8 +70,10 @@ class Landings:
         lander: Lander,
         working: Callable[[str], str],
         checks: LandingChecks,
+        conflicts: ConflictTurns,
     ) -> None:
         """`working` names the turn that runs in a space, if one does."""
+        self._conflicts = conflicts
         self._checks = checks
         self._working = working
         self._store = store
@@ -92,6 +96,27 @@ class Landings:
                 f"The agent of {space.name} is at work: half of what it does would land.",
                 hint="Wait for the end of its turn (carrel turns), or stop it: carrel interrupt",
             )
+        if request.resolve and request.commits:
+            raise LandingRefused(
+                "What an agent merges lands as one commit.",
+                hint="Leave out --commits or --resolve.",
+            )
+        try:
+            return await self.land_now(caller, space, request)
+        except LandingConflicts as error:
+            if not request.resolve:
+                raise
+            turn = await self._conflicts.begin(caller, space, error)
+            raise LandingConflicts(
+                error.message,
+                hint=f"The agent merges it in its turn {turn}: when that has ended (carrel turns"
+                f" {space.name}), look at it with `carrel diff {space.name}`, and land again.",
+                **{**error.details, "turn": turn},
+            ) from error
+
+    async def land_now(
+        self, caller: Caller, space: Space, request: LandRequest
+    ) -> tuple[Landing, PreparedLanding]:
         if request.check is None:
             return await self._tasks.see_through(self._land(caller, space, request))
         return await self._land_checked(caller, space, request, request.check)

@@ -27,6 +27,8 @@ class LandBody(Body, frozen=True, kw_only=True):
     """The commits that were made in the space land one by one; else all as one."""
     worktree: bool = False
     """The files that change are written into the project's checkout too, whatever that is on."""
+    resolve: bool = False
+    """A conflict becomes the next turn of the space's agent: the error's `turn`."""
 
 
 class LandOptions(TypedDict, total=False):
@@ -39,6 +41,7 @@ class LandOptions(TypedDict, total=False):
     check_s: float
     commits: bool
     worktree: bool
+    resolve: bool
 
 
 class UndoBody(Body, frozen=True, kw_only=True):

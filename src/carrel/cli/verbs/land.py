@@ -42,6 +42,7 @@ LANDINGS = AnswerTable(
     Option("--squash", "Land all as one commit, which is the default."),
     Option("--commits", "Land the agent's own commits one by one.", to="commits"),
     Option("--worktree", "Write the changed files into your checkout too.", to="worktree"),
+    Option("--resolve", "Let the agent of the space merge conflicts.", to="resolve"),
     Option("--check COMMAND", "Land only if this ends well on the result.", to="check"),
     Option("--check-timeout TIME", "How long the check may run; 10m by default.", to="check_s"),
 )
