@@ -304,6 +304,25 @@ OPERATIONS = (
         long=True,
         errors=("not_undoable", "landing_half_done", *PROJECT),
     ),
+    # The queue of landings
+    Operation(
+        *("queue.add", "POST", "/v1/queue", "admin"),
+        body="QueueBody",
+        answer="QueueList",
+        status=201,
+        errors=("landing_refused", "state_conflict", *SPACE),
+    ),
+    Operation(
+        *("queue.list", "GET", "/v1/queue", "admin"),
+        query="QueueQuery",
+        answer="QueueList",
+        again=True,
+    ),
+    Operation(
+        *("queue.cancel", "POST", "/v1/queue/{entry}/cancel", "admin"),
+        answer="QueueEntryInfo",
+        errors=("queue_entry_not_found", "state_conflict"),
+    ),
     # Commands
     Operation(
         *("runs.execute", "POST", "/v1/spaces/{space}/exec", "hidden"),

@@ -77,11 +77,12 @@ from carrel.service.operations.agents import (
 )
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
-from carrel.service.operations.landings import LandingOperations
+from carrel.service.operations.landings import LandingOperations, QueueOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
+from carrel.service.queue import LandingQueue
 from carrel.service.reconciler import Reconciler
 from carrel.service.removal import Remover
 from carrel.service.requests import Requests
@@ -134,6 +135,7 @@ class Services:
     space_servers: SpaceServers
     requests: Requests
     landings: Landings
+    queue: LandingQueue
     operations: Operations
 
 
@@ -174,6 +176,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.turns.take_up()
         await services.requests.take_up()
         await services.landings.take_up()
+        await services.queue.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -187,6 +190,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             await services.collector.close()
             await services.reconciler.close()
             await services.requests.close()
+            await services.queue.close()
             await services.space_servers.close()
             await services.instances.close()
             await services.shared.tasks.close()
@@ -357,6 +361,7 @@ def _assemble(
         LandingChecks(creator, spaces, runs, shared, check_trees.check_out),
         ConflictTurns(store, spaces, files, turns),
     )
+    queue = LandingQueue(store, journal, spaces, landings)
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -397,6 +402,7 @@ def _assemble(
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
         landings=LandingOperations(landings),
+        queue=QueueOperations(queue),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -425,6 +431,7 @@ def _assemble(
         space_servers=servers,
         requests=requests,
         landings=landings,
+        queue=queue,
         operations=operations,
     )
 

@@ -40,7 +40,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "spaces": ("changes",),
         "review": ("diff",),
         "cp": ("cp",),
-        "land": ("land", "undo"),
+        "land": ("land", "queue", "undo"),
     },
     "Servers": {
         "instances": (

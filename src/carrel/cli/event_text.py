@@ -134,6 +134,11 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
         + (f": {data['message']}" if data.get("message") else "")
     ),
     "landing.landed": lambda data: f"landed on {data.get('branch')}",
+    "landing.queued": lambda data: f"is in line to land on {data.get('branch')}",
+    "landing.checked": lambda data: (
+        f"the check for {data.get('branch')} {'passed' if data.get('passed') else 'failed'}"
+    ),
+    "landing.returned": lambda data: f"does not land on {data.get('branch')}: {data.get('reason')}",
     "landing.undone": lambda data: f"the landing on {data.get('branch')} was taken back",
     "reconciled": _reconciled,
     "event.unreadable": lambda data: (

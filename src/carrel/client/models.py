@@ -26,6 +26,7 @@ from carrel.api.types.admin import (
 )
 from carrel.api.types.agents import TerminalInfo, TurnInfo
 from carrel.api.types.landings import LandingInfo
+from carrel.api.types.queue import QueueEntryInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
 from carrel.api.types.spaces import (
@@ -72,6 +73,7 @@ __all__ = [
     "Progress",
     "Project",
     "Proof",
+    "QueueEntry",
     "Removal",
     "Report",
     "Resident",
@@ -92,6 +94,7 @@ Base = BaseInfo
 Event = EventInfo
 Exit = ExitInfo
 Landing = LandingInfo
+QueueEntry = QueueEntryInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
 Removal = RemovalInfo

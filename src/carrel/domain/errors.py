@@ -99,6 +99,7 @@
     │   ├── LandingConflicts         landing_conflict: both sides changed the same
     │   ├── LandingHalfDone          landing_half_done: it went wrong, and so did taking it back
     │   ├── NothingToLand            nothing_to_land
+    │   ├── QueueEntryNotFound       queue_entry_not_found
     │   ├── CheckFailed              check_failed: the command that was to check it ended badly
     │   └── NotUndoable              not_undoable
     ├── StoreError                   the records cannot be read or written
@@ -690,6 +691,11 @@ class NothingToLand(LandingError):
 class CheckFailed(LandingError):
     code = "check_failed"
     kind = CONFLICT
+
+
+class QueueEntryNotFound(LandingError):
+    code = "queue_entry_not_found"
+    kind = NOT_FOUND
 
 
 class NotUndoable(LandingError):

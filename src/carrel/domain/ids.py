@@ -6,7 +6,7 @@ import base64
 import re
 import secrets
 
-_PATTERN = re.compile(r"(sp|ru|in|ld)_[a-z2-7]{12}")
+_PATTERN = re.compile(r"(sp|ru|in|ld|qe)_[a-z2-7]{12}")
 
 
 def new_id(prefix: str) -> str:
@@ -15,5 +15,5 @@ def new_id(prefix: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether it is an id of a space, a run, an instance or a landing."""
+    """Whether it is an id of a space, a run, an instance, a landing or an entry of the queue."""
     return _PATTERN.fullmatch(text) is not None

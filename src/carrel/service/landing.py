@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
     CarrelError,
+    CheckFailed,
     LandingConflicts,
     LandingHalfDone,
     LandingRefused,
@@ -34,7 +35,7 @@ from carrel.domain.landing import (
     PreparedLanding,
 )
 from carrel.domain.spaces import Space
-from carrel.domain.store import Store
+from carrel.domain.store import Record, Store
 from carrel.service.access import require_admin
 from carrel.service.checks import LandingChecks
 from carrel.service.conflicts import ConflictTurns
@@ -48,6 +49,10 @@ MOST_KEPT = 50
 _BEGUN = (LandingState.BEGUN, LandingState.UNDOING)
 MOST_LOOKED = 1000
 """Landings that an undo is looked for among."""
+
+
+Also = Callable[[Landing], Record] | None
+"""See `Landings.land_now`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,11 @@ class Landings:
         space = await self._spaces.existing(caller, word)
         # The project is the owner's.
         require_admin(caller)
+        self.check(space, request)
+        return await self.land_now(caller, space, request)
+
+    def check(self, space: Space, request: LandRequest) -> None:
+        """Raises what can be said before anything is looked at."""
         if self._working(space.space_id):
             raise LandingRefused(
                 f"The agent of {space.name} is at work: half of what it does would land.",
@@ -101,8 +111,18 @@ class Landings:
                 "What an agent merges lands as one commit.",
                 hint="Leave out --commits or --resolve.",
             )
+
+    async def land_now(
+        self,
+        caller: Caller,
+        space: Space,
+        request: LandRequest,
+        also: Callable[[Landing], Record] | None = None,
+    ) -> tuple[Landing, PreparedLanding]:
+        """`also` gives what is written down together with the landing, before the project is
+        touched; what it raises ends the landing."""
         try:
-            return await self.land_now(caller, space, request)
+            return await self._land_somehow(caller, space, request, also)
         except LandingConflicts as error:
             if not request.resolve:
                 raise
@@ -114,22 +134,27 @@ class Landings:
                 **{**error.details, "turn": turn},
             ) from error
 
-    async def land_now(
-        self, caller: Caller, space: Space, request: LandRequest
+    async def _land_somehow(
+        self, caller: Caller, space: Space, request: LandRequest, also: Also
     ) -> tuple[Landing, PreparedLanding]:
         if request.check is None:
-            return await self._tasks.see_through(self._land(caller, space, request))
-        return await self._land_checked(caller, space, request, request.check)
+            return await self._tasks.see_through(self._land(caller, space, request, also))
+        return await self._land_checked(caller, space, request, request.check, also)
 
     async def _land(
-        self, caller: Caller, space: Space, request: LandRequest
+        self, caller: Caller, space: Space, request: LandRequest, also: Also
     ) -> tuple[Landing, PreparedLanding]:
         async with self._alone_in(space):
             ready = await self._prepare(caller, space, request)
-            return await self._finish(ready), ready.prepared
+            return await self._finish(ready, also), ready.prepared
 
     async def _land_checked(
-        self, caller: Caller, space: Space, request: LandRequest, check: LandingCheck
+        self,
+        caller: Caller,
+        space: Space,
+        request: LandRequest,
+        check: LandingCheck,
+        also: Also,
     ) -> tuple[Landing, PreparedLanding]:
         """Nobody waits for the check but who asked for it: if the branch moves meanwhile, the work
         is merged with that and checked again."""
@@ -137,11 +162,15 @@ class Landings:
             ready = await self._tasks.see_through(self._prepare_alone(caller, space, request))
             try:
                 await self._checks.run(space, ready.prepared, check)
-            except BaseException:
+            except BaseException as error:
                 await asyncio.to_thread(self._lander.forget, ready.prepared.place)
+                if isinstance(error, CheckFailed):
+                    await self._tell_checked(ready, passed=False)
                 raise
+            await self._tell_checked(ready, passed=True)
             try:
-                return await self._tasks.see_through(self._finish_alone(ready)), ready.prepared
+                done = await self._tasks.see_through(self._finish_alone(ready, also))
+                return done, ready.prepared
             except LandingRefused as error:
                 if not error.details.get("moved"):
                     raise
@@ -165,9 +194,16 @@ class Landings:
         async with self._alone_in(space):
             return await self._prepare(caller, space, request)
 
-    async def _finish_alone(self, ready: ReadyLanding) -> Landing:
+    async def _tell_checked(self, ready: ReadyLanding, *, passed: bool) -> None:
+        space_id, branch = ready.opened.space.space_id, ready.prepared.place.branch
+        told = {"branch": branch, "passed": passed}
+        await self._store.write(
+            NewEvent(EventType.LANDING_CHECKED, space_id, told, self._journal.clock())
+        )
+
+    async def _finish_alone(self, ready: ReadyLanding, also: Also) -> Landing:
         async with self._alone_in(ready.opened.space):
-            return await self._finish(ready)
+            return await self._finish(ready, also)
 
     async def _prepare(self, caller: Caller, space: Space, request: LandRequest) -> ReadyLanding:
         opened = await self._open_spaces.of(space)
@@ -183,7 +219,7 @@ class Landings:
         taking.only_commits(prepared.commits)
         return ReadyLanding(opened, prepared, taking.done())
 
-    async def _finish(self, ready: ReadyLanding) -> Landing:
+    async def _finish(self, ready: ReadyLanding, also: Also) -> Landing:
         prepared, space = ready.prepared, ready.opened.space
         landing = Landing(
             landing_id=new_id("ld"),
@@ -200,7 +236,7 @@ class Landings:
             work=prepared.work,
             commits=prepared.commits,
         )
-        await self._store.write(landing)
+        await self._store.write(landing, *([] if also is None else [also(landing)]))
         done = await self._move(landing)
         await asyncio.to_thread(self._spaces.took, ready.opened, ready.taken)
         await self._spaces.note_merged(space.space_id, {})

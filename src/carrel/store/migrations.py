@@ -207,7 +207,19 @@ CREATE TABLE landings (
 CREATE INDEX landings_ages ON landings (created_at, landing_id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
+_EIGHTH = """
+CREATE TABLE landing_queue (
+    place INTEGER NOT NULL PRIMARY KEY,
+    entry_id TEXT NOT NULL UNIQUE,
+    live INTEGER NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX landing_queue_live ON landing_queue (live, place);
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH),
+)
 
 
 @dataclass(frozen=True)

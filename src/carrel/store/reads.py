@@ -11,6 +11,7 @@ from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
+from carrel.domain.queue import QueueEntry
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
@@ -254,6 +255,11 @@ def trash(connection: sqlite3.Connection) -> list[Trashed]:
 def landings(connection: sqlite3.Connection, limit: int) -> list[Landing]:
     sql = "SELECT document FROM landings ORDER BY created_at DESC, landing_id DESC LIMIT ?"
     return _all(connection, Landing, sql, limit)
+
+
+def queue(connection: sqlite3.Connection, live: bool, limit: int) -> list[QueueEntry]:
+    sql = "SELECT document FROM landing_queue WHERE live = ? ORDER BY place DESC LIMIT ?"
+    return _all(connection, QueueEntry, sql, int(live), limit)
 
 
 def count(connection: sqlite3.Connection) -> dict[SpaceState, int]:

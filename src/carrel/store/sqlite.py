@@ -17,6 +17,7 @@ from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
+from carrel.domain.queue import QueueEntry
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
@@ -193,6 +194,9 @@ class SqliteStore:
 
     async def landings(self, *, limit: int = 100) -> Sequence[Landing]:
         return await self._read(partial(reads.landings, limit=limit))
+
+    async def queue(self, *, live: bool, limit: int) -> Sequence[QueueEntry]:
+        return await self._read(partial(reads.queue, live=live, limit=limit))
 
     async def trash(self) -> Sequence[Trashed]:
         return await self._read(reads.trash)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-MODULES = ("admin", "agents", "instances", "landings", "requests", "review", "runs", "spaces")
+MODULES = (
+    "admin",
+    "agents",
+    "instances",
+    "landings",
+    "queue",
+    "requests",
+    "review",
+    "runs",
+    "spaces",
+)
 
 
 def find(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carrel.cli.call import VerbCall, invalid
 from carrel.cli.output import AnswerTable, clean
-from carrel.cli.spec import SPACE, Argument, Option, Verb
+from carrel.cli.spec import SOME_SPACES, Argument, Option, Verb
 from carrel.cli.values import age_of
 from carrel.domain.errors import CarrelError
 
@@ -34,8 +34,23 @@ LANDINGS = AnswerTable(
 )
 
 
+QUEUE = AnswerTable(
+    "entries",
+    {
+        "ID": "id",
+        "SPACE": "name",
+        "BRANCH": "branch",
+        "STATE": "state",
+        "SINCE": lambda one: age_of(one["ended_at"] or one["created_at"]),
+        "REASON": lambda one: one["reason"] or "",
+    },
+    shrink=("REASON", "BRANCH", "SPACE"),
+    empty="Nothing waits.",
+)
+
+
 @Verb(
-    SPACE,
+    SOME_SPACES,
     Option("--into BRANCH", "Land on this branch; by default on carrel/SPACE.", to="branch"),
     Option("-m, --message TEXT", "Give the commit this message.", to="message"),
     Option("--author TEXT", "Name another author: Name <mail>.", to="author"),
@@ -43,6 +58,7 @@ LANDINGS = AnswerTable(
     Option("--commits", "Land the agent's own commits one by one.", to="commits"),
     Option("--worktree", "Write the changed files into your checkout too.", to="worktree"),
     Option("--resolve", "Let the agent of the space merge conflicts.", to="resolve"),
+    Option("--queue", "Land them one after the other, unattended: see `carrel queue`."),
     Option("--check COMMAND", "Land only if this ends well on the result.", to="check"),
     Option("--check-timeout TIME", "How long the check may run; 10m by default.", to="check_s"),
 )
@@ -54,7 +70,14 @@ def land(call: VerbCall) -> None:
     """
     if call.flag("squash") and call.flag("commits"):
         raise invalid("--squash and --commits cannot be used together.", "Give one of both.")
-    done = _land(call, call.text("space"))
+    spaces = call.texts("space")
+    if call.flag("queue"):
+        made = call.ask("queue.add", content={**call.content(), "spaces": spaces})
+        call.answer(made, QUEUE)
+        return
+    if len(spaces) > 1:
+        raise invalid("Several spaces land one after the other.", "Put them in line: --queue")
+    done = _land(call, spaces[0])
     if call.json:
         call.show(done)
         return
@@ -64,6 +87,24 @@ def land(call: VerbCall) -> None:
         call.note(f"… and {more:,} more.")
     branch = clean(done["branch"])
     call.note(f"Landed on {branch} as {done['after'][:SHORT_ID]}. Take it back: carrel undo")
+
+
+@Verb(
+    Option("--cancel ID", "Take this entry out of the line."),
+)
+def queue(call: VerbCall) -> None:
+    """List the spaces that are in line to land, and what became of others.
+
+    `carrel land A B --queue` puts them there. What was returned did not land, for a reason.
+    """
+    if entry := call.text("cancel"):
+        done = call.ask("queue.cancel", entry)
+        if call.json:
+            call.show(done)
+            return
+        call.note(f"{clean(done['name'])} does not land on {clean(done['branch'])}.")
+        return
+    call.answer(call.ask("queue.list"), QUEUE)
 
 
 def _land(call: VerbCall, space: str) -> Any:

@@ -22,7 +22,7 @@ from carrel.service.operations.agents import (
 )
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
-from carrel.service.operations.landings import LandingOperations
+from carrel.service.operations.landings import LandingOperations, QueueOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
@@ -52,4 +52,5 @@ class Operations:
     instances: InstanceOperations
     servers: ServerOperations
     landings: LandingOperations
+    queue: QueueOperations
     requests: RequestOperations

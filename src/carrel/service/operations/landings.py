@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from carrel.api.types import landings as types
 from carrel.api.types.common import moment, moment_or_none, shared
+from carrel.api.types.queue import QueueBody, QueueEntryInfo, QueueList, QueueQuery
 from carrel.domain.access import Caller
 from carrel.domain.landing import LandedFile, Landing, LandingCheck, LandRequest
+from carrel.domain.queue import QueueEntry
 from carrel.service.landing import Landings
+from carrel.service.queue import LandingQueue
 
 
 class LandingOperations:
@@ -23,6 +26,35 @@ class LandingOperations:
 
     async def undo(self, caller: Caller, body: types.UndoBody) -> types.LandingInfo:
         return _info(await self._landings.undo(caller, body.landing))
+
+
+class QueueOperations:
+    def __init__(self, queue: LandingQueue) -> None:
+        self._queue = queue
+
+    async def add(self, caller: Caller, body: QueueBody) -> QueueList:
+        made = await self._queue.add(caller, body.spaces, _request(body))
+        return QueueList(entries=tuple(map(_entry, made)))
+
+    async def list(self, caller: Caller, asked: QueueQuery) -> QueueList:
+        found = await self._queue.list(caller, asked.limit)
+        return QueueList(entries=tuple(map(_entry, found)))
+
+    async def cancel(self, caller: Caller, entry: str) -> QueueEntryInfo:
+        return _entry(await self._queue.cancel(caller, entry))
+
+
+def _entry(entry: QueueEntry) -> QueueEntryInfo:
+    told = {
+        "id": entry.entry_id,
+        "space": entry.space_id,
+        "branch": entry.branch,
+        "check": entry.request.check.command if entry.request.check else "",
+        "landing": entry.landing_id,
+        "created_at": moment(entry.created_at),
+        "ended_at": moment_or_none(entry.ended_at),
+    }
+    return QueueEntryInfo(**{**shared(entry, QueueEntryInfo), **told})
 
 
 def _request(body: types.LandBody) -> LandRequest:
