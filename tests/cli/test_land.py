@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import carrel as library
-from carrel.domain.errors import CheckFailed
+from carrel.domain.errors import CheckFailed, QueueEntryNotFound
 from tests.cli.program import Program
 
 GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
@@ -57,7 +57,24 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
     assert undone.code == 0 and f"carrel/{name} was removed" in undone.err
     assert carrel("undo", landing["id"]).code == 4
 
+    assert carrel("land", "a", "b").code == 2 and "--queue" in carrel("land", "a", "b").err
+    assert carrel("land", "a", "--squash", "--commits").code == 2
+    desks = [carrel.good("new", str(project), "--name", f"desk{n}").strip() for n in range(2)]
+    for desk in desks:
+        carrel.good("exec", desk, "--", "sh", "-c", f"echo x > {desk}.txt")
+    held = carrel.good("land", *desks, "--queue", "--check", "sleep 1000", "--json")
+    for entry in json.loads(held)["entries"][::-1]:
+        assert entry["branch"] == "carrel/queue" and entry["state"] == "waiting"
+        assert "does not land" in carrel("queue", "--cancel", entry["id"]).err
+    assert "cancelled" in carrel.good("queue") and carrel("queue", "--cancel", "qe_x").code == 3
+    carrel.good("rm", "--force", *desks)
+
     with library.Client(data=carrel.data) as client, client.space(str(project)) as space:
+        [entry] = client.land([space.id], check="exit 3")
+        with pytest.raises(QueueEntryNotFound):
+            client.cancel_landing("qe_x")
+        assert client.queue()[0].id == entry.id
+        client.cancel_landing(entry.id)
         space.files.write("more.txt", b"more\n")
         space.run(["sh", "-c", r"echo odd > $(printf 'odd \377')"])
         with pytest.raises(CheckFailed) as failure:

@@ -237,7 +237,7 @@ def _ask(daemon: Daemon, space: str) -> None:
 def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
-    words |= {"name": "openai", "path": "a", "token": "", **given}
+    words |= {"name": "openai", "path": "a", "token": "", "entry": "qe_x", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}
     if route.content is not None:
