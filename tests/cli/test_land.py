@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,41 @@ GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
 def git(project: Path, *words: str) -> str:
     done = subprocess.run([*GIT, *words], cwd=project, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def test_push_and_pull_request(carrel: Program, project: Path, tmp_path: Path) -> None:
+    git(project, "init", "-q", "-b", "main")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "first")
+    name = carrel.good("new", str(project)).strip()
+    carrel.good("exec", name, "--", "sh", "-c", "echo idea > idea.txt")
+    missing = carrel("land", name, "--push", "origin")
+    assert missing.code == 4 and "no remote 'origin'" in missing.err
+    remote, programs = tmp_path / "remote.git", tmp_path / "bin"
+    git(project, "init", "-q", "--bare", str(remote))
+    git(project, "remote", "add", "origin", str(remote))
+    programs.mkdir()
+    for program in ("git", "sh"):
+        (programs / program).symlink_to(shutil.which(program) or "")
+    env = {"PATH": str(programs)}
+    missing = carrel("land", name, "--pr", env=env)
+    assert missing.code == 4 and "`gh` is not on your PATH" in missing.err
+    assert git(project, "branch", "--list", "carrel/*") == ""
+    assert carrel("land", name, "--pr", "--queue").code == 2
+    fake = programs / "gh"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
+    fake.chmod(0o755)
+    done = carrel("land", name, "--pr", "-m", "An idea\n\nA body.", env=env)
+    assert done.code == 0, done
+    branch = f"carrel/{name}"
+    told = ["pr", "create", "--head", branch, "--title", "An idea", "--body", "A body."]
+    assert done.out.split("\n")[1:10] == [str(project), *told]
+    assert git(remote, "rev-parse", branch) == git(project, "rev-parse", branch)
+    fake.write_text("#!/bin/sh\nexit 3\n")
+    carrel.good("exec", name, "--", "sh", "-c", "echo more > more.txt")
+    failed = carrel("land", name, "--pr", env=env)
+    assert failed.code == 1 and "gh pr create` ended with 3" in failed.err
+    assert git(remote, "show", f"{branch}:more.txt") == "more"
 
 
 def test_land_and_undo(carrel: Program, project: Path) -> None:
@@ -49,7 +85,7 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
     assert f"Landed on carrel/{name} as " in done.err
     assert git(project, "log", "-1", "--format=%an %s", f"carrel/{name}") == "Bob An idea"
     assert git(project, "status", "--porcelain") == ""
-    [landing] = json.loads(carrel.good("undo", "--list", "--json"))["landings"]
+    landing = json.loads(carrel.good("undo", "--list", "--json"))["landings"][0]
     assert landing["branch"] == f"carrel/{name}" and landing["id"] in carrel.good("undo", "--list")
     assert f"landed on carrel/{name}" in carrel.good("events", "--space", name)
     carrel.good("rm", name)

@@ -97,7 +97,7 @@ class LandingQueue:
                     hint=f"Land it by itself: carrel land {space.name}",
                 )
         for one in self._live.values():
-            if (one.space_id, one.branch) == (space.space_id, request.branch):
+            if not one.ended and (one.space_id, one.branch) == (space.space_id, request.branch):
                 raise LandingRefused(
                     f"{space.name} is in line for {request.branch!r} already.",
                     hint=f"Take it out of the line first: carrel queue --cancel {one.entry_id}",
@@ -114,14 +114,18 @@ class LandingQueue:
     async def list(self, caller: Caller, limit: int) -> Sequence[QueueEntry]:
         """Those that wait, in their order, and then those that have ended, the newest first."""
         require_admin(caller)
+        waiting = dict(self._live)
         ended = await self._store.queue(live=False, limit=limit)
-        return [*self._live.values(), *ended][:limit]
+        for one in ended:
+            # It may have ended meanwhile.
+            waiting.pop(one.entry_id, None)
+        return [*waiting.values(), *ended][:limit]
 
     async def cancel(self, caller: Caller, entry_id: str) -> QueueEntry:
         """Raises `QueueEntryNotFound`, `StateConflict` for one that lands just now."""
         require_admin(caller)
         entry = self._live.get(entry_id)
-        if entry is None:
+        if entry is None or entry.ended:
             raise QueueEntryNotFound(
                 f"Nothing in the queue has the id {entry_id[:64]!r}, or it has ended.",
                 hint="`carrel queue` lists it.",
@@ -160,7 +164,9 @@ class LandingQueue:
 
     async def _work(self, key: tuple[str, str], line: _Line) -> None:
         try:
-            while found := [one for one in self._live.values() if _key(one) == key]:
+            while found := [
+                one for one in self._live.values() if _key(one) == key and not one.ended
+            ]:
                 line.entry_id = found[0].entry_id
                 line.current = asyncio.create_task(self._land(found[0]))
                 await asyncio.wait((line.current,))
@@ -208,7 +214,7 @@ class LandingQueue:
 
         def record(landing: Landing) -> Record:
             entry = self._live.get(entry_id)
-            if entry is None:
+            if entry is None or entry.ended:
                 raise _Cancelled("It was cancelled.")
             changed = dataclasses.replace(entry, landing_id=landing.landing_id)
             self._live[entry_id] = changed
@@ -218,7 +224,7 @@ class LandingQueue:
 
     async def _failed(self, entry_id: str, error: CarrelError) -> None:
         entry = self._live.get(entry_id)
-        if entry is None:
+        if entry is None or entry.ended:
             return
         if error.details.get("moved") and entry.attempts < MOST_ATTEMPTS:
             await self._change(entry, landing_id="")
@@ -237,7 +243,7 @@ class LandingQueue:
     async def _end(self, entry: QueueEntry, state: QueueState, **changes: str) -> QueueEntry:
         now = self._journal.clock()
         ended = dataclasses.replace(entry, state=state, ended_at=now, **changes)  # type: ignore[arg-type]
-        self._live.pop(entry.entry_id, None)
+        self._live[entry.entry_id] = ended
         records: list[Record] = [ended]
         if state is not QueueState.LANDED:
             why = {"code": ended.code or "cancelled", "reason": ended.reason or "It was cancelled."}
@@ -247,6 +253,7 @@ class LandingQueue:
         except BaseException:
             self._live[entry.entry_id] = entry
             raise
+        self._live.pop(entry.entry_id, None)
         return ended
 
     def _event(self, type: EventType, entry: QueueEntry, **data: object) -> Record:

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from carrel.cli.publishing import Publication
+
 MOST_SHOWN = 20
 WAIT_S = 7 * 86400.0
 """For checks, which have their own limit."""
@@ -59,10 +61,12 @@ QUEUE = AnswerTable(
     Option("--worktree", "Write the changed files into your checkout too.", to="worktree"),
     Option("--resolve", "Let the agent of the space merge conflicts.", to="resolve"),
     Option("--queue", "Land them one after the other, unattended: see `carrel queue`."),
+    Option("--push REMOTE", "Push the branch there, with your own git."),
+    Option("--pr", "Open a pull request, with your own gh or glab; pushes to origin."),
     Option("--check COMMAND", "Land only if this ends well on the result.", to="check"),
     Option("--check-timeout TIME", "How long the check may run; 10m by default.", to="check_s"),
 )
-def land(call: VerbCall) -> None:
+def land(call: VerbCall) -> int:
     """Bring the work of a space into its project, as a commit on a branch.
 
     The work is merged with what the branch has by now. Your checkout is not touched, and
@@ -71,16 +75,36 @@ def land(call: VerbCall) -> None:
     if call.flag("squash") and call.flag("commits"):
         raise invalid("--squash and --commits cannot be used together.", "Give one of both.")
     spaces = call.texts("space")
+    publishes = bool(call.flag("pr") or call.text("push"))
     if call.flag("queue"):
+        if publishes:
+            raise invalid(
+                "What is in line lands when nobody is there to push it.",
+                "Leave --push and --pr out, and push the branch when it has landed.",
+            )
         made = call.ask("queue.add", content={**call.content(), "spaces": spaces})
         call.answer(made, QUEUE)
-        return
+        return 0
     if len(spaces) > 1:
         raise invalid("Several spaces land one after the other.", "Put them in line: --queue")
+    publication = _publication(call, spaces[0]) if publishes else None
     done = _land(call, spaces[0])
     if call.json:
         call.show(done)
-        return
+    else:
+        _tell(call, done)
+    return publication.publish(done) if publication is not None else 0
+
+
+def _publication(call: VerbCall, space: str) -> Publication:
+    from carrel.cli.publishing import Publication
+
+    found = Publication(call, space)
+    found.check()
+    return found
+
+
+def _tell(call: VerbCall, done: dict[str, Any]) -> None:
     for file in done["listed"][:MOST_SHOWN]:
         call.say(f"{file['kind']} {clean(file['path'])}")
     if (more := done["files"] - MOST_SHOWN) > 0:
