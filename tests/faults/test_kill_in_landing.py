@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from carrel.app.service import Services, open_service
 from carrel.config import Settings
 from carrel.domain.access import LOCAL
@@ -28,7 +30,7 @@ from tests.forking import forked
 from tests.launchers import fork_launchers, nursery
 from tests.load.clearing import end_everything
 from tests.review.conftest import Repository
-from tests.sampling import every
+from tests.sampling import EXHAUSTIVE, every
 from tests.service.rig import RUN_S
 
 CHILD_S = 90.0
@@ -109,6 +111,7 @@ async def check(data: Path, repository: Repository, first: str) -> None:
     repository.git("fsck", "--strict")
 
 
+@pytest.mark.timeout(1800 if EXHAUSTIVE else 300)
 async def test_killed_while_two_land(data: Path, tmp_path: Path) -> None:
     share_etc(data)
     repository = Repository(tmp_path / "greet")
