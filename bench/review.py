@@ -29,7 +29,11 @@ OWN_CPU, NATIVE_CPU = f"{OWN}, processor time", f"{NATIVE}, processor time"
 PROGRAM = "carrel diff, the program"
 MOST_TIMES = 1.5
 """As long as git takes, in processor time: that is what a loaded machine leaves comparable."""
+QUEUE, BY_HAND = "carrel: the queue", "git worktree add, merge, run true"
+MOST_QUEUE_TIMES = 2.0
 GIT_S = 120.0
+QUEUE_S = 600.0
+LOOK_S = 0.02
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -44,13 +48,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--files", type=positive, default=50_000, metavar="N")
     parser.add_argument("--bytes", type=positive, default=10_000, help="average size of a file")
     parser.add_argument("--changed", type=positive, default=100, help="files that are changed")
+    parser.add_argument("--landings", type=positive, default=10, help="spaces in the queue")
     parser.add_argument("--repeats", type=positive, default=10, help="diffs in each round")
     add_common_options(parser, rounds=3)
     return parser.parse_args()
 
 
 def measure(options: argparse.Namespace, place: Path) -> None:
-    names = ("files", "bytes", "changed", "repeats", "rounds")
+    names = ("files", "bytes", "changed", "landings", "repeats", "rounds")
     report = Report("review", {name: getattr(options, name) for name in names}, machine(place))
     project, board = place / "project", Board()
     make_project(project, Shape(options.files, options.bytes))
@@ -68,7 +73,15 @@ def measure(options: argparse.Namespace, place: Path) -> None:
                 own_diff(daemon, space, board, number)
                 native_diff(project, board, number)
                 program_diff(daemon, space, board, number)
+        git(project, "checkout", "-q", "--", ".")
+        for number in range(options.rounds):
+            say(f"the queue, round {number + 1} of {options.rounds}")
+            settle()
+            own_queue(daemon, project, options, board, number)
+            native_queue(project, place, options, board, number)
     report.add_times(board)
+    report.add_ratio(board, QUEUE, BY_HAND)
+    report.at_most("the queue", MOST_QUEUE_TIMES, "x", board.ratio(QUEUE, BY_HAND))
     report.add_ratio(board, OWN, NATIVE)
     report.add_ratio(board, OWN_CPU, NATIVE_CPU)
     report.add_ratio(board, PROGRAM, NATIVE)
@@ -124,6 +137,62 @@ def program_diff(daemon: Daemon, space: Space, board: Board, number: int) -> Non
         subprocess.run(
             [*words, "diff", space.id], stdout=subprocess.DEVNULL, timeout=GIT_S, check=True
         )
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
+    subprocess.run(["git", "-C", str(folder), *who, *words], timeout=GIT_S, check=True)
+
+
+def work(number: int, changed: int) -> dict[str, bytes]:
+    """What one of them adds: no two of them in the same file."""
+    return {f"landed-{number}-{at}.txt": b"line\n" * (at + 1) for at in range(changed)}
+
+
+def own_queue(
+    daemon: Daemon, project: Path, options: argparse.Namespace, board: Board, number: int
+) -> None:
+    spaces = [daemon.client.create(project) for _ in range(options.landings)]
+    for at, space in enumerate(spaces):
+        for path, content in work(at, options.changed).items():
+            space.files.write(path, content)
+    with board.timed(QUEUE, number):
+        ids = [space.id for space in spaces]
+        daemon.client.land(ids, branch=f"queue-{number}", check="true")
+        until = time.monotonic() + QUEUE_S
+        while any(one.state in ("waiting", "landing") for one in daemon.client.queue()):
+            if time.monotonic() > until:
+                raise RuntimeError("the queue stands still")
+            time.sleep(LOOK_S)
+    if [one for one in daemon.client.queue() if one.state != "landed"]:
+        raise RuntimeError("something did not land")
+    for space in spaces:
+        space.remove(force=True)
+
+
+def native_queue(
+    project: Path, place: Path, options: argparse.Namespace, board: Board, number: int
+) -> None:
+    """The work is on branches already, and the trees are removed when the time is taken."""
+    made = place / f"made-{number}"
+    git(project, "worktree", "add", "-q", "--detach", str(made))
+    for at in range(options.landings):
+        git(made, "checkout", "-q", "-b", f"work-{number}-{at}", "main")
+        for path, content in work(at, options.changed).items():
+            (made / path).write_bytes(content)
+        git(made, "add", "-A")
+        git(made, "commit", "-q", "-m", "work")
+    branch = f"hand-{number}"
+    git(project, "branch", branch, "main")
+    trees = [place / f"tree-{number}-{at}" for at in range(options.landings)]
+    with board.timed(BY_HAND, number):
+        for at, tree in enumerate(trees):
+            git(project, "worktree", "add", "-q", "--detach", str(tree), branch)
+            git(tree, "merge", "-q", "--no-ff", "-m", "land", f"work-{number}-{at}")
+            subprocess.run(["true"], cwd=tree, check=True)
+            git(tree, "update-ref", f"refs/heads/{branch}", "HEAD")
+    for tree in (made, *trees):
+        git(project, "worktree", "remove", "--force", str(tree))
 
 
 if __name__ == "__main__":

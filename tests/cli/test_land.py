@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import carrel as library
+from carrel.domain.errors import CheckFailed, QueueEntryNotFound
 from tests.cli.program import Program
 
 GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
@@ -18,6 +22,41 @@ def git(project: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+def test_push_and_pull_request(carrel: Program, project: Path, tmp_path: Path) -> None:
+    git(project, "init", "-q", "-b", "main")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "first")
+    name = carrel.good("new", str(project)).strip()
+    carrel.good("exec", name, "--", "sh", "-c", "echo idea > idea.txt")
+    missing = carrel("land", name, "--push", "origin")
+    assert missing.code == 4 and "no remote 'origin'" in missing.err
+    remote, programs = tmp_path / "remote.git", tmp_path / "bin"
+    git(project, "init", "-q", "--bare", str(remote))
+    git(project, "remote", "add", "origin", str(remote))
+    programs.mkdir()
+    for program in ("git", "sh"):
+        (programs / program).symlink_to(shutil.which(program) or "")
+    env = {"PATH": str(programs)}
+    missing = carrel("land", name, "--pr", env=env)
+    assert missing.code == 4 and "`gh` is not on your PATH" in missing.err
+    assert git(project, "branch", "--list", "carrel/*") == ""
+    assert carrel("land", name, "--pr", "--queue").code == 2
+    fake = programs / "gh"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
+    fake.chmod(0o755)
+    done = carrel("land", name, "--pr", "-m", "An idea\n\nA body.", env=env)
+    assert done.code == 0, done
+    branch = f"carrel/{name}"
+    told = ["pr", "create", "--head", branch, "--title", "An idea", "--body", "A body."]
+    assert done.out.split("\n")[1:10] == [str(project), *told]
+    assert git(remote, "rev-parse", branch) == git(project, "rev-parse", branch)
+    fake.write_text("#!/bin/sh\nexit 3\n")
+    carrel.good("exec", name, "--", "sh", "-c", "echo more > more.txt")
+    failed = carrel("land", name, "--pr", env=env)
+    assert failed.code == 1 and "gh pr create` ended with 3" in failed.err
+    assert git(remote, "show", f"{branch}:more.txt") == "more"
+
+
 def test_land_and_undo(carrel: Program, project: Path) -> None:
     git(project, "init", "-q", "-b", "main")
     git(project, "add", "-A")
@@ -26,7 +65,22 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
     refused = carrel("land", name)
     assert refused.code == 4 and "changed nothing" in refused.err
     carrel.good("exec", name, "--", "sh", "-c", "echo idea > idea.txt")
-    done = carrel("land", name, "-m", "An idea", "--author", "Bob <bob@example.org>")
+    failed = carrel("land", name, "--check", "cat idea.txt; echo no >&2; exit 7")
+    assert (failed.code, failed.out) == (4, ""), failed
+    assert failed.err.startswith("idea\nno\n") and "the check ended with 7" in failed.err
+    assert json.loads(carrel("land", name, "--check", "exit 7", "--json").err)["code"] == (
+        "check_failed"
+    )
+    done = carrel(
+        "land",
+        name,
+        "--check",
+        "test -e idea.txt",
+        "-m",
+        "An idea",
+        "--author",
+        "Bob <bob@example.org>",
+    )
     assert (done.code, done.out) == (0, "A idea.txt\n"), done
     assert f"Landed on carrel/{name} as " in done.err
     assert git(project, "log", "-1", "--format=%an %s", f"carrel/{name}") == "Bob An idea"
@@ -39,10 +93,30 @@ def test_land_and_undo(carrel: Program, project: Path) -> None:
     assert undone.code == 0 and f"carrel/{name} was removed" in undone.err
     assert carrel("undo", landing["id"]).code == 4
 
+    assert carrel("land", "a", "b").code == 2 and "--queue" in carrel("land", "a", "b").err
+    assert carrel("land", "a", "--squash", "--commits").code == 2
+    desks = [carrel.good("new", str(project), "--name", f"desk{n}").strip() for n in range(2)]
+    for desk in desks:
+        carrel.good("exec", desk, "--", "sh", "-c", f"echo x > {desk}.txt")
+    held = carrel.good("land", *desks, "--queue", "--check", "sleep 1000", "--json")
+    for entry in json.loads(held)["entries"][::-1]:
+        assert entry["branch"] == "carrel/queue" and entry["state"] == "waiting"
+        assert "does not land" in carrel("queue", "--cancel", entry["id"]).err
+    assert "cancelled" in carrel.good("queue") and carrel("queue", "--cancel", "qe_x").code == 3
+    carrel.good("rm", "--force", *desks)
+
     with library.Client(data=carrel.data) as client, client.space(str(project)) as space:
+        [entry] = client.land([space.id], check="exit 3")
+        with pytest.raises(QueueEntryNotFound):
+            client.cancel_landing("qe_x")
+        assert client.queue()[0].id == entry.id
+        client.cancel_landing(entry.id)
         space.files.write("more.txt", b"more\n")
         space.run(["sh", "-c", r"echo odd > $(printf 'odd \377')"])
-        made = space.land(branch="topic")
+        with pytest.raises(CheckFailed) as failure:
+            space.land(branch="topic", check="echo no; false", check_s=60.0)
+        assert failure.value.details["output"] == "no\n"
+        made = space.land(branch="topic", check="true")
         assert (made.branch, made.before, made.files) == ("topic", "", 2)
         assert [os.fsencode(one.path) for one in made.listed] == [b"more.txt", b"odd \xff"]
         assert client.landings()[0].id == made.id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -323,6 +324,17 @@ async def of_a_landing(talk: Talk, told: Told) -> None:
     await told(EventType.LANDED)
     good(talk.api("POST", "undo"))
     await told(EventType.UNDONE)
+    for words in (("init", "-q"), ("-c", "user.name=n", "-c", "user.email=m", "commit", "-q")):
+        rest = ("--allow-empty", "-m", "first") if "commit" in words else ()
+        subprocess.run(["git", *words, *rest], cwd=project, check=True)
+    kind = {"kind": "folder", "location": str(project)}
+    queued = talk.make(name="queued", project=kind)
+    good(talk.api("POST", f"spaces/{queued}/exec", {"argv": ["sh", "-c", "echo idea > idea"]}))
+    [entry] = good(talk.api("POST", "queue", {"spaces": [queued], "check": "exit 1"}))["entries"]
+    talk.tape.name(entry["id"], "qe_…")
+    await told(EventType.LANDING_QUEUED)
+    await told(EventType.LANDING_CHECKED)
+    await told(EventType.LANDING_RETURNED)
     await of_comments(talk, told, space)
     await of_a_take(talk, told, space)
 

@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL
+from carrel.domain.landing import Landing, LandRequest
+from carrel.domain.spaces import Space
 from tests.service.conftest import services
+from tests.service.rig import run
 from tests.trees.conftest import any_rig, copy_rig, driver_place, tree_launcher
 
 __all__ = ["any_rig", "copy_rig", "driver_place", "services", "tree_launcher"]
+
+
+WORK = (
+    "sed -i 's/line 3/agent 3/' a.txt; echo new > new.txt; rm old.txt; chmod +x src/b.py;"
+    " ln -s a.txt link; echo noise > x.log; git mv src/b.py src/c.py 2> /dev/null || :"
+)
+
+
+class Died(BaseException):
+    """As a process that is killed: nothing that comes after is done."""
+
+
+async def land(services: Services, space: Space, **asked: Any) -> Landing:
+    return (await services.landings.land(LOCAL, space.space_id, LandRequest(**asked)))[0]
+
+
+async def work(services: Services, space: Space, script: str) -> None:
+    record, said = await run(services, space, script)
+    assert record.exit is not None and record.exit.code == 0, said
 
 
 class Repository:

@@ -25,7 +25,7 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space
 from carrel.domain.trees import DIRECT
 from carrel.domain.undo import UndoRecord, UndoState
-from carrel.review.checkout import CheckoutFile, ProjectCheckout, _CheckoutWriter
+from carrel.review.checkout import CheckoutFile, CheckoutWriter, ProjectCheckout
 from carrel.service.takes import TakeRequest
 from tests.review.conftest import Repository
 from tests.service.rig import make, run
@@ -194,23 +194,23 @@ async def test_full_disk_and_killed_daemon(
     one, two = await pair(services, repository.path)
     await run(services, one, "rm old.txt; for n in 1 2 3; do echo $n > n$n; done; echo c > a.txt")
     before = await look(services, two)
-    real = _CheckoutWriter.bring
+    real = CheckoutWriter.bring
     for failing in range(1, 6):
         calls = 0
 
-        def bring(self: _CheckoutWriter, file: CheckoutFile, at: int = failing) -> None:
+        def bring(self: CheckoutWriter, file: CheckoutFile, at: int = failing) -> None:
             nonlocal calls
             calls += 1
             if calls == at:
                 raise InsufficientDisk("No room.", hint="Make some.")
             real(self, file)
 
-        monkeypatch.setattr(_CheckoutWriter, "bring", bring)
+        monkeypatch.setattr(CheckoutWriter, "bring", bring)
         with pytest.raises(InsufficientDisk):
             await take(services, one, two, ".")
         assert await look(services, two) == before
         assert not list((services.settings.data / "takes").iterdir())
-    monkeypatch.setattr(_CheckoutWriter, "bring", real)
+    monkeypatch.setattr(CheckoutWriter, "bring", real)
     leave = ProjectCheckout.bring
 
     def half(self: ProjectCheckout, first: str, last: str, *, whole: bool = False) -> None:

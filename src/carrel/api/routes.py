@@ -326,8 +326,10 @@ OPERATIONS = (
         optional=True,
         answer="LandingInfo",
         long=True,
+        waits=True,
         errors=(
             *("landing_refused", "landing_conflict", "landing_half_done", "nothing_to_land"),
+            "check_failed",
             *(*SPACE, *CHANGING, *PROJECT, "launcher_unavailable"),
         ),
     ),
@@ -393,6 +395,25 @@ OPERATIONS = (
         answer="CommentsSent",
         long=True,
         errors=("comment_refused", *STARTING_A_TURN),
+    ),
+    # The queue of landings
+    Operation(
+        *("queue.add", "POST", "/v1/queue", "admin"),
+        body="QueueBody",
+        answer="QueueList",
+        status=201,
+        errors=("landing_refused", "state_conflict", *SPACE),
+    ),
+    Operation(
+        *("queue.list", "GET", "/v1/queue", "admin"),
+        query="QueueQuery",
+        answer="QueueList",
+        again=True,
+    ),
+    Operation(
+        *("queue.cancel", "POST", "/v1/queue/{entry}/cancel", "admin"),
+        answer="QueueEntryInfo",
+        errors=("queue_entry_not_found", "state_conflict"),
     ),
     # Commands
     Operation(

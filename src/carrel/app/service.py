@@ -40,6 +40,7 @@ from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
 from carrel.review import comments as comment_lines
+from carrel.review.checks import CheckTrees
 from carrel.review.diff import TreeDiffs
 from carrel.review.export import TreeExports
 from carrel.review.landing import GitLander
@@ -50,8 +51,10 @@ from carrel.runtimes.recordings import FileRecordings
 from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
 from carrel.service.checkpoints import CheckpointBudget, Checkpoints
+from carrel.service.checks import LandingChecks
 from carrel.service.cleanup import Collector, Watch
 from carrel.service.comments import Comments
+from carrel.service.conflicts import ConflictTurns
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
 from carrel.service.diffs import SpaceDiffs
@@ -83,11 +86,12 @@ from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
-from carrel.service.operations.landings import LandingOperations
+from carrel.service.operations.landings import LandingOperations, QueueOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
+from carrel.service.queue import LandingQueue
 from carrel.service.reconciler import Reconciler
 from carrel.service.removal import Remover
 from carrel.service.requests import Requests
@@ -144,6 +148,7 @@ class Services:
     landings: Landings
     takes: Takes
     checkpoints: Checkpoints
+    queue: LandingQueue
     operations: Operations
 
 
@@ -188,6 +193,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.landings.take_up()
         await services.takes.take_up()
         await services.checkpoints.take_up()
+        await services.queue.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -201,6 +207,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             await services.collector.close()
             await services.reconciler.close()
             await services.requests.close()
+            await services.queue.close()
             await services.space_servers.close()
             await services.instances.close()
             await services.shared.tasks.close()
@@ -367,10 +374,12 @@ def _assemble(
             usual_agent=partial(usual_agent, frontends, keys),
         ),
     )
+    lander = GitLander(settings.data, app.bases, tree_reviews, personal.identity)
+    check_trees = CheckTrees(tree_reviews, lander)
     landings = Landings(
-        *(store, journal, spaces, open_spaces, shared),
-        GitLander(settings.data, app.bases, reviews.reviews, personal.identity),
-        turns.working,
+        *(store, journal, spaces, open_spaces, shared, lander, turns.working),
+        LandingChecks(creator, spaces, runs, shared, check_trees.check_out),
+        ConflictTurns(store, spaces, files, turns),
     )
     exporter = TreeExports(settings.data, app.bases, reviews.reviews, personal.identity)
     exporter.sweep()
@@ -386,6 +395,7 @@ def _assemble(
         CheckpointBudget(settings.checkpoints, settings.checkpoint_bytes),
     )
     turns.after_turn = checkpoints.after_turn
+    queue = LandingQueue(store, journal, spaces, landings)
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -429,6 +439,7 @@ def _assemble(
         landings=LandingOperations(landings, takes),
         comments=CommentOperations(comments, turn_operations.info),
         checkpoints=CheckpointOperations(checkpoints, views),
+        queue=QueueOperations(queue),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -459,6 +470,7 @@ def _assemble(
         landings=landings,
         takes=takes,
         checkpoints=checkpoints,
+        queue=queue,
         operations=operations,
     )
 

@@ -41,7 +41,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "review": ("diff",),
         "comments": ("comment", "comments"),
         "cp": ("cp",),
-        "land": ("land", "undo"),
+        "land": ("land", "queue", "undo"),
         "take": ("take", "export"),
         "checkpoints": ("checkpoint", "checkpoints", "rewind", "fork"),
     },

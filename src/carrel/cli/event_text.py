@@ -141,6 +141,11 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
     "checkpoint.rewound": lambda data: f"put back to {data.get('to')}",
     "space.forked": lambda data: f"forked from {data.get('from')}",
     "landing.landed": lambda data: f"landed on {data.get('branch')}",
+    "landing.queued": lambda data: f"is in line to land on {data.get('branch')}",
+    "landing.checked": lambda data: (
+        f"the check for {data.get('branch')} {'passed' if data.get('passed') else 'failed'}"
+    ),
+    "landing.returned": lambda data: f"does not land on {data.get('branch')}: {data.get('reason')}",
     "landing.undone": lambda data: f"the landing on {data.get('branch')} was taken back",
     "take.done": lambda data: f"{data.get('files')} files were taken from {data.get('from')}",
     "take.undone": lambda data: f"the take {data.get('take_id')} was taken back",

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
+from carrel.api.types.landings import LandOptions
 from carrel.api.types.spaces import SpaceOptions
 from carrel.client import models
 from carrel.client.address import find_address, starter
@@ -138,6 +139,24 @@ class AsyncClient:
     async def landings(self) -> list[models.Landing]:
         """The newest first."""
         return await self.link.call(list[models.Landing], "landings.list", member="landings")
+
+    async def land(
+        self, spaces: Sequence[str], **options: Unpack[LandOptions]
+    ) -> list[models.QueueEntry]:
+        """Puts spaces in line for a branch, `carrel/queue` if none is named: each is merged on the
+        result of the one before, checked, and landed or returned with the reason, unattended."""
+        content = {**options, "spaces": list(spaces)}
+        return await self.link.call(
+            list[models.QueueEntry], "queue.add", member="entries", content=content
+        )
+
+    async def queue(self) -> list[models.QueueEntry]:
+        """What is in line, in its order, and then what has ended, the newest first."""
+        return await self.link.call(list[models.QueueEntry], "queue.list", member="entries")
+
+    async def cancel_landing(self, entry: str) -> models.QueueEntry:
+        """Takes one out of the line. Raises `QueueEntryNotFound`, `StateConflict`."""
+        return await self.link.call(models.QueueEntry, "queue.cancel", entry)
 
     async def undo(self, landing: str = "") -> models.Landing:
         """Takes back a landing: the last one, or the one with this id. Raises `NotUndoable`."""

@@ -8,14 +8,16 @@ from dataclasses import asdict
 from typing import Unpack
 
 from carrel.api.types.agents import TurnOptions
+from carrel.api.types.landings import LandOptions
 from carrel.api.types.runs import CommandOptions
 from carrel.client import models, transfer
 from carrel.client.aio_link import AsyncLink
 from carrel.client.aio_streams import AsyncRunStream, run_through
 from carrel.client.exchange import ExchangeOutput, RunExchange, input_pieces, waits
-from carrel.client.http import HttpAnswer, operation
+from carrel.client.http import LONG_S, HttpAnswer, operation
 from carrel.client.models import MAX_OUTPUT, OutputCollector, OutputLost, RunResult
 from carrel.client.options import Input, command_content, diff_content, turn_content
+from carrel.domain.landing import CHECK_S, MOST_CHECKS
 from carrel.domain.runs import Stream
 from carrel.domain.spaces import Retention
 
@@ -191,13 +193,16 @@ class AsyncSpace:
         query = [("force", force)]
         return await self._link.call(models.Removal, "spaces.remove", self.id, query=query)
 
-    async def land(
-        self, *, branch: str = "", message: str = "", author: str = ""
-    ) -> models.Landing:
+    async def land(self, **options: Unpack[LandOptions]) -> models.Landing:
         """Brings its work into its project, on a branch. Raises `LandingError`s; the project is
-        then as it was."""
-        content = {"branch": branch, "message": message, "author": author}
-        return await self._link.call(models.Landing, "landings.land", self.id, content=content)
+        then as it was. With `check`, a command for the shell, only if that ends well on the result:
+        else `CheckFailed`, whose details have the end of its output."""
+        timeout_s = LONG_S
+        if options.get("check"):
+            timeout_s += MOST_CHECKS * options.get("check_s", CHECK_S)
+        return await self._link.call(
+            *(models.Landing, "landings.land", self.id), content=options, timeout_s=timeout_s
+        )
 
     async def take(self, *paths: str, into: str, force: bool = False) -> models.Take:
         """Brings files and folders that it has changed into another space. Raises `TakeRefused`

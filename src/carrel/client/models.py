@@ -28,6 +28,7 @@ from carrel.api.types.agents import TerminalInfo, TurnInfo
 from carrel.api.types.checkpoints import CheckpointInfo, ForkList
 from carrel.api.types.comments import CommentInfo
 from carrel.api.types.landings import LandingInfo, TakeInfo
+from carrel.api.types.queue import QueueEntryInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
 from carrel.api.types.spaces import (
@@ -77,6 +78,7 @@ __all__ = [
     "Progress",
     "Project",
     "Proof",
+    "QueueEntry",
     "Removal",
     "Report",
     "Resident",
@@ -101,6 +103,7 @@ Exit = ExitInfo
 Checkpoint = CheckpointInfo
 Forks = ForkList
 Landing = LandingInfo
+QueueEntry = QueueEntryInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
 Removal = RemovalInfo

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
+from carrel.api.types.landings import LandOptions
 from carrel.api.types.spaces import SpaceOptions
 from carrel.client import models
 from carrel.client.address import find_address, starter
@@ -139,6 +140,24 @@ class Client:
     def landings(self) -> list[models.Landing]:
         """The newest first."""
         return self.link.call(list[models.Landing], "landings.list", member="landings")
+
+    def land(
+        self, spaces: Sequence[str], **options: Unpack[LandOptions]
+    ) -> list[models.QueueEntry]:
+        """Puts spaces in line for a branch, `carrel/queue` if none is named: each is merged on the
+        result of the one before, checked, and landed or returned with the reason, unattended."""
+        content = {**options, "spaces": list(spaces)}
+        return self.link.call(
+            list[models.QueueEntry], "queue.add", member="entries", content=content
+        )
+
+    def queue(self) -> list[models.QueueEntry]:
+        """What is in line, in its order, and then what has ended, the newest first."""
+        return self.link.call(list[models.QueueEntry], "queue.list", member="entries")
+
+    def cancel_landing(self, entry: str) -> models.QueueEntry:
+        """Takes one out of the line. Raises `QueueEntryNotFound`, `StateConflict`."""
+        return self.link.call(models.QueueEntry, "queue.cancel", entry)
 
     def undo(self, landing: str = "") -> models.Landing:
         """Takes back a landing: the last one, or the one with this id. Raises `NotUndoable`."""

@@ -185,6 +185,10 @@ class Taking(Protocol):
         """It is not sent, or not as it is."""
         ...
 
+    def only_commits(self, oids: Collection[str]) -> None:
+        """Of what git has, these commits are sent and nothing else."""
+        ...
+
     def done(self) -> bytes:
         """Everything was sent but for what was skipped: for `Reviews.took`."""
         ...

@@ -99,6 +99,8 @@
     │   ├── LandingConflicts         landing_conflict: both sides changed the same
     │   ├── LandingHalfDone          landing_half_done: it went wrong, and so did taking it back
     │   ├── NothingToLand            nothing_to_land
+    │   ├── QueueEntryNotFound       queue_entry_not_found
+    │   ├── CheckFailed              check_failed: the command that was to check it ended badly
     │   └── NotUndoable              not_undoable
     ├── TakeRefused                  take_refused: files of a space cannot be taken into another
     ├── CommentError                 about comments on the files of spaces
@@ -693,6 +695,16 @@ class LandingHalfDone(LandingError):
 class NothingToLand(LandingError):
     code = "nothing_to_land"
     kind = CONFLICT
+
+
+class CheckFailed(LandingError):
+    code = "check_failed"
+    kind = CONFLICT
+
+
+class QueueEntryNotFound(LandingError):
+    code = "queue_entry_not_found"
+    kind = NOT_FOUND
 
 
 class NotUndoable(LandingError):

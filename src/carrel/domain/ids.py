@@ -6,7 +6,7 @@ import base64
 import re
 import secrets
 
-_PATTERN = re.compile(r"(sp|ru|in|ld|co|tk)_[a-z2-7]{12}")
+_PATTERN = re.compile(r"(sp|ru|in|ld|co|tk|ck|qe)_[a-z2-7]{12}")
 
 
 def new_id(prefix: str) -> str:
@@ -15,5 +15,5 @@ def new_id(prefix: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether it is an id of a space, a run, an instance, a landing, a comment or a take."""
+    """Whether it is an id of a space, a run, an instance, or of something of a review."""
     return _PATTERN.fullmatch(text) is not None

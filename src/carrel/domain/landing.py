@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -25,6 +25,22 @@ class LandingState(StrEnum):
     UNDONE = "undone"
 
 
+CHECK_S = 600.0
+"""For a check, unless more is asked for."""
+
+
+MOST_CHECKS = 5
+"""Of one landing, as the branch moves meanwhile."""
+
+
+@dataclass(frozen=True)
+class LandingCheck:
+    """A command for the shell that has to end well on the result before it lands."""
+
+    command: str
+    timeout_s: float = CHECK_S
+
+
 @dataclass(frozen=True)
 class LandRequest:
     """What a caller says about a landing."""
@@ -35,6 +51,13 @@ class LandRequest:
     """Of the commit; empty: one is made."""
     author: str = ""
     """As git writes it, `Name <mail>`; empty: the daemon's user."""
+    check: LandingCheck | None = None
+    commits: bool = False
+    """The agent's own commits land one by one, and the rest as a last one; else all as one."""
+    worktree: bool = False
+    """The files that change are written into the project's checkout too, whatever that is on."""
+    resolve: bool = False
+    """A conflict becomes the next turn of the space's agent."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +86,9 @@ class LandingPlace:
     project: str
     branch: str = ""
     kept: str = ""
+    worktree: str = ""
+    """The commit by which the project's checkout gets the files although it is not on the branch;
+    empty: it does not."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +111,15 @@ class Landing:
     files: int = 0
     undone_at: float | None = None
     kept: str = ""
+    worktree: str = ""
+    work: str = ""
+    """A commit of the space's files as they were. Nothing refers to it: git drops it some day."""
+    commits: tuple[str, ...] = ()
+    """The space's own that landed, then or before."""
 
     @property
     def place(self) -> LandingPlace:
-        return LandingPlace(self.project, self.branch, self.kept)
+        return LandingPlace(self.project, self.branch, self.kept, self.worktree)
 
 
 @dataclass(frozen=True)
@@ -99,6 +130,10 @@ class PreparedLanding:
     before: str
     after: str
     files: tuple[LandedFile, ...]
+    commits: tuple[str, ...] = ()
+    """The space's own that land with it, or have."""
+    work: str = ""
+    """See `Landing.work`."""
 
 
 class Lander(Protocol):
@@ -112,15 +147,18 @@ class Lander(Protocol):
         tree: Tree,
         request: LandRequest,
         sends: Callable[[str, os.stat_result], None],
+        earlier: Sequence[Landing] = (),
     ) -> PreparedLanding:
         """Puts the objects of the landing into the project's repository, where nothing refers to
-        them yet. `sends` is told of each file before its bytes are read. Raises `LandingRefused`,
-        `LandingConflicts`, `NothingToLand`."""
+        them yet. `sends` is told of each file before its bytes are read. `earlier` are landings of
+        the space, the newest first: what landed already is not merged again. Raises
+        `LandingRefused`, `LandingConflicts`, `NothingToLand`."""
         ...
 
     def move(self, place: LandingPlace, before: str, after: str) -> None:
         """Moves the branch, if it still is at `before` (empty: if there is none); an empty `after`
-        removes it. If the project's checkout is on it, the checkout goes along. Raises
+        removes it. If the project's checkout is on it, or the place says so, the checkout goes
+        along. Raises
         `LandingRefused` when the branch is elsewhere, or the checkout has changes of its own in
         files that differ; nothing has moved then. Raises `LandingHalfDone` when something went
         wrong and could not be taken back: `settle` is for that too."""

@@ -91,7 +91,8 @@ class SpaceRequest:
     transient: bool = False
     """Nothing is kept of it when it goes: no changes in the trash, no record."""
     setting_up: bool = False
-    """Set-up commands run in it, whose result others begin with. Never a caller's own word."""
+    """Set-up commands run in it, whose result others begin with, or a landing is checked. Never a
+    caller's own word."""
     follow_git: bool = False
     """Take what git needs from repositories outside that the project names."""
     home_tools: bool = True
@@ -199,7 +200,8 @@ class Space:
     transient: bool = False
     """Nothing is kept of it when it goes."""
     setting_up: bool = False
-    """Set-up commands run in it, whose result others begin with: only the service works in it."""
+    """Set-up commands run in it, whose result others begin with, or a landing is checked: only the
+    service works in it."""
     left_out: tuple[Skipped, ...] = ()
     """The first things of the project that it does not have."""
     guest: bool = False
@@ -216,6 +218,9 @@ class Space:
     """… but for what this names."""
     default_disk_bytes: int = 0
     """Its disk limit where none was asked for; 0: none."""
+    merged: Mapping[str, str] = field(default_factory=dict)
+    """Files of which its agent was given the project's version to merge, and the commit that has
+    it: see `carrel land --resolve`."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What its maker said of it, without keys; for people to read."""
 

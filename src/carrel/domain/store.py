@@ -12,6 +12,7 @@ from carrel.domain.comments import Comment
 from carrel.domain.events import Event, EventQuery, NewEvent
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
+from carrel.domain.queue import QueueEntry
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
@@ -65,6 +66,8 @@ class Forget:
     """Also what the store's own files still have of records as they were before: some had keys."""
     bare_requests_but: int | None = None
     """Of each caller's requests of which nothing else is left, all but the newest so many."""
+    queue_but: int | None = None
+    """Of the queue's entries that have ended, all but the newest so many."""
     details_of: str = ""
     """A caller: of its requests whose outcome was delivered, or of those whose outcome was not, the
     oldest details beyond `details_bytes`."""
@@ -89,6 +92,7 @@ Record = (
     | Comment
     | UndoRecord
     | Checkpoint
+    | QueueEntry
     | Forget
 )
 
@@ -192,6 +196,10 @@ class Store(Protocol):
 
     async def checkpoints(self, space_id: str = "") -> Sequence[Checkpoint]:
         """The newest first; without a space those whose rewind has not ended."""
+        ...
+
+    async def queue(self, *, live: bool, limit: int) -> Sequence[QueueEntry]:
+        """The newest first; those that wait or land, or those that have ended."""
         ...
 
     async def trash(self) -> Sequence[Trashed]:

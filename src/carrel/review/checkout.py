@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from carrel.domain.errors import CarrelError, LandingHalfDone, LandingRefused
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
 from carrel.review.project import ProjectRepository, held
-from carrel.review.work import GITLINK, LINK, MAX_CONVERTED
+from carrel.review.states import GITLINK, LINK, MAX_CONVERTED
 from carrel.trees.files import link_atomically, make_folder, status_of, write_atomically
 from carrel.trees.folders import Root
 from carrel.trees.paths import FOLDER, open_folder, path_errors
@@ -53,8 +53,9 @@ class CheckoutFile:
 
 class ProjectCheckout:
     """`folder` is the git folder with the index of the checkout at `place`; None: it has none, and
-    `repository` is ours, which has its files byte by byte. `hold` opens another folder than that
-    of a project. Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`,
+    `repository` is ours, which has its files byte by byte. One that is on another branch, and is
+    given the files all the same, is `loose`: its index stays as it is. `hold` opens another folder
+    than that of a project. Blocking. Raises `GitFailed`, `GitTimeout`, `InsufficientDisk`,
     `PathError`s."""
 
     def __init__(
@@ -63,7 +64,10 @@ class ProjectCheckout:
         folder: Path | None,
         place: Path,
         hold: Callable[[], AbstractContextManager[tuple[int, Owner]]] | None = None,
+        *,
+        loose: bool = False,
     ) -> None:
+        self._loose = loose
         self._repository = repository
         self._folder = folder
         self._place = place
@@ -71,19 +75,24 @@ class ProjectCheckout:
 
     def check(self, before: str, after: str) -> None:
         """Raises `LandingRefused` when a person's own changes are in the way."""
-        files = self._moved(before, after)
+        files = self.moved(before, after)
         staged = {one.path: one.old for one in files} if self._folder is None else self._staged()
         going = {one.path for one in files if one.old.mode}
         with self._hold() as (top, _), Root(os.dup(top)) as root:
             dirty = [
                 one.path
                 for one in files
-                if staged.get(one.path, Version(0, "")) != one.old
+                if not self._is_staged(one, staged)
                 or _as(root, one, exact=self._folder is None) != "old"
                 or (one.new.mode and _is_kept(root, one.path, going))
             ]
         if dirty:
             raise self._refusal(dirty)
+
+    def _is_staged(self, file: CheckoutFile, staged: Mapping[str, Version]) -> bool:
+        known = staged.get(file.path, Version(0, ""))
+        # What comes loose is staged by nobody, and may have been staged by a person when it goes.
+        return known == file.old or (self._loose and known == file.new)
 
     def _refusal(self, dirty: Sequence[str]) -> LandingRefused:
         names = ", ".join(dirty[:3]) + (", …" if len(dirty) > 3 else "")
@@ -114,28 +123,28 @@ class ProjectCheckout:
     def bring(self, before: str, after: str, *, whole: bool = False) -> None:
         """Writes what is still as `before` has it, and is idempotent: what a person changed since
         stays as it is; with `whole`, that is a `LandingRefused`."""
-        files = self._moved(before, after)
+        files = self.moved(before, after)
         told = []
         with self._hold() as (top, owner), self._repository.contents() as copy:
-            writer = _CheckoutWriter(top, owner, copy, exact=self._folder is None)
+            writer = CheckoutWriter(top, owner, copy, exact=self._folder is None)
             # What goes makes room for what comes: a file may become a folder.
             for one in sorted(files, key=lambda file: file.new.mode != 0):
                 try:
                     writer.bring(one)
-                except _Changed:
+                except ChangedMeanwhile:
                     if whole:
                         raise self._refusal([one.path]) from None
                     continue
                 row = b"%06o %s\t%s\0" % (one.new.mode, _name(one).encode(), os.fsencode(one.path))
                 told.append(row)
-        if self._folder is not None:
+        if self._folder is not None and not self._loose:
             self._git("update-index", "-z", "--index-info", input=b"".join(told))
 
     def _git(self, *words: str, input: bytes = b"") -> bytes:
         where = ("-c", "core.bare=false", f"--work-tree={self._place}")
         return self._repository.run(*where, *words, input=input, folder=self._folder)
 
-    def _moved(self, before: str, after: str) -> list[CheckoutFile]:
+    def moved(self, before: str, after: str) -> list[CheckoutFile]:
         words = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", before, after)
         fields = iter(self._repository.run(*words).split(b"\0"))
         found = []
@@ -175,12 +184,12 @@ def _is_below(path: str) -> bool:
     return not {"", ".", "..", ".git"} & set(path.split("/"))
 
 
-class _Changed(Exception):
+class ChangedMeanwhile(Exception):
     """A file is neither as it was nor as it becomes."""
 
 
 @dataclass(frozen=True)
-class _CheckoutWriter:
+class CheckoutWriter:
     """Works in one folder, whatever is put in its place meanwhile. `copy` writes an object's
     content into a file."""
 
@@ -191,16 +200,16 @@ class _CheckoutWriter:
     """Line ends are no matter of git's here."""
 
     def bring(self, file: CheckoutFile) -> None:
-        """Raises `_Changed`, OSError, `PathError`s."""
+        """Raises `ChangedMeanwhile`, OSError, `PathError`s."""
         now = self._now(file)
         if not now:
-            raise _Changed
+            raise ChangedMeanwhile
         if now == "new":
             return
         if file.new.mode:
             self._write(file)
         else:
-            self._remove(file.path)
+            self.remove(file.path)
 
     def _now(self, file: CheckoutFile) -> str:
         with Root(os.dup(self.top)) as root:
@@ -209,7 +218,7 @@ class _CheckoutWriter:
     def _expect_old(self, file: CheckoutFile) -> None:
         """Right before it is replaced: a large file took a while to write."""
         if self._now(file) != "old":
-            raise _Changed
+            raise ChangedMeanwhile
 
     @contextlib.contextmanager
     def _above(self, path: str, *, make: bool = False) -> Iterator[tuple[int, bytes]]:
@@ -220,7 +229,7 @@ class _CheckoutWriter:
         with Descriptor(open_folder(self.top, os.fsencode(above))) as folder:
             yield folder, os.fsencode(name)
 
-    def _remove(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         gone = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
         with contextlib.suppress(*gone), self._above(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
@@ -287,15 +296,19 @@ def _is(root: Root, path: str, version: Version, *, exact: bool) -> bool:
     if status is None or stat.S_ISDIR(status.st_mode):
         return not version.mode
     if stat.S_ISLNK(status.st_mode):
-        return version.mode == LINK and _hashed(root.link(path), version.oid) == version.oid
+        return version.mode == LINK and hashed(root.link(path), version.oid) == version.oid
     if not stat.S_ISREG(status.st_mode) or version.mode in (0, LINK):
         return False
-    if bool(status.st_mode & stat.S_IXUSR) != (version.mode == _PROGRAM):
+    if is_program(status.st_mode) != (version.mode == _PROGRAM):
         return False
     with Descriptor(root.open_file(path)) as file:
-        if _hash_of(file, status.st_size, version.oid) == version.oid:
+        if hash_of(file, status.st_size, version.oid) == version.oid:
             return True
         return not exact and _other_ends(file, status.st_size, version.oid)
+
+
+def is_program(mode: int) -> bool:
+    return bool(mode & stat.S_IXUSR)
 
 
 def _other_ends(file: int, size: int, oid: str) -> bool:
@@ -303,7 +316,7 @@ def _other_ends(file: int, size: int, oid: str) -> bool:
     if size > MAX_CONVERTED:
         return False
     content = os.pread(file, size, 0)
-    return b"\r\n" in content and _hashed(content.replace(b"\r\n", b"\n"), oid) == oid
+    return b"\r\n" in content and hashed(content.replace(b"\r\n", b"\n"), oid) == oid
 
 
 def _is_kept(root: Root, path: str, going: set[str]) -> bool:
@@ -350,12 +363,12 @@ def _name(file: CheckoutFile) -> str:
     return file.new.oid or "0" * len(file.old.oid)
 
 
-def _hashed(content: bytes, like: str) -> str:
+def hashed(content: bytes, like: str) -> str:
     hasher = hashlib.sha256 if len(like) == 64 else hashlib.sha1
     return hasher(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _hash_of(file: int, size: int, like: str) -> str:
+def hash_of(file: int, size: int, like: str) -> str:
     hasher = (hashlib.sha256 if len(like) == 64 else hashlib.sha1)(b"blob %d\0" % size)
     at = 0
     while piece := os.pread(file, _PIECE, at):

@@ -23,16 +23,16 @@ from carrel.domain.projects import GitReach
 from carrel.domain.spaces import Space
 from carrel.domain.tar import pack_header
 from carrel.domain.trees import Change, EntryType, ReviewQuery, Skipped, Tree, TreeDriver
+from carrel.review.commits import head_of
 from carrel.review.landing import (
     MOST_FILES,
-    _expect_change,
-    _fetch,
-    _head,
-    _look_through,
-    _merge,
-    _project_of,
-    _TreeWork,
+    TreeWork,
+    expect_change,
+    fetch_commit,
+    merge_states,
+    project_of,
 )
+from carrel.review.rules import look_through
 from carrel.review.takes import GITS
 from carrel.review.work import WorkRepositories, WorkRepository
 from carrel.trees.archives import LeftOut, Packer, gather
@@ -77,7 +77,7 @@ class TreeExports:
         skips: Callable[[Skipped], None],
     ) -> BinaryIO:
         changes = self._changes(space, driver, tree)
-        work = _TreeWork(driver, tree, changes, sends)
+        work = TreeWork(driver, tree, changes, sends)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tree_errors("write the export"):
             match request.format:
@@ -106,21 +106,22 @@ class TreeExports:
             )
         return list(found.listed)
 
-    def _patch(self, space: Space, work: _TreeWork, request: ExportRequest) -> BinaryIO:
+    def _patch(self, space: Space, work: TreeWork, request: ExportRequest) -> BinaryIO:
         _expect_names(work.changes)
         base = self._bases.get(work.tree.base_id)
         with open_roots(base.layers) as roots, self._works.open(None) as made:
-            first, now = work.states(made, "", Layers(roots, note_prefix()))
-            _expect_change(made, first, now)
-            _look_through(made, first, made.tree_of(now))
+            with work.read(Layers(roots, note_prefix())) as done:
+                [(first, now)] = made.states("", done)
+            expect_change(made, first, now)
+            look_through(made, first, made.tree_of(now))
             after = self._commit(made, made.tree_of(now), first, space, request)
             place = made.folder / "export"
             made.run(*_PATCH, f"--output={place}", after)
             return cast(BinaryIO, place.open("rb"))
 
-    def _bundle(self, space: Space, work: _TreeWork, request: ExportRequest) -> BinaryIO:
+    def _bundle(self, space: Space, work: TreeWork, request: ExportRequest) -> BinaryIO:
         _expect_names(work.changes)
-        project = _project_of(space)
+        project = project_of(space)
         try:
             remote = locate(project, RemoteTrust(GitReach.AGREED, self._data))
         except ProjectInvalid as error:
@@ -132,17 +133,19 @@ class TreeExports:
         with ExitStack() as stack:
             base = stack.enter_context(open_roots(self._bases.get(work.tree.base_id).layers))
             layers = Layers(base, note_prefix())
-            began = _head(LayerGitFiles(layers))
+            began = head_of(LayerGitFiles(layers))
             if began:
-                _fetch(mirror, began)
+                fetch_commit(mirror, began)
             known = mirror.folder if mirror.folder.exists() else None
             if known is not None:
                 stack.enter_context(mirror.reading())
             made = stack.enter_context(self._works.open(known))
-            first, now = work.states(made, began, layers)
-            merged = _merge(made, first, now, began)
-            _look_through(made, began, merged.tree)
-            after = self._commit(made, merged.tree, began, space, request)
+            with work.read(layers) as done:
+                [(first, now)] = made.states(began, done)
+            expect_change(made, first, now)
+            tree = merge_states(made, first, now, began)
+            look_through(made, began, tree)
+            after = self._commit(made, tree, began, space, request)
             branch = f"refs/heads/{BRANCHES}{space.name}"
             made.run("update-ref", branch, after)
             place = made.folder / "export"
@@ -162,7 +165,7 @@ class TreeExports:
         text = request.message.strip() or f"The work of {space.name}"
         return made.commit(tree, f"{text}\n\nCarrel-Space: {space.space_id}\n", parent, env=env)
 
-    def _tar(self, work: _TreeWork, skips: Callable[[Skipped], None]) -> BinaryIO:
+    def _tar(self, work: TreeWork, skips: Callable[[Skipped], None]) -> BinaryIO:
         with ExitStack() as stack:
             file = stack.enter_context(tempfile.TemporaryFile(dir=self._folder))
             for piece in gather(_packed(work, skips)):
@@ -181,7 +184,7 @@ def _expect_names(changes: Sequence[Change]) -> None:
             )
 
 
-def _packed(work: _TreeWork, skips: Callable[[Skipped], None]) -> Generator[bytes, None, None]:
+def _packed(work: TreeWork, skips: Callable[[Skipped], None]) -> Generator[bytes, None, None]:
     there = {one.path for one in work.changes if one.new_type in _FILES}
     gone = {one.path for one in work.changes if one.old_type in _FILES and one.path not in there}
     gone |= {one.old_path for one in work.changes if one.old_path is not None} - there

@@ -9,12 +9,10 @@ A checkout that is on the branch goes along (`checkout.py`); no other is touched
 from __future__ import annotations
 
 import os
-import posixpath
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carrel.domain.collaborators import Bases, Reviews
@@ -27,34 +25,34 @@ from carrel.domain.errors import (
     ProjectInvalid,
     RefNotFound,
 )
-from carrel.domain.landing import BRANCHES, LandedFile, LandingPlace, LandRequest, PreparedLanding
+from carrel.domain.landing import (
+    BRANCHES,
+    LandedFile,
+    Landing,
+    LandingPlace,
+    LandingState,
+    LandRequest,
+    PreparedLanding,
+)
 from carrel.domain.projects import GitReach, ProjectKind, is_address
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Change, ReviewQuery, Tree, TreeDriver
-from carrel.review.checkout import ProjectCheckout
+from carrel.review.checkout import CheckoutFile, ProjectCheckout
+from carrel.review.commits import agent_work, head_of
 from carrel.review.project import ProjectRepository, check_branch, held
-from carrel.review.work import GITLINK, LINK, Merged, WorkRepositories, WorkRepository
+from carrel.review.rules import GITS, SHOWN, expect_no_filter, look_through
+from carrel.review.states import AgentWork, SpaceWork
+from carrel.review.work import WorkRepositories, WorkRepository
 from carrel.trees.drivers.common import note_prefix, open_roots, tree_errors
 from carrel.trees.folders import Root
-from carrel.trees.git.history import OID
 from carrel.trees.git.mirror import Mirror
-from carrel.trees.git.object_store import LayerGitFiles, read_small
+from carrel.trees.git.object_store import LayerGitFiles
 from carrel.trees.git.remote import Remote, RemoteTrust, locate
 from carrel.trees.layers import Layers
 
 MOST_FILES = 200_000
 """Of one landing; each is named in memory."""
 _FETCH_S = 600.0
-_SHOWN = 20
-"""Conflicts and refusals that an error names."""
-_HEAD_BYTES = 4096
-_MOST_LINKS = 40
-"""As the kernel: who follows more gets nowhere."""
-_MOST_STEPS = 2_000_000
-"""Of all links of a tree, in a second or two."""
-_GITS = re.compile(r"(?:^|/)(?:\.git|git~\d+)(?:/|$)", re.IGNORECASE)
-"""Names that git refuses, since some file systems take them for its own folder."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 _WHO = re.compile(r"([^<>\n\0]+?)\s*<([^<>\n\0]+)>")
 
 
@@ -82,52 +80,89 @@ class GitLander:
         tree: Tree,
         request: LandRequest,
         sends: Callable[[str, os.stat_result], None],
+        earlier: Sequence[Landing] = (),
     ) -> PreparedLanding:
-        work = _TreeWork(driver, tree, self._changes(driver, tree), sends)
-        project = _project_of(space)
+        work = TreeWork(driver, tree, self._changes(driver, tree), sends, earlier)
+        project = project_of(space)
         if not os.path.lexists(os.path.join(project, ".git")) and _is_plain(space):
-            if request.branch:
+            if request.branch or request.commits:
                 raise LandingRefused(
-                    "The project has no git repository, and so no branches.",
-                    hint="Leave the branch out: the files themselves land.",
+                    "The project has no git repository, and so no branches and no commits.",
+                    hint="Leave these out: the files themselves land.",
                 )
             return self._prepare_files(project, work)
         branch = check_branch(request.branch or f"{BRANCHES}{space.name}")
         return self._prepare_branch(space, LandingPlace(project, branch), work, request)
 
     def _prepare_branch(
-        self, space: Space, place: LandingPlace, work: _TreeWork, request: LandRequest
+        self, space: Space, place: LandingPlace, work: TreeWork, request: LandRequest
     ) -> PreparedLanding:
         remote, repository = self._located(place)
-        _checkout_of(remote, repository, place.branch)
+        found = _checkout_of(remote, repository, place.branch)
         mirror = Mirror(self._data / "mirrors", remote, timeout_s=_FETCH_S)
         with ExitStack() as stack:
             base = stack.enter_context(open_roots(self._bases.get(work.tree.base_id).layers))
             layers = Layers(base, note_prefix())
-            began = _head(LayerGitFiles(layers))
+            began = head_of(LayerGitFiles(layers))
             before = repository.tip(place.branch)
             start = before or repository.tip(repository.current()) or began
-            for commit in dict.fromkeys((began, start)):
+            if request.worktree and found is None:
+                place = replace(place, worktree=_expect_checkout(remote, start))
+            for commit in dict.fromkeys((began, start, *space.merged.values())):
                 if commit:
-                    _fetch(mirror, commit)
+                    fetch_commit(mirror, commit)
+            last = work.last(repository, mirror, place.branch, start)
             known = mirror.folder if mirror.folder.exists() else None
             if known is not None:
                 stack.enter_context(mirror.reading())
             made = stack.enter_context(self._works.open(known))
-            first, now = work.states(made, began, layers)
-            merged = _merge(made, first, now, start)
-            files = _look_through(made, start, merged.tree)
-            _expect_no_filter(made, merged.tree, files)
-            after = self._commit(made, merged.tree, start, space, request)
-            repository.take(made.pack(after, start))
-        return PreparedLanding(place, before, after, files)
+            read = work.read(layers, space.merged, began if request.commits else None, last)
+            done = stack.enter_context(read)
+            pairs = made.states(began, done)
+            after, files = self._replay(made, done, pairs, start, space, request)
+            state = made.commit(made.tree_of(pairs[-1][1]), "")
+            repository.take(made.pack([after, state], start))
+        landed = tuple(one.oid for one in done.agent.commits)
+        return PreparedLanding(place, before, after, files, landed, state)
 
-    def _prepare_files(self, project: str, work: _TreeWork) -> PreparedLanding:
+    def _replay(
+        self,
+        made: WorkRepository,
+        done: SpaceWork,
+        pairs: Sequence[tuple[str, str]],
+        start: str,
+        space: Space,
+        request: LandRequest,
+    ) -> tuple[str, tuple[LandedFile, ...]]:
+        """The last commit of the landing, and what it changes. Each commit is looked through.
+        Raises `NothingToLand`, `LandingConflicts`, `LandingRefused`."""
+        after, steps = start, 0
+        if len(pairs) == 1 and not done.landed:
+            expect_change(made, *pairs[0])
+        for (first, now), commit in zip(pairs, (*done.new_commits, None), strict=True):
+            tree = merge_states(made, first, now, after)
+            if after and tree == made.tree_of(after):
+                continue
+            steps += 1
+            files = look_through(made, after, tree)
+            expect_no_filter(made, tree, files)
+            if commit is None:
+                after = self._commit(made, tree, after, space, request)
+            else:
+                after = made.commit_again(tree, after, commit, self._who())
+        if not steps:
+            raise NothingToLand(
+                "The project has all of the space's work.", hint="`carrel rm` removes the space."
+            )
+        return after, files if steps == 1 else look_through(made, start, made.tree_of(after))
+
+    def _prepare_files(self, project: str, work: TreeWork) -> PreparedLanding:
         base = self._bases.get(work.tree.base_id)
         with open_roots(base.layers) as roots, self._works.open(None) as made:
-            first, now = work.states(made, "", Layers(roots, note_prefix()))
-            _expect_change(made, first, now)
-            files = _look_through(made, first, made.tree_of(now))
+            with work.read(Layers(roots, note_prefix())) as done:
+                [(first, now)] = made.states("", done)
+            expect_change(made, first, now)
+            files = look_through(made, first, made.tree_of(now))
             place = LandingPlace(project, kept=str(self._works.keep(made)))
         return PreparedLanding(place, first, now, files)
 
@@ -147,13 +182,15 @@ class GitLander:
             raise LandingRefused(
                 f"The branch {place.branch!r} is checked out.", hint="Check out another one."
             )
+        found = found or _loose_checkout(remote, repository, place)
+        ends = (before or place.worktree, after or place.worktree)
         if found is not None:
-            found.check(before, after)
+            found.check(*ends)
         repository.move(place.branch, before, after, "carrel: land or undo")
         if found is None:
             return
         try:
-            found.bring_or_leave(before, after)
+            found.bring_or_leave(*ends)
         except LandingHalfDone:
             # The branch says where it goes on.
             raise
@@ -167,9 +204,20 @@ class GitLander:
         remote, repository = self._located(place)
         if repository.tip(place.branch) != after:
             return False
-        if before and after and (found := _checkout_of(remote, repository, place.branch)):
-            found.bring(before, after)
+        found = _checkout_of(remote, repository, place.branch)
+        found = found or _loose_checkout(remote, repository, place)
+        first, last = before or place.worktree, after or place.worktree
+        if first and last and found is not None:
+            found.bring(first, last)
         return True
+
+    def repository(self, place: LandingPlace) -> ProjectRepository:
+        """The one with the objects of a landing that was prepared."""
+        return ProjectRepository(Path(place.kept)) if place.kept else self._located(place)[1]
+
+    def changed(self, landing: PreparedLanding) -> list[CheckoutFile]:
+        """What landing it would change in a project without git."""
+        return _files_of(landing.place).moved(landing.before, landing.after)
 
     def forget(self, place: LandingPlace) -> None:
         if place.kept:
@@ -200,7 +248,7 @@ class GitLander:
                 hint="Let git ignore what need not be in the project.",
             )
         for change in found.listed:
-            if _GITS.search(change.path):
+            if GITS.search(change.path):
                 raise LandingRefused(
                     f"The work cannot land: git refuses the name {change.path!r}.",
                     hint="Rename it in the space, and land again.",
@@ -229,20 +277,57 @@ class GitLander:
 
 
 @dataclass(frozen=True)
-class _TreeWork:
+class TreeWork:
     """What a space changed, and where that is read."""
 
     driver: TreeDriver
     tree: Tree
     changes: Sequence[Change]
     sends: Callable[[str, os.stat_result], None]
+    earlier: Sequence[Landing] = ()
+    """Of the same space, the newest first."""
 
-    def states(self, made: WorkRepository, began: str, base: Layers) -> tuple[str, str]:
-        with Root(self.driver.open_root(self.tree)) as root, tree_errors("read the tree"):
-            return made.states(began, self.changes, base, root, self.sends)
+    def last(
+        self, repository: ProjectRepository, mirror: Mirror, branch: str, start: str
+    ) -> Landing | None:
+        """The one that `start`, where the branch is, stands on. What landed then is in the mirror
+        afterwards; git may have dropped it, which is as if it had not landed."""
+        for one in self.earlier:
+            here = one.branch == branch and one.state is LandingState.LANDED and one.work
+            if here and repository.is_ancestor(one.after, start):
+                with suppress(LandingRefused):
+                    fetch_commit(mirror, one.work)
+                    return one
+                return None
+        return None
+
+    @contextmanager
+    def read(
+        self,
+        base: Layers,
+        merged: Mapping[str, str] | None = None,
+        began: str | None = None,
+        last: Landing | None = None,
+    ) -> Iterator[SpaceWork]:
+        """With the commits that stand on `began`; None: as if there were none."""
+        with ExitStack() as stack, tree_errors("read the tree"):
+            root = stack.enter_context(Root(self.driver.open_root(self.tree)))
+            agent = AgentWork()
+            if began is not None:
+                agent = stack.enter_context(agent_work(root, began))
+            done = SpaceWork(self.changes, base, root, self.sends, agent, merged or {})
+            if last is not None:
+                done = replace(done, landed=last.work, landed_commits=last.commits)
+            if merged and done.new_commits:
+                raise LandingRefused(
+                    "The space has merged changes of the project, of which its commits know"
+                    " nothing.",
+                    hint="Land all of it as one commit: --squash",
+                )
+            yield done
 
 
-def _project_of(space: Space) -> str:
+def project_of(space: Space) -> str:
     """Raises `LandingRefused` for one that is not a folder of this machine."""
     project = space.project
     if project.kind is ProjectKind.GIT and is_address(project.location):
@@ -304,25 +389,25 @@ def _checkout_of(
     return ProjectCheckout(repository, remote.checkout, Path(remote.origin))
 
 
-def _head(files: LayerGitFiles) -> str:
-    """The commit that the project was on when the space began; empty: there was none."""
-    said = (read_small(files, ".git/HEAD", _HEAD_BYTES) or b"").strip()
-    for _ in range(5):
-        if OID.fullmatch(said):
-            return said.decode()
-        name = said.removeprefix(b"ref:").strip()
-        if not name.startswith(b"refs/") or b".." in name:
-            return ""
-        loose = (read_small(files, f".git/{os.fsdecode(name)}", _HEAD_BYTES) or b"").strip()
-        if not loose:
-            packed = read_small(files, ".git/packed-refs", 16 << 20) or b""
-            found = re.search(rb"^([0-9a-f]{40,64}) %s$" % re.escape(name), packed, re.MULTILINE)
-            loose = found[1] if found else b""
-        said = loose
-    return ""
+def _loose_checkout(
+    remote: Remote, repository: ProjectRepository, place: LandingPlace
+) -> ProjectCheckout | None:
+    """One that is given the files although it is not on the branch."""
+    if not place.worktree or remote.checkout is None:
+        return None
+    return ProjectCheckout(repository, remote.checkout, Path(remote.origin), loose=True)
 
 
-def _fetch(mirror: Mirror, commit: str) -> None:
+def _expect_checkout(remote: Remote, start: str) -> str:
+    if remote.checkout is None or not start or remote.common == Path(remote.origin):
+        raise LandingRefused(
+            "The project has no checkout, or no commit yet, for --worktree.",
+            hint="Leave --worktree out: the work lands on a branch.",
+        )
+    return start
+
+
+def fetch_commit(mirror: Mirror, commit: str) -> None:
     try:
         mirror.resolve(commit)
     except RefNotFound as error:
@@ -332,11 +417,10 @@ def _fetch(mirror: Mirror, commit: str) -> None:
         ) from error
 
 
-def _merge(work: WorkRepository, first: str, now: str, start: str) -> Merged:
-    """Raises `NothingToLand`, `LandingConflicts`."""
-    _expect_change(work, first, now)
+def merge_states(work: WorkRepository, first: str, now: str, start: str) -> str:
+    """The tree. Raises `LandingConflicts`."""
     if not start:
-        return Merged(work.tree_of(now))
+        return work.tree_of(now)
     merged = work.merge(first, now, start)
     if merged.conflicts:
         names = ", ".join(one.path for one in merged.conflicts[:3])
@@ -346,133 +430,15 @@ def _merge(work: WorkRepository, first: str, now: str, start: str) -> Merged:
             f" {names}{', …' if count > 3 else ''}.",
             hint="Have the agent merge the project's changes in the space, or land on another"
             " branch: carrel land --into BRANCH",
-            conflicts=[{"path": one.path, "text": one.text} for one in merged.conflicts[:_SHOWN]],
+            conflicts=[{"path": one.path, "text": one.text} for one in merged.conflicts[:SHOWN]],
             total=count,
+            commit=start,
         )
-    if merged.tree == work.tree_of(start):
-        raise NothingToLand(
-            "The project has all of the space's work.", hint="`carrel rm` removes the space."
-        )
-    return merged
+    return merged.tree
 
 
-def _expect_change(work: WorkRepository, first: str, now: str) -> None:
+def expect_change(work: WorkRepository, first: str, now: str) -> None:
     if work.tree_of(first) == work.tree_of(now):
         raise NothingToLand(
             "The space changed nothing of the project.", hint="`carrel changes` lists all of it."
         )
-
-
-def _look_through(work: WorkRepository, start: str, tree: str) -> tuple[LandedFile, ...]:
-    """What git takes and a checkout could be harmed by. Raises `LandingRefused`."""
-    empty = work.run("mktree").decode().strip()
-    found = work.changed(work.tree_of(start) if start else empty, tree)
-    new = [file for file, _ in found if file.kind != "D"]
-    problems = [
-        *filter(None, map(_problem, new)),
-        *_links_out(work.links(start) if start else {}, work.links(tree)),
-        *_twins(work, tree, [file.path for file in new]),
-    ]
-    if problems:
-        raise LandingRefused(
-            f"The work cannot land: {problems[0]}",
-            hint="Change it in the space, and land again.",
-            problems=problems[:_SHOWN],
-            total=len(problems),
-        )
-    return tuple(file for file, _ in found)
-
-
-def _expect_no_filter(work: WorkRepository, tree: str, files: Sequence[LandedFile]) -> None:
-    """New files would be kept as they are, where the project wants a pointer to them, or has them
-    encrypted. Raises `LandingRefused`."""
-    new = [file.path for file in files if file.kind == "A" and file.mode != LINK]
-    if found := work.filters(tree, new) if new else {}:
-        path, name = next(iter(found.items()))
-        raise LandingRefused(
-            f"The project keeps files such as {path!r} by a filter ({name}), and none runs here.",
-            hint="Take them out with `carrel cp`, and commit them with git in the project.",
-            problems=list(found)[:_SHOWN],
-            total=len(found),
-        )
-
-
-def _problem(file: LandedFile) -> str:
-    path = file.path
-    if _CONTROL.search(path):
-        return f"the name {path!r} has a control character or a backslash."
-    if file.mode == GITLINK:
-        return f"{path!r} is a repository of its own."
-    names = (".gitattributes", ".gitignore", ".gitmodules")
-    if file.mode == LINK and path.rpartition("/")[2].lower() in names:
-        return f"{path!r} is a link, which git would follow."
-    return ""
-
-
-def _links_out(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """Links of the landing that lead out, and those of the project that do because of it."""
-    if not after:
-        return
-    was, now = _Links(before), _Links(after)
-    for path, target in after.items():
-        problem = now.problem(path)
-        if problem and not (before.get(path) == target and was.problem(path)):
-            yield f"the link {path!r} {problem}, to {target[:200]!r}."
-
-
-class _Links:
-    """Where the links of a tree lead, each by way of others: `a/up/../x` is not in `a` when
-    `a/up` is a link."""
-
-    def __init__(self, links: Mapping[str, str]) -> None:
-        self._links = links
-        self._steps = _MOST_STEPS
-
-    def problem(self, path: str) -> str:
-        here = path.split("/")[:-1]
-        left = [path.rpartition("/")[2]]
-        followed = 0
-        while left:
-            self._steps -= 1
-            name = left.pop()
-            if name == "..":
-                if not here:
-                    return "leads out of the project"
-                here.pop()
-                continue
-            if name in ("", "."):
-                continue
-            if _GITS.fullmatch(name):
-                return "leads into git's own folder"
-            here.append(name)
-            target = self._links.get("/".join(here))
-            if target is None:
-                continue
-            here.pop()
-            followed += 1
-            if target.startswith("/"):
-                return "leads out of the project"
-            if followed > _MOST_LINKS:
-                return ""
-            if self._steps < 0:
-                return "is one of too many links through links"
-            left += reversed(target.split("/"))
-        return ""
-
-
-def _twins(work: WorkRepository, tree: str, paths: list[str]) -> Iterator[str]:
-    """New names that some file systems take for one that is there too."""
-    folders: dict[str, set[str]] = {}
-    for path in paths:
-        while path:
-            above, _, name = path.rpartition("/")
-            folders.setdefault(above, set()).add(name)
-            path = above
-    listed = work.names(tree)
-    for folder, names in folders.items():
-        seen: dict[str, str] = {}
-        for name in listed.get(folder, ()):
-            key = unicodedata.normalize("NFKC", name).casefold()
-            other = seen.setdefault(key, name)
-            if other != name and {other, name} & names:
-                yield f"{posixpath.join(folder, name)!r} and {other!r} differ only in their case."

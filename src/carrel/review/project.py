@@ -136,6 +136,14 @@ class ProjectRepository:
                 return oid
         return ""
 
+    def is_ancestor(self, old: str, new: str) -> bool:
+        """Whether a commit stands on another one; not if one of them is not there."""
+        try:
+            self._run("merge-base", "--is-ancestor", old, new)
+        except GitFailed:
+            return False
+        return True
+
     def current(self) -> str:
         """The branch that the checkout is on; empty: none."""
         try:
@@ -279,5 +287,5 @@ def _check_written(folder: Path, place: str) -> None:
 
 def moved(branch: str) -> LandingRefused:
     return LandingRefused(
-        f"The branch {branch!r} of the project has moved meanwhile.", hint="Try again."
+        f"The branch {branch!r} of the project has moved meanwhile.", hint="Try again.", moved=True
     )

@@ -8,11 +8,10 @@ nor its git folder is asked.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
-import stat
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +19,15 @@ from pathlib import Path
 
 from carrel.domain.errors import LandingRefused
 from carrel.domain.landing import LandedFile, LandingConflict
-from carrel.domain.trees import Change, EntryType
-from carrel.linux.descriptors import Descriptor
-from carrel.trees.differences import quoted
+from carrel.domain.trees import EntryType
+from carrel.review.states import (
+    GITLINK,
+    LINK,
+    AgentCommit,
+    SpaceWork,
+    StateImporter,
+    TreeEntry,
+)
 from carrel.trees.folders import Root
 from carrel.trees.git.process import feed_git, run_git
 from carrel.trees.layers import Layers
@@ -31,15 +36,13 @@ from carrel.trees.removal import remove_tree
 LOCAL_S = 600.0
 """Work on our own disk; a merge of 50,000 files takes a tenth of a second."""
 _PREFIX, _KEPT = ".land-", "kept-"
-_BEGAN, _NOW, _BEFORE = "refs/heads/began", "refs/heads/now", "refs/heads/before"
+_BEGAN, _NOW, _EARLIER = "refs/heads/began", "refs/heads/now", "refs/heads/earlier"
+_BEFORE, _AFTER = "refs/heads/before-", "refs/heads/after-"
 _IMPORT = (
     *("-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "core.fsync=none"),
     *("-c", "fastimport.unpackLimit=0", "fast-import", "--quiet", "--done"),
 )
 _MERGED_FILES = (EntryType.FILE, EntryType.SYMLINK)
-_PIECE = 1 << 20
-MAX_CONVERTED = 16 << 20
-"""Bytes of a file whose line ends are looked at; larger ones are taken as they are."""
 _COMMAND = 64 << 10
 """Bytes of one command's words; every kernel takes twice as much."""
 _MAX_SHOWN = 64 << 10
@@ -51,8 +54,6 @@ _POINTER = 1024
 """Bytes that a pointer to a large file never has."""
 _LFS = b"version https://git-lfs.github.com/spec/"
 _RAW = re.compile(rb":(\d{6}) (\d{6}) ([0-9a-f]+) ([0-9a-f]+) ([A-Z])\d*")
-LINK, GITLINK = 0o120000, 0o160000
-"""Modes of git's own."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,6 @@ class Merged:
 
     tree: str
     conflicts: tuple[LandingConflict, ...] = ()
-
-
-@dataclass(frozen=True)
-class TreeEntry:
-    """`size` is that of a file's content."""
-
-    mode: int
-    oid: str
-    size: int
 
 
 class WorkRepository:
@@ -95,30 +87,59 @@ class WorkRepository:
     def tree_of(self, commit: str) -> str:
         return self.one("rev-parse", "--verify", f"{commit}^{{tree}}")
 
-    def states(
-        self,
-        start: str,
-        changes: Iterable[Change],
-        base: Layers,
-        tree: Root,
-        sends: Callable[[str, os.stat_result], None],
-    ) -> tuple[str, str]:
-        """Two commits: the project as the space began with it, as far as the space changed it
-        since, and the space as it is now. The first stands on the commit `start`, if there is one:
-        what the person had not committed then is in both, and so in no difference of theirs."""
-        wanted = [one for one in changes if {one.old_type, one.new_type} & set(_MERGED_FILES)]
+    def states(self, start: str, work: SpaceWork) -> list[tuple[str, str]]:
+        """Pairs of commits, one for each new commit of the agent's and one for what it did not
+        commit: what it changed as that was before, and as it is then. The first stands on the
+        commit `start`, if there is one. What the person had not committed when the space was made
+        is in both of a pair, and so in no difference of theirs, and what landed before is too."""
+        wanted = [one for one in work.changes if {one.old_type, one.new_type} & set(_MERGED_FILES)]
         paths = {path for one in wanted for path in (one.path, one.old_path) if path is not None}
+        paths |= {path for one in work.agent.commits for path in one.files}
+        if work.landed:
+            before = self.tree_of(start) if start else self.empty_tree()
+            paths |= {file.path for file, _ in self.changed(before, work.landed)}
         known = self.blobs(start, paths) if start else {}
+        given = self._given(work, paths)
+        pairs: list[str] = []
         with feed_git(_IMPORT, folder=self.folder, timeout_s=LOCAL_S) as write:
-            importer = _StateImporter(write, known, self.sha256)
-            importer.begin(_BEGAN, start)
-            for path in sorted(paths):
-                importer.put_old(path, base)
-            importer.begin(_NOW, _BEGAN)
-            for path in sorted(paths):
-                importer.put_new(path, tree, sends)
+            importer = StateImporter(write, known, self.sha256)
+            touched: set[str] = set()
+            for number, commit in enumerate((*work.agent.commits, None)):
+                files = sorted(paths if commit is None else commit.files)
+                first, now = f"{_BEFORE}{number}", f"{_AFTER}{number}"
+                importer.begin(first, start)
+                is_new = commit is None or commit.oid not in work.landed_commits
+                for path in files if is_new else ():
+                    if path in given:
+                        importer.put_entry(path, given.pop(path))
+                    elif path not in touched:
+                        importer.put_old(path, work.base)
+                importer.begin(now, first)
+                for path in files:
+                    if commit is None:
+                        importer.put_new(path, work.tree, work.sends)
+                    else:
+                        importer.put_file(path, commit.files[path], work.agent.read)
+                touched.update(files)
+                pairs += [first, now] if is_new else []
+                start = now
             write(b"done\n")
-        return self.one("rev-parse", _BEGAN), self.one("rev-parse", _NOW)
+        found = self.one("rev-parse", *pairs).split("\n")
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _given(self, work: SpaceWork, paths: Collection[str]) -> dict[str, TreeEntry | None]:
+        """What the agent worked on where that is not the base: what has landed, and what it was
+        given of the project since."""
+        found: dict[str, TreeEntry | None] = {}
+        if work.landed:
+            found |= {**dict.fromkeys(paths), **self.entries(work.landed, paths)}
+        for commit in set(work.merged.values()):
+            here = [path for path, one in work.merged.items() if one == commit and path in paths]
+            found |= {**dict.fromkeys(here), **self.entries(commit, here)}
+        return {path: entry for path, entry in found.items() if path in paths}
+
+    def empty_tree(self) -> str:
+        return self.run("mktree").decode().strip()
 
     def three_states(
         self,
@@ -130,18 +151,18 @@ class WorkRepository:
     ) -> tuple[str, str, str]:
         """A commit each of what a base and two trees have at these paths."""
         with feed_git(_IMPORT, folder=self.folder, timeout_s=LOCAL_S) as write:
-            importer = _StateImporter(write, {}, self.sha256)
+            importer = StateImporter(write, {}, self.sha256)
             importer.begin(_BEGAN, "")
             for path in sorted(paths):
                 importer.put_old(path, base)
-            importer.begin(_BEFORE, "")
+            importer.begin(_EARLIER, "")
             for path in sorted(paths):
                 importer.put_new(path, target, lambda _path, _status: None)
             importer.begin(_NOW, "")
             for path in sorted(paths):
                 importer.put_new(path, source, sends)
             write(b"done\n")
-        began, before, now = (self.one("rev-parse", ref) for ref in (_BEGAN, _BEFORE, _NOW))
+        began, before, now = (self.one("rev-parse", ref) for ref in (_BEGAN, _EARLIER, _NOW))
         return began, before, now
 
     def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, tuple[str, bytes]]:
@@ -267,6 +288,20 @@ class WorkRepository:
         )
         return out.decode().strip()
 
+    def commit_again(
+        self, tree: str, parent: str, made: AgentCommit, committer: tuple[str, str]
+    ) -> str:
+        """A commit of the agent's with another tree: its author, date and message stay."""
+        now = int(time.time())
+        lines = [f"tree {tree}".encode(), *([f"parent {parent}".encode()] if parent else [])]
+        lines += [b"author " + made.author]
+        lines += [f"committer {committer[0]} <{committer[1]}> {now} +0000".encode()]
+        lines += [b"encoding " + made.encoding] if made.encoding else []
+        content = b"\n".join([*lines, b"", made.message])
+        return (
+            self.run("hash-object", "-t", "commit", "-w", "--stdin", input=content).decode().strip()
+        )
+
     def changed(self, before: str, after: str) -> list[tuple[LandedFile, str]]:
         """The files that differ between two trees, each with the name of its new content."""
         words = ["diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", before, after]
@@ -280,108 +315,13 @@ class WorkRepository:
             found.append((LandedFile(path, row[5].decode(), int(row[2], 8)), row[4].decode()))
         return found
 
-    def pack(self, after: str, *known: str) -> Path:
-        """A file with all objects of a commit that these have not."""
-        wanted = "".join(f"{line}\n" for line in (after, *(f"^{one}" for one in known if one)))
+    def pack(self, commits: list[str], known: str) -> Path:
+        """A file with all objects of these commits that another one has not."""
+        wanted = [*commits, *([f"^{known}"] if known else [])]
         words = ("pack-objects", "--revs", "--delta-base-offset", "-q", "landing")
-        name = self.run(*words, input=wanted.encode()).decode().strip()
+        lines = "".join(f"{line}\n" for line in wanted)
+        name = self.run(*words, input=lines.encode()).decode().strip()
         return self.folder / f"landing-{name}.pack"
-
-
-class _StateImporter:
-    """Writes the language of `git fast-import`: files as a commit has them, or as a tree does."""
-
-    def __init__(
-        self, write: Callable[[bytes], object], known: dict[str, tuple[str, bytes]], sha256: bool
-    ) -> None:
-        self._write = write
-        self._known = known
-        self._hash = hashlib.sha256 if sha256 else hashlib.sha1
-        self._converted: set[str] = set()
-        """Files that the project's repository has with other line ends than its checkout."""
-
-    def begin(self, ref: str, start: str) -> None:
-        head = f"commit {ref}\ncommitter carrel <carrel@localhost> 0 +0000\ndata 0\n"
-        self._write((head + (f"from {start}\n" if start else "")).encode())
-
-    def put_old(self, path: str, base: Layers) -> None:
-        entry = base.find(path)
-        if entry is None or entry.is_folder:
-            self._delete(path)
-        elif stat.S_ISLNK(entry.status.st_mode):
-            self._put(path, b"120000", entry.content.root.link(entry.content.path))
-        elif entry.is_file:
-            with Descriptor(entry.content.root.open_file(entry.content.path)) as file:
-                self._look(path, file)
-                self._file(path, entry.status.st_mode, file)
-        else:
-            self._delete(path)
-
-    def put_new(self, path: str, tree: Root, sends: Callable[[str, os.stat_result], None]) -> None:
-        status = tree.status(path)
-        if status is not None:
-            sends(path, status)
-        if status is None or stat.S_ISDIR(status.st_mode):
-            self._delete(path)
-        elif stat.S_ISLNK(status.st_mode):
-            self._put(path, b"120000", tree.link(path))
-        elif stat.S_ISREG(status.st_mode):
-            with Descriptor(tree.open_file(path)) as file:
-                self._file(path, status.st_mode, file)
-        else:
-            self._delete(path)
-
-    def _look(self, path: str, file: int) -> None:
-        """Whether the repository keeps this file as its checkout has it."""
-        oid, pointer = self._known.get(path, ("", b""))
-        size = os.fstat(file).st_size
-        if not oid or size > MAX_CONVERTED:
-            return
-        content = os.pread(file, size, 0)
-        if pointer and content != pointer:
-            raise LandingRefused(
-                f"The project keeps {path!r} in another store (git LFS), and the space changed it.",
-                hint="Take it out with `carrel cp`, and commit it with git in the project.",
-            )
-        if b"\r\n" not in content or self._name(content) == oid:
-            return
-        if self._name(content.replace(b"\r\n", b"\n")) == oid:
-            self._converted.add(path)
-
-    def _name(self, content: bytes) -> str:
-        return self._hash(b"blob %d\0" % len(content) + content).hexdigest()
-
-    def _file(self, path: str, mode: int, file: int) -> None:
-        kind = b"100755" if mode & stat.S_IXUSR else b"100644"
-        size = os.fstat(file).st_size
-        if path in self._converted and size <= MAX_CONVERTED:
-            self._put(path, kind, os.pread(file, size, 0).replace(b"\r\n", b"\n"))
-            return
-        self._write(b"M %s inline %s\ndata %d\n" % (kind, quoted(os.fsencode(path)), size))
-        for piece in _pieces(file, size, path):
-            self._write(piece)
-        self._write(b"\n")
-
-    def _put(self, path: str, mode: bytes, content: bytes) -> None:
-        name = quoted(os.fsencode(path))
-        self._write(b"M %s inline %s\ndata %d\n" % (mode, name, len(content)) + content + b"\n")
-
-    def _delete(self, path: str) -> None:
-        self._write(b"D %s\n" % quoted(os.fsencode(path)))
-
-
-def _pieces(file: int, size: int, path: str) -> Iterator[bytes]:
-    """Exactly `size` bytes: git was told so."""
-    at = 0
-    while at < size:
-        piece = os.pread(file, min(_PIECE, size - at), at)
-        if not piece:
-            raise LandingRefused(
-                f"{path!r} became shorter while it was read.",
-                hint="Wait until nothing writes it, or stop the space, and try again.",
-            )
-        yield piece
-        at += len(piece)
 
 
 def _batches(names: Iterable[str]) -> Iterator[list[str]]:

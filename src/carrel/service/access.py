@@ -44,8 +44,9 @@ def check_untouched(space: Space) -> None:
     works in it but the service, the owner included. `StateConflict`."""
     if space.setting_up:
         raise StateConflict(
-            f"{space.name} is where a project is set up; nobody else works in it.",
-            hint="Wait until the space that it is for is made. `carrel rm --force` gives it up.",
+            f"{space.name} is where a project is set up, or a landing checked; nobody else works"
+            " in it.",
+            hint="Wait until that is done. `carrel rm --force` gives it up.",
             state=str(space.state),
         )
 

@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
     CarrelError,
+    CheckFailed,
+    LandingConflicts,
     LandingHalfDone,
     LandingRefused,
     NotUndoable,
@@ -22,19 +25,22 @@ from carrel.domain.errors import (
 from carrel.domain.events import EventType, NewEvent
 from carrel.domain.ids import new_id
 from carrel.domain.landing import (
+    MOST_CHECKS,
     Lander,
     Landing,
+    LandingCheck,
     LandingPlace,
     LandingState,
     LandRequest,
     PreparedLanding,
 )
 from carrel.domain.spaces import Space
-from carrel.domain.store import Store
-from carrel.domain.trees import Skipped
+from carrel.domain.store import Record, Store
 from carrel.service.access import require_admin
+from carrel.service.checks import LandingChecks
+from carrel.service.conflicts import ConflictTurns
 from carrel.service.journal import Journal
-from carrel.service.open_spaces import OpenSpaces
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
 
@@ -43,6 +49,19 @@ MOST_KEPT = 50
 _BEGUN = (LandingState.BEGUN, LandingState.UNDOING)
 MOST_LOOKED = 1000
 """Landings that an undo is looked for among."""
+
+
+Also = Callable[[Landing], Record] | None
+"""See `Landings.land_now`."""
+
+
+@dataclass(frozen=True)
+class ReadyLanding:
+    """A landing that was prepared, and what of the space it takes out."""
+
+    opened: OpenSpace
+    prepared: PreparedLanding
+    taken: bytes
 
 
 class Landings:
@@ -55,8 +74,12 @@ class Landings:
         shared: Shared,
         lander: Lander,
         working: Callable[[str], str],
+        checks: LandingChecks,
+        conflicts: ConflictTurns,
     ) -> None:
         """`working` names the turn that runs in a space, if one does."""
+        self._conflicts = conflicts
+        self._checks = checks
         self._working = working
         self._store = store
         self._journal = journal
@@ -73,46 +96,151 @@ class Landings:
         space = await self._spaces.existing(caller, word)
         # The project is the owner's.
         require_admin(caller)
+        self.check(space, request)
+        return await self.land_now(caller, space, request)
+
+    def check(self, space: Space, request: LandRequest) -> None:
+        """Raises what can be said before anything is looked at."""
         if self._working(space.space_id):
             raise LandingRefused(
                 f"The agent of {space.name} is at work: half of what it does would land.",
                 hint="Wait for the end of its turn (carrel turns), or stop it: carrel interrupt",
             )
-        return await self._tasks.see_through(self._land(caller, space, request))
+        if request.resolve and request.commits:
+            raise LandingRefused(
+                "What an agent merges lands as one commit.",
+                hint="Leave out --commits or --resolve.",
+            )
+
+    async def land_now(
+        self,
+        caller: Caller,
+        space: Space,
+        request: LandRequest,
+        also: Callable[[Landing], Record] | None = None,
+    ) -> tuple[Landing, PreparedLanding]:
+        """`also` gives what is written down together with the landing, before the project is
+        touched; what it raises ends the landing."""
+        try:
+            return await self._land_somehow(caller, space, request, also)
+        except LandingConflicts as error:
+            if not request.resolve:
+                raise
+            turn = await self._conflicts.begin(caller, space, error)
+            raise LandingConflicts(
+                error.message,
+                hint=f"The agent merges it in its turn {turn}: when that has ended (carrel turns"
+                f" {space.name}), look at it with `carrel diff {space.name}`, and land again.",
+                **{**error.details, "turn": turn},
+            ) from error
+
+    async def _land_somehow(
+        self, caller: Caller, space: Space, request: LandRequest, also: Also
+    ) -> tuple[Landing, PreparedLanding]:
+        if request.check is None:
+            return await self._tasks.see_through(self._land(caller, space, request, also))
+        return await self._land_checked(caller, space, request, request.check, also)
 
     async def _land(
-        self, caller: Caller, space: Space, request: LandRequest
+        self, caller: Caller, space: Space, request: LandRequest, also: Also
     ) -> tuple[Landing, PreparedLanding]:
+        async with self._alone_in(space):
+            ready = await self._prepare(caller, space, request)
+            return await self._finish(ready, also), ready.prepared
+
+    async def _land_checked(
+        self,
+        caller: Caller,
+        space: Space,
+        request: LandRequest,
+        check: LandingCheck,
+        also: Also,
+    ) -> tuple[Landing, PreparedLanding]:
+        """Nobody waits for the check but who asked for it: if the branch moves meanwhile, the work
+        is merged with that and checked again."""
+        for _ in range(MOST_CHECKS):
+            ready = await self._tasks.see_through(self._prepare_alone(caller, space, request))
+            try:
+                await self._checks.run(space, ready.prepared, check)
+            except BaseException as error:
+                await asyncio.to_thread(self._lander.forget, ready.prepared.place)
+                if isinstance(error, CheckFailed):
+                    await self._tell_checked(ready, passed=False)
+                raise
+            await self._tell_checked(ready, passed=True)
+            try:
+                done = await self._tasks.see_through(self._finish_alone(ready, also))
+                return done, ready.prepared
+            except LandingRefused as error:
+                if not error.details.get("moved"):
+                    raise
+        raise LandingRefused(
+            f"The branch moved during each of {MOST_CHECKS} checks.",
+            hint="Land again when less lands there, or land by the queue: --queue",
+        )
+
+    @contextlib.asynccontextmanager
+    async def _alone_in(self, space: Space) -> AsyncIterator[None]:
         async with (
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
         ):
             await self._settle_half_done(space.project.location)
-            opened = await self._open_spaces.of(space)
-            taking = await self._spaces.taking(caller, opened, "")
-            taking.skips(Skipped(".git", "commits do not land"))
-            prepared = await self._open_spaces.look(
-                opened,
-                lambda: self._lander.prepare(
-                    space, opened.driver, opened.tree, request, taking.sends
-                ),
-            )
-            landing = Landing(
-                landing_id=new_id("ld"),
-                space_id=space.space_id,
-                name=space.name,
-                project=prepared.place.project,
-                branch=prepared.place.branch,
-                kept=prepared.place.kept,
-                before=prepared.before,
-                after=prepared.after,
-                created_at=self._journal.clock(),
-                files=len(prepared.files),
-            )
-            await self._store.write(landing)
-            done = await self._move(landing)
-            await asyncio.to_thread(self._spaces.took, opened, taking.done())
-        return done, prepared
+            yield
+
+    async def _prepare_alone(
+        self, caller: Caller, space: Space, request: LandRequest
+    ) -> ReadyLanding:
+        async with self._alone_in(space):
+            return await self._prepare(caller, space, request)
+
+    async def _tell_checked(self, ready: ReadyLanding, *, passed: bool) -> None:
+        space_id, branch = ready.opened.space.space_id, ready.prepared.place.branch
+        told = {"branch": branch, "passed": passed}
+        await self._store.write(
+            NewEvent(EventType.LANDING_CHECKED, space_id, told, self._journal.clock())
+        )
+
+    async def _finish_alone(self, ready: ReadyLanding, also: Also) -> Landing:
+        async with self._alone_in(ready.opened.space):
+            return await self._finish(ready, also)
+
+    async def _prepare(self, caller: Caller, space: Space, request: LandRequest) -> ReadyLanding:
+        opened = await self._open_spaces.of(space)
+        taking = await self._spaces.taking(caller, opened, "")
+        known = await self._store.landings(limit=MOST_LOOKED)
+        earlier = [one for one in known if one.space_id == space.space_id]
+        prepared = await self._open_spaces.look(
+            opened,
+            lambda: self._lander.prepare(
+                space, opened.driver, opened.tree, request, taking.sends, earlier
+            ),
+        )
+        taking.only_commits(prepared.commits)
+        return ReadyLanding(opened, prepared, taking.done())
+
+    async def _finish(self, ready: ReadyLanding, also: Also) -> Landing:
+        prepared, space = ready.prepared, ready.opened.space
+        landing = Landing(
+            landing_id=new_id("ld"),
+            space_id=space.space_id,
+            name=space.name,
+            project=prepared.place.project,
+            branch=prepared.place.branch,
+            kept=prepared.place.kept,
+            worktree=prepared.place.worktree,
+            before=prepared.before,
+            after=prepared.after,
+            created_at=self._journal.clock(),
+            files=len(prepared.files),
+            work=prepared.work,
+            commits=prepared.commits,
+        )
+        await self._store.write(landing, *([] if also is None else [also(landing)]))
+        done = await self._move(landing)
+        await asyncio.to_thread(self._spaces.took, ready.opened, ready.taken)
+        await self._spaces.note_merged(space.space_id, {})
+        return done
 
     async def _move(self, landing: Landing) -> Landing:
         try:

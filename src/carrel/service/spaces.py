@@ -663,6 +663,12 @@ class Spaces:
             opened = await self._open_spaces.of(self._journal.current(space_id))
             await asyncio.to_thread(self._reviews.reviews.forget_taken, opened.tree)
 
+    async def note_merged(self, space_id: str, merged: Mapping[str, str]) -> None:
+        """See `Space.merged`. Nothing is to be done for a space that is gone."""
+        space = self._journal.staying(space_id)
+        if space is not None and space.merged != merged:
+            await self._journal.write(self._journal.amend(space_id, merged=dict(merged)))
+
     async def usage(self, caller: Caller, space: Space, *, disk: bool = True) -> SpaceUsage:
         opened = await self._open_spaces.of(space)
         sandbox = await opened.runtime.usage(opened.sandbox)

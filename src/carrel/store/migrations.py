@@ -238,9 +238,19 @@ CREATE INDEX checkpoints_of ON checkpoints (space_id, created_at, checkpoint_id)
 CREATE INDEX checkpoints_open ON checkpoints (rewinding) WHERE rewinding = 1;
 """
 
+_ELEVENTH = """
+CREATE TABLE landing_queue (
+    place INTEGER NOT NULL PRIMARY KEY,
+    entry_id TEXT NOT NULL UNIQUE,
+    live INTEGER NOT NULL,
+    document TEXT NOT NULL
+){strict};
+CREATE INDEX landing_queue_live ON landing_queue (live, place);
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH),
-    *(_EIGHTH, _NINTH, _TENTH),
+    *(_EIGHTH, _NINTH, _TENTH, _ELEVENTH),
 )
 
 

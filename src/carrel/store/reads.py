@@ -13,6 +13,7 @@ from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
+from carrel.domain.queue import QueueEntry
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
@@ -278,6 +279,11 @@ def undo_records(connection: sqlite3.Connection, limit: int) -> list[UndoRecord]
 def comments(connection: sqlite3.Connection, space_id: str) -> list[Comment]:
     sql = "SELECT document FROM comments WHERE space_id = ? ORDER BY created_at, comment_id"
     return _all(connection, Comment, sql, space_id)
+
+
+def queue(connection: sqlite3.Connection, live: bool, limit: int) -> list[QueueEntry]:
+    sql = "SELECT document FROM landing_queue WHERE live = ? ORDER BY place DESC LIMIT ?"
+    return _all(connection, QueueEntry, sql, int(live), limit)
 
 
 def count(connection: sqlite3.Connection) -> dict[SpaceState, int]:

@@ -19,6 +19,7 @@ from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import Event, EventQuery
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
+from carrel.domain.queue import QueueEntry
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
@@ -205,6 +206,9 @@ class SqliteStore:
 
     async def comments(self, space_id: str) -> Sequence[Comment]:
         return await self._read(partial(reads.comments, space_id=space_id))
+
+    async def queue(self, *, live: bool, limit: int) -> Sequence[QueueEntry]:
+        return await self._read(partial(reads.queue, live=live, limit=limit))
 
     async def trash(self) -> Sequence[Trashed]:
         return await self._read(reads.trash)

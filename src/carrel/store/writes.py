@@ -20,6 +20,7 @@ from carrel.domain.events import Event, NewEvent
 from carrel.domain.instances import LIVE as LIVE_INSTANCES
 from carrel.domain.instances import Instance
 from carrel.domain.landing import Landing
+from carrel.domain.queue import QueueEntry
 from carrel.domain.requests import Request, RequestDetails
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
@@ -185,6 +186,14 @@ PUT_UNDO_RECORD = """
 INSERT INTO undo_records (undo_id, created_at, document) VALUES (?, ?, ?)
 ON CONFLICT (undo_id) DO UPDATE SET document = excluded.document
 """
+PUT_QUEUE_ENTRY = """
+INSERT INTO landing_queue (entry_id, live, document) VALUES (?, ?, ?)
+ON CONFLICT (entry_id) DO UPDATE SET live = excluded.live, document = excluded.document
+"""
+PRUNE_QUEUE = """
+DELETE FROM landing_queue WHERE live = 0 AND place NOT IN
+    (SELECT place FROM landing_queue WHERE live = 0 ORDER BY place DESC LIMIT ?)
+"""
 PRUNE_EVENTS = """
 DELETE FROM events WHERE seq < min((SELECT min(seq) FROM events) + :most,
                                    (SELECT max(seq) FROM events) - :keep + 1)
@@ -205,6 +214,7 @@ Kept = (
     | Comment
     | UndoRecord
     | Checkpoint
+    | QueueEntry
 )
 Value = str | bytes | float | None
 
@@ -282,6 +292,8 @@ def _put(record: Kept, document: str) -> RecordStatement:
             return RecordStatement(PUT_CHECKPOINT, (*named, at, record.rewinding, document))
         case Landing(landing_id=landing_id, created_at=at):
             return RecordStatement(PUT_LANDING, (column(landing_id), at, document))
+        case QueueEntry(entry_id=entry_id):
+            return RecordStatement(PUT_QUEUE_ENTRY, (column(entry_id), not record.ended, document))
 
         case Comment(comment_id=comment_id, space_id=space_id, created_at=at):
             names = (column(comment_id), column(space_id))
@@ -355,6 +367,8 @@ def _forget(what: Forget) -> list[RecordStatement]:
     if what.bare_requests_but is not None:
         statements.append(RecordStatement(PRUNE_REQUESTS, (what.bare_requests_but,)))
         statements.append(RecordStatement(DROP_DETAILS, ()))
+    if what.queue_but is not None:
+        statements.append(RecordStatement(PRUNE_QUEUE, (what.queue_but,)))
     if what.details_of:
         limits = (column(what.details_of), what.details_delivered, what.details_bytes)
         statements.append(RecordStatement(PRUNE_DETAILS, limits))

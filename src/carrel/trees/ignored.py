@@ -63,6 +63,10 @@ class IgnoredFiles:
         raw = os.fsencode(_within(path, top))
         return all(names is not None and raw not in names for names in tracked)
 
+    def has_folder(self, path: str) -> bool:
+        """Whether git ignores all of this folder that it does not have in its index."""
+        return self._folder(path)[0]
+
     def is_untracked(self, path: str) -> bool:
         """Whether git does not have this file in its index now, as far as that can be read."""
         top = self._folder(split(path)[0])[1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -419,6 +419,9 @@ class Sending:
     def skips(self, skipped: Skipped) -> None:
         if skipped.why != SPECIAL and len(self._left_out) <= _MOST_LEFT_OUT:
             self._left_out.add(join(self._above, skipped.path))
+
+    def only_commits(self, oids: Collection[str]) -> None:
+        self.commits = [_line("", (oid,)) for oid in oids]
 
     def done(self) -> bytes:
         left = self._left_out

@@ -105,6 +105,9 @@ ROUTES = [
     Route("GET", "/v1/spaces/{space}/comments", "hidden"),
     Route("DELETE", "/v1/spaces/{space}/comments/{comment}", "hidden"),
     Route("POST", "/v1/spaces/{space}/comments/send", "hidden"),
+    Route("POST", "/v1/queue", "admin", body={"spaces": ["hidden"]}),
+    Route("GET", "/v1/queue", "admin"),
+    Route("POST", "/v1/queue/{entry}/cancel", "admin"),
     Route("GET", "/v1/trash", "own"),
     Route("POST", "/v1/trash/{space}/restore", "hidden"),
     Route("GET", "/v1/inbox", "own"),
@@ -251,7 +254,7 @@ def _ask(daemon: Daemon, space: str) -> None:
 def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
-    words |= {"comment": "co_none"}
+    words |= {"comment": "co_none", "entry": "qe_x"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}

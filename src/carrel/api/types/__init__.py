@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any
 
 MODULES = (
-    *("admin", "agents", "checkpoints", "comments", "instances", "landings", "requests"),
-    *("review", "runs"),
+    *("admin", "agents", "checkpoints", "comments", "instances", "landings", "queue"),
+    *("requests", "review", "runs"),
     "spaces",
 )
 

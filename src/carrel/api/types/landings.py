@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
 from carrel.api.types.common import Answer, Body, Moment, PathText, Query
-from carrel.domain.landing import LandedFile, LandingState
+from carrel.domain.landing import CHECK_S, LandedFile, LandingState
 
 MOST_LISTED = 1000
 
@@ -19,6 +19,29 @@ class LandBody(Body, frozen=True, kw_only=True):
     """Of the commit."""
     author: Annotated[str, Meta(max_length=500)] = ""
     """As `Name <mail>`; empty: the daemon's user, as git knows it."""
+    check: Annotated[str, Meta(max_length=100_000)] = ""
+    """A command for the shell, which has to end well on the result before it lands."""
+    check_s: Annotated[float, Meta(gt=0, le=86400)] = CHECK_S
+    """For how long it may run."""
+    commits: bool = False
+    """The commits that were made in the space land one by one; else all as one."""
+    worktree: bool = False
+    """The files that change are written into the project's checkout too, whatever that is on."""
+    resolve: bool = False
+    """A conflict becomes the next turn of the space's agent: the error's `turn`."""
+
+
+class LandOptions(TypedDict, total=False):
+    """As `LandBody`, for Python."""
+
+    branch: str
+    message: str
+    author: str
+    check: str
+    check_s: float
+    commits: bool
+    worktree: bool
+    resolve: bool
 
 
 class TakeBody(Body, frozen=True, kw_only=True):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from carrel.cli.call import VerbCall
+from carrel.cli.call import VerbCall, invalid
 from carrel.cli.output import AnswerTable, clean
-from carrel.cli.spec import SPACE, Argument, Option, Verb
+from carrel.cli.spec import SOME_SPACES, Argument, Option, Verb
 from carrel.cli.values import age_of
+from carrel.domain.errors import CarrelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from carrel.cli.publishing import Publication
 
 MOST_SHOWN = 20
+WAIT_S = 7 * 86400.0
+"""For checks, which have their own limit."""
 SHORT_ID = 12
 
 LANDINGS = AnswerTable(
@@ -28,28 +37,112 @@ LANDINGS = AnswerTable(
 )
 
 
+QUEUE = AnswerTable(
+    "entries",
+    {
+        "ID": "id",
+        "SPACE": "name",
+        "BRANCH": "branch",
+        "STATE": "state",
+        "SINCE": lambda one: age_of(one["ended_at"] or one["created_at"]),
+        "REASON": lambda one: one["reason"] or "",
+    },
+    shrink=("REASON", "BRANCH", "SPACE"),
+    empty="Nothing waits.",
+)
+
+
 @Verb(
-    SPACE,
+    SOME_SPACES,
     Option("--into BRANCH", "Land on this branch; by default on carrel/SPACE.", to="branch"),
     Option("-m, --message TEXT", "Give the commit this message.", to="message"),
     Option("--author TEXT", "Name another author: Name <mail>.", to="author"),
+    Option("--squash", "Land all as one commit, which is the default."),
+    Option("--commits", "Land the agent's own commits one by one.", to="commits"),
+    Option("--worktree", "Write the changed files into your checkout too.", to="worktree"),
+    Option("--resolve", "Let the agent of the space merge conflicts.", to="resolve"),
+    Option("--queue", "Land them one after the other, unattended: see `carrel queue`."),
+    Option("--push REMOTE", "Push the branch there, with your own git."),
+    Option("--pr", "Open a pull request, with your own gh or glab; pushes to origin."),
+    Option("--check COMMAND", "Land only if this ends well on the result.", to="check"),
+    Option("--check-timeout TIME", "How long the check may run; 10m by default.", to="check_s"),
 )
-def land(call: VerbCall) -> None:
+def land(call: VerbCall) -> int:
     """Bring the work of a space into its project, as a commit on a branch.
 
     The work is merged with what the branch has by now. Your checkout is not touched, and
     what you had not committed when the space was made is not part of it.
     """
-    done = call.ask("landings.land", call.text("space"), content=call.content())
+    if call.flag("squash") and call.flag("commits"):
+        raise invalid("--squash and --commits cannot be used together.", "Give one of both.")
+    spaces = call.texts("space")
+    publishes = bool(call.flag("pr") or call.text("push"))
+    if call.flag("queue"):
+        if publishes:
+            raise invalid(
+                "What is in line lands when nobody is there to push it.",
+                "Leave --push and --pr out, and push the branch when it has landed.",
+            )
+        made = call.ask("queue.add", content={**call.content(), "spaces": spaces})
+        call.answer(made, QUEUE)
+        return 0
+    if len(spaces) > 1:
+        raise invalid("Several spaces land one after the other.", "Put them in line: --queue")
+    publication = _publication(call, spaces[0]) if publishes else None
+    done = _land(call, spaces[0])
     if call.json:
         call.show(done)
-        return
+    else:
+        _tell(call, done)
+    return publication.publish(done) if publication is not None else 0
+
+
+def _publication(call: VerbCall, space: str) -> Publication:
+    from carrel.cli.publishing import Publication
+
+    found = Publication(call, space)
+    found.check()
+    return found
+
+
+def _tell(call: VerbCall, done: dict[str, Any]) -> None:
     for file in done["listed"][:MOST_SHOWN]:
         call.say(f"{file['kind']} {clean(file['path'])}")
     if (more := done["files"] - MOST_SHOWN) > 0:
         call.note(f"… and {more:,} more.")
     branch = clean(done["branch"])
     call.note(f"Landed on {branch} as {done['after'][:SHORT_ID]}. Take it back: carrel undo")
+
+
+@Verb(
+    Option("--cancel ID", "Take this entry out of the line."),
+)
+def queue(call: VerbCall) -> None:
+    """List the spaces that are in line to land, and what became of others.
+
+    `carrel land A B --queue` puts them there. What was returned did not land, for a reason.
+    """
+    if entry := call.text("cancel"):
+        done = call.ask("queue.cancel", entry)
+        if call.json:
+            call.show(done)
+            return
+        call.note(f"{clean(done['name'])} does not land on {clean(done['branch'])}.")
+        return
+    call.answer(call.ask("queue.list"), QUEUE)
+
+
+def _land(call: VerbCall, space: str) -> Any:
+    """A check may take as long as it was given, each time that the branch moves meanwhile."""
+    content = call.content()
+    options = {"timeout_s": WAIT_S} if content.get("check") else {}
+    try:
+        return call.ask("landings.land", space, content=content, **options)
+    except CarrelError as error:
+        if error.code == "check_failed" and not call.json:
+            for line in str(error.details.get("output", "")).splitlines():
+                call.note(clean(line))
+        raise
 
 
 @Verb(

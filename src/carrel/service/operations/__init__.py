@@ -24,7 +24,7 @@ from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
-from carrel.service.operations.landings import LandingOperations
+from carrel.service.operations.landings import LandingOperations, QueueOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
@@ -56,4 +56,5 @@ class Operations:
     servers: ServerOperations
     landings: LandingOperations
     comments: CommentOperations
+    queue: QueueOperations
     requests: RequestOperations

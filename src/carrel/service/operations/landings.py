@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from carrel.api.types import landings as types
 from carrel.api.types.common import moment, moment_or_none, shared
+from carrel.api.types.queue import QueueBody, QueueEntryInfo, QueueList, QueueQuery
 from carrel.domain.access import Caller
-from carrel.domain.landing import LandedFile, Landing, LandingState, LandRequest
+from carrel.domain.landing import LandedFile, Landing, LandingCheck, LandingState, LandRequest
+from carrel.domain.queue import QueueEntry
 from carrel.domain.undo import UndoRecord, UndoState
 from carrel.service.access import require_admin
 from carrel.service.landing import Landings
+from carrel.service.queue import LandingQueue
 from carrel.service.takes import TakeRequest, Takes
 
 
@@ -18,8 +21,7 @@ class LandingOperations:
         self._takes = takes
 
     async def land(self, caller: Caller, space: str, body: types.LandBody) -> types.LandingInfo:
-        request = LandRequest(body.branch, body.message, body.author)
-        landing, prepared = await self._landings.land(caller, space, request)
+        landing, prepared = await self._landings.land(caller, space, _request(body))
         return _info(landing, prepared.files[: types.MOST_LISTED])
 
     async def list(self, caller: Caller, asked: types.LandingsQuery) -> types.LandingList:
@@ -87,6 +89,40 @@ def _undoable(record: UndoRecord) -> types.LandingInfo:
         undone_at=moment_or_none(record.undone_at),
         files=record.files,
     )
+
+
+class QueueOperations:
+    def __init__(self, queue: LandingQueue) -> None:
+        self._queue = queue
+
+    async def add(self, caller: Caller, body: QueueBody) -> QueueList:
+        made = await self._queue.add(caller, body.spaces, _request(body))
+        return QueueList(entries=tuple(map(_entry, made)))
+
+    async def list(self, caller: Caller, asked: QueueQuery) -> QueueList:
+        found = await self._queue.list(caller, asked.limit)
+        return QueueList(entries=tuple(map(_entry, found)))
+
+    async def cancel(self, caller: Caller, entry: str) -> QueueEntryInfo:
+        return _entry(await self._queue.cancel(caller, entry))
+
+
+def _entry(entry: QueueEntry) -> QueueEntryInfo:
+    told = {
+        "id": entry.entry_id,
+        "space": entry.space_id,
+        "branch": entry.branch,
+        "check": entry.request.check.command if entry.request.check else "",
+        "landing": entry.landing_id,
+        "created_at": moment(entry.created_at),
+        "ended_at": moment_or_none(entry.ended_at),
+    }
+    return QueueEntryInfo(**{**shared(entry, QueueEntryInfo), **told})
+
+
+def _request(body: types.LandBody) -> LandRequest:
+    check = LandingCheck(body.check, body.check_s) if body.check else None
+    return LandRequest(**{**shared(body, LandRequest), "check": check})
 
 
 def _info(landing: Landing, listed: tuple[LandedFile, ...] = ()) -> types.LandingInfo:

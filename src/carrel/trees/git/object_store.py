@@ -27,10 +27,12 @@ MOST_DEPTH = 50
 """Of an object that is told by its differences from another; git makes no longer chains."""
 _MAX_OBJECT = 1 << 20
 """Bytes of a commit, of which most have some hundreds, or of a folder of 20,000 files."""
-COMMIT, TREE, TAG, _NEAR, _NAMED = 1, 2, 4, 6, 7
+_HEADER = 32
+"""Bytes before the content of an object in a file of its own: its kind and size."""
+COMMIT, TREE, BLOB, TAG, _NEAR, _NAMED = 1, 2, 3, 4, 6, 7
 """Kinds of objects in a pack: the last two are differences, from what is so many bytes before them
 or from what has this name."""
-_WORDS = {COMMIT: b"commit", TREE: b"tree", TAG: b"tag"}
+_WORDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 _KINDS = {word: kind for kind, word in _WORDS.items()}
 _IDX_MAGIC, _FAN_OUT = b"\xfftOc\0\0\0\2", struct.Struct(">I")
 _FAR = 1 << 31
@@ -152,9 +154,13 @@ def folder_names(files: GitFiles, path: str) -> Sequence[tuple[str, int]]:
 class ObjectStore:
     """The objects of one git folder: each in a file of its own, or in packs."""
 
-    def __init__(self, files: GitFiles, folder: str, effort: Effort) -> None:
+    def __init__(
+        self, files: GitFiles, folder: str, effort: Effort, most: int = _MAX_OBJECT
+    ) -> None:
+        """`most` are the bytes of an object that is read."""
         self._files = files
         self._effort = effort
+        self._most = most
         self._objects = f"{folder}/objects"
         self._packs: list[_Pack] | None = None
 
@@ -174,11 +180,11 @@ class ObjectStore:
         return any(pack.find(oid) is not None for pack in self._all_packs())
 
     def read(self, oid: bytes, depth: int = 0) -> tuple[int, bytes]:
-        """Its kind and its content; 0 when it is a file, or told by too many
-        others. Raises `HistoryUnread` when it is not there, or cannot be read."""
+        """Its kind and its content; 0 when it is told by too many others. Raises `HistoryUnread`
+        when it is not there, or cannot be read."""
         self._effort.spend(OPEN_US)
         with _reading(), Descriptor(self._files.open_file(self._loose(oid))) as descriptor:
-            found = _inflated(descriptor, 0, _MAX_OBJECT, self._effort)
+            found = _inflated(descriptor, 0, self._most + _HEADER, self._effort)
             header, _, content = found.partition(b"\0")
             return self._checked(oid, _KINDS.get(header.partition(b" ")[0], 0), content)
         for pack in self._all_packs():
@@ -205,7 +211,7 @@ class ObjectStore:
         self._effort.spend(OPEN_US)
         kind, at = pack.header(place)
         if kind in _WORDS:
-            return kind, pack.inflate(at, self._effort)
+            return kind, pack.inflate(at, self._most, self._effort)
         if kind == _NEAR:
             back, at = pack.offset(at)
             if not 0 < back <= place:
@@ -219,7 +225,8 @@ class ObjectStore:
             return 0, b""
         if not kind:
             return 0, b""
-        return kind, _patched(base, pack.inflate(at, self._effort), self._effort)
+        delta = pack.inflate(at, self._most, self._effort)
+        return kind, _patched(base, delta, self._most, self._effort)
 
     def _all_packs(self) -> list[_Pack]:
         if self._packs is None:
@@ -324,8 +331,8 @@ class _Pack:
             raise _Malformed
         return data.hex().encode()
 
-    def inflate(self, at: int, effort: Effort) -> bytes:
-        return _inflated(self._data, at, _MAX_OBJECT, effort)
+    def inflate(self, at: int, most: int, effort: Effort) -> bytes:
+        return _inflated(self._data, at, most, effort)
 
 
 class _Malformed(Exception):
@@ -358,12 +365,12 @@ def _inflated(descriptor: int, at: int, most: int, effort: Effort) -> bytes:
     return bytes(found)
 
 
-def _patched(base: bytes, delta: bytes, effort: Effort) -> bytes:
+def _patched(base: bytes, delta: bytes, most: int, effort: Effort) -> bytes:
     """What a delta makes of it. Raises `_Malformed`."""
     try:
         before, at = _size(delta, 0)
         after, at = _size(delta, at)
-        if before != len(base) or after > _MAX_OBJECT:
+        if before != len(base) or after > most:
             raise _Malformed
         effort.spend(after // BYTES_A_US)
         found = bytearray()
