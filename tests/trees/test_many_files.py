@@ -120,7 +120,7 @@ def test_all_are_as_one_process_makes_them(any_rig: Rig, helping: Helping) -> No
     finally:
         os.umask(before)
     assert done.entries == 20 * 11
-    assert len(helping.started) == 1 and helping.given > 20 and helping.all_ended()
+    assert len(helping.started) == 1 and helping.given >= 20 and helping.all_ended()
     for seen in (look, owners, times):
         assert any_rig.act(tree, seen) == any_rig.act(other, seen)
     assert any_rig.act(tree, owners) == {SANDBOX}
@@ -207,10 +207,11 @@ def test_nothing_is_made_behind_what_was_not(tmp_path: Path) -> None:
     assert (tmp_path / "c").read_bytes() == b"later"
 
 
-@pytest.mark.parametrize("killed_at", [0, 30, 100])
+@pytest.mark.parametrize("killed_at", [0, 10, 25])
 def test_the_second_process_is_killed(copy_rig: Rig, helping: Helping, killed_at: int) -> None:
     content = many()
     other = alone(copy_rig, content)
+    # Sure to be given, however slowly it works: the eight lots that may wait.
     helping.killed_at = killed_at
     tree = copy_rig.tree(copy_rig.base_of(None))
     unpacked(copy_rig, tree, content)
