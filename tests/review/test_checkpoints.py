@@ -97,12 +97,12 @@ async def test_one_after_each_turn_and_back(services: Services, repository: Repo
     fresh = await turn(services, space, "hello")
     assert fresh.result and fresh.result.final_output.startswith("turn 1")
     # A rewind can be taken back, also the first of several.
-    await services.checkpoints.undo(before)
+    await services.checkpoints.undo(before.checkpoint_id)
     assert "lost" in await said(services, space, "cat notes.txt new/x")
     third = await turn(services, space, "more")
     assert third.result and third.result.final_output.startswith("turn 3")
     with pytest.raises(NotUndoable):
-        await services.checkpoints.undo(before)
+        await services.checkpoints.undo(before.checkpoint_id)
 
 
 async def test_forks_go_on_from_it(services: Services, repository: Repository) -> None:
@@ -201,7 +201,7 @@ async def test_a_daemon_that_died_finishes_a_rewind(
             async with serving(data) as services:
                 assert await said(services, space, "cat notes.txt old.txt") == "one\nold\n"
                 rewinds = await services.checkpoints.rewinds()
-                await services.checkpoints.undo(rewinds[0])
+                await services.checkpoints.undo(rewinds[0].checkpoint_id)
                 assert await said(services, space, "cat notes.txt; ls old.txt || :") == "two\n"
 
 

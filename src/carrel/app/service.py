@@ -436,7 +436,7 @@ def _assemble(
         files=FileOperations(files),
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
-        landings=LandingOperations(landings, takes),
+        landings=LandingOperations(landings, takes, checkpoints, spaces),
         comments=CommentOperations(comments, turn_operations.info),
         checkpoints=CheckpointOperations(checkpoints, views),
         queue=QueueOperations(queue),

@@ -43,6 +43,8 @@ class Checkpoint:
 
     checkpoint_id: str
     space_id: str
+    name: str
+    """Of the space, as it was called then."""
     created_at: float
     kind: CheckpointKind
     message: str = ""
@@ -58,6 +60,8 @@ class Checkpoint:
     bytes_new: int = 0
     environment: Mapping[str, object] = field(default_factory=dict)
     """What the space was when it was taken: base, agent, runtime, network, tools, set-up."""
+    merged: Mapping[str, str] = field(default_factory=dict)
+    """Of the space, as it was then."""
     to: str = ""
     """Of one before a rewind: to where that went."""
     rewinding: bool = False

@@ -27,7 +27,7 @@ from carrel.domain.errors import (
 from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
-from carrel.domain.store import Forget, Record, Store
+from carrel.domain.store import Forget, Store
 from carrel.domain.trees import Tree, TreeDriver
 from carrel.domain.turns import Continuation, Turn
 from carrel.service.access import realm_of
@@ -161,6 +161,7 @@ class Checkpoints:
         taken = Checkpoint(
             checkpoint_id,
             space_id,
+            space.name,
             max(self._journal.clock(), known[0].created_at + 1e-3 if known else 0.0),
             kind,
             turn=valid[0].run_id if valid else "",
@@ -171,6 +172,7 @@ class Checkpoints:
             named=kept.named,
             bytes_new=kept.bytes_new,
             environment=_environment(space),
+            merged=space.merged,
             **said,
         )
         told = {"kind": str(kind), "files": taken.files, "changed": taken.changed}
@@ -257,19 +259,25 @@ class Checkpoints:
         event = self._journal.event(
             EventType.REWOUND, space_id, checkpoint_id=before.checkpoint_id, to=to, **undo
         )
-        amended: list[Record] = []
+        known = await self._store.checkpoints(space_id)
+        target = next((one for one in known if one.checkpoint_id == to), None)
+        is_as: dict[str, Any] = {"merged": target.merged if target else {}}
         if with_agent:
-            known = await self._store.checkpoints(space_id)
-            said = next((one.continuation for one in known if one.checkpoint_id == to), None)
-            now = self._journal.clock()
-            amended.append(self._journal.amend(space_id, rewound_at=now, goes_on_with=said))
-        await self._journal.write(done, *amended, event)
+            is_as["rewound_at"] = self._journal.clock()
+            is_as["goes_on_with"] = target.continuation if target else None
+        await self._journal.write(done, self._journal.amend(space_id, **is_as), event)
         return done
 
-    async def undo(self, rewind: Checkpoint) -> Checkpoint:
-        """Takes a rewind back. What was done since is kept in a checkpoint of its own. Raises
-        `NotUndoable`."""
-        return await self._tasks.see_through(self._undo(rewind.space_id, rewind.checkpoint_id))
+    async def undo(self, checkpoint_id: str) -> Checkpoint:
+        """Takes back the rewind before which this one was taken. What was done since is kept in a
+        checkpoint of its own. Raises `NotUndoable`."""
+        for one in await self.rewinds():
+            if one.checkpoint_id == checkpoint_id:
+                return await self._tasks.see_through(self._undo(one.space_id, checkpoint_id))
+        raise NotUndoable(
+            f"There is no rewind {checkpoint_id[:64]!r} to be taken back.",
+            hint="`carrel undo --list` lists them.",
+        )
 
     async def _undo(self, space_id: str, checkpoint_id: str) -> Checkpoint:
         with self._turns.held(space_id, "rewind"):
@@ -373,6 +381,7 @@ class Checkpoints:
             fill,
             (lambda layer: states.fill_layer(state, layer)) if layered else None,
             goes_on_with=goes_on_with,
+            merged=found.merged if found is not None else {},
         )
 
     def _names(self, space: Space, realm: str, request: ForkRequest) -> Sequence[str]:

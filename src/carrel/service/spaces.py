@@ -566,11 +566,14 @@ class Spaces:
         fill: Fill,
         fill_layer: FillLayer | None,
         goes_on_with: Continuation | None,
+        merged: Mapping[str, str],
     ) -> Space:
         """Another one as this is, on the same base."""
         creation.check_name(name)
         draft, request = self._draft_again(old, name, realm)
-        draft = dataclasses.replace(draft, agent=old.agent, goes_on_with=goes_on_with)
+        draft = dataclasses.replace(
+            draft, agent=old.agent, goes_on_with=goes_on_with, merged=dict(merged)
+        )
         event = dataclasses.replace(forked, space_id=draft.space_id)
         async with self._locks.alone(draft.space_id):
             space = await self._creator.create(

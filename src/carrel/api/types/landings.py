@@ -68,7 +68,8 @@ class TakeInfo(Answer, frozen=True, kw_only=True):
 
 class UndoBody(Body, frozen=True, kw_only=True):
     landing: Annotated[str, Meta(max_length=64)] = ""
-    """The id of a landing or a take; empty: the last one that was not taken back."""
+    """The id of a landing, a take, a rewind's checkpoint or a removed space; empty: what was done
+    last and not taken back."""
 
 
 class LandingsQuery(Query, frozen=True, kw_only=True):
@@ -76,21 +77,21 @@ class LandingsQuery(Query, frozen=True, kw_only=True):
 
 
 class LandingInfo(Answer, frozen=True, kw_only=True):
-    """What can be taken back: a landing, or files that were taken into a space."""
+    """What can be taken back: a landing, a take into a space, a rewind, a removal."""
 
     id: str
-    kind: Literal["landing", "take"] = "landing"
+    kind: Literal["landing", "take", "rewind", "removal"] = "landing"
     space: str
     name: str
     """Of the space, as it was called then."""
     project: str
-    """Empty for a take."""
+    """Empty but for a landing."""
     branch: str
     before: str
     """The commit that the branch was at; empty: it was made."""
     after: str
     state: LandingState
-    """Of a take, `landed` says that it is done."""
+    """Of others than landings, `landed` says that it is done."""
     created_at: Moment
     undone_at: Moment | None = None
     files: int = 0

@@ -19,6 +19,10 @@ WAIT_S = 7 * 86400.0
 """For checks, which have their own limit."""
 SHORT_ID = 12
 
+_BACK = {
+    "rewind": "{} is as before the rewind.",
+    "removal": "{} is there again, with its changes.",
+}
 LANDINGS = AnswerTable(
     "landings",
     {
@@ -33,7 +37,7 @@ LANDINGS = AnswerTable(
     },
     shrink=("PROJECT", "BRANCH", "SPACE"),
     paths=("PROJECT",),
-    empty="Nothing has landed, and nothing was taken.",
+    empty="There is nothing to take back.",
 )
 
 
@@ -147,10 +151,10 @@ def _land(call: VerbCall, space: str) -> Any:
 
 @Verb(
     Argument("landing", required=False),
-    Option("--list", "List what has landed, and what was taken from space to space."),
+    Option("--list", "List what can be taken back."),
 )
 def undo(call: VerbCall) -> None:
-    """Take back a landing, or a take: the last one, or the one that is named."""
+    """Take back what was done last, or what is named: a landing, a take, a rewind, a removal."""
     if call.flag("list"):
         call.answer(call.ask("landings.list"), LANDINGS)
         return
@@ -161,6 +165,9 @@ def undo(call: VerbCall) -> None:
         return
     if done["kind"] == "take":
         call.note(f"{clean(done['name'])} has its own {done['files']} files again.")
+        return
+    if done["kind"] in _BACK:
+        call.note(_BACK[done["kind"]].format(clean(done["name"])))
         return
     what = "was moved back" if done["before"] else "was removed"
     call.note(f"The branch {clean(done['branch'])} {what}. {clean(done['name'])} has its work.")

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from carrel.api.types import landings as types
 from carrel.api.types.common import moment, moment_or_none, shared
 from carrel.api.types.queue import QueueBody, QueueEntryInfo, QueueList, QueueQuery
 from carrel.domain.access import Caller
+from carrel.domain.checkpoints import Checkpoint
 from carrel.domain.landing import LandedFile, Landing, LandingCheck, LandingState, LandRequest
 from carrel.domain.queue import QueueEntry
+from carrel.domain.spaces import Trashed
 from carrel.domain.undo import UndoRecord, UndoState
 from carrel.service.access import require_admin
+from carrel.service.checkpoints import Checkpoints
 from carrel.service.landing import Landings
 from carrel.service.queue import LandingQueue
+from carrel.service.spaces import Spaces
 from carrel.service.takes import TakeRequest, Takes
 
 
 class LandingOperations:
-    def __init__(self, landings: Landings, takes: Takes) -> None:
+    """Landings, and all else that can be taken back in the same way: what was taken from one space
+    into another, rewinds, and removals."""
+
+    def __init__(
+        self, landings: Landings, takes: Takes, checkpoints: Checkpoints, spaces: Spaces
+    ) -> None:
         self._landings = landings
         self._takes = takes
+        self._checkpoints = checkpoints
+        self._spaces = spaces
 
     async def land(self, caller: Caller, space: str, body: types.LandBody) -> types.LandingInfo:
         landing, prepared = await self._landings.land(caller, space, _request(body))
         return _info(landing, prepared.files[: types.MOST_LISTED])
 
     async def list(self, caller: Caller, asked: types.LandingsQuery) -> types.LandingList:
-        """With what was taken from one space into another."""
         landed = await self._landings.list(caller, asked.limit)
         taken = await self._takes.list(asked.limit)
         told = [*map(_info, landed), *map(_undoable, taken)]
+        told += map(_rewind, await self._checkpoints.rewinds())
+        told += map(_removal, await self._spaces.trashed(caller))
         told.sort(key=lambda one: one.created_at, reverse=True)
         return types.LandingList(landings=tuple(told)[: asked.limit])
 
@@ -37,6 +51,13 @@ class LandingOperations:
         word = body.landing or await self._last(caller)
         if word.startswith(_TAKE):
             return _undoable(await self._takes.undo(word))
+        if word.startswith(_REWIND):
+            return _rewind(await self._checkpoints.undo(word))
+        trashed = [one for one in await self._spaces.trashed(caller) if one.space.space_id == word]
+        if trashed:
+            restored = await self._spaces.undelete(caller, word)
+            told = _removal(trashed[0])
+            return structs.replace(told, state=LandingState.UNDONE, space=restored.space_id)
         return _info(await self._landings.undo(caller, word))
 
     async def _last(self, caller: Caller) -> str:
@@ -46,6 +67,10 @@ class LandingOperations:
         taken = filter(self._takes.is_open, await self._takes.list(_MOST))
         found = [(one.created_at, one.landing_id) for one in landed]
         found += [(one.created_at, one.undo_id) for one in taken]
+        found += [(one.created_at, one.checkpoint_id) for one in await self._checkpoints.rewinds()]
+        found += [
+            (one.trashed_at, one.space.space_id) for one in await self._spaces.trashed(caller)
+        ]
         return max(found, default=(0.0, ""))[1]
 
     async def take(self, caller: Caller, space: str, body: types.TakeBody) -> types.TakeInfo:
@@ -63,7 +88,7 @@ class LandingOperations:
         )
 
 
-_TAKE = "tk_"
+_TAKE, _REWIND = "tk_", "ck_"
 _MOST = 1000
 """That the last one is looked for among."""
 _STATES = {
@@ -88,6 +113,37 @@ def _undoable(record: UndoRecord) -> types.LandingInfo:
         created_at=moment(record.created_at),
         undone_at=moment_or_none(record.undone_at),
         files=record.files,
+    )
+
+
+def _rewind(before: Checkpoint) -> types.LandingInfo:
+    return types.LandingInfo(
+        id=before.checkpoint_id,
+        kind="rewind",
+        space=before.space_id,
+        name=before.name,
+        project="",
+        branch="",
+        before=before.checkpoint_id,
+        after=before.to,
+        state=LandingState.UNDONE if before.undone else LandingState.LANDED,
+        created_at=moment(before.created_at),
+    )
+
+
+def _removal(trashed: Trashed) -> types.LandingInfo:
+    return types.LandingInfo(
+        id=trashed.space.space_id,
+        kind="removal",
+        space=trashed.space.space_id,
+        name=trashed.space.name,
+        project="",
+        branch="",
+        before="",
+        after="",
+        state=LandingState.LANDED,
+        created_at=moment(trashed.trashed_at),
+        files=trashed.changes,
     )
 
 
