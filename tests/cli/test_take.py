@@ -40,6 +40,7 @@ def test_take_and_undo(carrel: Program, project: Path) -> None:
         with client.space(str(project)) as gone:
             client.get("one").take("other", into=gone.name)
             gone.remove(force=True)
+        assert client.undo().kind == "removal"
         assert client.undo().id == older.id
     listed = json.loads(carrel.good("undo", "--list", "--json"))["landings"]
     states = [each["state"] for each in listed if (each["kind"], each["name"]) == ("take", "two")]
