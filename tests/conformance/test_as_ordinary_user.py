@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.accounts import PYTEST, SOURCE, Account, run_as
-from tests.sampling import EXHAUSTIVE
+from tests.sampling import EXHAUSTIVE, whole_only
 
 TIMEOUT_S = 300.0
 """A whole suite, one test after the other, on a loaded machine."""
@@ -62,7 +62,7 @@ def test_streams_descriptors_and_kills(ordinary_user: Account, data: Path) -> No
     _suite(ordinary_user, data, *WALLED, *(f"tests/conformance/{word}" for word in words))
 
 
+@whole_only
 def test_an_agent_of_ones_own(ordinary_user: Account, data: Path) -> None:
-    # Codex is shown its login as a file, which somebody owns.
-    mine = "is_mine" if EXHAUSTIVE else "codex_is_mine"
-    _suite(ordinary_user, data, "tests/agents/test_imports.py", "-k", mine)
+    """In a sample, cli/test_as_ordinary_user.py has them."""
+    _suite(ordinary_user, data, "tests/agents/test_imports.py", "-k", "is_mine")
