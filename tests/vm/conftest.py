@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.vm.machine import Machine, machine
+from tests.vm.machine import TEST_S, Machine, machine
 
 collect_ignore_glob = [] if os.environ.get("CARREL_VM") else ["test_*.py"]
 
@@ -17,8 +17,7 @@ collect_ignore_glob = [] if os.environ.get("CARREL_VM") else ["test_*.py"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/vm/" in str(item.path):
-            # A boot under emulation, or a suite that runs inside.
-            item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.timeout(TEST_S))
             item.add_marker(pytest.mark.xdist_group("vm"))
 
 

@@ -23,13 +23,18 @@ from pathlib import Path
 from tests.vm import image
 
 PROCESSORS = 2
-BOOT_S = 300.0
-"""Some twenty seconds when nothing else runs here."""
-CALL_S = 240.0
-"""A first command starts a daemon, which proves its walls: twenty seconds under emulation."""
-
-SCRIPT_S = 600.0
-"""Some starts of a daemon, while others do the same."""
+PATIENCE = 8
+"""How many times longer than on a quiet machine anything here may take: the emulation gets the
+processors that others leave. Every bound of a wait is a multiple of it."""
+BOOT_S = 60.0 * PATIENCE
+"""Some twenty seconds on a quiet machine."""
+CALL_S = 120.0 * PATIENCE
+"""A first command starts a daemon, which proves its walls: twenty seconds on a quiet machine."""
+SCRIPT_S = 300.0 * PATIENCE
+"""Some starts of a daemon, while others do the same; a suite of tests; the demo."""
+TEST_S = 900.0 * PATIENCE
+LOGIN_S = 20.0 * PATIENCE
+"""Until the server of SSH says something."""
 EAT = "python3 -c 'x = bytearray(400 << 20); raise SystemExit(3)' || test $? = 137"
 """The end of a step: a command that must not survive a limit of 200 MB."""
 QUICK = "mitigations=off tsc=reliable init_on_alloc=0 randomize_kstack_offset=off lsm=landlock,yama"
@@ -88,9 +93,8 @@ class Machine:
 
     def wait(self, user: str, condition: str) -> None:
         """Until the command `condition` succeeds."""
-        tries = int(CALL_S / 4)
-        loop = f"for i in $(seq {tries}); do {condition} && exit 0; sleep 1; done; exit 1"
-        assert self.run(user, loop).code == 0, condition
+        loop = shlex.quote(f"until {condition}; do sleep 1; done")
+        assert self.run(user, f"timeout {CALL_S} bash -c {loop}", SCRIPT_S).code == 0, condition
 
     def tell(self, line: str) -> None:
         """Shown at the end of all tests."""
@@ -115,13 +119,15 @@ class Machine:
     def _await_login(self, before: str) -> None:
         """Until somebody can log in to a machine that was booted after `before`."""
         deadline = time.monotonic() + BOOT_S
-        answer = Answer(-1, "", "")
+        answer, longest = Answer(-1, "", ""), 20.0
         while time.monotonic() < deadline:
             assert self._qemu is not None and self._qemu.poll() is None, "the machine ended"
             with contextlib.suppress(subprocess.TimeoutExpired):
-                answer = self.run("root", "cat /proc/sys/kernel/random/boot_id", timeout=20)
+                answer = self.run("root", "cat /proc/sys/kernel/random/boot_id", timeout=longest)
                 if answer.code == 0 and answer.out.strip() != before:
                     return
+            # An attempt of before the boot may never end; one on a busy machine may take long.
+            longest = min(2 * longest, LOGIN_S)
             # The emulated network accepts connections before the machine does.
             time.sleep(0.5)
         raise AssertionError(f"no login within {BOOT_S} s: {answer}\n{self.console()}")
@@ -157,7 +163,10 @@ class Machine:
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
             "BatchMode": "yes",
-            "ConnectTimeout": "20",
+            "ConnectTimeout": f"{LOGIN_S:.0f}",
+            # A machine that was booted again refuses what belongs to a connection of before.
+            "ServerAliveInterval": "30",
+            "ServerAliveCountMax": f"{SCRIPT_S / 30:.0f}",
         }
         given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         key = ["-i", str(self._folder / "key"), "-p", str(self._port)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.vm.image import ENVIRONMENT, PLACE
-from tests.vm.machine import Machine, together
+from tests.vm.machine import SCRIPT_S, Machine, together
 
 QUOTAS = "tests/linux/test_quota.py"
 GROUPS = "tests/runtimes/test_cgroups.py"
@@ -31,7 +31,7 @@ def test_limits_quotas_and_control_groups(vm: Machine) -> None:
 def _suite(vm: Machine, user: str) -> None:
     tests = " ".join(SUITES[user])
     pytest = f"{ENVIRONMENT}/bin/python -m pytest -q -rs -p no:cacheprovider --timeout=600"
-    done = vm.run(user, _in_scope(user, f"{pytest} {NAMED} {tests}"), timeout=1100)
+    done = vm.run(user, _in_scope(user, f"{pytest} {NAMED} {tests}"), SCRIPT_S)
     assert done.code == 0, done.out[-3000:] + done.err[-1000:]
     skipped = [line for line in done.out.splitlines() if line.startswith("SKIPPED")]
     assert all(EXPECTED in line for line in skipped), skipped
@@ -44,7 +44,7 @@ def test_kills(vm: Machine) -> None:
 
 def _kills(vm: Machine, user: str) -> None:
     kills = f"{ENVIRONMENT}/bin/python -m tests.faults.kills --moments 2 --clients 2 --seed 1"
-    done = vm.run(user, f"cd {PLACE} && {kills}", timeout=1100)
+    done = vm.run(user, f"cd {PLACE} && {kills}", SCRIPT_S)
     assert done.code == 0, done.out[-3000:] + done.err[-1000:]
     vm.tell(f"as {user}: {done.out.splitlines()[-3]}")
 
@@ -73,7 +73,7 @@ def test_the_demo(vm: Machine) -> None:
 
 
 def _demo(vm: Machine, user: str) -> None:
-    done = vm.run(user, f"cd {PLACE} && {ENVIRONMENT}/bin/python examples/demo.py", 900)
+    done = vm.run(user, f"cd {PLACE} && {ENVIRONMENT}/bin/python examples/demo.py", SCRIPT_S)
     assert done.code == 0 and "Nothing is left" in done.out, (done.out[-2000:], done.err[-2000:])
 
 
