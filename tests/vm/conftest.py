@@ -30,9 +30,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def needs_qemu() -> None:
     if os.geteuid() != 0 or not shutil.which("qemu-system-x86_64"):
         pytest.skip("needs root and qemu")
+
+
+@pytest.fixture(scope="session")
+def vm(needs_qemu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with machine(tmp_path_factory.mktemp("vm")) as started:
         yield started
         _TOLD.extend(started.told)

@@ -19,6 +19,10 @@ def _logged_out(vm: Machine, user: str) -> None:
 
 
 def test_limits_hold_in_a_plain_login(vm: Machine) -> None:
+    limits_hold(vm)
+
+
+def limits_hold(vm: Machine) -> None:
     """By memory, processes and processors; below a scope of systemd's, and nowhere else. And doctor
     says so."""
     forks = "for i in $(seq 100); do sleep 100 & done; echo done"
@@ -60,10 +64,10 @@ def test_a_logout(vm: Machine, kill: str) -> None:
     place = "/etc/systemd/logind.conf.d"
     setting = f"printf '[Login]\\nKillUserProcesses={kill}\\n' > {place}/kill.conf"
     vm.run("root", f"mkdir -p {place} && {setting} && systemctl restart systemd-logind").ok()
-    together(lambda user: _log_out(vm, user, first=kill == "no"), ENDS)
+    together(lambda user: log_out(vm, user, first=kill == "no"), ENDS)
 
 
-def _log_out(vm: Machine, user: str, *, first: bool) -> None:
+def log_out(vm: Machine, user: str, *, first: bool) -> None:
     started = vm.run(
         user,
         # The daemon starts in a session of this kind.

@@ -10,10 +10,10 @@ def _control(user: str) -> str:
 
 
 def test_a_service_and_commands_agree(vm: Machine) -> None:
-    together(lambda user: _agree(vm, user), ("ling", "root"))
+    together(lambda user: agree(vm, user), ("ling", "root"))
 
 
-def _agree(vm: Machine, user: str) -> None:
+def agree(vm: Machine, user: str) -> None:
     made = "carrel new --empty --name served && carrel exec -d served -- sleep 5000"
     run = vm.run(user, made).ok().splitlines()[-1]
     control = _control(user)
