@@ -37,12 +37,13 @@ class System:
 
     release: str
     python: str
-    """The version of the interpreter; `programs` has it where it is not the usual one."""
+    """The version of the interpreter that Carrel has there."""
     kernel: str = "linux-image-cloud-amd64"
     """The package that needs the newest kernel."""
     programs: tuple[str, ...] = ("python3", "python3-venv")
     suites: tuple[str, ...] = ()
-    """Others of the archive that the programs are in."""
+    """Others of the archive, for what is `added`."""
+    added: tuple[str, ...] = ()
     ubuntu: bool = False
 
 
@@ -54,8 +55,9 @@ OTHERS = (
         "jammy",
         "3.11",
         "linux-image-virtual",
-        ("python3", "python3.11", "python3.11-venv", "apparmor"),
+        ("python3", "apparmor"),
         ("jammy-updates",),
+        ("python3.11", "python3.11-venv"),
         ubuntu=True,
     ),
     System(
@@ -106,11 +108,13 @@ class NoMirror(Exception):
 def build(system: System = DEBIAN) -> Path:
     """The folder with `vmlinuz`, `initrd`, `root.img` and `key`; made if it is not there, in a
     process whose mounts go with it."""
-    if not _folder(system).exists():
-        _archive(system)
+    folder = _folder(system)
+    if folder.exists():
+        return folder
+    _archive(system)
     words = ["unshare", "--mount", sys.executable, "-m", "tests.vm.image", system.release]
-    done = subprocess.run(words, cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
+    subprocess.run(words, cwd=PROJECT, stdout=sys.stderr, check=True)
+    return folder
 
 
 def _folder(system: System) -> Path:
@@ -236,12 +240,17 @@ def _system(work: Path, system: System, archive: str, keyring: Path) -> Path:
         kinds.append("--components=main,universe")
         # It may be older than the release; all of Ubuntu's are one.
         script.append("/usr/share/debootstrap/scripts/gutsy")
-    if system.suites:
-        kinds.append(f"--extra-suites={','.join(system.suites)}")
     _run("debootstrap", "--variant=minbase", *kinds, system.release, root, archive, *script)
     for name in ("proc", "sys"):
         if os.path.ismount(root / name):
             _run("umount", "-R", root / name)
+    for suite in system.suites:
+        source = f"deb {archive} {suite} main universe\n"
+        (root / f"etc/apt/sources.list.d/{suite}.list").write_text(source)
+    if system.suites:
+        added = " ".join(system.added)
+        _inside(root, "apt-get update -q")
+        _inside(root, f"apt-get install -q -y --no-install-recommends {added}")
     return root
 
 
@@ -339,6 +348,7 @@ def _inside(root: Path, command: str) -> None:
         "/usr/bin/env",
         "-i",
         "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+        "DEBIAN_FRONTEND=noninteractive",
         "sh",
         "-c",
         command,

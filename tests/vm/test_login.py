@@ -57,6 +57,20 @@ def test_without_a_service_manager_it_is_said(vm: Machine) -> None:
     vm.run("root", f"cd /; {as_dev} carrel rm --force bare; {as_dev} carrel down").ok()
 
 
+def test_one_of_two_sessions_ends(vm: Machine) -> None:
+    """What runs goes on, also without lingering, until the other one ends."""
+    held = "systemd-run -q --unit held -p User=dev -p PAMName=login sleep infinity"
+    vm.run("root", held).ok()
+    made = "carrel new --empty --name two && carrel exec -d two -- sleep 5000"
+    run = vm.run("dev", made).ok().splitlines()[-1]
+    one = "test $(loginctl list-sessions --no-legend | grep -c ' dev ') = 1"
+    vm.wait("root", f"{one} && loginctl show-user dev -p State | grep -qE 'online|active'")
+    vm.script("dev", f"carrel run show {run} | grep running")
+    vm.run("root", "systemctl stop held").ok()
+    _logged_out(vm, "dev")
+    vm.script("dev", f"carrel run show {run} > shown", "! grep running shown", "carrel rm -f two")
+
+
 @pytest.mark.parametrize("kill", ["no", "yes"])
 def test_a_logout(vm: Machine, kill: str) -> None:
     """Without lingering, what runs ends with the last login; files, limits and the log stay.
