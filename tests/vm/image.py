@@ -5,7 +5,7 @@ has it.
 Needs root. Debian comes from the mirror that apt uses on this machine, Ubuntu from the folder
 beside it or from CARREL_UBUNTU. The result is kept in the user's cache folder, under a name made of
 all that goes into it; the project itself is not in it, but on a disk of its own that is made anew
-for each boot (`project_disk`).
+for each boot (`machine.py`).
 """
 
 from __future__ import annotations
@@ -155,23 +155,11 @@ def _build_in(work: Path, system: System) -> Path:
     _configure(root, work, version)
     _say("the disk")
     _initrd(work, version)
-    _disk(root, work / "root.img", "6G")
+    disk(root, work / "root.img", "6G")
     for path in work.iterdir():
         if path.name not in ("vmlinuz", "initrd", "root.img", "key"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return work
-
-
-def project_disk(place: Path) -> None:
-    """The project as it is now, compiled, as a disk."""
-    copy = place.with_suffix(".d")
-    for name in ("src", "tests", "examples", "scripts"):
-        shutil.copytree(PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "Makefile"):
-        shutil.copy2(PROJECT / name, copy / name)
-    _run("python3", "-m", "compileall", "-q", copy / "src", copy / "tests")
-    _disk(copy, place, "512M")
-    shutil.rmtree(copy)
 
 
 def _archive(system: System) -> str:
@@ -336,7 +324,7 @@ def _initrd(work: Path, version: str) -> None:
     _run("sh", "-c", pack, cwd=place)
 
 
-def _disk(folder: Path, image: Path, size: str) -> None:
+def disk(folder: Path, image: Path, size: str) -> None:
     _run("truncate", "-s", size, image)
     _run("mkfs.ext4", "-q", "-F", "-d", folder, image)
 

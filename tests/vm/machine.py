@@ -56,14 +56,14 @@ class Answer:
 class Machine:
     def __init__(self, folder: Path, port: int, system: image.System) -> None:
         self._folder, self._port, self._built = folder, port, image.build(system)
-        self._system = system
+        self._system, self._compiled = system, False
         self._qemu: subprocess.Popen[bytes] | None = None
         self.told: list[str] = []
 
     def start(self) -> None:
         # Not read from the cache at each login: another run may put another image there.
         shutil.copy(self._built / "key", self._folder / "key")
-        image.project_disk(self._folder / "project.img")
+        self._project_disk(self._folder / "project.img")
         subprocess.run(["truncate", "-s", "3G", self._folder / "data.img"], check=True)
         subprocess.run(["mkfs.xfs", "-q", self._folder / "data.img"], check=True)
         with open(self._folder / "qemu.log", "wb") as log:
@@ -75,6 +75,28 @@ class Machine:
                 start_new_session=True,
             )
         self._await_login("")
+        if not self._compiled:
+            mount = f"mount -o remount,{{}} {image.PLACE}"
+            compiles = f"{image.ENVIRONMENT}/bin/python -m compileall -q -j 2 {image.PLACE}/src"
+            self.script("root", mount.format("rw"), compiles, mount.format("ro"))
+
+    def _project_disk(self, place: Path) -> None:
+        """The project as it is now; compiled, if this machine has the Python of that one. Else it
+        is done there: each process would compile what it loads."""
+        copy, project = place.with_suffix(".d"), image.PROJECT
+        passed = shutil.ignore_patterns("__pycache__")
+        for name in ("src", "tests", "examples", "scripts"):
+            shutil.copytree(project / name, copy / name, ignore=passed)
+        for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "Makefile"):
+            shutil.copy2(project / name, copy / name)
+        own = Path(os.environ.get("PYENV_ROOT", "/root/.pyenv"))
+        found = [*own.glob(f"versions/{self._system.python}.*/bin/python")]
+        for python in (Path(f"/usr/bin/python{self._system.python}"), *found):
+            if shutil.which(python) and not self._compiled:
+                words = [python, "-m", "compileall", "-q", copy / "src", copy / "tests"]
+                self._compiled = subprocess.run(words, check=False).returncode == 0
+        image.disk(copy, place, "512M")
+        shutil.rmtree(copy)
 
     def run(self, user: str, command: str, timeout: float = CALL_S) -> Answer:
         """A login of `user`, by a shell that does `command`."""
