@@ -93,7 +93,14 @@ class Machine:
         found = [*own.glob(f"versions/{self._system.python}.*/bin/python")]
         for python in (Path(f"/usr/bin/python{self._system.python}"), *found):
             if shutil.which(python) and not self._compiled:
-                words = [python, "-m", "compileall", "-q", copy / "src", copy / "tests"]
+                words: list[str | Path] = [
+                    python,
+                    "-m",
+                    "compileall",
+                    "-q",
+                    copy / "src",
+                    copy / "tests",
+                ]
                 self._compiled = subprocess.run(words, check=False).returncode == 0
         image.disk(copy, place, "512M")
         shutil.rmtree(copy)
