@@ -54,8 +54,8 @@ class Answer:
 
 
 class Machine:
-    def __init__(self, folder: Path, port: int, system: image.System) -> None:
-        self._folder, self._port, self._built = folder, port, image.build(system)
+    def __init__(self, folder: Path, system: image.System) -> None:
+        self._folder, self._port, self._built = folder, 0, image.build(system)
         self._system, self._compiled = system, False
         self._qemu: subprocess.Popen[bytes] | None = None
         self.told: list[str] = []
@@ -66,6 +66,8 @@ class Machine:
         self._project_disk(self._folder / "project.img")
         subprocess.run(["truncate", "-s", "3G", self._folder / "data.img"], check=True)
         subprocess.run(["mkfs.xfs", "-q", self._folder / "data.img"], check=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
         with open(self._folder / "qemu.log", "wb") as log:
             self._qemu = subprocess.Popen(
                 self._words(),
@@ -143,15 +145,16 @@ class Machine:
             os.kill(self._qemu.pid, signal.SIGKILL)
             self._qemu.wait()
 
-    def console(self) -> str:
-        return (self._folder / "console.log").read_text(errors="replace")[-4000:]
+    def _said(self) -> str:
+        logs = [self._folder / "qemu.log", self._folder / "console.log"]
+        return "\n".join(log.read_text(errors="replace")[-4000:] for log in logs if log.exists())
 
     def _await_login(self, before: str) -> None:
         """Until somebody can log in to a machine that was booted after `before`."""
         deadline = time.monotonic() + BOOT_S
         answer, longest = Answer(-1, "", ""), 20.0
         while time.monotonic() < deadline:
-            assert self._qemu is not None and self._qemu.poll() is None, "the machine ended"
+            assert self._qemu is not None and self._qemu.poll() is None, self._said()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 answer = self.run("root", "cat /proc/sys/kernel/random/boot_id", timeout=longest)
                 if answer.code == 0 and answer.out.strip() != before:
@@ -160,7 +163,7 @@ class Machine:
             longest = min(2 * longest, LOGIN_S)
             # The emulated network accepts connections before the machine does.
             time.sleep(0.5)
-        raise AssertionError(f"no login within {BOOT_S} s: {answer}\n{self.console()}")
+        raise AssertionError(f"no login within {BOOT_S} s: {answer}\n{self._said()}")
 
     def _words(self) -> list[str]:
         # AppArmor is tested elsewhere, as it comes.
@@ -215,9 +218,7 @@ def together(check: Callable[[str], None], users: Iterable[str]) -> None:
 @contextlib.contextmanager
 def machine(folder: Path, system: image.System = image.DEBIAN) -> Iterator[Machine]:
     """One that has booted. It is switched off at the end."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made = Machine(folder, port, system)
+    made = Machine(folder, system)
     try:
         made.start()
         yield made
