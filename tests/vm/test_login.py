@@ -13,7 +13,7 @@ ENDS = {"dev": True, "ling": False}
 """Whether what runs ends with the user's last login."""
 
 
-def _logged_out(vm: Machine, user: str) -> None:
+def logged_out(vm: Machine, user: str) -> None:
     vm.wait("root", f"! loginctl show-user {user} -p State 2>/dev/null | grep -qv lingering")
 
 
@@ -30,10 +30,11 @@ def limits_hold(vm: Machine) -> None:
         "dev",
         "carrel new --empty --name plain --memory 200M --pids 40 --cpus 0.5",
         f"carrel exec plain -- {EAT}",
-        "spins=$(carrel exec -d plain -- sh -c 'while :; do :; done')",
+        "carrel exec plain -- sh -c 'while [ ! -e stop ]; do :; done' &",
         f"test \"$(cat {GROUP}/cpu.max)\" = '50000 100000'",
         f"until {throttled}; do sleep 1; done",
-        "carrel run signal $spins KILL",
+        "carrel exec plain -- touch stop",
+        "wait",
         # Last: what it began goes on, and takes all processes that the space may have.
         f"carrel exec plain -- sh -c '{forks}' 2>&1 | grep 'Cannot fork'",
         f'test -z "$(ls -d {UNITS}/carrel {UNITS}/app.slice/carrel {UNITS}/carrel-self)"',
@@ -47,7 +48,7 @@ def limits_hold(vm: Machine) -> None:
 
 def test_without_a_service_manager_it_is_said(vm: Machine) -> None:
     """As by su: no login, so no manager of the user's own."""
-    _logged_out(vm, "dev")
+    logged_out(vm, "dev")
     as_dev = "runuser -u dev -- env -i HOME=/home/dev PATH=$PATH CARREL_DATA=/home/dev/other"
     made = vm.run("root", f"cd /; {as_dev} carrel new --empty --name bare --memory 200M")
     assert made.code == 0 and "not enforced here" in made.err and "memory" in made.err, made
@@ -56,20 +57,6 @@ def test_without_a_service_manager_it_is_said(vm: Machine) -> None:
     said = vm.run("root", f"cd /; {as_dev} carrel doctor").out
     assert "enable-linger dev" in said
     vm.run("root", f"cd /; {as_dev} carrel rm --force bare; {as_dev} carrel down").ok()
-
-
-def test_one_of_two_sessions_ends(vm: Machine) -> None:
-    """What runs goes on, also without lingering, until the other one ends."""
-    held = "systemd-run -q --unit held -p User=dev -p PAMName=login sleep infinity"
-    vm.run("root", held).ok()
-    made = "carrel new --empty --name two && carrel exec -d two -- sleep 5000"
-    run = vm.run("dev", made).ok().splitlines()[-1]
-    one = "test $(loginctl list-sessions --no-legend | grep -c ' dev ') = 1"
-    vm.wait("root", f"{one} && loginctl show-user dev -p State | grep -qE 'online|active'")
-    vm.script("dev", f"carrel run show {run} | grep running")
-    vm.run("root", "systemctl stop held").ok()
-    _logged_out(vm, "dev")
-    vm.script("dev", f"carrel run show {run} > shown", "! grep running shown", "carrel rm -f two")
 
 
 @pytest.mark.parametrize("kill", ["no", "yes"])
@@ -93,7 +80,7 @@ def log_out(vm: Machine, user: str, *, first: bool) -> None:
     run = started.ok().splitlines()[-1]
     # Said once.
     assert ("enable-linger" in started.err) is (first and ENDS[user]), started.err
-    _logged_out(vm, user)
+    logged_out(vm, user)
     vm.script(
         user,
         f"carrel run show {run} > shown",
@@ -105,6 +92,20 @@ def log_out(vm: Machine, user: str, *, first: bool) -> None:
         "carrel send work --wait --continue hello | grep -E 'turn [23]: hello'",
         "carrel rm --force work",
     )
+
+
+def test_one_of_two_sessions_ends(vm: Machine) -> None:
+    """What runs goes on, also without lingering, until the other one ends."""
+    held = "systemd-run -q --unit held -p User=dev -p PAMName=login sleep infinity"
+    vm.run("root", held).ok()
+    made = "carrel new --empty --name two && carrel exec -d two -- sleep 5000"
+    run = vm.run("dev", made).ok().splitlines()[-1]
+    one = "test $(loginctl list-sessions --no-legend | grep -c ' dev ') = 1"
+    vm.wait("root", f"{one} && loginctl show-user dev -p State | grep -qE 'online|active'")
+    vm.script("dev", f"carrel run show {run} | grep running")
+    vm.run("root", "systemctl stop held").ok()
+    logged_out(vm, "dev")
+    vm.script("dev", f"carrel run show {run} > shown", "! grep running shown", "carrel rm -f two")
 
 
 def test_a_jump_of_the_clock(vm: Machine) -> None:
