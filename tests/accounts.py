@@ -21,6 +21,7 @@ import pytest
 
 from tests.folders import spread
 from tests.forking import forked
+from tests.load.patience import SLOWER
 from tests.sampling import EXHAUSTIVE, VARIABLE
 
 SOURCE = Path(__file__).resolve().parent.parent
@@ -32,9 +33,9 @@ PLUGINS = tuple(f"-pno:{name}" for name in _PLUGINS)
 PYTEST = (PYTHON, "-m", "pytest", "-q", *PLUGINS)
 """As the first words of a command for `run_as`."""
 
-PROBE_TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 30.0 * SLOWER
 """An interpreter starts in a fraction of a second; the rest is for a loaded machine."""
-RUN_TIMEOUT_S = 100.0
+RUN_TIMEOUT_S = 100.0 * SLOWER
 """Less than a test may take, so that its failure shows what the command had said."""
 
 _PR_SET_DUMPABLE = 4

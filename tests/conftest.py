@@ -14,6 +14,7 @@ from tests.accounts import Account, ordinary_account
 from tests.etc import one_etc
 from tests.folders import remove_folder, spread, unmount_below
 from tests.launchers import end_nursery
+from tests.load.patience import SLOWER
 from tests.sampling import EXHAUSTIVE
 
 
@@ -35,6 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not _takes_long(item))
     for item in items:
         _name_group(item)
+        if SLOWER > 1:
+            mark = item.get_closest_marker("timeout")
+            usual = float(item.config.getini("timeout"))
+            longer = pytest.mark.timeout((mark.args[0] if mark else usual) * SLOWER)
+            item.add_marker(longer, append=False)
 
 
 def _takes_long(item: pytest.Item) -> bool:

@@ -43,9 +43,10 @@ from carrel.runtimes.recordings import FileRecordings, Readers
 from carrel.runtimes.sandbox import Identities
 from tests.etc import share_etc
 from tests.folders import remove_folder
+from tests.load.patience import SLOWER
 
 RUNTIMES = ("process", "landlock", "bubblewrap")
-WAIT_S = 30.0
+WAIT_S = 30.0 * SLOWER
 """For what takes milliseconds on a quiet machine."""
 
 

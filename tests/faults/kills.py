@@ -34,11 +34,11 @@ from tests.load import reality
 from tests.load.clients import PROJECT_FILE, PROJECT_TEXT, LoadClient, Surroundings
 from tests.load.events import Follower
 from tests.load.ledger import Held, Ledger
-from tests.load.patience import Patient
+from tests.load.patience import SLOWER, Patient
 from tests.soak.__main__ import soaked
 
 EVERYBODY = "everybody"
-END_S = 20.0
+END_S = 20.0 * SLOWER
 """A process that was killed is gone at once; one that waits for a disk is not."""
 LONGEST_S = 0.8
 """From a restart to the next kill: a client does a few things in it."""

@@ -19,10 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests.accounts import PLUGINS
+from tests.load.patience import SLOWER_VARIABLE
 
 SOURCE = Path(__file__).resolve().parents[2]
-INSIDE = "CARREL_OTHER_KERNEL"
-"""Set in the environment of tests that run there."""
 TIMEOUT_S = 240.0
 """It is some ten times slower than the machine; a whole file of tests takes half a minute."""
 
@@ -37,7 +36,7 @@ mount -t devtmpfs dev /dev 2>/dev/null
 mount -t cgroup2 cgroup /sys/fs/cgroup
 mkdir -p -m 755 /run/tmp
 export TMPDIR=/run/tmp PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/run/hypothesis
-export {inside}=1 PATH={path} PYTHONPATH={source}/src LC_ALL=C.UTF-8
+export {slower}=4 PATH={path} PYTHONPATH={source}/src LC_ALL=C.UTF-8
 ip link set lo up
 cd {source}
 {python} - {modules} <<'END'
@@ -66,7 +65,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> str:
     init = folder / "init"
     init.write_text(
         _INIT.format(
-            inside=INSIDE,
+            slower=SLOWER_VARIABLE,
             path=shlex.quote(os.environ.get("PATH", os.defpath)),
             source=shlex.quote(str(SOURCE)),
             python=shlex.quote(sys.executable),

@@ -1,15 +1,19 @@
-"""Calls to a daemon that may be killed at any moment."""
+"""How long is waited; and calls to a daemon that may be killed at any moment."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from carrel.domain.errors import DaemonUnavailable
 
-BACK_S = 60.0
+SLOWER_VARIABLE = "CARREL_SLOWER"
+SLOWER = float(os.environ.get(SLOWER_VARIABLE, "1"))
+"""So many times longer than usual may anything take: where a kernel or a machine is emulated."""
+BACK_S = 60.0 * SLOWER
 """Until a daemon that was killed is up again, on a loaded machine."""
 _STEP_S = 0.02
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from carrel.runtimes import bubblewrap
 from tests.accounts import PLUGINS, PYTHON, SOURCE, Account, run_as
+from tests.conformance.runtime_rig import open_rig
 
 TIMEOUT_S = 110.0
 """Less than a test may take."""
@@ -95,6 +97,20 @@ def test_the_core_holds_where_namespaces_are_forbidden(data: Path, account: Acco
     suite += ["-k", f"landlock and ({CORE} or {SHARED})"]
     output = _run([*_forbidding("namespaces", account), *suite], account)
     assert "8 passed" in output and "skipped" not in output, output
+
+
+async def test_a_bubblewrap_that_is_too_old(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Ubuntu 22.04."""
+    # Not in /tmp, where the launcher of root stages mounts.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        old = Path(folder, "bwrap")
+        old.write_text("#!/bin/sh\necho 'bwrap: Unknown option --disable-userns' >&2\nexit 1\n")
+        old.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        async with open_rig(data, "bubblewrap") as rig:
+            found = await rig.runtime.probe()
+    assert not found.available and "bubblewrap 0.8" in found.remedy, found
 
 
 PROFILE = """\

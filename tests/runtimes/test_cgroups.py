@@ -27,7 +27,7 @@ from carrel.linux import cgroupfs
 from carrel.linux.cgroupfs import Hierarchy
 from carrel.runtimes.limits.cgroups import LIMITERS, CgroupHandle, Cgroups, Site, Survey, survey
 from tests.accounts import PYTHON, Account, interpreter_for, run_as
-from tests.linux import other_kernel
+from tests.load.patience import SLOWER
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
-WAIT_S = 80.0 if os.environ.get(other_kernel.INSIDE) else 20.0
+WAIT_S = 20.0 * SLOWER
 """For a process to get somewhere: a fraction of a second, but for a busy machine, and for a
 kernel that is a program on a busy machine."""
 

@@ -136,23 +136,37 @@ async def test_disk_of_who_keeps_others_from_looking(
     assert (await rig.run(sandbox, "true")).exit.code == 0
 
 
+BOMB = (
+    "import os, time\n"
+    "made = 0\n"
+    "try:\n"
+    "    while True:\n"
+    "        if os.fork() == 0: time.sleep(60)\n"
+    "        made += 1\n"
+    "except OSError as error: print(made, error.errno)\n"
+)
+
+
 async def test_processes(rig: Rig) -> None:
     """A fork bomb fills its own sandbox and nothing else."""
     _needs(rig, LimitKind.PIDS)
     sandbox = await rig.start(limits=Limits(pids=20))
-    bomb = (
-        "import os, time\n"
-        "made = 0\n"
-        "try:\n"
-        "    while True:\n"
-        "        if os.fork() == 0: time.sleep(60)\n"
-        "        made += 1\n"
-        "except OSError as error: print(made, error.errno)\n"
-    )
-    done = await rig.run(sandbox, PYTHON, "-c", bomb)
+    done = await rig.run(sandbox, PYTHON, "-c", BOMB)
     made, number = map(int, done.out.split())
     assert 15 <= made <= 25 and number == 11
     assert [(event.kind, event.figure) for event in rig.events] == [(LimitKind.PIDS, 20)]
+    await rig.runtime.stop(sandbox, grace_s=0.1)
+
+
+async def test_processes_that_one_of_two_commands_was_refused(rig: Rig) -> None:
+    """The kernel counts for both: neither is told of what the other may have done."""
+    _needs(rig, LimitKind.PIDS)
+    sandbox = await rig.start(limits=Limits(pids=20))
+    other = await rig.begin(sandbox, "sleep", "600")
+    assert (await rig.run(sandbox, PYTHON, "-c", BOMB)).exit.code == 0
+    await rig.runtime.kill(sandbox, other.run_id)
+    await finish(other)
+    assert [(event.kind, event.run_id) for event in rig.events] == [(LimitKind.PIDS, None)]
     await rig.runtime.stop(sandbox, grace_s=0.1)
 
 

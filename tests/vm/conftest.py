@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.vm.machine import Machine, machine
+from tests.vm.machine import TEST_S, Machine, machine
 
 collect_ignore_glob = [] if os.environ.get("CARREL_VM") else ["test_*.py"]
 
@@ -17,8 +17,7 @@ collect_ignore_glob = [] if os.environ.get("CARREL_VM") else ["test_*.py"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/vm/" in str(item.path):
-            # A boot under emulation, or a suite that runs inside.
-            item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.timeout(TEST_S))
             item.add_marker(pytest.mark.xdist_group("vm"))
 
 
@@ -31,9 +30,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def needs_qemu() -> None:
     if os.geteuid() != 0 or not shutil.which("qemu-system-x86_64"):
         pytest.skip("needs root and qemu")
+
+
+@pytest.fixture(scope="session")
+def vm(needs_qemu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with machine(tmp_path_factory.mktemp("vm")) as started:
         yield started
         _TOLD.extend(started.told)

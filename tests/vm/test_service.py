@@ -10,11 +10,11 @@ def _control(user: str) -> str:
 
 
 def test_a_service_and_commands_agree(vm: Machine) -> None:
-    together(lambda user: _agree(vm, user), ("ling", "root"))
+    together(lambda user: agree(vm, user), ("ling", "root"))
 
 
-def _agree(vm: Machine, user: str) -> None:
-    made = "carrel new --empty --name served && carrel exec -d served -- sleep 5000"
+def agree(vm: Machine, user: str) -> None:
+    made = "carrel new --empty --name served --memory 200M && carrel exec -d served -- sleep 5000"
     run = vm.run(user, made).ok().splitlines()[-1]
     control = _control(user)
     goes_on = f"carrel run show {run} | grep -q running"
@@ -25,6 +25,7 @@ def _agree(vm: Machine, user: str) -> None:
         goes_on,
         f"{control} restart carrel",
         goes_on,
+        f"carrel exec served -- {EAT}",
         "carrel down",
         f"test $({control} is-active carrel) = inactive",
         f"{control} stop carrel",
@@ -40,6 +41,7 @@ def _agree(vm: Machine, user: str) -> None:
         goes_on,
         "carrel service remove",
         goes_on,
+        f"carrel exec served -- {EAT}",
         "carrel service status | grep 'no service'",
         "carrel rm --force served",
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.load.patience import SLOWER_VARIABLE
 from tests.vm.image import ENVIRONMENT, PLACE
-from tests.vm.machine import Machine, together
+from tests.vm.machine import PATIENCE, SCRIPT_S, Machine, together
 
 QUOTAS = "tests/linux/test_quota.py"
 GROUPS = "tests/runtimes/test_cgroups.py"
@@ -14,6 +15,8 @@ LIMITS = "tests/runtimes/test_limit_events.py"
 NAMED = "-k 'test_quota or test_cgroups or test_memory or test_processes or test_cpu'"
 """Of the limits, those by control groups."""
 SUITES = {"root": (LIMITS, QUOTAS, GROUPS), "dev": (LIMITS,), "ling": (LIMITS,)}
+THERE = f"cd {PLACE} && {SLOWER_VARIABLE}={PATIENCE}"
+"""Waits of tests have the same bounds inside as here."""
 EXPECTED = "there is no version 1 here"
 """Why alone a test may be skipped in it."""
 
@@ -21,7 +24,7 @@ EXPECTED = "there is no version 1 here"
 def _in_scope(user: str, command: str) -> str:
     """As what the daemon is in, for tests that make control groups themselves."""
     manager = "" if user == "root" else "--user "
-    return f"cd {PLACE} && systemd-run {manager}--scope -q -p Delegate=yes {command}"
+    return f"{THERE} systemd-run {manager}--scope -q -p Delegate=yes {command}"
 
 
 def test_limits_quotas_and_control_groups(vm: Machine) -> None:
@@ -30,8 +33,8 @@ def test_limits_quotas_and_control_groups(vm: Machine) -> None:
 
 def _suite(vm: Machine, user: str) -> None:
     tests = " ".join(SUITES[user])
-    pytest = f"{ENVIRONMENT}/bin/python -m pytest -q -rs -p no:cacheprovider --timeout=600"
-    done = vm.run(user, _in_scope(user, f"{pytest} {NAMED} {tests}"), timeout=1100)
+    pytest = f"{ENVIRONMENT}/bin/python -m pytest -q -rs -p no:cacheprovider"
+    done = vm.run(user, _in_scope(user, f"{pytest} {NAMED} {tests}"), SCRIPT_S)
     assert done.code == 0, done.out[-3000:] + done.err[-1000:]
     skipped = [line for line in done.out.splitlines() if line.startswith("SKIPPED")]
     assert all(EXPECTED in line for line in skipped), skipped
@@ -44,7 +47,7 @@ def test_kills(vm: Machine) -> None:
 
 def _kills(vm: Machine, user: str) -> None:
     kills = f"{ENVIRONMENT}/bin/python -m tests.faults.kills --moments 2 --clients 2 --seed 1"
-    done = vm.run(user, f"cd {PLACE} && {kills}", timeout=1100)
+    done = vm.run(user, f"{THERE} {kills}", SCRIPT_S)
     assert done.code == 0, done.out[-3000:] + done.err[-1000:]
     vm.tell(f"as {user}: {done.out.splitlines()[-3]}")
 
@@ -69,11 +72,11 @@ def test_the_kernel_enforces_a_disk_limit(vm: Machine) -> None:
 
 
 def test_the_demo(vm: Machine) -> None:
-    together(lambda user: _demo(vm, user), SUITES)
+    together(lambda user: demo(vm, user), SUITES)
 
 
-def _demo(vm: Machine, user: str) -> None:
-    done = vm.run(user, f"cd {PLACE} && {ENVIRONMENT}/bin/python examples/demo.py", 900)
+def demo(vm: Machine, user: str) -> None:
+    done = vm.run(user, f"cd {PLACE} && {ENVIRONMENT}/bin/python examples/demo.py", SCRIPT_S)
     assert done.code == 0 and "Nothing is left" in done.out, (done.out[-2000:], done.err[-2000:])
 
 

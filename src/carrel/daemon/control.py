@@ -15,8 +15,9 @@ from carrel.daemon import places
 from carrel.domain.errors import DaemonError, DaemonUnavailable
 from carrel.linux.processes import is_alive
 
-START_S = 60.0
-"""To import everything and take up what there is: a second or two on a machine at rest."""
+START_S = 300.0
+"""To import everything and take up what there is: a second or two on a machine at rest, minutes on
+a slow one that does much else. One that ends instead is noticed at once."""
 STOP_S = 40.0
 """Since the last sign of life. A daemon that ends gives one every second, for a minute at most;
 see `carrel.daemon.main`."""

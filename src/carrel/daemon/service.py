@@ -20,8 +20,8 @@ from carrel.linux.processes import python
 
 SHORT_NAME = "carrel.service"
 SYSTEM_UNITS = Path("/etc/systemd/system")
-CALL_S = 90.0
-"""For a daemon that starts or ends at its own pace; systemd gives it as long."""
+CALL_S = 330.0
+"""For a daemon that starts or ends at its own pace; systemd gives it nearly as long."""
 _TEXT = """\
 # Written by `carrel service install`; `carrel service remove` takes it away.
 [Unit]
@@ -33,6 +33,7 @@ Type=notify
 ExecStartPre={ending}
 ExecStart={daemon}
 {environment}Restart=on-failure
+TimeoutStartSec=300
 TimeoutStopSec=90
 
 [Install]

@@ -22,8 +22,8 @@ LINGER = Path("/var/lib/systemd/linger")
 LEAF = "carrel-self"
 """A group that hands controllers on holds no process itself: they are one below it."""
 UNITS = (".scope", ".service")
-CALL_S = 10
-"""systemd answers in milliseconds; one that stops or reloads takes a little longer."""
+CALL_S = 30
+"""systemd answers in milliseconds; one that stops or reloads, or a busy machine, takes longer."""
 STOP_US = 10_000_000
 """From SIGTERM to SIGKILL, when the scope ends with its user's last login."""
 _LOOK_S = 0.005

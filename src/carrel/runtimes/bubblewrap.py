@@ -113,7 +113,8 @@ class BubblewrapRuntime(EngineRuntime):
         try:
             proof = await self._prover.try_out(self)
         except SandboxUnavailable as error:
-            return Availability(False, error.message, _remedy())
+            old = "Unknown option" in error.message
+            return Availability(False, error.message, _NEWER if old else _remedy())
         return Availability(True, f"{len(proof.attempts)} attempts to get out were refused.")
 
     def furnish(self, spec: SandboxSpec) -> None:
@@ -421,6 +422,7 @@ def _remedy(kernel: Path = Path("/proc/sys/kernel")) -> str:
     return ""
 
 
+_NEWER = "Install bubblewrap 0.8 or newer, and: carrel down"
 _PROFILE_PATH = "/etc/apparmor.d/bwrap"
 _PROFILE = (
     r"abi <abi/4.0>,\ninclude <tunables/global>\n"

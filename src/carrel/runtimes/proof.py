@@ -41,8 +41,8 @@ from carrel.runtimes.policy import service_sockets
 from carrel.runtimes.sandbox import CLOSED, HOME, Identities, close_folders
 
 SHARED_MEMORY = Path("/dev/shm")
-PROBE_S = 20.0
-"""The probe takes milliseconds; on a machine that swaps it may take seconds."""
+PROBE_S = 120.0
+"""The probe takes milliseconds; on a machine that swaps, or does much else, it may take long."""
 
 Execute = Callable[[dict[str, Any], Command], Awaitable[LocalRun]]
 
