@@ -279,5 +279,6 @@ def test_the_key_is_given_and_shown_nowhere(day: Day) -> None:
     shown += desk.client.get("/v1/credentials").text + desk.daemon.log()
     assert planted not in shown
     for path in written(desk.daemon.data):
-        if path.parent.name != "auth":
+        # What an agent has written into its own tree is in the checkpoints of that, too.
+        if path.parent.name != "auth" and "checkpoints" not in path.parts:
             assert planted.encode() not in path.read_bytes(), path

@@ -57,6 +57,9 @@ CHECKS = [
 FUZZED = [route for route in ROUTES if route.path != "/v1/shutdown"]
 PLAIN = {
     "GET /v1/spaces/{space}/checkpoints",
+    "GET /v1/spaces/{space}/comments",
+    "DELETE /v1/spaces/{space}/comments/{comment}",
+    "POST /v1/queue/{entry}/cancel",
     "GET /v1/spaces/{space}",
     "GET /v1/spaces/{space}/context",
     "GET /v1/spaces/{space}/context/{name}",
