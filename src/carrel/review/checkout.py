@@ -22,7 +22,7 @@ from tempfile import TemporaryFile
 from carrel.domain.errors import CarrelError, LandingHalfDone, LandingRefused
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
-from carrel.review.project import ProjectRepository, held
+from carrel.review.project import ProjectRepository, held, locked
 from carrel.review.states import GITLINK, LINK, MAX_CONVERTED
 from carrel.trees.files import link_atomically, make_folder, status_of, write_atomically
 from carrel.trees.folders import Root
@@ -74,7 +74,9 @@ class ProjectCheckout:
         self._hold = hold or partial(held, place)
 
     def check(self, before: str, after: str) -> None:
-        """Raises `LandingRefused` when a person's own changes are in the way."""
+        """Raises `LandingRefused` when a person's own changes or git at work are in the way."""
+        if self._indexed is not None and os.path.lexists(self._indexed / "index.lock"):
+            raise locked()
         files = self.moved(before, after)
         staged = {one.path: one.old for one in files} if self._folder is None else self._staged()
         going = {one.path for one in files if one.old.mode}
@@ -111,7 +113,9 @@ class ProjectCheckout:
             self.bring(before, after, whole=True)
         except (CarrelError, OSError) as why:
             try:
-                self.bring(after, before)
+                # The index is told last: who could not lock it has not changed it.
+                is_told = not (isinstance(why, LandingRefused) and why.details.get("locked"))
+                self.bring(after, before, tell=is_told)
             except (CarrelError, OSError) as error:
                 raise LandingHalfDone(
                     f"Some files of the project are changed and others are not: {why}",
@@ -120,9 +124,9 @@ class ProjectCheckout:
                 ) from error
             raise
 
-    def bring(self, before: str, after: str, *, whole: bool = False) -> None:
+    def bring(self, before: str, after: str, *, whole: bool = False, tell: bool = True) -> None:
         """Writes what is still as `before` has it, and is idempotent: what a person changed since
-        stays as it is; with `whole`, that is a `LandingRefused`."""
+        stays as it is; with `whole`, that is a `LandingRefused`. `tell`: git's index is told."""
         files = self.moved(before, after)
         told = []
         with self._hold() as (top, owner), self._repository.contents() as copy:
@@ -137,8 +141,13 @@ class ProjectCheckout:
                     continue
                 row = b"%06o %s\t%s\0" % (one.new.mode, _name(one).encode(), os.fsencode(one.path))
                 told.append(row)
-        if self._folder is not None and not self._loose:
+        if tell and self._indexed is not None:
             self._git("update-index", "-z", "--index-info", input=b"".join(told))
+
+    @property
+    def _indexed(self) -> Path | None:
+        """Where an index is that goes along."""
+        return None if self._loose else self._folder
 
     def _git(self, *words: str, input: bytes = b"") -> bytes:
         where = ("-c", "core.bare=false", f"--work-tree={self._place}")

@@ -31,7 +31,9 @@ from carrel.trees.git.object_store import (
 
 MOST_COMMITS = 1000
 _MOST_FILES = 200_000
-"""Of all commits together; each is named in memory."""
+"""Of all commits together, with the folders on the way; each is named in memory."""
+_LONGEST_PATH = 4096
+"""As the kernel: no checkout has a longer one."""
 _MOST_BYTES = 64 << 20
 """Of one file, which is in memory while it is copied."""
 _EFFORT_US, _EFFORT_S = 300_000_000, 300.0
@@ -91,10 +93,8 @@ def _read(stack: ExitStack, files: GitFiles, began: str) -> AgentWork:
     before = _commit_at(began, tree).tree if began else b""
     made, left = [], _MOST_FILES
     for one in chain:
-        changed = dict(_changed(objects, before, one.tree, ""))
+        changed = _changed(objects, before, one.tree, left)
         left -= len(changed)
-        if left < 0:
-            raise HistoryUnread
         made.append(AgentCommit(one.oid, one.author, one.encoding, one.message, changed))
         before = one.tree
     return AgentWork(tuple(made), lambda oid: _object(objects, oid, BLOB))
@@ -157,26 +157,33 @@ def _object(objects: ObjectStore, oid: bytes, kind: int) -> bytes:
 
 
 def _changed(
-    objects: ObjectStore, before: bytes, after: bytes, above: str
-) -> Iterator[tuple[str, AgentFile | None]]:
+    objects: ObjectStore, before: bytes, after: bytes, most: int
+) -> dict[str, AgentFile | None]:
     """The files that differ between two trees, either of which may be missing; None: it is gone.
-    Only folders that differ are read."""
-    old, new = _entries(objects, before), _entries(objects, after)
-    for name in sorted({*old, *new}):
-        was, now = old.get(name), new.get(name)
-        if was == now:
-            continue
-        path = f"{above}/{os.fsdecode(name)}" if above else os.fsdecode(name)
-        _check_name(path, now)
-        folders = [one[1] if one and one[0] == _FOLDER else b"" for one in (was, now)]
-        if was and not folders[0] and not now:
-            yield path, None
-        if now and not folders[1]:
-            yield path, AgentFile(now[0], now[1])
-        elif folders[1] and was and not folders[0]:
-            yield path, None
-        if any(folders):
-            yield from _changed(objects, folders[0], folders[1], path)
+    Only folders that differ are read, and no more than `most` of both: a few small objects can
+    name any number of them, and as deep."""
+    found: dict[str, AgentFile | None] = {}
+    pending = [("", before, after)]
+    while pending:
+        above, *trees = pending.pop()
+        old, new = (_entries(objects, tree) for tree in trees)
+        for name in sorted({*old, *new}):
+            was, now = old.get(name), new.get(name)
+            if was == now:
+                continue
+            path = f"{above}/{os.fsdecode(name)}" if above else os.fsdecode(name)
+            most -= 1
+            if most < 0 or len(path) > _LONGEST_PATH:
+                raise HistoryUnread
+            _check_name(path, now)
+            folders = [one[1] if one and one[0] == _FOLDER else b"" for one in (was, now)]
+            if now and not folders[1]:
+                found[path] = AgentFile(now[0], now[1])
+            elif was and not folders[0]:
+                found[path] = None
+            if any(folders):
+                pending.append((path, folders[0], folders[1]))
+    return found
 
 
 def _check_name(path: str, now: tuple[int, bytes] | None) -> None:

@@ -105,7 +105,7 @@ class GitLander:
             layers = Layers(base, note_prefix())
             began = head_of(LayerGitFiles(layers))
             before = repository.tip(place.branch)
-            start = before or repository.tip(repository.current()) or began
+            start = before or repository.head(remote.checkout) or began
             if request.worktree and found is None:
                 place = replace(place, worktree=_expect_checkout(remote, start))
             for commit in dict.fromkeys((began, start, *space.merged.values())):

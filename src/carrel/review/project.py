@@ -152,6 +152,12 @@ class ProjectRepository:
             return ""
         return said.strip().partition("refs/heads/")[2]
 
+    def head(self, checkout: Path | None) -> str:
+        """The commit that a checkout is on, whether by a branch or not; empty: none yet."""
+        words = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        said = self._run(*words, well=(0, 1), folder=checkout).decode(errors="replace").strip()
+        return said if _ID.fullmatch(said) else ""
+
     def checked_out(self, branch: str) -> str:
         """The folder in which a branch is checked out; empty: nowhere."""
         words = ("for-each-ref", "--format=%(worktreepath)", f"refs/heads/{branch}")
@@ -241,10 +247,7 @@ class ProjectRepository:
         if process.returncode not in well:
             errors = pump.errors
             if b".lock': File exists" in errors:
-                raise LandingRefused(
-                    "Another git is at work in the project, or has left a lock.",
-                    hint="Try again when it is done; if none runs, remove the `.lock` file.",
-                )
+                raise locked()
             raise failure(name, process.returncode, errors)
         return pump.output
 
@@ -283,6 +286,14 @@ def _check_written(folder: Path, place: str) -> None:
                 f"Git would write elsewhere than in the project: {step} is a link, or no file.",
                 hint="Take the work out with `carrel cp`, or clone the project without links.",
             )
+
+
+def locked() -> LandingRefused:
+    return LandingRefused(
+        "Another git is at work in the project, or has left a lock.",
+        hint="Try again when it is done; if none runs, remove the `.lock` file.",
+        locked=True,
+    )
 
 
 def moved(branch: str) -> LandingRefused:

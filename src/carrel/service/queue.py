@@ -176,13 +176,18 @@ class LandingQueue:
             # Of the store: who comes next in this line begins again, or the next daemon.
             _log.exception("the queue of %s stands still", key[1])
         finally:
-            if line.current is not None:
+            # Nothing is awaited at the end of a line: who comes meanwhile would not be seen.
+            if line.current is not None and not line.current.done():
                 line.current.cancel()
                 await asyncio.wait((line.current,))
             line.task = None
             self._lines.pop(key, None)
 
     async def _land(self, entry: QueueEntry) -> None:
+        # It may have been cancelled before this task began.
+        known = self._live.get(entry.entry_id)
+        if known is None or known.ended:
+            return
         try:
             if entry.attempts >= MOST_ATTEMPTS:
                 raise LandingRefused(
