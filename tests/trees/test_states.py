@@ -239,7 +239,7 @@ def test_what_a_program_has_mapped_is_kept(any_rig: Rig, base: Base) -> None:
     kept = kept_of(any_rig, tree)
     with Descriptor(any_rig.driver.open_root(tree)) as root:
         opened = os.open("mapped", os.O_RDWR, dir_fd=root)
-    with open(opened, "r+b") as file, mmap.mmap(opened, 1 << 16) as memory:
+    with open(opened, "r+b"), mmap.mmap(opened, 1 << 16) as memory:
         for number in (1, 2, 3):
             memory[5000] = number
             kept.take(str(number), agent=False, max_bytes=BIG)

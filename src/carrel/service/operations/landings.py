@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import structs
-
 from carrel.api.types import landings as types
 from carrel.api.types.common import moment, moment_or_none, shared
 from carrel.api.types.queue import QueueBody, QueueEntryInfo, QueueList, QueueQuery
@@ -56,8 +54,7 @@ class LandingOperations:
         trashed = [one for one in await self._spaces.trashed(caller) if one.space.space_id == word]
         if trashed:
             restored = await self._spaces.undelete(caller, word)
-            told = _removal(trashed[0])
-            return structs.replace(told, state=LandingState.UNDONE, space=restored.space_id)
+            return _removal(trashed[0], restored.space_id)
         return _info(await self._landings.undo(caller, word))
 
     async def _last(self, caller: Caller) -> str:
@@ -131,17 +128,17 @@ def _rewind(before: Checkpoint) -> types.LandingInfo:
     )
 
 
-def _removal(trashed: Trashed) -> types.LandingInfo:
+def _removal(trashed: Trashed, restored: str = "") -> types.LandingInfo:
     return types.LandingInfo(
         id=trashed.space.space_id,
         kind="removal",
-        space=trashed.space.space_id,
+        space=restored or trashed.space.space_id,
         name=trashed.space.name,
         project="",
         branch="",
         before="",
         after="",
-        state=LandingState.LANDED,
+        state=LandingState.UNDONE if restored else LandingState.LANDED,
         created_at=moment(trashed.trashed_at),
         files=trashed.changes,
     )
