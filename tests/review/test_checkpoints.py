@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
-from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind
+from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind, StateSummary
 from carrel.domain.errors import (
     CheckpointNotFound,
     Forbidden,
     InsufficientDisk,
+    LandingRefused,
     NotUndoable,
+    PathNotFound,
+    SpaceNotFound,
     StateConflict,
     TooLarge,
+    TreeUnavailable,
 )
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space
 from carrel.domain.trees import ReviewQuery
 from carrel.domain.turns import Turn, TurnRequest
 from carrel.service.checkpoints import Checkpoints, ForkRequest
+from carrel.service.takes import TakeRequest
+from carrel.service.turn_setup import TurnSetup
 from carrel.trees.states import SpaceStates
 from tests.faults.rig import ending, serving
-from tests.review.conftest import Repository
+from tests.review.conftest import Repository, land
 from tests.service.rig import RUN_S, make, opened, run
 
 
@@ -239,6 +247,146 @@ async def test_a_budget(data: Path, repository: Repository) -> None:
         await said(services, space, "rm large")
         await rewind(services, space)
         assert await said(services, space, "ls f5") == "f5\n"
+
+
+async def test_what_is_gone_to_is_not_thinned_first(data: Path, repository: Repository) -> None:
+    """Neither by the checkpoint before a rewind, nor by the one before that is taken back."""
+    async with opened(data, checkpoints=2) as services:
+        space = await make(services, repository.path)
+        kept = []
+        for number in range(2):
+            await said(services, space, f"echo {number} > n")
+            kept.append(await services.checkpoints.take(LOCAL, space.space_id, ""))
+        await said(services, space, "echo 2 > n")
+        before = await rewind(services, space, kept[0].checkpoint_id)
+        assert await said(services, space, "cat n") == "0\n"
+        assert len(await checkpoints(services, space)) == 2
+        await said(services, space, "echo 3 > n")
+        await services.checkpoints.take(LOCAL, space.space_id, "")
+        await services.checkpoints.undo(before.checkpoint_id)
+        assert await said(services, space, "cat n") == "2\n"
+
+
+async def test_a_rewind_that_failed_is_not_done_later(
+    data: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is other work by then. What there was can be had."""
+    async with ending(data):
+        async with serving(data) as services:
+            space = await make(services, repository.path, name="desk")
+            await said(services, space, "echo one > notes.txt")
+            kept = await services.checkpoints.take(LOCAL, space.space_id, "")
+            await said(services, space, "echo two > notes.txt")
+            with monkeypatch.context() as patch:
+                patch.setattr(SpaceStates, "put_back", _no_room)
+                with pytest.raises(TreeUnavailable, match="could not be put back") as told:
+                    await rewind(services, space, kept.checkpoint_id)
+            failed = told.value.hint.split()[-1]
+            await said(services, space, "echo three > notes.txt")
+        async with serving(data) as services:
+            assert await said(services, space, "cat notes.txt") == "three\n"
+            await services.checkpoints.undo(failed)
+            assert await said(services, space, "cat notes.txt") == "two\n"
+
+
+def _no_room(*_args: object) -> bool:
+    raise InsufficientDisk("There is no room.")
+
+
+async def test_a_daemon_that_died_finishes_an_undo(
+    data: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ending(data):
+        async with serving(data) as services:
+            space = await make(services, repository.path, name="desk")
+            await said(services, space, "echo one > notes.txt")
+            before = await rewind(services, space, START)
+            monkeypatch.setattr(SpaceStates, "put_back", _dies)
+            with pytest.raises(_Died):
+                await services.checkpoints.undo(before.checkpoint_id)
+            monkeypatch.undo()
+        async with serving(data) as services:
+            assert await said(services, space, "cat notes.txt") == "one\n"
+            assert not await services.checkpoints.rewinds()
+
+
+async def test_a_turn_waits_for_a_checkpoint(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its agent is given, such as a key in a file, is in none."""
+    space = await make(services, repository.path, agent="scripted")
+    taking, may_take = threading.Event(), threading.Event()
+    real = SpaceStates.take
+
+    def take(self: SpaceStates, *words: Any, **more: Any) -> StateSummary:
+        taking.set()
+        assert may_take.wait(RUN_S)
+        return real(self, *words, **more)
+
+    monkeypatch.setattr(SpaceStates, "take", take)
+    prepared: list[bool] = []
+    prepare = TurnSetup.prepare
+
+    def noted(self: TurnSetup, *words: Any, **more: Any) -> Any:
+        prepared.append(may_take.is_set())
+        return prepare(self, *words, **more)
+
+    monkeypatch.setattr(TurnSetup, "prepare", noted)
+    kept = asyncio.create_task(services.checkpoints.take(LOCAL, space.space_id, ""))
+    assert await asyncio.to_thread(taking.wait, RUN_S)
+    start = services.turns.start(LOCAL, space.space_id, TurnRequest("", "say x"))
+    begun = asyncio.create_task(start)
+    await asyncio.wait((begun,), timeout=0.5)
+    may_take.set()
+    assert (await kept).with_agent
+    await services.turns.wait(LOCAL, (await begun).run_id, RUN_S)
+    assert prepared == [True]
+
+
+async def test_nothing_is_taken_of_what_is_being_rewound(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have the half of both."""
+    space = await make(services, repository.path, name="desk")
+    other = await make(services, repository.path, name="other")
+    await said(services, space, "echo one > notes.txt")
+    going, may_go = threading.Event(), threading.Event()
+    real = SpaceStates.put_back
+
+    def put_back(self: SpaceStates, name: str) -> bool:
+        going.set()
+        assert may_go.wait(RUN_S)
+        return real(self, name)
+
+    monkeypatch.setattr(SpaceStates, "put_back", put_back)
+    rewound = asyncio.create_task(rewind(services, space, START))
+    assert await asyncio.to_thread(going.wait, RUN_S)
+    wanted = TakeRequest(space.space_id, other.space_id, ("notes.txt",))
+    taken = asyncio.create_task(services.takes.take(LOCAL, wanted))
+    landed = asyncio.create_task(land(services, space))
+    await asyncio.wait((taken, landed), timeout=0.5)
+    may_go.set()
+    await rewound
+    with pytest.raises(PathNotFound):
+        await taken
+    with pytest.raises(LandingRefused):
+        await landed
+
+
+async def test_a_tokens_fork_counts_for_the_token(
+    services: Services, repository: Repository
+) -> None:
+    """However many it makes of the owner's, it has one share."""
+    space = await make(services, repository.path, name="desk", labels={"team": "a"})
+    token = Caller("t", Scope(ScopeKind.LABEL, "team=a"))
+    made = (await services.checkpoints.fork(token, "desk", ForkRequest(count=2))).spaces
+    assert {one.counts_for for one in made} == {"team=a"}
+    assert {(one.network, one.limits, one.guest) for one in made} == {
+        (space.network, space.limits, space.guest)
+    }
+    with pytest.raises(SpaceNotFound):
+        stranger = Caller("s", Scope(ScopeKind.LABEL, "team=b"))
+        await services.checkpoints.fork(stranger, space.space_id, ForkRequest())
 
 
 async def test_without_git_and_in_other_ways(services: Services, tmp_path: Path) -> None:

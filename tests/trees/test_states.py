@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import shutil
 import subprocess
@@ -16,11 +17,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from carrel.domain.checkpoints import START
-from carrel.domain.errors import TooLarge, TreeDamaged, TreeUnavailable
+from carrel.domain.errors import PathInvalid, TooLarge, TreeDamaged, TreeUnavailable
 from carrel.domain.trees import Base, Tree
+from carrel.linux.descriptors import Descriptor
 from carrel.trees import states
 from carrel.trees.drivers import common
 from carrel.trees.states import SpaceStates
+from carrel.trees.writer import TreeWriter
 from tests.conformance.tree_rig import SANDBOX, Rig
 from tests.conformance.tree_views import Seen, do_much, fingerprint, look, make_project, owners
 from tests.sampling import examples
@@ -157,7 +160,7 @@ def test_costs_what_changed(any_rig: Rig, base: Base) -> None:
     # What no state has any more goes.
     any_rig.act(tree, lambda: os.unlink("large"))
     kept.take("four", agent=True, max_bytes=BIG)
-    kept.remove(("one", "two", "three"))
+    kept.keep_only(("four",))
     assert kept.bytes_kept() < 1 << 16
     kept.put_back("four")
     with pytest.raises(TreeDamaged):
@@ -204,6 +207,92 @@ def test_what_is_written_meanwhile_is_no_state(
     any_rig.act(tree, lambda: os.unlink("one"))
     kept.put_back("still")
     assert any_rig.act(tree, lambda: Path("one").read_text()) == "2"
+
+
+def test_what_is_written_while_it_is_put_back_is_kept_next(
+    any_rig: Rig, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = any_rig.tree(base)
+    any_rig.act(tree, lambda: Path("one").write_text("1"))
+    kept = kept_of(any_rig, tree)
+    kept.take("first", agent=False, max_bytes=BIG)
+    any_rig.act(tree, lambda: Path("one").write_text("2"))
+    real = TreeWriter.finish
+
+    def finish(writer: TreeWriter) -> None:
+        real(writer)
+        any_rig.act(tree, lambda: Path("one").write_text("3"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TreeWriter, "finish", finish)
+        kept.put_back("first")
+    kept.take("second", agent=False, max_bytes=BIG)
+    kept.put_back(START)
+    kept.put_back("second")
+    assert any_rig.act(tree, lambda: Path("one").read_text()) == "3"
+
+
+def test_what_a_program_has_mapped_is_kept(any_rig: Rig, base: Base) -> None:
+    """The kernel notes the time of the first write to a page only, until it is on the disk."""
+    tree = any_rig.tree(base)
+    any_rig.act(tree, lambda: Path("mapped").write_bytes(bytes(1 << 16)))
+    kept = kept_of(any_rig, tree)
+    with Descriptor(any_rig.driver.open_root(tree)) as root:
+        opened = os.open("mapped", os.O_RDWR, dir_fd=root)
+    with open(opened, "r+b"), mmap.mmap(opened, 1 << 16) as memory:
+        for number in (1, 2, 3):
+            memory[5000] = number
+            kept.take(str(number), agent=False, max_bytes=BIG)
+    for number in (3, 2, 1):
+        kept.put_back(str(number))
+        assert any_rig.act(tree, lambda: Path("mapped").read_bytes()[5000]) == number
+
+
+def test_a_state_is_written_whole(
+    any_rig: Rig, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel takes little of it at once, as on a disk that is nearly full."""
+    tree = any_rig.tree(base)
+    any_rig.act(tree, lambda: Path("one").write_text("1"))
+    kept = kept_of(any_rig, tree)
+    write, pwrite = os.write, os.pwrite
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda target, data: write(target, data[:9]))
+        patch.setattr(os, "pwrite", lambda target, data, at: pwrite(target, data[:9], at))
+        kept.take("first", agent=False, max_bytes=BIG)
+    kept.put_back(START)
+    kept.put_back("first")
+    assert any_rig.act(tree, lambda: Path("one").read_text()) == "1"
+
+
+def test_what_was_begun_or_is_damaged_goes(any_rig: Rig, base: Base) -> None:
+    tree = any_rig.tree(base)
+    kept = kept_of(any_rig, tree)
+    kept.keep_only(())
+    for name in ("first", "begun"):
+        any_rig.act(tree, lambda: Path("large").write_bytes(os.urandom(1 << 20)))
+        kept.take(name, agent=False, max_bytes=BIG)
+    any_rig.act(tree, lambda: os.unlink("large"))
+    kept.take("last", agent=False, max_bytes=BIG)
+    (tree.folder / "checkpoints" / "first").write_bytes(b"damaged")
+    (tree.folder / "checkpoints" / ".draft").write_bytes(b"half")
+    kept.keep_only(("first", "last"))
+    assert kept.bytes_kept() < 1 << 16
+    kept.put_back("last")
+    with pytest.raises(TreeDamaged):
+        kept.put_back("begun")
+
+
+def test_what_cannot_be_looked_at_is_said(any_rig: Rig, base: Base) -> None:
+    def act() -> None:
+        for _ in range(2100):
+            os.mkdir("d")
+            os.chdir("d")
+
+    tree = any_rig.tree(base)
+    any_rig.act(tree, act)
+    with pytest.raises(PathInvalid, match="nested too deep"):
+        kept_of(any_rig, tree).take("deep", agent=False, max_bytes=BIG)
 
 
 def test_odd_entries(any_rig: Rig, base: Base) -> None:
@@ -290,8 +379,8 @@ def _do(rig: Rig, trees: list[Tree], kept: list[tuple[Tree, Kept]], what: str, n
         trees.append(fork(rig, tree, one.name))
         check(rig, trees[-1], one)
     else:
-        kept_of(rig, tree).remove((one.name,))
         kept.remove((tree, one))
+        kept_of(rig, tree).keep_only({each.name for place, each in kept if place is tree})
 
 
 @pytest.fixture

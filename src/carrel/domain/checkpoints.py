@@ -96,8 +96,8 @@ class States(Protocol):
         the `files` of a tree that did not get them as a layer."""
         ...
 
-    def remove(self, names: Collection[str]) -> None:
-        """These, and what no other state has."""
+    def keep_only(self, names: Collection[str]) -> None:
+        """Removes all other states, and what none of these has."""
         ...
 
     def bytes_kept(self) -> int: ...

@@ -33,7 +33,7 @@ from carrel.domain.turns import Continuation, Turn
 from carrel.service.access import realm_of
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
-from carrel.service.shared import Shared
+from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
 
@@ -124,9 +124,11 @@ class Checkpoints:
             await self._journal.write(event)
 
     async def _taken_now(self, space_id: str, kind: CheckpointKind, **said: Any) -> Checkpoint:
-        async with self._locks.shared(space_id), self._locks.alone(_key(space_id)):
+        async with self._locks.shared(space_id), self._locks.alone(files_key(space_id)):
             opened = await self._open(self._journal.current(space_id))
-            return await self._taken(opened, kind, **said)
+            taken = await self._taken(opened, kind, **said)
+            await self._thin(opened)
+            return taken
 
     async def _open(self, space: Space) -> OpenSpace:
         opened = await self._open_spaces.of(space)
@@ -140,22 +142,24 @@ class Checkpoints:
     async def _taken(
         self, opened: OpenSpace, kind: CheckpointKind, *, held: bool = False, **said: Any
     ) -> Checkpoint:
-        """`held`: who takes it has seen to it that no turn runs."""
+        """`held`: who takes it has seen to it that no turn runs. A turn that begins meanwhile
+        waits: its agent's key would be kept too. Who goes on thins then: it may need the oldest."""
         space, states = opened.space, self._states(opened)
         space_id = space.space_id
         known = await self._store.checkpoints(space_id)
         turns = [one for one in await self._store.turns(space_id, limit=MOST_TURNS) if one.ended]
-        agent = bool(space.agent) and (held or not self._turns.working(space_id))
         checkpoint_id = new_id("ck")
-        kept = await self._open_spaces.look(
-            opened,
-            lambda: states.take(
-                checkpoint_id,
-                agent=agent,
-                without=turns[0].secrets if turns else (),
-                max_bytes=self._budget.bytes,
-            ),
-        )
+        with self._turns.waiting(space_id):
+            agent = bool(space.agent) and (held or not self._turns.working(space_id))
+            kept = await self._open_spaces.look(
+                opened,
+                lambda: states.take(
+                    checkpoint_id,
+                    agent=agent,
+                    without=turns[0].secrets if turns else (),
+                    max_bytes=self._budget.bytes,
+                ),
+            )
         said_before = next(filter(None, map(space.continuation_of, turns)), space.goes_on_with)
         valid = [one for one in turns if one.created_at > space.rewound_at]
         taken = Checkpoint(
@@ -182,23 +186,30 @@ class Checkpoints:
         try:
             await self._journal.write(taken, event)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(states.remove, (checkpoint_id,)))
+            left = [one.checkpoint_id for one in known]
+            await asyncio.shield(asyncio.to_thread(states.keep_only, left))
             raise
-        await self._thin(states, (taken, *known))
         return taken
 
-    async def _thin(self, states: States, known: Sequence[Checkpoint]) -> None:
+    async def _thin(self, opened: OpenSpace) -> None:
         """The oldest go, never the newest."""
-        left = [*known]
-        while len(left) > 1:
+        states = self._states(opened)
+        known = await self._store.checkpoints(opened.space.space_id)
+        left = [one.checkpoint_id for one in known]
+        swept = False
+        while True:
             many = self._budget.count and len(left) > self._budget.count
             if not many and await asyncio.to_thread(states.bytes_kept) <= self._budget.bytes:
                 break
-            count = min(_THINNED, max(1, len(left) // 4))
-            old = [one.checkpoint_id for one in left[-count:]]
-            left = left[:-count]
-            await self._journal.write(Forget(checkpoints=tuple(old)))
-            await asyncio.to_thread(states.remove, old)
+            if many or swept:
+                if len(left) < 2:
+                    break
+                count = min(_THINNED, max(1, len(left) // 4))
+                old, left = left[-count:], left[:-count]
+                await self._journal.write(Forget(checkpoints=tuple(old)))
+            # Also what a daemon that died had begun to keep.
+            await asyncio.to_thread(states.keep_only, left)
+            swept = True
 
     def _states(self, opened: OpenSpace) -> States:
         return self._states_of(opened.driver, opened.tree)
@@ -236,16 +247,32 @@ class Checkpoints:
     async def _rewind(self, space_id: str, target: Checkpoint | None) -> Checkpoint:
         to = target.checkpoint_id if target is not None else START
         with self._turns.held(space_id, "rewind"):
-            async with self._locks.shared(space_id), self._locks.alone(_key(space_id)):
+            async with self._locks.shared(space_id), self._locks.alone(files_key(space_id)):
                 opened = await self._open(self._journal.current(space_id))
                 before = await self._taken(
                     opened, CheckpointKind.REWIND, held=True, to=to, rewinding=True
                 )
                 try:
-                    return await self._go_to(opened, before, to)
-                except CarrelError:
-                    await self._go_to(opened, before, before.checkpoint_id, undone=True)
+                    done = await self._go_to(opened, before, to)
+                except Exception:
+                    await self._give_up(opened, before)
                     raise
+                await self._thin(opened)
+                return done
+
+    async def _give_up(self, opened: OpenSpace, before: Checkpoint) -> None:
+        """Puts back what there was. What cannot be now is not done later either, when there is
+        other work: it is told, and an undo does it."""
+        back = dataclasses.replace(before, undone=True)
+        try:
+            await self._journal.write(back)
+            await self._go_to(opened, back, before.checkpoint_id, undone=True)
+        except CarrelError as error:
+            await self._journal.write(dataclasses.replace(before, rewinding=False))
+            raise TreeUnavailable(
+                f"The rewind failed, and what there was could not be put back: {error.message}",
+                hint=f"Make room, then: carrel undo {before.checkpoint_id}",
+            ) from error
 
     async def _go_to(
         self, opened: OpenSpace, before: Checkpoint, to: str, *, undone: bool = False
@@ -281,7 +308,7 @@ class Checkpoints:
 
     async def _undo(self, space_id: str, checkpoint_id: str) -> Checkpoint:
         with self._turns.held(space_id, "rewind"):
-            async with self._locks.shared(space_id), self._locks.alone(_key(space_id)):
+            async with self._locks.shared(space_id), self._locks.alone(files_key(space_id)):
                 known = await self._store.checkpoints(space_id)
                 found = next((one for one in known if one.checkpoint_id == checkpoint_id), None)
                 space = self._journal.staying(space_id)
@@ -292,8 +319,21 @@ class Checkpoints:
                         hint="`carrel checkpoints SPACE` lists what can be gone back to.",
                     )
                 opened = await self._open(space)
-                await self._taken(opened, CheckpointKind.ASKED, held=True, message="before an undo")
-                return await self._go_to(opened, found, checkpoint_id, undone=True)
+                before = await self._taken(
+                    opened, CheckpointKind.ASKED, held=True, message="before an undo"
+                )
+                await self._journal.write(dataclasses.replace(found, rewinding=True, undone=True))
+                try:
+                    done = await self._go_to(opened, found, checkpoint_id, undone=True)
+                except Exception:
+                    # Both states are kept, so it can be tried again.
+                    states, back = self._states(opened), before.checkpoint_id
+                    with contextlib.suppress(CarrelError):
+                        await self._open_spaces.look(opened, lambda: states.put_back(back))
+                    await self._journal.write(found)
+                    raise
+                await self._thin(opened)
+                return done
 
     async def rewinds(self) -> Sequence[Checkpoint]:
         """Those that can be taken back, the newest first."""
@@ -306,15 +346,21 @@ class Checkpoints:
         return sorted(found, key=lambda one: one.created_at, reverse=True)
 
     async def take_up(self) -> None:
-        """Rewinds that a daemon began which died are finished."""
+        """Rewinds that a daemon began which died are finished, and so is taking them back. What was
+        done since, if it could not be told, is kept."""
         for one in await self._store.checkpoints():
-            space = self._journal.staying(one.space_id)
-            if space is None:
+            space_id = one.space_id
+            if self._journal.staying(space_id) is None:
                 continue
+            to = one.checkpoint_id if one.undone else one.to
             # A disk may be missing; the next daemon tries again.
-            with contextlib.suppress(CarrelError, OSError):
-                async with self._locks.shared(one.space_id), self._locks.alone(_key(one.space_id)):
-                    await self._go_to(await self._open(space), one, one.to)
+            with contextlib.suppress(CarrelError, OSError), self._turns.held(space_id, "rewind"):
+                async with self._locks.shared(space_id), self._locks.alone(files_key(space_id)):
+                    opened = await self._open(self._journal.current(space_id))
+                    kind, message = CheckpointKind.ASKED, "before a rewind was finished"
+                    await self._taken(opened, kind, held=True, message=message)
+                    await self._go_to(opened, one, to, undone=one.undone)
+                    await self._thin(opened)
 
     # Forking
 
@@ -339,7 +385,7 @@ class Checkpoints:
             )
         made: list[Space] = []
         # Nobody thins what is being given.
-        async with self._locks.shared(space.space_id), self._locks.alone(_key(space.space_id)):
+        async with self._locks.shared(space.space_id), self._locks.alone(files_key(space.space_id)):
             opened = await self._open(self._journal.current(space.space_id))
             goes_on = found.continuation if found is not None else None
             if not opened.runtime.capabilities.own_paths:

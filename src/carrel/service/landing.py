@@ -41,7 +41,7 @@ from carrel.service.checks import LandingChecks
 from carrel.service.conflicts import ConflictTurns
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
-from carrel.service.shared import Shared
+from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
 
 MOST_KEPT = 50
@@ -184,6 +184,7 @@ class Landings:
         async with (
             self._locks.shared(space.space_id),
             self._locks.alone(_key(space.project.location)),
+            self._locks.alone(files_key(space.space_id)),
         ):
             await self._settle_half_done(space.project.location)
             yield

@@ -253,6 +253,12 @@ async def _tell(lock: _Lock) -> None:
         lock.changed.notify_all()
 
 
+def files_key(space_id: str) -> str:
+    """Of the lock for who replaces a space's files as a whole, or needs them as they are at one
+    moment. Taken after all others."""
+    return f"files\0{space_id}"
+
+
 @dataclass(frozen=True)
 class Shared:
     locks: Locks = field(default_factory=Locks)

@@ -543,6 +543,8 @@ class Spaces:
     def _draft_again(self, old: Space, name: str, realm: str) -> tuple[Space, SpaceRequest]:
         """A space as an older one was, with all that was resolved for that."""
         request = creation.request_again(old, name, realm or old.realm)
+        # Who is not the owner has its own share, whoever made the first.
+        request = dataclasses.replace(request, account=realm or old.account)
         draft = self._creator.draft(request, old.limits)
         draft = dataclasses.replace(
             draft,

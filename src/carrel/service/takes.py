@@ -35,7 +35,7 @@ from carrel.service.files import WriteRoom
 from carrel.service.helpers import MOST, wanted_changes
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
-from carrel.service.shared import Shared
+from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
 
 MOST_BYTES = 1 << 30
@@ -251,12 +251,15 @@ class Takes:
 
     @contextlib.asynccontextmanager
     async def _alone(self, target: Space, *sources: Space) -> AsyncIterator[Sequence[OpenSpace]]:
-        """One take into a space at a time; none of the spaces is stopped or removed meanwhile, and
-        nothing is half done in the target."""
+        """One take into a space at a time; none of the spaces is stopped, removed or rewound
+        meanwhile, and nothing is half done in the target."""
         async with contextlib.AsyncExitStack() as held:
-            for space_id in sorted({one.space_id for one in (target, *sources)}):
+            space_ids = sorted({one.space_id for one in (target, *sources)})
+            for space_id in space_ids:
                 await held.enter_async_context(self._locks.shared(space_id))
             await held.enter_async_context(self._locks.alone(f"take\0{target.space_id}"))
+            for space_id in space_ids:
+                await held.enter_async_context(self._locks.alone(files_key(space_id)))
             opened = [await self._open(one.space_id) for one in (target, *sources)]
             for one in await self._store.undo_records(limit=_LOOKED_AT):
                 if one.state in _BEGUN and one.space_id == target.space_id:

@@ -118,6 +118,7 @@ class Turns:
         self._live: dict[str, LiveTurn] = {}
         self._of_space: dict[str, str] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         """What is done after the last turn of a space, before its next one begins."""
         self.after_turn: Callable[[Turn], Awaitable[None]] | None = None
         """Never raises."""
@@ -276,9 +277,24 @@ class Turns:
             self._of_space.pop(space_id, None)
             self._begin_next(space_id)
 
+    @contextlib.contextmanager
+    def waiting(self, space_id: str) -> Iterator[None]:
+        """A turn that begins meanwhile waits for the end of this before it changes anything."""
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(space_id, set()).add(done)
+        try:
+            yield
+        finally:
+            self._waiting[space_id].discard(done)
+            if not self._waiting[space_id]:
+                del self._waiting[space_id]
+            done.set_result(None)
+
     async def _settled(self, space_id: str) -> None:
         if (ending := self._ending.get(space_id)) is not None:
             await asyncio.wait((ending,))
+        while (others := self._waiting.get(space_id)) is not None:
+            await asyncio.wait(tuple(others))
 
     def _drafted(
         self, space: Space, frontend: Frontend, request: TurnRequest, prepared: Prepared

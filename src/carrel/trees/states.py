@@ -24,7 +24,6 @@ import msgspec
 from carrel.domain.checkpoints import START, StateSummary
 from carrel.domain.errors import (
     InsufficientDisk,
-    PathError,
     TooLarge,
     TreeDamaged,
     TreeUnavailable,
@@ -36,6 +35,7 @@ from carrel.linux.reserve import free_room
 from carrel.trees.bases.disk import LayeredLayout
 from carrel.trees.bundle_format import read_attributes
 from carrel.trees.bundles import set_attributes
+from carrel.trees.contents import write_at
 from carrel.trees.drivers.common import (
     Comparable,
     note_prefix,
@@ -148,7 +148,7 @@ class SpaceStates:
                 return FilesState(_VERSION, self._tree.base_id, tree)
             with self._agent_root() as root:
                 own = keeping.all(root, _all(root, without), before.agent or ())
-        except (FileNotFoundError, PathError):
+        except FileNotFoundError:
             return None
         return FilesState(_VERSION, self._tree.base_id, tree, own)
 
@@ -281,12 +281,18 @@ class SpaceStates:
 
     # What is kept
 
-    def remove(self, names: Collection[str]) -> None:
-        for name in names:
-            (self._folder / name).unlink(missing_ok=True)
+    def keep_only(self, names: Collection[str]) -> None:
+        if not self._objects.is_dir():
+            return
         used: set[bytes] = set()
         for path in self._folder.iterdir():
-            if path != self._objects and path.name != "stamp" and not path.name.startswith("."):
+            if path.name in (self._objects.name, "stamp"):
+                continue
+            if path.name != _HEAD and path.name not in names:
+                path.unlink()
+                continue
+            # One that cannot be read cannot be gone back to either.
+            with contextlib.suppress(TreeDamaged):
                 used.update(one.content for one in self._read(path.name).files())
         with os.scandir(self._objects) as found:
             for entry in found:
@@ -321,7 +327,7 @@ class SpaceStates:
         draft = self._folder / f".{secrets.token_hex(8)}"
         try:
             with Descriptor(os.open(draft, _NEW, 0o600)) as target:
-                os.write(target, zlib.compress(msgspec.msgpack.encode(state), 1))
+                write_at(target, zlib.compress(msgspec.msgpack.encode(state), 1), 0)
             draft.replace(self._folder / name)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -379,6 +385,9 @@ class _Keeping:
             if status.st_nlink > 1 and inode in self._linked:
                 return self._linked[inode], status
             self._count(status.st_blocks * 512)
+            # Begins to write it out. Until then a program that has it mapped can write to it again
+            # without a new ctime.
+            os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
             target = self._objects / secrets.token_hex(10)
             with Descriptor(os.open(target, _NEW, 0o600)) as copy:
                 self._made.append(target)
@@ -542,7 +551,10 @@ def _mark(status: os.stat_result) -> tuple[int, int]:
 
 
 def _marked(one: StateEntry, status: os.stat_result | None) -> StateEntry:
-    mark = _mark(status) if status is not None else (0, 0)
+    """Without a mark if somebody has written there since it was put back: so it is read again."""
+    mark = (0, 0)
+    if status is not None and (status.st_mode, status.st_mtime_ns) == (one.mode, one.mtime_ns):
+        mark = _mark(status)
     return msgspec.structs.replace(one, mark=mark)
 
 
