@@ -76,15 +76,14 @@ async def test_a_new_branch_begins_where_the_checkout_is(
     assert place.git("rev-parse", "carrel/desk^") == now
 
 
-@pytest.mark.parametrize("kind", ["shallow", "partial", "sparse", "submodule", "signed"])
+@pytest.mark.parametrize("kind", ["shallow", "sparse", "submodule", "signed"])
 async def test_kinds_of_clones(
     services: Services, repository: Repository, tmp_path: Path, kind: str
 ) -> None:
     repository.commit("second", a_txt="line 3\n", src__d_py="d\n")
     place = Repository(tmp_path / "clone")
     from_there = f"file://{repository.path}"
-    repository.git("config", "uploadpack.allowFilter", "true")
-    extra = {"shallow": ["--depth=1"], "partial": ["--filter=blob:none"]}.get(kind, [])
+    extra = ["--depth=1"] if kind == "shallow" else []
     repository.git("clone", "-q", *extra, from_there, str(place.path))
     if kind == "sparse":
         place.git("sparse-checkout", "set", "--cone", "--sparse-index", "docs")
@@ -112,6 +111,21 @@ async def test_kinds_of_clones(
         with pytest.raises(LandingRefused, match="submodule") as refusal:
             await land(services, space, branch="other")
         assert "carrel cp" in refusal.value.hint
+
+
+async def test_a_partial_clone(services: Services, repository: Repository, tmp_path: Path) -> None:
+    """What is missing is asked of no remote."""
+    repository.commit("second", a_txt="line 3\n")
+    repository.git("config", "uploadpack.allowFilter", "true")
+    place = Repository(tmp_path / "clone")
+    words = ("clone", "-q", "--filter=blob:none", f"file://{repository.path}")
+    repository.git(*words, str(place.path))
+    space = await desk(services, place.path)
+    await work(services, space, "echo n > n.txt")
+    refs = place.git("for-each-ref")
+    with pytest.raises(LandingRefused, match="partial clone") as refusal:
+        await land(services, space)
+    assert "--patch" in refusal.value.hint and place.git("for-each-ref") == refs
 
 
 async def test_history_that_was_written_anew(services: Services, repository: Repository) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -201,3 +202,16 @@ async def test_while_it_lands_it_cannot_be_cancelled(
     [made] = await enqueue(services, spaces[1:])
     assert (await ended(services))["desk1"].state is CANCELLED
     assert repository.git("rev-list", "--count", "main..carrel/queue") == "1"
+
+
+async def test_what_was_cancelled_before_its_turn_began(
+    services: Services, repository: Repository
+) -> None:
+    """The worker had chosen it already: it neither lands nor is in line again."""
+    spaces = await desks(services, repository, "touch a", "touch b")
+    first, second = await enqueue(services, spaces, check=check("sleep 1000"))
+    await services.queue.cancel(LOCAL, second.entry_id)
+    await services.queue._land(dataclasses.replace(second, request=LandRequest("x")))
+    await services.queue.cancel(LOCAL, first.entry_id)
+    assert {one.state for one in (await ended(services)).values()} == {CANCELLED}
+    assert repository.git("branch", "--list", "x") == ""

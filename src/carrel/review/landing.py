@@ -18,6 +18,7 @@ from pathlib import Path
 from carrel.domain.collaborators import Bases, Reviews
 from carrel.domain.errors import (
     CarrelError,
+    GitFailed,
     LandingConflicts,
     LandingHalfDone,
     LandingRefused,
@@ -45,6 +46,7 @@ from carrel.review.states import AgentWork, SpaceWork
 from carrel.review.work import WorkRepositories, WorkRepository
 from carrel.trees.drivers.common import note_prefix, open_roots, tree_errors
 from carrel.trees.folders import Root
+from carrel.trees.git import config
 from carrel.trees.git.mirror import Mirror
 from carrel.trees.git.object_store import LayerGitFiles
 from carrel.trees.git.remote import Remote, RemoteTrust, locate
@@ -415,6 +417,25 @@ def fetch_commit(mirror: Mirror, commit: str) -> None:
             f"The project has lost the commit {commit[:12]} that the space began with.",
             hint="Take the work out with `carrel cp`.",
         ) from error
+    except GitFailed as error:
+        if not _is_partial(mirror.remote):
+            raise
+        raise LandingRefused(
+            "The project is a partial clone, and lacks objects that only its remote has.",
+            hint="Apply the work with git: carrel export SPACE --patch | git am; or clone all of"
+            " the project.",
+        ) from error
+
+
+def _is_partial(remote: Remote) -> bool:
+    if remote.common is None:
+        return False
+    with suppress(OSError):
+        items = config.parse((remote.common / "config").read_bytes())
+        return any(item.name == "extensions.partialclone" for item in items) or any(
+            item.name.startswith("remote.") and item.name.endswith(".promisor") for item in items
+        )
+    return False
 
 
 def merge_states(work: WorkRepository, first: str, now: str, start: str) -> str:
