@@ -337,7 +337,6 @@ def _assemble(
     family = Family(spaces, journal, feed, turns, inbox, frontends)
     files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     helpers = HelperFiles(family, spaces, files)
-    hub.requests.system = SystemRequests(hub, spaces, family, inbox, turns, helpers).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def folders_of(family: str) -> list[Path]:
@@ -395,6 +394,9 @@ def _assemble(
         CheckpointBudget(settings.checkpoints, settings.checkpoint_bytes),
     )
     turns.after_turn = checkpoints.after_turn
+    hub.requests.system = SystemRequests(
+        hub, spaces, family, inbox, turns, helpers, checkpoints
+    ).answer
     queue = LandingQueue(store, journal, spaces, landings)
     keyring = Keyring(
         agents.credentials,
