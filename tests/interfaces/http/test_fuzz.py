@@ -57,6 +57,7 @@ CHECKS = [
 FUZZED = [route for route in ROUTES if route.path != "/v1/shutdown"]
 PLAIN = {
     "GET /v1/spaces/{space}/checkpoints",
+    "GET /v1/races/{race}",
     "GET /v1/spaces/{space}",
     "GET /v1/spaces/{space}/context",
     "GET /v1/spaces/{space}/context/{name}",
