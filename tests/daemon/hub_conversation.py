@@ -252,6 +252,9 @@ async def of_the_family(talk: Talk, space: str) -> None:
         await agent.ask("system_read_file", {"space": child, "path": "tests.txt"})
     with tape.example("system_take_changes"):
         await agent.ask("system_take_changes", {"space": child, "paths": ["tests.txt"]})
+    with tape.example("system_checkpoint"):
+        kept = await agent.ask("system_checkpoint", {"message": "with the helper's tests"})
+    tape.name(kept["id"], "ck_agent…")
     with tape.example("system_wait_for_space"):
         number = await agent.send("system_wait_for_space", {"space": child, "states": ["stopped"]})
         good(talk.api("POST", f"spaces/{child}/stop"))

@@ -159,6 +159,7 @@ def test_what_is_answered_as_json(daemon: Daemon, tmp_path: Path) -> None:
         "system_list_changes": {"space": "answered"},
         "system_read_file": {"space": "answered", "path": "kept"},
         "system_take_changes": {"space": "answered"},
+        "system_checkpoint": {"message": "half way"},
         "system_delete_space": {"space": "answered"},
     }
     assert set(wanted) == set(SYSTEM_REQUESTS)
@@ -178,6 +179,8 @@ def test_what_is_answered_as_json(daemon: Daemon, tmp_path: Path) -> None:
     assert list(message) == ["type", "id", "ts", "sender", "payload", "space", "seq"]
     assert message["payload"] == {"text": "hello", "data": {"n": 1}}
     seq = message["seq"]
+    kept = found["system_checkpoint"]["id"]
+    assert kept.startswith("ck_")
     expected = {
         "system_update_space": {"space": about},
         "system_spawn_space": {"space": about_child},
@@ -188,6 +191,7 @@ def test_what_is_answered_as_json(daemon: Daemon, tmp_path: Path) -> None:
         "system_list_changes": {"changes": [], "total": 0, "commits": 0},
         "system_read_file": {"text": None, "base64": "/w==", "next": None},
         "system_take_changes": {"written": [], "deleted": [], "left": []},
+        "system_checkpoint": {"id": kept, "files": 0, "changed": 0},
         "system_read_messages": {"messages": [message], "next": seq},
         "system_delete_space": {"removed": child},
     }

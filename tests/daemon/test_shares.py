@@ -448,7 +448,7 @@ async def test_spaces_of_one_label_have_one_share() -> None:
     blue = SimpleNamespace(counts_for="team=blue")
     family = cast(Family, SimpleNamespace(member=lambda _own, _word: blue))
     nobody = cast(Any, None)
-    requests = SystemRequests(nobody, nobody, family, nobody, nobody, nobody)
+    requests = SystemRequests(nobody, nobody, family, nobody, nobody, nobody, nobody)
     seen: list[str] = []
 
     async def note(_client: object, _payload: object) -> None:

@@ -283,3 +283,18 @@ async def test_a_review_is_asked_for_and_landed(
         assert (done["answered"], done["answer"]) == (True, "Landed.")
         still = (await call(tools, "ask_user", question_id=other["question_id"], timeout_s=0)).good
         assert still["answered"] is False, "a landing answers nothing else"
+
+
+async def test_a_checkpoint(daemon: Daemon, client: AsyncClient, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    async with client.space(str(project)) as space, agent(daemon, space.id) as tools:
+        await space.run(["sh", "-c", "echo idea > idea"], check=True)
+        kept = (await call(tools, "checkpoint", message="the idea")).good
+        assert (kept["files"], kept["changed"]) == (1, 1)
+        assert (await call(tools, "checkpoint", message="x" * 1001)).code == "message_invalid"
+        (listed,) = await space.checkpoints()
+        assert (listed.id, listed.message, listed.kind) == (kept["id"], "the idea", "agent")
+        await space.run(["rm", "idea"], check=True)
+        await space.rewind(kept["id"])
+        assert await space.files.read("idea") == b"idea\n"

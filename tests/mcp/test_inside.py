@@ -26,6 +26,7 @@ TOOLS = {
     "list_changes",
     "read_file",
     "take_changes",
+    "checkpoint",
     "read_messages",
     "delete_space",
     "present_walkthrough",

@@ -95,7 +95,7 @@ async def test_a_whole_session(daemon: Daemon, plain: AsyncSpace, version: str) 
     async with program(hub_of(daemon, plain.id)) as server:
         say(server, opening(version), INITIALIZED)
         say(server, request(1, "tools/list", envelope() if modern else None))
-        assert len((await hear(server, 2))[1]["result"]["tools"]) == 18
+        assert len((await hear(server, 2))[1]["result"]["tools"]) == 19
         say(server, calling(2, "space_state", modern), opening(version, "again"))
         say(server, calling(3, "log_progress", modern, message="x" * 200_000))
         found = await hear(server, 3)

@@ -32,6 +32,11 @@ INSIDE = BOTH | {
     "present_walkthrough": ("content", "seq"),
     "read_messages": ("after=0 limit=100", "messages next"),
     "take_changes": ("space paths=[] replace=False", "written deleted left"),
+    "checkpoint": ("message=''", "id files changed"),
+    "request_review": (
+        "summary='' timeout_s=0.0 question_id=''",
+        "question_id answered answer=None hint=''",
+    ),
     "space_state": ("", f"{SPACE} children=[]"),
     "update_space": ("name=None description=None", SPACE),
     "delete_space": (f"space='' {WAITS}", "removed"),

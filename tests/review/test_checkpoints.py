@@ -29,7 +29,7 @@ from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space
 from carrel.domain.trees import ReviewQuery
 from carrel.domain.turns import Turn, TurnRequest
-from carrel.service.checkpoints import Checkpoints, ForkRequest
+from carrel.service.checkpoints import MOST_OF_AGENTS, Checkpoints, ForkRequest
 from carrel.service.takes import TakeRequest
 from carrel.service.turn_setup import TurnSetup
 from carrel.trees.states import SpaceStates
@@ -402,3 +402,45 @@ async def test_without_git_and_in_other_ways(services: Services, tmp_path: Path)
         assert await said(services, space, "cat b d/c; ls a || echo gone") == "b\nc\ngone\n"
         made = await fork(services, space)
         assert await said(services, made, "cat b d/c; ls a || echo gone") == "b\nc\ngone\n"
+
+
+async def test_an_agent_pushes_out_only_its_own(data: Path, repository: Repository) -> None:
+    async with opened(data, checkpoints=3, checkpoint_bytes=1 << 20) as services:
+        space = await make(services, repository.path, agent="scripted")
+
+        async def by_agent(name: str, size: int) -> Checkpoint:
+            await said(services, space, f"head -c {size} /dev/urandom > {name}")
+            return await services.checkpoints.take_for_agent(space.space_id, name)
+
+        await said(services, space, "head -c 300000 /dev/urandom > kept")
+        mine = [await services.checkpoints.take(LOCAL, space.space_id, str(n)) for n in range(3)]
+        own = [await by_agent("small", 10) for _ in range(MOST_OF_AGENTS + 3)]
+        listed = await checkpoints(services, space)
+        assert listed == [*reversed(own[3:]), *reversed(mine)]
+        # Neither can it by their size.
+        last = await by_agent("large", 400_000)
+        await by_agent("large", 400_000)
+        with pytest.raises(TooLarge):
+            await by_agent("large", 900_000)
+        listed = await checkpoints(services, space)
+        assert listed == [*reversed(mine)]
+        assert last not in listed
+        more = await by_agent("large", 400_000)
+        assert (await checkpoints(services, space))[0] == more
+        # What was kept for the owner comes before those of the agent.
+        mine.append(await services.checkpoints.take(LOCAL, space.space_id, "4"))
+        assert await checkpoints(services, space) == [mine[-1], more, *reversed(mine[1:-1])]
+        await said(services, space, "head -c 600000 /dev/urandom > more")
+        mine.append(await services.checkpoints.take(LOCAL, space.space_id, "5"))
+        assert more not in await checkpoints(services, space)
+
+
+async def test_an_agent_takes_one_at_a_time(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path)
+    take = services.checkpoints.take_for_agent
+    done = await asyncio.gather(
+        *(take(space.space_id, str(number)) for number in range(3)), return_exceptions=True
+    )
+    assert isinstance(done[0], Checkpoint) and not done[0].with_agent
+    assert all(isinstance(one, StateConflict) for one in done[1:])
+    assert (await take(space.space_id, "later")).message == "later"

@@ -396,6 +396,34 @@ OPERATIONS = (
         long=True,
         errors=("comment_refused", *STARTING_A_TURN),
     ),
+    # Races
+    Operation(
+        *("races.create", "POST", "/v1/races", "own"),
+        body="RaceBody",
+        answer="RaceInfo",
+        status=201,
+        long=True,
+        errors=(
+            *("space_invalid", "name_taken", "setup_failed", *STARTING_A_TURN),
+            *("server_not_found", "server_not_installed", *PROJECT, *BACK_ENDS),
+        ),
+    ),
+    Operation(
+        *("races.show", "GET", "/v1/races/{race}", "hidden"),
+        answer="RaceInfo",
+        again=True,
+        long=True,
+        errors=("race_not_found",),
+    ),
+    Operation(
+        *("races.check", "POST", "/v1/races/{race}/check", "hidden"),
+        query="RaceQuery",
+        answer="RaceInfo",
+        again=True,
+        long=True,
+        waits=True,
+        errors=("race_not_found", *COMMAND),
+    ),
     # The queue of landings
     Operation(
         *("queue.add", "POST", "/v1/queue", "admin"),

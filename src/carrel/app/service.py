@@ -87,11 +87,13 @@ from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations, QueueOperations
+from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
 from carrel.service.queue import LandingQueue
+from carrel.service.races import Races
 from carrel.service.reconciler import Reconciler
 from carrel.service.removal import Remover
 from carrel.service.requests import Requests
@@ -149,6 +151,7 @@ class Services:
     takes: Takes
     checkpoints: Checkpoints
     queue: LandingQueue
+    races: Races
     operations: Operations
 
 
@@ -194,6 +197,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.takes.take_up()
         await services.checkpoints.take_up()
         await services.queue.take_up()
+        await services.races.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -337,7 +341,6 @@ def _assemble(
     family = Family(spaces, journal, feed, turns, inbox, frontends)
     files = SpaceFiles(spaces, journal, open_spaces, shared, TreeContents())
     helpers = HelperFiles(family, spaces, files)
-    hub.requests.system = SystemRequests(hub, spaces, family, inbox, turns, helpers).answer
     rules = Defaults(settings.idle_s, settings.keep_s)
 
     def folders_of(family: str) -> list[Path]:
@@ -395,7 +398,11 @@ def _assemble(
         CheckpointBudget(settings.checkpoints, settings.checkpoint_bytes),
     )
     turns.after_turn = checkpoints.after_turn
+    hub.requests.system = SystemRequests(
+        hub, spaces, family, inbox, turns, helpers, checkpoints
+    ).answer
     queue = LandingQueue(store, journal, spaces, landings)
+    races = Races(store, journal, spaces, turns, runs, diffs, shared)
     keyring = Keyring(
         agents.credentials,
         frontends,
@@ -440,6 +447,7 @@ def _assemble(
         comments=CommentOperations(comments, turn_operations.info),
         checkpoints=CheckpointOperations(checkpoints, views),
         queue=QueueOperations(queue),
+        races=RaceOperations(races),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -471,6 +479,7 @@ def _assemble(
         takes=takes,
         checkpoints=checkpoints,
         queue=queue,
+        races=races,
         operations=operations,
     )
 

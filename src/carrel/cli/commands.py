@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Review": {
         "spaces": ("changes",),
         "review": ("diff",),
+        "race": ("race",),
         "comments": ("comment", "comments"),
         "cp": ("cp",),
         "land": ("land", "queue", "undo"),

@@ -14,6 +14,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
+from carrel.api.types.agents import TurnOptions
 from carrel.api.types.landings import LandOptions
 from carrel.api.types.spaces import SpaceOptions
 from carrel.client import models
@@ -23,10 +24,12 @@ from carrel.client.aio_instances import AsyncInstances
 from carrel.client.aio_link import AsyncLink, shielded
 from carrel.client.aio_requests import AsyncRequests
 from carrel.client.aio_spaces import AsyncRunHandle, AsyncSpace
+from carrel.client.exchange import waits
 from carrel.client.http import TIMEOUT_S, asking, operation
-from carrel.client.options import Project, space_content
+from carrel.client.options import Project, space_content, turn_content
 from carrel.client.projects import describe
 from carrel.domain.errors import SpaceNotFound
+from carrel.domain.landing import CHECK_S
 
 PAGE = 200
 OnProgress = Callable[[models.Progress], None]
@@ -162,6 +165,42 @@ class AsyncClient:
         """Takes back a landing: the last one, or the one with this id. Raises `NotUndoable`."""
         content = {"landing": landing}
         return await self.link.call(models.Landing, "landings.undo", content=content)
+
+    async def race(
+        self,
+        project: Project,
+        prompt: str,
+        agents: Sequence[str],
+        *,
+        count: int = 1,
+        check: str = "",
+        check_s: float = CHECK_S,
+        wait: bool = True,
+        space: SpaceOptions | None = None,
+        turn: TurnOptions | None = None,
+    ) -> models.Race:
+        """Gives the same task to several agents, each in a space of its own. With `wait` until all
+        have ended, and the command `check` has run in each space; the spaces stay. Raises what
+        making a space and starting a turn raise, and then made nothing."""
+        content = {
+            **{"agents": list(agents), "count": count, "check": check, "check_s": check_s},
+            "space": space_content(project, space or {}),
+            "turn": turn_content(prompt, turn or {}),
+        }
+        made = await self.link.call(models.Race, "races.create", content=content)
+        return await self.wait_for_race(made.id) if wait else made
+
+    async def wait_for_race(self, race: str) -> models.Race:
+        """When all have ended. Checks that nobody has waited for run now."""
+        for wait_s in waits(None):
+            query = [("wait_s", wait_s)]
+            if (await self.link.call(models.Race, "races.check", race, query=query)).ended:
+                break
+        return await self.show_race(race)
+
+    async def show_race(self, race: str) -> models.Race:
+        """How all stand now. Raises `RaceNotFound`."""
+        return await self.link.call(models.Race, "races.show", race)
 
     async def run(self, run_id: str) -> AsyncRunHandle:
         """A command that was started before, by anybody."""

@@ -29,6 +29,7 @@ from carrel.api.types.checkpoints import CheckpointInfo, ForkList
 from carrel.api.types.comments import CommentInfo
 from carrel.api.types.landings import LandingInfo, TakeInfo
 from carrel.api.types.queue import QueueEntryInfo
+from carrel.api.types.races import RaceInfo, RacerInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
 from carrel.api.types.spaces import (
@@ -79,6 +80,8 @@ __all__ = [
     "Project",
     "Proof",
     "QueueEntry",
+    "Race",
+    "Racer",
     "Removal",
     "Report",
     "Resident",
@@ -106,6 +109,8 @@ Landing = LandingInfo
 QueueEntry = QueueEntryInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
+Race = RaceInfo
+Racer = RacerInfo
 Removal = RemovalInfo
 Take = TakeInfo
 Trashed = TrashedInfo

@@ -15,19 +15,22 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
+from carrel.api.types.agents import TurnOptions
 from carrel.api.types.landings import LandOptions
 from carrel.api.types.spaces import SpaceOptions
 from carrel.client import models
 from carrel.client.address import find_address, starter
 from carrel.client.events import create, watch_events
+from carrel.client.exchange import waits
 from carrel.client.http import TIMEOUT_S, asking, operation
 from carrel.client.instances import Instances
 from carrel.client.link import Link, shielded
-from carrel.client.options import Project, space_content
+from carrel.client.options import Project, space_content, turn_content
 from carrel.client.projects import describe
 from carrel.client.requests import Requests
 from carrel.client.spaces import RunHandle, Space
 from carrel.domain.errors import SpaceNotFound
+from carrel.domain.landing import CHECK_S
 
 PAGE = 200
 OnProgress = Callable[[models.Progress], None]
@@ -163,6 +166,42 @@ class Client:
         """Takes back a landing: the last one, or the one with this id. Raises `NotUndoable`."""
         content = {"landing": landing}
         return self.link.call(models.Landing, "landings.undo", content=content)
+
+    def race(
+        self,
+        project: Project,
+        prompt: str,
+        agents: Sequence[str],
+        *,
+        count: int = 1,
+        check: str = "",
+        check_s: float = CHECK_S,
+        wait: bool = True,
+        space: SpaceOptions | None = None,
+        turn: TurnOptions | None = None,
+    ) -> models.Race:
+        """Gives the same task to several agents, each in a space of its own. With `wait` until all
+        have ended, and the command `check` has run in each space; the spaces stay. Raises what
+        making a space and starting a turn raise, and then made nothing."""
+        content = {
+            **{"agents": list(agents), "count": count, "check": check, "check_s": check_s},
+            "space": space_content(project, space or {}),
+            "turn": turn_content(prompt, turn or {}),
+        }
+        made = self.link.call(models.Race, "races.create", content=content)
+        return self.wait_for_race(made.id) if wait else made
+
+    def wait_for_race(self, race: str) -> models.Race:
+        """When all have ended. Checks that nobody has waited for run now."""
+        for wait_s in waits(None):
+            query = [("wait_s", wait_s)]
+            if self.link.call(models.Race, "races.check", race, query=query).ended:
+                break
+        return self.show_race(race)
+
+    def show_race(self, race: str) -> models.Race:
+        """How all stand now. Raises `RaceNotFound`."""
+        return self.link.call(models.Race, "races.show", race)
 
     def run(self, run_id: str) -> RunHandle:
         """A command that was started before, by anybody."""

@@ -19,6 +19,8 @@ class CheckpointKind(StrEnum):
     TURN = "turn"
     """Taken by itself, after a turn."""
     ASKED = "asked"
+    AGENT = "agent"
+    """Asked for by the agent in the space."""
     REWIND = "rewind"
     """Taken by itself, before a rewind."""
 

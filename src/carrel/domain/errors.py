@@ -102,6 +102,7 @@
     │   ├── QueueEntryNotFound       queue_entry_not_found
     │   ├── CheckFailed              check_failed: the command that was to check it ended badly
     │   └── NotUndoable              not_undoable
+    ├── RaceNotFound                 race_not_found
     ├── TakeRefused                  take_refused: files of a space cannot be taken into another
     ├── CommentError                 about comments on the files of spaces
     │   ├── CommentRefused           comment_refused: it cannot be kept or sent
@@ -710,6 +711,11 @@ class QueueEntryNotFound(LandingError):
 class NotUndoable(LandingError):
     code = "not_undoable"
     kind = CONFLICT
+
+
+class RaceNotFound(CarrelError):
+    code = "race_not_found"
+    kind = NOT_FOUND
 
 
 class TakeRefused(CarrelError):

@@ -49,6 +49,15 @@ class Retention:
 
 
 @dataclass(frozen=True)
+class RaceRules:
+    """What holds for each space of a race."""
+
+    check: str = ""
+    """A command for the shell; empty: none."""
+    check_s: float = 600.0
+
+
+@dataclass(frozen=True)
 class SpaceRequest:
     """All that a caller says about a new space."""
 
@@ -110,6 +119,10 @@ class SpaceRequest:
     run_setup: bool | None = None
     """Let it begin with what the project's set-up commands have made; None: if the project is a
     folder of the owner's that says so itself."""
+    race: RaceRules | None = None
+    """Of a space that is one of a race; never a caller's own word."""
+    race_begins: bool = False
+    """The others of the race are being made."""
     guest: bool = False
     """Who asked has less than the owner's rights: the project is read with nothing of the
     owner's. Never a caller's own word."""
@@ -221,6 +234,10 @@ class Space:
     merged: Mapping[str, str] = field(default_factory=dict)
     """Files of which its agent was given the project's version to merge, and the commit that has
     it: see `carrel land --resolve`."""
+    race: RaceRules | None = None
+    """Of one that the label `carrel.race` names a race of."""
+    race_begins: bool = False
+    """The others of the race are being made: without them this one goes again."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What its maker said of it, without keys; for people to read."""
 

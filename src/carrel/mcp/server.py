@@ -30,9 +30,9 @@ from carrel.mcp.tools import EditorTools, FamilyTools, ManagingTools, PeopleTool
 NAME = "carrel"
 INSIDE = """You work in a space of Carrel: a private copy of a project, in a sandbox. Tell how it
 goes with log_progress, ask the user with ask_user, ask for a look at what you made with
-request_review, and have parts of the work done in spaces of their own with spawn_space,
-message_space and wait_for_space. In /see, if it is there, are files of other spaces as they are
-now, which the user lets you read."""
+request_review, keep the state of your files with checkpoint, and have parts of the work done in
+spaces of their own with spawn_space, message_space and wait_for_space. In /see, if it is there, are
+files of other spaces as they are now, which the user lets you read."""
 OUTSIDE = """Carrel makes spaces: private copies of a project, each in a sandbox. These tools make,
 find, watch and delete them."""
 READING = {"space_state", "list_spaces", "wait_for_space", "read_messages", "get_selection"}

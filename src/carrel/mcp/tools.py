@@ -269,6 +269,12 @@ class FamilyTools(SpaceTools):
         taken: types.TakenAnswer = await self._hub.ask("system_take_changes", asked, seconds=WORK_S)
         return taken
 
+    async def checkpoint(self, asked: types.KeepState) -> types.KeptState:
+        """Keep all files of this space as they are now, before something risky or when a step is
+        done: the user can put them back. One is kept by itself after each of your turns."""
+        kept: types.KeptState = await self._hub.ask("system_checkpoint", asked, seconds=WORK_S)
+        return kept
+
     async def space_state(self, asked: types.Nothing) -> types.HubSpaceState:
         """How this space is: its name, state, parent and children."""
         return await self._state("")

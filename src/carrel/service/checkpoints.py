@@ -22,6 +22,8 @@ from carrel.domain.errors import (
     CheckpointNotFound,
     Forbidden,
     NotUndoable,
+    StateConflict,
+    TooLarge,
     TreeUnavailable,
 )
 from carrel.domain.events import EventType
@@ -39,6 +41,9 @@ from carrel.service.turns import Turns
 
 MOST_TURNS = 1000
 """That a rewind looks at."""
+MOST_OF_AGENTS = 10
+"""Of those that the agent of a space asks for. They are counted for themselves, so that no code in
+a space can push out what was kept for its owner."""
 _THINNED = 10
 """Removed at once, when there are too many: what they share with others is to be looked for."""
 _log = logging.getLogger("carrel")
@@ -48,7 +53,8 @@ StatesOf = Callable[[TreeDriver, Tree], States]
 
 @dataclass(frozen=True)
 class CheckpointBudget:
-    """Of one space. `count` 0: none are taken by themselves."""
+    """Of one space. `count` 0: none are taken by themselves. Those of agents have a number of their
+    own, `MOST_OF_AGENTS`."""
 
     count: int
     bytes: int
@@ -91,6 +97,7 @@ class Checkpoints:
         self._turns = turns
         self._states_of = states_of
         self._budget = budget
+        self._for_agents: set[str] = set()
 
     # Taking
 
@@ -100,6 +107,21 @@ class Checkpoints:
         return await self._tasks.see_through(
             self._taken_now(space.space_id, CheckpointKind.ASKED, message=message)
         )
+
+    async def take_for_agent(self, space_id: str, message: str) -> Checkpoint:
+        """For code in the space itself: one at a time, so that nobody else waits for many. Raises
+        `TooLarge` when there is no room for it beside those that were not asked for in this way."""
+        if space_id in self._for_agents:
+            raise StateConflict(
+                "A checkpoint is being taken already.", hint="Wait until it has been taken."
+            )
+        self._for_agents.add(space_id)
+        try:
+            return await self._tasks.see_through(
+                self._taken_now(space_id, CheckpointKind.AGENT, message=message)
+            )
+        finally:
+            self._for_agents.discard(space_id)
 
     async def after_turn(self, turn: Turn) -> None:
         """Never raises: the turn has ended, whatever becomes of its checkpoint."""
@@ -160,6 +182,8 @@ class Checkpoints:
                     max_bytes=self._budget.bytes,
                 ),
             )
+        if kind is CheckpointKind.AGENT:
+            known = await self._make_room(states, checkpoint_id, known)
         said_before = next(filter(None, map(space.continuation_of, turns)), space.goes_on_with)
         valid = [one for one in turns if one.created_at > space.rewound_at]
         taken = Checkpoint(
@@ -192,24 +216,60 @@ class Checkpoints:
         return taken
 
     async def _thin(self, opened: OpenSpace) -> None:
-        """The oldest go, never the newest."""
+        """The oldest go, never the newest; first those that the agent asked for."""
         states = self._states(opened)
         known = await self._store.checkpoints(opened.space.space_id)
-        left = [one.checkpoint_id for one in known]
-        swept = False
-        while True:
-            many = self._budget.count and len(left) > self._budget.count
-            if not many and await asyncio.to_thread(states.bytes_kept) <= self._budget.bytes:
+        agents = [one for one in known if one.kind is CheckpointKind.AGENT]
+        left = [one for one in known if one.kind is not CheckpointKind.AGENT]
+        await self._drop(states, agents[MOST_OF_AGENTS:], known)
+        del agents[MOST_OF_AGENTS:]
+        while len(agents) + len(left) > 1:
+            many = bool(self._budget.count) and len(left) > self._budget.count
+            if not many and not await self._too_large(states, (*agents, *left)):
                 break
-            if many or swept:
-                if len(left) < 2:
-                    break
-                count = min(_THINNED, max(1, len(left) // 4))
-                old, left = left[-count:], left[:-count]
-                await self._journal.write(Forget(checkpoints=tuple(old)))
-            # Also what a daemon that died had begun to keep.
-            await asyncio.to_thread(states.keep_only, left)
-            swept = True
+            going = agents if agents[known[0] in agents :] and not many else left
+            count = min(_THINNED, max(1, len(going) // 4))
+            await self._drop(states, going[-count:], (*agents, *left))
+            del going[-count:]
+
+    async def _make_room(
+        self, states: States, new: str, known: Sequence[Checkpoint]
+    ) -> Sequence[Checkpoint]:
+        """For one that the agent asked for: only others of these go. Gives those that are left."""
+        left = [*known]
+        while await self._too_large(states, left, new):
+            old = [one for one in left if one.kind is CheckpointKind.AGENT][-1:]
+            if not old:
+                await asyncio.to_thread(states.keep_only, [one.checkpoint_id for one in left])
+                raise TooLarge(
+                    "There is no room for it beside the space's other checkpoints.",
+                    hint="Go on without, or ask the user to raise `checkpoint_bytes`.",
+                )
+            await self._drop(states, old, left, new)
+            left.remove(old[0])
+        return left
+
+    async def _too_large(self, states: States, left: Sequence[Checkpoint], *new: str) -> bool:
+        """Counts no files of a state that was refused or is gone, nor what a daemon that died had
+        begun to keep."""
+        names = [*(one.checkpoint_id for one in left), *new]
+
+        def look() -> bool:
+            if states.bytes_kept() <= self._budget.bytes:
+                return False
+            states.keep_only(names)
+            return states.bytes_kept() > self._budget.bytes
+
+        return await asyncio.to_thread(look)
+
+    async def _drop(
+        self, states: States, old: Sequence[Checkpoint], known: Sequence[Checkpoint], *new: str
+    ) -> None:
+        if old:
+            gone = [one.checkpoint_id for one in old]
+            left = [one.checkpoint_id for one in known if one.checkpoint_id not in gone]
+            await self._journal.write(Forget(checkpoints=tuple(gone)))
+            await asyncio.to_thread(states.keep_only, [*left, *new])
 
     def _states(self, opened: OpenSpace) -> States:
         return self._states_of(opened.driver, opened.tree)

@@ -42,6 +42,7 @@ from carrel.domain.projects import (
     Project,
     ProjectKind,
 )
+from carrel.domain.races import RACE
 from carrel.domain.runtimes import EagerRuntime, Network, Runtime
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
 from carrel.domain.store import Record
@@ -176,7 +177,7 @@ def request_again(old: Space, name: str, realm: str) -> SpaceRequest:
         network_asked=old.network_asked,
         tier=old.tier,
         limits=old.limits,
-        labels=old.labels,
+        labels={key: value for key, value in old.labels.items() if key != RACE},
         env=old.env,
         retention=old.retention,
         description=old.description,
@@ -195,7 +196,8 @@ def check_request(request: SpaceRequest) -> Limits:
         check_name(request.name)
     if not request.base_id:
         check_project(request.project)
-    check_labels(request.labels, request.labels if request.transient else {})
+    own = request.transient or request.race is not None
+    check_labels(request.labels, request.labels if own else {})
     check_description(request.description)
     check_environment(request.env)
     check_retention(request.retention)

@@ -22,6 +22,7 @@ from carrel.domain.agents import Frontend, Frontends
 from carrel.domain.errors import Forbidden, NameTaken, StateConflict
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.imports import LOGINS, login_key, server_keys
+from carrel.domain.races import RACE
 from carrel.domain.spaces import Space, SpaceRequest, SpaceState
 from carrel.domain.turns import Permission, Turn, TurnRequest
 from carrel.lifecycle.table import LIVE
@@ -221,7 +222,8 @@ class Family:
             tier=space.tier,
             # Also the disk limit that it was given by default: the family has it together.
             limits=limits_of(space),
-            labels=space.labels,
+            # It is no racer, and only Carrel gives labels of Carrel's own.
+            labels={key: value for key, value in space.labels.items() if key != RACE},
             retention=space.retention,
             description=child.description,
             parent=space.space_id,

@@ -24,7 +24,10 @@ NAME = "config.yaml"
 FIRST = "# Written by Carrel and never read back: `carrel show` tells what holds now.\n"
 _BETWEEN = frozenset({SpaceState.CREATING, SpaceState.REMOVING, SpaceState.REMOVED})
 _LEFT_OUT = frozenset(
-    {"space_id", "place", "transient", "setting_up", "guest", "realm", "account", "family"}
+    {
+        *("space_id", "place", "transient", "setting_up", "guest", "realm", "account", "family"),
+        *("race", "race_begins"),
+    }
 )
 """Of a request: what is never a caller's own word."""
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z_-]*")

@@ -60,6 +60,7 @@ PLAIN = {
     "GET /v1/spaces/{space}/comments",
     "DELETE /v1/spaces/{space}/comments/{comment}",
     "POST /v1/queue/{entry}/cancel",
+    "GET /v1/races/{race}",
     "GET /v1/spaces/{space}",
     "GET /v1/spaces/{space}/context",
     "GET /v1/spaces/{space}/context/{name}",

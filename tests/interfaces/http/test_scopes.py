@@ -105,6 +105,14 @@ ROUTES = [
     Route("GET", "/v1/spaces/{space}/comments", "hidden"),
     Route("DELETE", "/v1/spaces/{space}/comments/{comment}", "hidden"),
     Route("POST", "/v1/spaces/{space}/comments/send", "hidden"),
+    Route(
+        "POST",
+        "/v1/races",
+        "own",
+        body={"agents": ["scripted"], "turn": {"prompt": "x"}, "space": {"runtime": "process"}},
+    ),
+    Route("GET", "/v1/races/{race}", "hidden"),
+    Route("POST", "/v1/races/{race}/check", "hidden"),
     Route("POST", "/v1/queue", "admin", body={"spaces": ["hidden"]}),
     Route("GET", "/v1/queue", "admin"),
     Route("POST", "/v1/queue/{entry}/cancel", "admin"),
@@ -254,7 +262,7 @@ def _ask(daemon: Daemon, space: str) -> None:
 def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
-    words |= {"comment": "co_none", "entry": "qe_x"}
+    words |= {"comment": "co_none", "entry": "qe_x", "race": "rc_aaaaaaaaaaaa"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}
@@ -326,7 +334,7 @@ def test_what_is_for_administrators(world: World, scope: str, route: Route) -> N
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.expect == "own"], ids=_name)
 def test_lists_have_nothing_foreign(world: World, daemon: Daemon, scope: str, route: Route) -> None:
     response = _send(world.clients[scope], route)
-    if route.path in ("/v1/spaces", "/v1/requests") and route.method == "POST":
+    if route.path in ("/v1/spaces", "/v1/requests", "/v1/races") and route.method == "POST":
         # Unconfined, it is nobody's but an administrator's.
         bad(response, 403, "forbidden")
         return

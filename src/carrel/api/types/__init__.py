@@ -7,7 +7,7 @@ from typing import Any
 
 MODULES = (
     *("admin", "agents", "checkpoints", "comments", "instances", "landings", "queue"),
-    *("requests", "review", "runs"),
+    *("races", "requests", "review", "runs"),
     "spaces",
 )
 

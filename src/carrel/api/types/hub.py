@@ -179,6 +179,12 @@ class TakeChanges(Body, frozen=True, kw_only=True):
     ] = False
 
 
+class KeepState(Body, frozen=True, kw_only=True):
+    message: Annotated[
+        str, Meta(max_length=1000, description="What was done, or what comes next.")
+    ] = ""
+
+
 class ReadMessages(Body, frozen=True, kw_only=True):
     after: Annotated[Seq, Meta(description="Only later ones; `next` of before.")] = 0
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
@@ -291,6 +297,16 @@ class TakenAnswer(Answer, frozen=True, kw_only=True):
     """What was not taken, and why."""
 
 
+class KeptState(Answer, frozen=True, kw_only=True):
+    """A checkpoint of the files: what the user can go back to."""
+
+    id: str
+    files: int
+    """That differ from what the space began with."""
+    changed: int
+    """Since the checkpoint before."""
+
+
 class MessagesAnswer(Answer, frozen=True, kw_only=True):
     """`next` is what `after` is to be for those that follow."""
 
@@ -318,6 +334,7 @@ SYSTEM_REQUESTS = {
     "system_list_changes": SystemRequest(ListChanges, ChangesAnswer),
     "system_read_file": SystemRequest(ReadFile, FileAnswer),
     "system_take_changes": SystemRequest(TakeChanges, TakenAnswer),
+    "system_checkpoint": SystemRequest(KeepState, KeptState),
     "system_read_messages": SystemRequest(ReadMessages, MessagesAnswer),
     "system_delete_space": SystemRequest(DeleteSpace, RemovedAnswer),
 }

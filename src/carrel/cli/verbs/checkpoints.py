@@ -9,7 +9,7 @@ from carrel.cli.output import AnswerTable, clean
 from carrel.cli.spec import SPACE, Argument, Option, Verb
 from carrel.cli.values import age_of, size_text
 
-_WHY = {"turn": "after a turn", "asked": "", "rewind": "before a rewind"}
+_WHY = {"turn": "after a turn", "asked": "", "agent": "by the agent", "rewind": "before a rewind"}
 MOST_NAMED = 3
 
 

@@ -26,6 +26,7 @@ from carrel.hub.client import Client
 from carrel.hub.hub import HubServer
 from carrel.hub.requests import no_receiver
 from carrel.service.access import shown_project
+from carrel.service.checkpoints import Checkpoints
 from carrel.service.family import Child, Family
 from carrel.service.helpers import HelperFiles, acting_in
 from carrel.service.inbox import Inbox
@@ -50,7 +51,9 @@ class SystemRequests:
         inbox: Inbox,
         turns: Turns,
         helpers: HelperFiles,
+        checkpoints: Checkpoints,
     ):
+        self._checkpoints = checkpoints
         self._helpers = helpers
         self._hub = hub
         self._spaces = spaces
@@ -229,6 +232,15 @@ class SystemRequests:
             deleted=tuple(map(_text, found.deleted)),
             left=tuple(types.LeftFile(path=_text(one.path), why=one.why) for one in found.left),
         )
+
+    async def system_checkpoint(self, client: Client, asked: types.KeepState) -> types.KeptState:
+        own = _inside(client)
+        if not own:
+            raise MessageInvalid(
+                "Only a space keeps its state this way.", hint="Use `carrel checkpoint`."
+            )
+        taken = await self._checkpoints.take_for_agent(own, asked.message)
+        return types.KeptState(**shared(taken, types.KeptState), id=taken.checkpoint_id)
 
     async def system_read_messages(
         self, client: Client, asked: types.ReadMessages

@@ -25,6 +25,7 @@ from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations, QueueOperations
+from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
@@ -57,4 +58,5 @@ class Operations:
     landings: LandingOperations
     comments: CommentOperations
     queue: QueueOperations
+    races: RaceOperations
     requests: RequestOperations
