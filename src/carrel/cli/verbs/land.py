@@ -93,11 +93,11 @@ def land(call: VerbCall) -> int:
     if len(spaces) > 1:
         raise invalid("Several spaces land one after the other.", "Put them in line: --queue")
     publication = _publication(call, spaces[0]) if publishes else None
-    done = _land(call, spaces[0])
+    done = land_one(call, spaces[0])
     if call.json:
         call.show(done)
     else:
-        _tell(call, done)
+        tell_landed(call, done)
     return publication.publish(done) if publication is not None else 0
 
 
@@ -109,7 +109,7 @@ def _publication(call: VerbCall, space: str) -> Publication:
     return found
 
 
-def _tell(call: VerbCall, done: dict[str, Any]) -> None:
+def tell_landed(call: VerbCall, done: dict[str, Any]) -> None:
     for file in done["listed"][:MOST_SHOWN]:
         call.say(f"{file['kind']} {clean(file['path'])}")
     if (more := done["files"] - MOST_SHOWN) > 0:
@@ -136,7 +136,7 @@ def queue(call: VerbCall) -> None:
     call.answer(call.ask("queue.list"), QUEUE)
 
 
-def _land(call: VerbCall, space: str) -> Any:
+def land_one(call: VerbCall, space: str) -> Any:
     """A check may take as long as it was given, each time that the branch moves meanwhile."""
     content = call.content()
     options = {"timeout_s": WAIT_S} if content.get("check") else {}

@@ -6,7 +6,7 @@ from carrel.cli.call import VerbCall, invalid
 from carrel.cli.output import clean, is_terminal
 from carrel.cli.spec import SPACE, Argument, Option, Verb
 from carrel.cli.terminal import write_stream
-from carrel.cli.verbs.land import MOST_SHOWN, land
+from carrel.cli.verbs.land import MOST_SHOWN, land_one, tell_landed
 
 
 @Verb(
@@ -64,7 +64,12 @@ def export(call: VerbCall) -> int | None:
     if chosen == ["branch"]:
         if target:
             raise invalid("A branch is in the project, not in a file.", hint="Leave out -o.")
-        return land.run(call)
+        done = land_one(call, call.text("space"))
+        if call.json:
+            call.show(done)
+        else:
+            tell_landed(call, done)
+        return None
     if not target and is_terminal(1):
         raise invalid("This is a terminal.", hint="Name a file with -o, or use a pipe.")
     from carrel.client.http import operation
