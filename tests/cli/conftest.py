@@ -43,3 +43,13 @@ def space(carrel: Program, project: Path) -> Iterator[str]:
     name = carrel.good("new", str(project)).strip()
     yield name
     carrel("rm", "--force", name)
+
+
+@pytest.fixture
+def tidy(carrel: Program) -> Iterator[None]:
+    """What a test has made goes with it: the daemon is that of other tests too."""
+    before = {one["id"] for one in carrel.json("ls")["spaces"]}
+    yield
+    made = [one["id"] for one in carrel.json("ls")["spaces"] if one["id"] not in before]
+    if made:
+        carrel("rm", "--force", *made)

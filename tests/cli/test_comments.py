@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import carrel as library
 from tests.cli.program import Program
+
+pytestmark = pytest.mark.usefixtures("tidy")
 
 
 def test_comment_and_send(carrel: Program, project: Path) -> None:

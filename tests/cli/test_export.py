@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import carrel as library
 from tests.cli.program import Program
 from tests.cli.test_land import git
+
+pytestmark = pytest.mark.usefixtures("tidy")
 
 
 def test_export(carrel: Program, project: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from tests.cli.program import Program
 
 TASK = "run echo idea > idea.txt; mkdir one 2> /dev/null; ls"
 
+pytestmark = pytest.mark.usefixtures("tidy")
+
 
 def test_a_race(carrel: Program, project: Path) -> None:
     words = ("race", str(project), "-m", TASK)

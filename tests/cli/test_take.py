@@ -11,6 +11,8 @@ import pytest
 import carrel as library
 from tests.cli.program import Program
 
+pytestmark = pytest.mark.usefixtures("tidy")
+
 
 def test_take_and_undo(carrel: Program, project: Path) -> None:
     one = carrel.good("new", str(project), "--name", "one").strip()

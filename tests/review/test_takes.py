@@ -213,8 +213,8 @@ async def test_full_disk_and_killed_daemon(
     monkeypatch.setattr(CheckoutWriter, "bring", real)
     leave = ProjectCheckout.bring
 
-    def half(self: ProjectCheckout, first: str, last: str, *, whole: bool = False) -> None:
-        if whole:
+    def half(self: ProjectCheckout, first: str, last: str, **how: bool) -> None:
+        if how.get("whole"):
             leave(self, first, last, whole=True)
         raise InsufficientDisk("No room.", hint="Make some.")
 

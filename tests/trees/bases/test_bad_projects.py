@@ -229,6 +229,16 @@ def test_a_repository_that_never_stops_changing_is_refused(
     assert base.unstable == ("lib/.git/packed-refs",)
 
 
+def test_locks_of_git_are_left_out(store: BaseStore, project: Path) -> None:
+    """Git tidies up: files are as they were until what is written beside them has their name."""
+    subprocess.run(["git", "init", "-q", project / "lib"], check=True)
+    restless = Restless(project / "lib/.git/HEAD.lock", ("copying", "checking"))
+    base = store.build(request(project), restless)
+    assert base.unstable == ()
+    assert (base.layers[0] / "lib/.git/HEAD").exists()
+    assert not (base.layers[0] / "lib/.git/HEAD.lock").exists()
+
+
 def test_a_build_waits_for_a_writer_that_ends(data: Path, project: Path) -> None:
     """Objects become packs, folders go: a `git gc` that needs more rounds than are made at once."""
     store = BaseStore(data, verify_after_s=0)

@@ -213,9 +213,13 @@ class FolderBuild:
         restless = {seen.path for seen in view.seen() if not stat.S_ISDIR(seen.row.mode)}
         restless |= {job.path for job in retry} | set(view.gone)
         of_git = {path for path in restless if b".git" in path.split(b"/")}
-        if of_git and not self.request.allow_changing:
-            raise changed(of_git)
+        # Git writes a file anew beside it, and renames that: until then the old one holds.
+        locks = {path for path in of_git if path.endswith(b".lock")}
+        if of_git - locks and not self.request.allow_changing:
+            raise changed(of_git - locks)
         self._take(plan(view, self._draft, None), retry, lenient=True)
+        for path in locks:
+            self._draft.drop(path)
         self._unstable = {path for path in restless if self._draft.item(path) is not None}
         return view
 
