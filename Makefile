@@ -61,6 +61,7 @@ bench: setup
 	$(BIN)/python bench/requests.py
 	$(BIN)/python bench/review.py
 	$(BIN)/python bench/checkpoints.py
+	$(BIN)/python bench/environments.py
 
 soak: setup
 	$(BIN)/python -m tests.soak
@@ -70,5 +71,5 @@ soak: setup
 	CARREL_EXHAUSTIVE=1 $(BIN)/python -m tests.reaping $(BIN)/pytest -n $(WORKERS) --maxprocesses=8 --dist=loadgroup --timeout=900 $(SAMPLED)
 
 clean:
-	rm -rf .venv tools/*/node_modules tools/servers/serena tools/contrib/suites build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv tools/*/node_modules tools/servers/serena tools/contrib/suites tools/projects/sdists build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests bench examples contrib -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

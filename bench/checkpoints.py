@@ -1,10 +1,15 @@
 """How fast a space's state is kept, put back and forked, beside git and `cp` in a checkout.
 
-    python bench/checkpoints.py [--files 50000] [--changed 100] [--rounds 3] [--json]
+    python bench/checkpoints.py [--files 50000] [--changed 100] [--sizes 1000,200000] [--rounds 3]
+                                [--json]
 
 The same change is made in a space and in the checkout that it was made from, before each measure.
 No process of the space is stopped for a checkpoint, so an agent waits for none; the time is that of
 the person who asked for it.
+
+Whether it costs the same in any project is measured with the same changes in projects of other
+sizes, in processor time of the daemon: that is what a loaded machine leaves comparable. What
+changed in more folders costs more, in a project of any size.
 """
 
 from __future__ import annotations
@@ -14,22 +19,28 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.measuring import Board, say, settle
-from bench.own_spaces import open_daemon
+from bench.own_spaces import Daemon, open_daemon
 from bench.places import add_common_options, positive, run_main, workplace
-from bench.projects import Shape, change_files, make_project
-from bench.reporting import Report, in_ms, machine
-from carrel.client import Client, Space
+from bench.projects import Shape, change_files, make_plain_folder, make_project
+from bench.reporting import Report, Row, in_ms, machine
+from carrel.client import Space
 
 TAKE, BACK, FORK, FORKS = (
     f"carrel: {what}" for what in ("checkpoint", "rewind", "fork", "5 forks")
 )
 STASH, APPLY, WORKTREE, COPY = "git stash", "git reset and stash apply", "git worktree", "cp -a"
-LATE, READ, READ_LATE = "carrel: 100th checkpoint", "read 100 files", "read them after 100"
+EARLY, LATE = "carrel: one of the first checkpoints", "carrel: 100th checkpoint"
+READ, READ_LATE = "read 100 files", "read them after 100"
+SIZE, SHARED = "size of a fork", "what forks of a state share"
+FLAT = ("checkpoint", "rewind", "fork")
+MOST_KIB = 128.0
 CHECKPOINTS = 100
 GIT_S = 300.0
 
@@ -45,13 +56,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--files", type=positive, default=50_000, metavar="N")
     parser.add_argument("--bytes", type=positive, default=10_000, help="average size of a file")
     parser.add_argument("--changed", type=positive, default=100, help="files that are changed")
+    parser.add_argument("--sizes", default="1000,200000", help="projects to be compared")
     parser.add_argument("--repeats", type=positive, default=5, help="of each in a round")
     add_common_options(parser, rounds=3)
     return parser.parse_args()
 
 
 def measure(options: argparse.Namespace, place: Path) -> None:
-    said = ("files", "bytes", "changed", "repeats", "rounds")
+    said = ("files", "bytes", "changed", "sizes", "repeats", "rounds")
     report = Report("checkpoints", {name: getattr(options, name) for name in said}, machine(place))
     project, board = place / "project", Board()
     make_project(project, Shape(options.files, options.bytes))
@@ -66,18 +78,28 @@ def measure(options: argparse.Namespace, place: Path) -> None:
             for _ in range(options.repeats):
                 seed += 1
                 change(names, space, project, seed)
-                own(daemon.client, space, board, number)
+                own(daemon, space, board, number)
                 native(project, place, board, number)
         say(f"{CHECKPOINTS} checkpoints")
-        later(options.rounds, names, space, project, board)
-    report.add_times(board)
+        later(options, names, daemon, space, project, board)
+        sizes = sorted(map(int, options.sizes.split(",")))
+        flat = Board()
+        flatness(options, place, daemon, sizes, flat)
+    report.add_times(board, [name for name in board.names if name not in (SIZE, SHARED)])
+    report.rows += [Row(name, "KiB", board.spread(name)) for name in (SIZE, SHARED)]
+    report.add_times(flat)
     for own_name, other in ((TAKE, STASH), (BACK, APPLY), (FORK, WORKTREE), (FORK, COPY)):
         report.add_ratio(board, own_name, other)
-    report.add_ratio(board, LATE, TAKE)
+    report.add_ratio(board, LATE, EARLY)
     report.add_ratio(board, READ_LATE, READ)
     for name, limit_ms in ((BACK, 50.0), (FORK, 50.0), (FORKS, 250.0)):
         report.at_most(name, limit_ms, "ms", in_ms(board.spread(name)))
-    report.at_most(LATE, 1.3, "x", board.ratio(LATE, TAKE))
+    report.at_most(SIZE, MOST_KIB, "KiB", board.spread(SIZE))
+    for name in FLAT:
+        small, large = (processor(of(name, files)) for files in (sizes[0], sizes[-1]))
+        report.add_ratio(flat, of(name, sizes[-1]), of(name, sizes[0]))
+        report.at_most(f"{large} / {sizes[0]:,}", 1.3, "x", flat.ratio(large, small))
+    report.at_most(LATE, 1.3, "x", board.ratio(LATE, EARLY))
     report.at_most(READ_LATE, 1.5, "x", board.ratio(READ_LATE, READ))
     report.show(as_json=options.json)
 
@@ -90,16 +112,74 @@ def change(names: list[str], space: Space, project: Path, seed: int) -> None:
         space.files.write(name, text)
 
 
-def own(client: Client, space: Space, board: Board, number: int) -> None:
-    with board.timed(TAKE, number):
+def of(name: str, files: int) -> str:
+    return f"{name}, {files:,} files"
+
+
+def processor(name: str) -> str:
+    return f"{name}, processor time"
+
+
+def flatness(
+    options: argparse.Namespace, place: Path, daemon: Daemon, sizes: list[int], board: Board
+) -> None:
+    spaces: dict[int, Space] = {}
+    for files in sizes:
+        project = place / f"of-{files}"
+        make_plain_folder(project, files)
+        spaces[files] = daemon.client.create(project)
+    names = change_files(project, sizes[0], min(options.changed, sizes[0]), 1)
+    for number in range(options.rounds):
+        settle()
+        for seed in range(options.repeats):
+            for files, space in spaces.items():
+                for name in names:
+                    space.files.write(name, b"%d in %d\n" % (seed, number))
+                with timed(daemon, board, of("checkpoint", files), number):
+                    kept = space.checkpoint()
+                space.run(["rm", "-f", *names[::2]])
+                with timed(daemon, board, of("rewind", files), number):
+                    space.rewind(kept.id)
+                with timed(daemon, board, of("fork", files), number):
+                    made = space.fork(checkpoint=kept.id).spaces
+                daemon.client.get(made[0].id).remove(force=True)
+
+
+@contextmanager
+def timed(daemon: Daemon, board: Board, name: str, number: int) -> Iterator[None]:
+    begun = daemon.cpu_s()
+    with board.timed(name, number):
+        yield
+    board.add(processor(name), number, daemon.cpu_s() - begun)
+
+
+def kib(folder: Path, without: str = "") -> float:
+    """What is on this disk and has no other name, beside the folder `without`."""
+    blocks = 0
+    for above, folders, files in os.walk(folder):
+        if without in folders:
+            folders.remove(without)
+        for name in (".", *files):
+            status = os.lstat(os.path.join(above, name))
+            blocks += status.st_blocks if name == "." or status.st_nlink == 1 else 0
+    return blocks / 2
+
+
+def own(daemon: Daemon, space: Space, board: Board, number: int) -> None:
+    client = daemon.client
+    with timed(daemon, board, TAKE, number):
         kept = space.checkpoint()
     space.run(["sh", "-c", "git ls-files -m | head -50 | xargs rm -f"])
-    with board.timed(BACK, number):
+    with timed(daemon, board, BACK, number):
         space.rewind(kept.id)
-    with board.timed(FORK, number):
+    with timed(daemon, board, FORK, number):
         made = space.fork(checkpoint=kept.id).spaces
-    with board.timed(FORKS, number):
+    with timed(daemon, board, FORKS, number):
         made += space.fork(count=5, checkpoint=kept.id).spaces
+    for one in made:
+        # Where the tree is shown, it is whole.
+        board.add(SIZE, number, kib(daemon.data / "spaces" / one.id, without="project"))
+    board.add(SHARED, number, kib(daemon.data / "layers"))
     for one in made:
         client.get(one.id).remove(force=True)
 
@@ -133,22 +213,29 @@ def git(folder: Path, *words: str) -> str:
     return told.stdout.strip()
 
 
-def later(rounds: int, names: list[str], space: Space, project: Path, board: Board) -> None:
-    def read(name: str, number: int) -> None:
-        with board.timed(name, number):
-            for one in names:
-                space.files.read(one)
-
-    for number in range(rounds):
-        read(READ, number)
+def later(
+    options: argparse.Namespace,
+    names: list[str],
+    daemon: Daemon,
+    space: Space,
+    project: Path,
+    board: Board,
+) -> None:
+    """In turn with a space that has a few checkpoints."""
+    fresh = daemon.client.create(project)
     for seed in range(CHECKPOINTS):
         space.files.write(names[seed % len(names)], f"{seed}\n".encode())
         space.checkpoint()
-    for number in range(rounds):
-        change(names, space, project, 2_000_000 + number)
-        with board.timed(LATE, number):
-            space.checkpoint()
-        read(READ_LATE, number)
+    for number in range(options.rounds):
+        for seed in range(options.repeats):
+            both = ((fresh, EARLY, READ), (space, LATE, READ_LATE))
+            for one, taking, reading in both[:: 1 if (number + seed) % 2 else -1]:
+                change(names, one, project, (2_000 + number) * 1_000 + seed)
+                with board.timed(taking, number):
+                    one.checkpoint()
+                with board.timed(reading, number):
+                    for name in names:
+                        one.files.read(name)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def container_rivals(
     rivals: list[Rival] = []
     missing: dict[str, str] = {}
     with _control_groups_as_before(), ExitStack() as stack:
-        for name, opened in (("podman", _podman), ("docker", _docker)):
+        for name, opened in (("podman", own_podman), ("docker", _docker)):
             say(f"setting up {name}")
             folder = place / name
             folder.mkdir()
@@ -115,7 +115,7 @@ def waiting_containers(
     found: dict[str, tuple[Engine, str]] = {}
     missing: dict[str, str] = {}
     with _control_groups_as_before(), ExitStack() as stack:
-        for name, opened in (("podman", _podman), ("docker", _running_docker)):
+        for name, opened in (("podman", own_podman), ("docker", _running_docker)):
             folder = place / f"{name}-waiting"
             folder.mkdir()
             try:
@@ -164,7 +164,7 @@ def _waiting(
 
 
 @contextmanager
-def _podman(folder: Path) -> Iterator[Engine]:
+def own_podman(folder: Path) -> Iterator[Engine]:
     if shutil.which("podman") is None:
         raise Unavailable("not installed")
     conf = folder / "containers.conf"

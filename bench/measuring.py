@@ -80,6 +80,11 @@ class Board:
         yield
         self.add(name, number, time.perf_counter() - begun)
 
+    def forget(self, number: int) -> None:
+        """A round that was a rehearsal."""
+        for rounds in self._values.values():
+            rounds.pop(number, None)
+
     def values(self, name: str) -> list[float]:
         return [value for round_ in self._values[name].values() for value in round_]
 

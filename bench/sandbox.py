@@ -123,6 +123,8 @@ class Comparison:
         """Those that work here. Trying them out proves them, so no start has to."""
         found = []
         for runtime in self._sandboxes.app.runtimes:
+            if runtime.capabilities.needs_image:
+                continue
             answer = await runtime.probe()
             if answer.available:
                 found.append(runtime)

@@ -322,6 +322,14 @@ def test_review(data: Path) -> None:
     assert names(report, "targets") == {"diff, processor time", "the queue"}
 
 
+def test_checkpoints(data: Path) -> None:
+    small = ("--files=60", "--bytes=300", "--changed=5", "--sizes=20,60", "--repeats=1")
+    report = report_of(data, "checkpoints.py", *small)
+    check_shape(report)
+    assert {"git stash", "size of a fork", "what forks of a state share"} <= names(report, "rows")
+    assert "fork, 60 files, processor time / 20" in names(report, "targets")
+
+
 @pytest.mark.parametrize(
     ("found", "wrong"),
     [([1, 2, 3, 4], 0), ([1, 2, 4], 1), ([1, 2, 2, 3, 4], 1), ([1, 3, 2, 4], 1), ([], 4)],

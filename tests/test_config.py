@@ -74,6 +74,7 @@ def test_a_user_without_a_home_is_told_what_to_set(ordinary_user: Account) -> No
         {"data": "/d", "instances_per_caller": 0},
         {"data": "/d", "instance_memory_bytes": -1},
         {"data": "/d", "instances_starting": -1},
+        {"data": "/d", "spaces_per_caller": -1},
     ],
 )
 def test_what_cannot_be_used_is_refused(values: dict[str, object]) -> None:

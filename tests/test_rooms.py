@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,7 @@ OWN_ROOMS = {
     "mcp": {"api", "mcp", "client", "domain", "linux"},
     "agents": {"agents", "domain"},
     "instances": {"domain", "instances", "linux"},
+    "ports": {"domain", "ports"},
 }
 LIBRARIES: dict[str, set[str]] = {
     "api": {"msgspec"},
@@ -202,3 +204,11 @@ def test_python_never_imports_from_the_current_folder() -> None:
                 if rest[0] not in ("'-P'", "'-I'"):
                     stray.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert stray == [] and found > 5
+
+
+def test_nobody_waits_in_a_way_that_ends_at_1024_descriptors() -> None:
+    """The daemon has some for each space and each connection: see `is_readable`."""
+    paths = sorted((ROOT / "src" / "carrel").rglob("*.py"))
+    ends = re.compile(r"\bselect\.select\(|from select import|SelectSelector")
+    assert [str(path) for path in paths if ends.search(path.read_text())] == []
+    assert any("select.poll(" in path.read_text() for path in paths)

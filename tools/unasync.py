@@ -18,6 +18,7 @@ MADE = {
     "aio_instances.py": "instances.py",
     "aio_requests.py": "requests.py",
     "aio_events.py": "events.py",
+    "aio_images.py": "images.py",
 }
 WORDS = (
     # What the sync client has alone.

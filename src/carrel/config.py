@@ -22,8 +22,9 @@ from carrel.domain.errors import INVALID, CarrelError
 
 _NOT_NEGATIVE = (
     *("idle_s", "keep_s", "trash_bytes", "trash_s", "bases_bytes", "bases_s"),
+    "images_bytes",
     *("checkpoints", "checkpoint_bytes"),
-    "output_bytes",
+    *("output_bytes", "spaces_per_caller"),
     *("hub_messages", "hub_bytes", "hub_seconds", "restart_s"),
     *("instance_memory_bytes", "instances_starting"),
 )
@@ -135,6 +136,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     package_settings: bool = True
     """Whether they get the settings of pip, uv, npm, cargo and apt, the proxies and the
     certificates of the daemon's user, without credentials."""
+    image: Literal["none", "auto"] = "none"
+    """What new spaces of folders run commands in, where `--image` does not say: the host's
+    toolchain, or with `auto` the image that the project's files describe, if it can be had."""
     caches_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2 << 30
     """What packages may take on the disk that spaces of one project share with one another; 0: they
     share none."""
@@ -170,11 +174,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bases_bytes: int = 0
     """Unused bases are removed, oldest first, when they take more bytes than this; 0: no limit. A
     base is removed anyway if there is a newer one of the same project."""
+    images_bytes: int = 0
+    """Images that no space uses are removed, those not used for longest first, when all images take
+    more bytes than this; 0: no limit."""
     bases_s: float = 7 * 86400.0
     """An unused base is removed so many seconds after a space was last made from it; 0: never."""
     space_disk: str = "50%"
     """How much a space without a disk limit may write: a share of the room that is free when it is
     made, a size such as "10G", or "none"."""
+    spaces_per_caller: int = 500
+    """How many spaces one token, or all tokens of one label together, may have at the same time; 0:
+    no limit. The owner's own are not counted."""
     output_bytes: int = 16 << 20
     """How many bytes of each stream of a command are kept, counted from its end."""
     durable: bool = False

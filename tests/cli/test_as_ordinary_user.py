@@ -14,7 +14,7 @@ from tests.trees.again import run_again
 TIMEOUT_S = 280.0
 """The slowest has real agents, and the machine may be busy."""
 FILES = (
-    *("test_cp.py", *beyond("test_views.py")),
+    *("test_cp.py", *beyond("test_views.py", "test_ports.py")),
     *beyond("test_transcript.py", "test_permit.py", "test_errors.py", "test_agents.py"),
     *beyond("test_request.py", "test_config.py", "test_spaces.py", "test_hub.py"),
 )
@@ -26,6 +26,9 @@ SAMPLE = (
     "cli/test_errors.py::test_errors_of_the_daemon",
     "cli/test_hub.py::test_scripts_in_a_space",
     "cli/test_permit.py::test_seen_and_permitted",
+    "cli/test_ports.py::test_two_spaces_have_the_same_port_here_at_once",
+    "cli/test_ports.py::test_processes_of_spaces_do_not_get_in",
+    "cli/test_ports.py::test_it_is_told_what_is_at_work",
     "cli/test_request.py::test_what_its_workspace_has",
     "cli/test_spaces.py::test_a_project_whose_git_tidies_up_meanwhile",
     "cli/test_spaces.py::test_a_script_whose_interpreter_is_missing",

@@ -20,6 +20,12 @@ def test_kept_put_back_and_forked(carrel: Program, project: Path) -> None:
     listed = carrel.good("checkpoints", "desk")
     assert kept in listed and "before I try" in listed and "after a turn" in listed
     carrel.good("exec", "desk", "--", "sh", "-c", "rm idea.txt; echo x > x.txt")
+    since = carrel.good("diff", "desk", "--since", kept)
+    assert "-a first idea" in since and "+++ b/x.txt" in since
+    assert carrel.good("diff", "desk", "--since", kept[:8], "--name-only") == "idea.txt\nx.txt\n"
+    assert carrel.good("diff", "desk", "--since", "start") == carrel.good("diff", "desk")
+    for words in (("--since", "ck_none"), ("--since", kept, "--to", "desk")):
+        assert carrel("diff", "desk", *words).code in (2, 3)
     done = carrel("rewind", "desk")
     assert done.code == 0 and kept in done.err
     assert carrel.good("exec", "desk", "--", "cat", "idea.txt") == "a first idea\n"

@@ -57,6 +57,37 @@ def test_push_and_pull_request(carrel: Program, project: Path, tmp_path: Path) -
     assert git(remote, "show", f"{branch}:more.txt") == "more"
 
 
+def test_a_push_runs_nothing_of_what_landed(carrel: Program, project: Path, tmp_path: Path) -> None:
+    """The person's git has its hooks in the project, where an agent has just written others."""
+    git(project, "init", "-q", "-b", "main")
+    hooks, fired, remote = project / ".hooks", tmp_path / "fired", tmp_path / "remote.git"
+    hooks.mkdir()
+    names = ("pre-push", "reference-transaction", "post-index-change")
+    for name in names:
+        (hooks / name).write_text("#!/bin/sh\n")
+        (hooks / name).chmod(0o755)
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "first")
+    git(project, "config", "core.hooksPath", ".hooks")
+    git(project, "init", "-q", "--bare", str(remote))
+    git(project, "remote", "add", "origin", str(remote))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "gh").write_text("#!/bin/sh\ngit update-ref refs/heads/x HEAD; git add .\n")
+    (programs / "gh").chmod(0o755)
+    space = carrel.good("new", str(project)).strip()
+    script = f"for h in {' '.join(names)}; do echo 'touch {fired}' >> .hooks/$h; done"
+    carrel.good("exec", space, "--", "sh", "-c", script)
+    env = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        **{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "x.y", "GIT_CONFIG_VALUE_0": "z"},
+    }
+    done = carrel("land", space, "--into", "main", "--pr", env=env)
+    assert done.code == 0, done
+    assert git(remote, "rev-parse", "main") and git(project, "rev-parse", "x")
+    assert not fired.exists()
+
+
 def test_land_and_undo(carrel: Program, project: Path) -> None:
     git(project, "init", "-q", "-b", "main")
     git(project, "add", "-A")

@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.desks import equipped
-from tests.conformance.runtime_rig import RUNTIMES, Grounds, Rig, open_grounds, open_rig
+from tests.conformance.runtime_rig import (
+    CONTAINERS,
+    RUNTIMES,
+    Grounds,
+    Rig,
+    open_grounds,
+    open_rig,
+    with_systems,
+)
+from tests.container_engines import end_docker
 from tests.daemon.rig import Daemon
+from tests.sampling import beyond
 
 
 @pytest.fixture(scope="session")
@@ -19,19 +29,25 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _docker_ends() -> Iterator[None]:
+    yield
+    end_docker()
+
+
 @pytest.fixture(scope="session")
 def grounds() -> Iterator[Grounds]:
     with open_grounds() as found:
         yield found
 
 
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=[*RUNTIMES, *with_systems("podman", *beyond("docker"))])
 async def rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
     async with grounds.rig(request.param) as opened:
         yield opened
 
 
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=[*RUNTIMES, *with_systems(*CONTAINERS)])
 async def fresh(request: pytest.FixtureRequest, data: Path) -> AsyncIterator[Rig]:
     """Whose launcher is started by the test."""
     async with open_rig(data, request.param) as opened:

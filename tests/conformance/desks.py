@@ -14,6 +14,7 @@ import httpx
 
 from tests.agents.installed import require_programs
 from tests.agents.standins import Standin
+from tests.busybox import busybox_image
 from tests.conformance.frontends import CASES, PROGRAMS, Case
 from tests.daemon.rig import Daemon, good
 
@@ -65,6 +66,8 @@ class Desk:
         if case.key:
             name_endpoint(self.client, case.key, standin.url)
         wanted = {"agent": case.name, **more}
+        if case.image:
+            wanted["image"] = str(busybox_image(daemon.data))
         self.space = good(self.client.post("/v1/spaces", json=wanted))["id"]
 
     def begin(self, prompt: str, **options: Any) -> httpx.Response:

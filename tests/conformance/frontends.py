@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -35,9 +35,11 @@ class Case:
     gaps: dict[str, str] = field(default_factory=dict)
     more: dict[str, str] = field(default_factory=dict)
     """Variables beside that one."""
+    image: bool = False
+    """It works in a space with an image that has neither its interpreter nor its libraries."""
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}-image" if self.image else self.name
 
     @property
     def scripted(self) -> bool:
@@ -105,10 +107,13 @@ CODEX_ACP = Case(
 )
 CASES = (SCRIPTED, CLAUDE, CODEX, SDK, PI, CLAUDE_ACP, CODEX_ACP)
 
+IN_IMAGES = (replace(SCRIPTED, image=True), replace(CLAUDE, image=True))
+ALL = (*CASES, *IN_IMAGES)
+
 
 def able(what: str) -> list[Case]:
     """Those without a known gap of that name."""
-    return [case for case in CASES if what not in case.gaps]
+    return [case for case in ALL if what not in case.gaps]
 
 
 def together(cases: Iterable[Case], *more: str) -> list[ParameterSet]:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from carrel.domain.ids import new_id
+import pytest
+
+from carrel.domain.ids import dev_id, new_id
 from carrel.domain.limits import Limits
 from carrel.domain.runs import Stream
 from carrel.domain.runtimes import (
@@ -29,9 +31,11 @@ from carrel.domain.runtimes import (
     Sandbox,
     SandboxSpec,
 )
+from carrel.domain.systems import System
 from carrel.domain.trees import TreeMount
 from carrel.launcher.client import Launcher
 from carrel.runtimes.bubblewrap import BubblewrapRuntime
+from carrel.runtimes.containers import FOLDER, ContainerRuntime, DockerRuntime, PodmanRuntime
 from carrel.runtimes.engine import LINGER_S, Engine
 from carrel.runtimes.landlock import LandlockRuntime
 from carrel.runtimes.limits.cgroups import Cgroups
@@ -41,13 +45,46 @@ from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover
 from carrel.runtimes.recordings import FileRecordings, Readers
 from carrel.runtimes.sandbox import Identities
+from carrel.trees.systems import Systems
+from tests.container_engines import docker_socket, forget_podman, missing
 from tests.etc import share_etc
 from tests.folders import remove_folder
 from tests.load.patience import SLOWER
 
 RUNTIMES = ("process", "landlock", "bubblewrap")
+IMAGE = "image"
+"""bubblewrap, with the system of an image."""
+CONTAINERS = ("podman", "docker")
+"""With the same system."""
 WAIT_S = 30.0 * SLOWER
 """For what takes milliseconds on a quiet machine."""
+
+
+HOST_PROGRAMS = [path for path in map(Path, ("/usr", "/etc/alternatives")) if path.is_dir()]
+
+
+def with_systems(*names: str) -> list[Any]:
+    """Those that have the system of an image, and containers of these engines; an engine is started
+    once for all tests."""
+    found: list[Any] = [IMAGE]
+    for name in names if os.geteuid() == 0 else ():
+        reason = missing(name)
+        marks = [pytest.mark.skipif(bool(reason), reason=reason)]
+        found.append(pytest.param(name, marks=[*marks, pytest.mark.xdist_group(f"{name}-engine")]))
+    return found
+
+
+def make_host_image(folder: Path) -> None:
+    """The files of an image, but for the host's programs, which a sandbox is shown."""
+    draft = folder.with_suffix(".new")
+    for name in ("etc", "root", "var/tmp"):
+        (draft / name).mkdir(parents=True)
+    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(path):
+            (draft / path[1:]).symlink_to(os.readlink(path))
+    (draft / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (draft / "etc/group").write_text("root:x:0:\n")
+    draft.rename(folder)
 
 
 @dataclass
@@ -76,20 +113,26 @@ class Rig:
         self.identities = Identities(self.data)
         self.cgroups = Cgroups()
         self.readers = Readers(self.launcher)
+        self.systems = Systems(self.launcher)
         self.runtime = self.make_runtime()
 
     def make_runtime(self) -> LocalRuntime:
         """Another one on the same data folder is what a restarted daemon has."""
         enforcement = Enforcement(self.cgroups, ProjectQuotas())
+        name = "bubblewrap" if self.name == IMAGE else self.name
         engine = Engine(
-            *(self.name, self.launcher, enforcement, self.heard, self.linger_s),
+            *(name, self.launcher, enforcement, self.heard, self.linger_s),
             self.readers,
         )
         prover = self.prover or Prover(self.data, self.identities)
-        if self.name == "bubblewrap":
+        if name == "bubblewrap":
             return BubblewrapRuntime(self.data, engine, prover)
         if self.name == "landlock":
             return LandlockRuntime(engine, prover)
+        if self.name == "podman":
+            return PodmanRuntime(self.data, engine, prover)
+        if self.name == "docker":
+            return DockerRuntime(self.data, engine, prover, docker_socket())
         return ProcessRuntime(engine)
 
     def heard(self, event: LimitHit | LimitsChanged) -> None:
@@ -105,9 +148,12 @@ class Rig:
         env: dict[str, str] | None = None,
         family: str = "",
         account: str = "",
+        pod: str = "",
     ) -> Sandbox:
         spec = self.spec(limits or Limits(), network, binds, env or {})
-        spec = replace(spec, family=family, account=account)
+        spec = replace(spec, family=family, account=account, pod=pod)
+        if self.name == IMAGE or self.name in CONTAINERS:
+            spec = await asyncio.to_thread(self._with_image, spec)
         sandbox = await self.runtime.start(spec, TreeMount(spec.tree))
         self.sandboxes.append(sandbox)
         return sandbox
@@ -125,6 +171,24 @@ class Rig:
         if os.geteuid() == 0:
             os.chown(tree, owner.uid, owner.gid)
         return SandboxSpec(sandbox_id, folder, tree, owner, network, limits, binds, env)
+
+    def _with_image(self, spec: SandboxSpec) -> SandboxSpec:
+        """With one that has the host's programs, and nothing else of it."""
+        image = self.data / "image"
+        if not image.exists():
+            make_host_image(image)
+        system = System(
+            key=dev_id(spec.sandbox_id),
+            beside="",
+            image_id="im_host",
+            image=image,
+            folder=spec.folder / "system",
+            owner=spec.owner,
+            first_id=self.identities.take_range(spec.sandbox_id),
+        )
+        self.systems.ensure(system)
+        programs = [Bind(path, str(path)) for path in HOST_PROGRAMS]
+        return replace(spec, system=system, binds=(*programs, *spec.binds))
 
     async def begin(self, sandbox: Sandbox, *argv: str, **options: Any) -> LocalRun:
         """`options` are members of `Command`."""
@@ -172,7 +236,12 @@ class Rig:
     async def close(self) -> None:
         for sandbox in self.sandboxes:
             await self.runtime.stop(sandbox, grace_s=0.2)
+            if sandbox.spec.system is not None:
+                await asyncio.to_thread(self.systems.drop, sandbox.spec.system)
             self.identities.give_back(sandbox.spec.sandbox_id, sandbox.spec.owner)
+        if self.name in CONTAINERS:
+            assert isinstance(self.runtime, ContainerRuntime)
+            assert await asyncio.to_thread(self.runtime.left) == []
 
 
 async def finish(run: LocalRun) -> Finished:
@@ -194,6 +263,7 @@ async def open_rig(data: Path, name: str, linger_s: float = LINGER_S) -> AsyncIt
     finally:
         await rig.close()
         busy = rig.launcher.shutdown(force=False)
+        forget_podman(data / FOLDER / "podman")
         if busy:
             rig.launcher.shutdown(force=True)
         assert busy == 0, f"{busy} things were left running"
@@ -237,6 +307,7 @@ def _folder() -> Iterator[Path]:
         assert busy == 0, f"{busy} things were left running"
     finally:
         Launcher(data).shutdown(force=True)
+        forget_podman(data / FOLDER / "podman")
         remove_folder(data)
 
 

@@ -49,6 +49,20 @@ def test_runtimes(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, *words, "tests/conformance/test_runtimes.py")
 
 
+def test_images(ordinary_user: Account, data: Path) -> None:
+    _suite(
+        ordinary_user,
+        data,
+        "tests/daemon/test_images.py",
+        "-k",
+        "not (nonsense or outside or set_user_id)",
+    )
+
+
+def test_ports(ordinary_user: Account, data: Path) -> None:
+    _suite(ordinary_user, data, "tests/conformance/test_ports.py", "-k", "not container")
+
+
 def test_places_to_mount_at(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, "tests/service/test_spaces.py", "-k", "mount_from_its_place")
 

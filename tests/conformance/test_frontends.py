@@ -15,7 +15,7 @@ from tests.agents.standins.script import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.conformance.days import Day, Days, days_at
 from tests.conformance.desks import UNKNOWN_KEY, Desk, Turn, written
 from tests.conformance.frontends import (
-    CASES,
+    ALL,
     CLAUDE,
     CLAUDE_ACP,
     CODEX,
@@ -38,7 +38,7 @@ def sampled(cases: Iterable[Case], *but: Case) -> list[Case]:
     return [case for case in cases if EXHAUSTIVE or case not in (CLAUDE_ACP, SDK, *but)]
 
 
-def working(cases: Iterable[Case] = CASES) -> list[Case]:
+def working(cases: Iterable[Case] = ALL) -> list[Case]:
     """What an ACP agent does to files, and how it is stopped, is tried in `test_acp.py` too."""
     return sampled(cases, CODEX_ACP)
 
@@ -51,7 +51,7 @@ def days(shared: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
         yield found
 
 
-@pytest.fixture(params=together(sampled(CASES)))
+@pytest.fixture(params=together(sampled(ALL)))
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
@@ -196,7 +196,7 @@ def test_interrupt(day: Day) -> None:
 
 # Carrel's own driver speaks for Pi and ACP agents: it is killed with them. Codex is
 # in its terminal.
-@pytest.mark.parametrize("case", together(sampled(CASES, CODEX_ACP, PI, CODEX)), indirect=True)
+@pytest.mark.parametrize("case", together(sampled(ALL, CODEX_ACP, PI, CODEX)), indirect=True)
 def test_killed_in_the_middle_and_gone_on_with(day: Day) -> None:
     """And the daemon is killed while it is gone on with."""
     desk, known = day.desk, day.talk.second["continuation"]

@@ -12,7 +12,7 @@ from carrel.domain.errors import CommandInvalid, CommandNotFound, RunNotFound
 from carrel.domain.ids import new_id
 from carrel.domain.runtimes import Output
 from carrel.linux import processes
-from tests.conformance.runtime_rig import WAIT_S, Rig, finish
+from tests.conformance.runtime_rig import CONTAINERS, WAIT_S, Rig, finish
 
 # What a command has
 
@@ -97,7 +97,9 @@ async def test_the_id_of_a_run_can_be_given(rig: Rig) -> None:
 async def test_a_run_is_found_while_it_is_being_started(rig: Rig) -> None:
     """A daemon that died in the middle of it asks again at once."""
     sandbox = await rig.start()
-    await rig.runtime.stop(sandbox)
+    if rig.name not in CONTAINERS:
+        # A container is made before the launcher hears of the run.
+        await rig.runtime.stop(sandbox)
     run_id = new_id("ru")
     async with asyncio.timeout(WAIT_S):
         run, taken_up = await asyncio.gather(

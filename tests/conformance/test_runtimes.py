@@ -6,6 +6,7 @@ What only some runtimes promise is asked of those alone, by their capabilities.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -26,18 +27,28 @@ from carrel.domain.errors import (
 from carrel.domain.runtimes import Bind, Command, ExitReason, Network, Output
 from carrel.domain.trees import TreeMount
 from carrel.linux import processes
-from carrel.runtimes.sandbox import FILTERED
+from carrel.linux.mounts import kernel_version
+from carrel.runtimes.limits.enforcement import (
+    COUNTS_IN_NAMESPACES,
+    HOLDING_PIDS,
+    MOST_PROCESSES,
+)
+from carrel.runtimes.systems import ONE_ID
 from tests.conformance.handles import dump, load
 from tests.conformance.runtime_rig import (
+    CONTAINERS,
     RUNTIMES,
     WAIT_S,
     Grounds,
     Rig,
     finish,
+    with_systems,
 )
 
 
-@pytest.fixture(params=[name for name in RUNTIMES if name != "process"])
+@pytest.fixture(
+    params=[*(name for name in RUNTIMES if name != "process"), *with_systems(*CONTAINERS)]
+)
 async def confining(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
     """Runtimes that promise walls."""
     async with grounds.rig(request.param) as opened:
@@ -103,26 +114,31 @@ async def test_the_environment_is_built_from_nothing(
             "LOGNAME",
         ),
         *("SHELL", "LANG", "TMPDIR", "PWD"),
-        *FILTERED,
+        *ONE_ID,
     }
 
 
 async def test_files_with_set_id_bits_are_no_obstacle(rig: Rig) -> None:
-    """No sandbox makes one, and yet archives are unpacked, programs copied, and repositories
-    used that a group shares."""
+    """Only sandboxes with ids of their own make one, and yet archives are unpacked, programs
+    copied, and repositories used that a group shares."""
     sandbox = await rig.start()
     script = """
         set -e
         echo x > f; tar --mode=6755 -cf a.tar f; rm f; tar -xf a.tar; cat f
-        cp -p /usr/bin/passwd copied
+        cp $KEEP /usr/bin/passwd copied
         git init -q r; git -C r config core.sharedRepository group
         cd r; echo a > a; git add a; git -c user.name=x -c user.email=x@y.z commit -qm one
         git log --oneline | wc -l
     """
-    done = await rig.sh(sandbox, script)
+    system = sandbox.spec.system
+    # With one id, neither another owner nor such a bit can be kept.
+    one_id = system is not None and system.first_id is None
+    keep = "--force" if one_id else "-p"
+    done = await rig.sh(sandbox, script, env={"KEEP": keep})
     assert (done.exit.code, done.out.split()) == (0, ["x", "1"]), done.err
     made = [path.stat().st_mode for path in (sandbox.spec.tree / "f", sandbox.spec.tree / "copied")]
-    assert rig.name == "process" or not [mode for mode in made if mode & 0o6000]
+    may = rig.name == "process" or (system is not None and system.first_id is not None)
+    assert may or not [mode for mode in made if mode & 0o6000]
 
 
 async def test_a_large_environment_and_argument_list(rig: Rig) -> None:
@@ -468,6 +484,33 @@ async def test_an_idle_sandbox_holds_no_process(rig: Rig) -> None:
         while (await rig.launcher.ask("hello", {}, []))[0]["sandboxes"]:
             await asyncio.sleep(0)
     assert (await rig.sh(sandbox, "echo again")).out == "again\n"
+
+
+FORKS = (
+    "import os, resource, signal, time\n"
+    "most = resource.getrlimit(resource.RLIMIT_NPROC)[1]\n"
+    "resource.setrlimit(resource.RLIMIT_NPROC, (20, most))\n"
+    "made = []\n"
+    "try:\n"
+    "    while len(made) < 40:\n"
+    "        made.append(os.fork())\n"
+    "        if made[-1] == 0: signal.pause()\n"
+    "except OSError as error: print(most, len(made), error.errno)\n"
+    "for child in made: os.kill(child, signal.SIGKILL)\n"
+)
+
+
+async def test_processes_have_a_bound_that_nobody_asked_for(rig: Rig) -> None:
+    """Where the kernel counts those of the sandbox apart from all others."""
+    sandbox = await rig.start()
+    own_user = sandbox.spec.owner.uid != os.geteuid()
+    apart = rig.runtime.capabilities.private_processes
+    if not own_user and not (apart and kernel_version() >= COUNTS_IN_NAMESPACES):
+        return
+    done = await rig.run(sandbox, "/usr/bin/python3", "-c", FORKS)
+    most, made, number = map(int, done.out.split())
+    assert 0 < most <= MOST_PROCESSES + HOLDING_PIDS
+    assert 10 <= made <= 20 and number == errno.EAGAIN
 
 
 # Taking up again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -47,6 +48,14 @@ FROM_AGENTS: dict[str, dict[str, Any]] = {
     "buffer_custom_build": {"target": "all", "seconds": 12.5},
 }
 """What an agent says of its space, and others hear."""
+
+
+LISTENS = """
+import signal, socket
+with socket.create_server(("127.0.0.1", 3000)) as listener:
+    listener.accept()
+signal.pause()
+"""
 
 
 class Told(Protocol):
@@ -339,6 +348,7 @@ async def of_a_landing(talk: Talk, told: Told) -> None:
     await told(EventType.LANDING_CHECKED)
     await told(EventType.LANDING_RETURNED)
     await of_comments(talk, told, space)
+    await of_ports(talk, told)
     await of_a_take(talk, told, space)
 
 
@@ -349,6 +359,21 @@ async def of_a_take(talk: Talk, told: Told, space: str) -> None:
     await told(EventType.TAKEN)
     good(talk.api("POST", "undo"))
     await told(EventType.TAKE_UNDONE)
+
+
+async def of_ports(talk: Talk, told: Told) -> None:
+    space = talk.make(name="served")
+    made = good(talk.api("POST", f"spaces/{space}/ports", {"port": 3000}))
+    await told(EventType.FORWARD_BEGUN)
+    argv = ["python3", "-c", LISTENS]
+    run = good(talk.api("POST", f"spaces/{space}/runs", {"argv": argv}))
+    await told(EventType.PORT_LISTENS)
+    with socket.create_connection(("127.0.0.1", made["local"])):
+        await told(EventType.PORT_CLOSED)
+        good(talk.api("DELETE", f"spaces/{space}/ports/3000"))
+        await told(EventType.FORWARD_ENDED)
+    good(talk.api("POST", f"runs/{run['id']}/signal", {"signal": "KILL"}))
+    good(talk.api("GET", f"runs/{run['id']}/wait?timeout_s=60"))
 
 
 async def of_comments(talk: Talk, told: Told, space: str) -> None:

@@ -9,8 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from carrel.instances.processes import Endpoint, endpoints
+from carrel.instances.processes import endpoints
 from carrel.instances.sockets import Reserved
+from carrel.linux.tcp import Endpoint
 
 LISTENS = """\
 import os, socket, sys

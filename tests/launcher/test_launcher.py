@@ -189,6 +189,21 @@ def test_a_launcher_that_cannot_start_is_told(data: Path) -> None:
         Launcher(data / "other", python="/nonexistent").call("hello", {}, [])
 
 
+def test_a_launcher_is_started_by_who_has_many_descriptors(data: Path) -> None:
+    """As a daemon of many spaces; it could not wait for one whose number is 1024 or more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    launcher = Launcher(data)
+    try:
+        assert max(many) > 1024 and _pid(launcher)
+        assert launcher.shutdown() == 0
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_descriptors_are_not_inherited(data: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

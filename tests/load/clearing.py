@@ -7,7 +7,7 @@ from pathlib import Path
 
 from carrel.daemon import control
 from carrel.domain.errors import CarrelError
-from carrel.domain.ids import is_id
+from carrel.domain.ids import dev_id, is_id
 from carrel.launcher.client import Launcher
 from carrel.runtimes.limits.cgroups import Cgroups
 
@@ -36,5 +36,7 @@ def end_everything(data: Path) -> None:
 
 def _found(data: Path) -> list[str]:
     names = {path.name for path in data.glob("spaces/*")}
+    # One that is still being set up is in no note yet.
+    names |= {dev_id(name) for name in names if name.startswith("sp_")}
     names |= {path.stem for path in data.glob("launcher/holders/*.json")}
     return sorted(name for name in names if is_id(name))

@@ -25,8 +25,11 @@ if sys.argv[1:] != ["acp"]:
     sys.exit("usage: NAME acp")
 if MODE == "ends":
     sys.exit("error: /opt/lib/agent: No such file or directory")
+if MODE == "older":
+    sys.exit("error: unrecognized subcommand 'acp'\\n\\nCommands:\\n  chat\\n  login")
 if MODE == "no login":
-    sys.exit("error: You are not logged in, please log in first")
+    print("Error: You are not logged in, please log in first", flush=True)
+    sys.exit(1)
 for line in sys.stdin:
     asked = json.loads(line)
     answer = {{"result": {{"protocolVersion": 1}}}}
@@ -79,8 +82,9 @@ def test_what_cannot_start_is_not_installed(daemon: Daemon, folder: Path) -> Non
         assert not before[name]["installed"] and before[name]["install"]
         assert before[name]["problem"] == "" and before[name]["kind"] == "acp"
     assert before["kiro-cli"]["credentials"] == ["kiro"]
-    for modes in (("ends", "no binary"), ("no key", "no login"), ("works", "works")):
-        works = modes[0] != "ends"
+    kinds = (("ends", "no binary"), ("older", "older"), ("no key", "no login"), ("works",) * 2)
+    for modes in kinds:
+        works = modes[0] not in ("ends", "older")
         for program, mode in zip(PROGRAMS.values(), modes, strict=True):
             put(folder, program, mode)
         found = listed(daemon)
@@ -88,13 +92,15 @@ def test_what_cannot_start_is_not_installed(daemon: Daemon, folder: Path) -> Non
             assert found[name]["path"] == str(folder / program)
             assert found[name]["installed"] is works, found[name]
             assert bool(found[name]["problem"]) is not works
-        if not works:
+        if modes[0] == "ends":
             assert "No such file or directory" in found["amazon-q"]["problem"]
             assert "native binary not found" in found["kiro-cli"]["problem"]
+        if modes[0] == "older":
+            assert "unrecognized subcommand" in found["amazon-q"]["problem"]
         listed(daemon)
     for program in PROGRAMS.values():
         tried = (folder.parent / f"{program}.log").read_text().split("\n")
-        assert tried.count("acp") == 3, tried
+        assert tried.count("acp") == len(kinds), tried
 
 
 def test_real_adapters(daemon: Daemon, folder: Path) -> None:

@@ -102,6 +102,10 @@ def test_the_older_api_has_a_port_without_tokens(
     assert released == {"status": "terminated", **named}
     again = good(older.post("/release-session", json=named))
     assert again == {"status": "already_gone", **named}
+    told = [line for line in daemon.log().splitlines() if named["session_id"] in line]
+    project = asked["project_path"]
+    steps = [line.partition(f" in {project}: ")[2].rstrip(")") for line in told]
+    assert [steps[0], steps[1], steps[-1]] == ["starting", "ready", "ended"], told
     nowhere = {"project_path": str(tmp_path / "none"), "server": "small"}
     for body in ({}, nowhere, {"project_path": 3}, {"project_path": ""}):
         said = failed(older.post("/request-session", json=body), 400)

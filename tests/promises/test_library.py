@@ -24,6 +24,42 @@ TURN_S = 100.0
 """For a real agent on a busy machine."""
 PROGRAMS = ("claude-code", "codex-cli", "pi-sdk", "claude-agent-acp", "codex-acp")
 UNKNOWN = "no-such-model"
+SESSIONS = {"gemini": "gemini", "kiro-cli": "kiro", "amazon-q": ""}
+"""Agents that have a session's models beside its options, and the key of each."""
+TAKING = {**SESSIONS, "opencode": "", "goose": ""}
+AGENT = """#!/usr/bin/python3
+# Speaks ACP, takes a model as these agents do, and says which one it was told.
+import json, os, sys
+MODELS, model = ["auto", "gemini-b"], "auto"
+
+def send(**message):
+    print(json.dumps({{"jsonrpc": "2.0", **message}}), flush=True)
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, answer = asked.get("method"), {{}}
+    with open({log!r}, "a") as log:
+        log.write(method + "\\n")
+    if method == "initialize":
+        answer = {{"protocolVersion": 1}}
+    if method == "session/new":
+        offered = [{{"modelId": one, "name": one}} for one in MODELS]
+        answer = {{"sessionId": "1"}}
+        answer["models"] = {{"currentModelId": model, "availableModels": offered}}
+    if method == "session/set_model":
+        model = asked["params"]["modelId"]
+    if method == "session/prompt":
+        says = {{"session": model}}
+        says["goose"] = [os.environ.get("GOOSE_" + one) for one in ("PROVIDER", "MODEL")]
+        settings = os.environ.get("XDG_CONFIG_HOME", "") + "/opencode/opencode.json"
+        if os.path.exists(settings):
+            says["settings"] = json.load(open(settings))
+        chunk = {{"sessionUpdate": "agent_message_chunk"}}
+        chunk["content"] = {{"type": "text", "text": json.dumps(says)}}
+        send(method="session/update", params={{"sessionId": "1", "update": chunk}})
+        answer = {{"stopReason": "end_turn"}}
+    send(id=asked["id"], result=answer)
+"""
 
 
 @pytest.fixture
@@ -40,6 +76,19 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def library(data: Path) -> carrel.Library:
     return carrel.open_library(data)
+
+
+@pytest.fixture
+def taking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> carrel.Library:
+    """Where agents that no test can install are stood in for."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in (*TAKING, "qchat"):
+        program = folder / name
+        program.write_text(AGENT.format(log=str(tmp_path / "asked")))
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return carrel.open_library(tmp_path / "data")
 
 
 @pytest.fixture
@@ -95,14 +144,62 @@ async def test_every_frontend_has_its_models(library: carrel.Library) -> None:
     found = {
         one.name: one for provider in await library.capabilities() for one in provider.frontends
     }
-    for name in ("scripted", "agent-sdk", *PROGRAMS):
-        assert found[name].default_model in found[name].models, name
-    assert all(one.models for name, one in found.items() if name != "acp")
+    assert {"scripted", "agent-sdk", *PROGRAMS, *TAKING} <= {*found}
+    for name, one in found.items():
+        assert name == "acp" or one.default_model in one.models, name
     for name in ("pi-sdk", "opencode"):
         assert all("/" in model for model in found[name].models)
     (anthropic,) = (one for one in await library.capabilities() if one.id == "anthropic")
     assert {one.name for one in anthropic.frontends} == {"claude-code", "agent-sdk"}
     assert set(found["claude-code"].models) <= set(anthropic.models)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "model", "says"),
+    [
+        *((name, key, "", {"session": "auto"}) for name, key in SESSIONS.items()),
+        *((name, key, "gemini-b", {"session": "gemini-b"}) for name, key in SESSIONS.items()),
+        ("opencode", "anthropic", "", {"settings": {"model": "anthropic/claude-sonnet-5"}}),
+        ("opencode", "openai", "", {"settings": {"model": "openai/gpt-5.5"}}),
+        ("goose", "anthropic", "", {"goose": ["anthropic", "claude-sonnet-5"]}),
+        ("goose", "openai", "", {"goose": ["openai", "gpt-5.5"]}),
+        ("goose", "openai", "gpt-6-sol", {"goose": ["openai", "gpt-6-sol"]}),
+    ],
+)
+async def test_an_agent_is_told_the_model(
+    taking: carrel.Library,
+    setup: carrel.AgentSetup,
+    name: str,
+    key: str,
+    model: str,
+    says: dict[str, object],
+) -> None:
+    """The one that was named, else its default; with the key that it has."""
+    near = dataclasses.replace(setup, credentials={key: "dummy"} if key else {})
+    outcome = await taking.run_turn(carrel.TurnRequest(name, "hello", model=model), near)
+    assert outcome.result.success, outcome
+    assert json.loads(outcome.result.final_output).items() >= says.items()
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+async def test_an_agent_that_takes_any_name_is_told_no_unknown_one(
+    taking: carrel.Library, setup: carrel.AgentSetup, name: str, tmp_path: Path
+) -> None:
+    request = carrel.TurnRequest(name, "hello", model="gemini-none")
+    outcome = await taking.run_turn(request, setup)
+    error = outcome.result.error
+    assert error is not None and error.code == "model_not_supported", outcome
+    assert error.details["known"] == ["auto", "gemini-b"] and "gemini-b" in error.message
+    assert "session/prompt" not in (tmp_path / "asked").read_text()
+
+
+async def test_a_program_of_another_machine_is_not_installed(
+    taking: carrel.Library, setup: carrel.AgentSetup, tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "gemini").write_bytes(b"\x7fELF, but not for this one")
+    outcome = await taking.run_turn(carrel.TurnRequest("gemini", "hello"), setup)
+    assert outcome.result.error is not None
+    assert outcome.result.error.code == "frontend_not_installed", outcome
 
 
 @pytest.mark.parametrize("name", ["claude-code", "codex-cli"])
@@ -153,6 +250,10 @@ def test_what_an_invocation_says(
     assert codex.credentials == {} and codex.spec.env["OPENAI_API_KEY"] == "own-key"
     assert codex.spec.continuation is None
     assert "own-key" not in f"{codex.spec.argv} {codex.spec.display_command} {codex.stdin!r}"
+    also = dataclasses.replace(near, also_read=(str(tmp_path / "docs"),))
+    quiet = carrel.TurnRequest("claude-code", "hello", permission=carrel.Permission.DENY)
+    argv = headless(library, also, quiet).spec.argv
+    assert argv[argv.index("--add-dir") + 1] == str(tmp_path / "docs")
     for mode in carrel.IoMode:
         one = library.build_invocation(
             carrel.TurnRequest("claude-code", "hello", permission=carrel.Permission.DENY),

@@ -202,6 +202,47 @@ def test_codesmith_logs_workspace_and_files(daemon: Daemon, folder: Path) -> Non
     assert told.count(f"workspace {folder}\n") == 2, told
 
 
+def test_what_is_refused_says_of_which_frame_it_is(daemon: Daemon) -> None:
+    """And ends nothing: the connection takes the next one."""
+    ended = {"instructions": "write a 1", "frontend": "scripted", "request_id": "ended"}
+    new = {**ended, "type": "generate"}
+    late = {"type": "answer", "request_id": "ended", "text": "x"}
+    frames: list[tuple[str | Frame, str, str, str]] = [
+        ("{", "message_invalid", "", "read"),
+        ({"type": "nope"}, "message_invalid", "", "read"),
+        ({"type": "generate"}, "message_invalid", "generate", "accept"),
+        ({**new, "nope": 1}, "message_invalid", "generate", "accept"),
+        (
+            {**ended, "type": "generate", "request_id": "a b"},
+            "request_invalid",
+            "generate",
+            "accept",
+        ),
+        ({"type": "resume", "request_id": "never"}, "request_not_found", "resume", "resume"),
+        (late, "state_conflict", "answer", "answer"),
+        ({**new, "check": "true"}, "request_id_reused", "generate", "accept"),
+    ]
+    with daemon.websocket("/v1/requests") as socket:
+        assert ask(socket, type="generate", **ended)[-1]["type"] == "result"
+        for frame, code, to, step in frames:
+            socket.send(frame if isinstance(frame, str) else json.dumps(frame))
+            told = json.loads(socket.recv(ANSWER_S))
+            assert (told["type"], told["code"], told["step"]) == ("error", code, step), told
+            assert told.get("to", "") == to and not told["retriable"] and told["message"]
+            if isinstance(frame, dict) and "request_id" in frame:
+                assert told["request_id"] == frame["request_id"]
+        # The same again is the one that there was, from its beginning.
+        again = ask(socket, type="generate", **ended)
+        assert again[0]["type"] == "accepted" and again[-1]["type"] == "result"
+        after = again[-2]["seq"] if "seq" in again[-2] else again[-1]["seq"] - 1
+        (last,) = (
+            one
+            for one in ask(socket, type="resume", request_id="ended", after=after)
+            if one["type"] == "result"
+        )
+        assert last == again[-1]
+
+
 def test_very_many_files(daemon: Daemon) -> None:
     """The first of them are told of, and the result counts all."""
     steps = "run mkdir d; cd d; touch $(seq 1200) $(printf %0250d 1)"

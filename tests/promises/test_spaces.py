@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from carrel.domain.limits import Limits
 from tests.accounts import Account
 from tests.daemon.rig import ANSWER_S, LOOK_S, Daemon, fresh_daemon
 from tests.trees.again import run_again
+from tests.volumes import volume
 
 DRIVERS = ("overlay", "copy")
 NEAR, TRIES = 70_000_000, 8
@@ -48,7 +52,10 @@ def test_what_is_edited_on_the_host_is_the_agents_too(
 ) -> None:
     if os.geteuid() != 0 and driver == "overlay":
         pytest.skip("an ordinary user's overlays are not seen on the host")
-    space = client.create(project, driver=driver)
+    edits_on_the_host(client.create(project, driver=driver))
+
+
+def edits_on_the_host(space: Space) -> None:
     on_host = tree(space)
     # A new file, one that is saved by rename, and some in new folders.
     (on_host / "new.txt").write_text("one\n")
@@ -65,6 +72,48 @@ def test_what_is_edited_on_the_host_is_the_agents_too(
     writes(space, "touch empty/made")
     (on_host / "src" / "empty").mkdir()
     writes(space, "touch src/empty/made")
+    space.remove(force=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes file systems")
+def test_the_same_on_btrfs(project: Path) -> None:
+    """Whose free room tells late of what was written, and whose trees are another user's."""
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("needs btrfs-progs")
+    with volume("btrfs") as folder, running(folder / "data") as client:
+        edits_on_the_host(client.create(project, driver="btrfs"))
+        space = client.create(None, limits=Limits(disk_bytes=20_000_000))
+        assert space.info.driver == "btrfs"
+        script = "head -c 200M /dev/zero > f; sleep 60"
+        ended = space.run(["sh", "-c", script], timeout_s=10).run.exit
+        assert ended is not None and ended.reason == "disk"
+        space.remove(force=True)
+        with pytest.raises(carrel.errors.SandboxUnavailable) as refused:
+            client.create(None, runtime="process")
+        assert "bubblewrap" in refused.value.hint
+
+
+@contextlib.contextmanager
+def running(data: Path) -> Iterator[carrel.Client]:
+    """What it leaves goes with the volume that it is on."""
+    daemon = Daemon(data, listen=None).start()
+    try:
+        with carrel.Client(data=data, autostart=False) as client:
+            yield client
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_project_is_seen_at_its_own_path(
+    client: carrel.Client, project: Path, driver: str
+) -> None:
+    """What is written there is the space's, and nothing of the project changes."""
+    space = client.create(project, driver=driver)
+    assert space.run(["sh", "-c", f"echo x > {project}/src/b.py"]).code == 0
+    assert space.files.read("src/b.py") == b"x\n"
+    assert space.run(["cat", "/workspace/src/b.py"]).stdout == "x\n"
+    assert os.listdir(project / "src") == ["a.py"]
     space.remove(force=True)
 
 

@@ -16,8 +16,10 @@ from carrel.domain.requests import (
     Keeping,
     Policy,
     RequestQuery,
+    Workspace,
 )
 from carrel.service.requests.book import LiveRequest
+from tests.daemon.rig import LOOK_S
 from tests.requests.rig import ANSWER_S, heard, made
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,13 +28,34 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def known() -> set[str]:
     """Keys of those that anybody still has."""
     gc.collect()
-    return {one.request.key for one in gc.get_objects() if isinstance(one, LiveRequest)}
+    return {one.request.key for one in gc.get_objects() if type(one) is LiveRequest}
 
 
 async def test_one_that_was_delivered(services: Services) -> None:
     """Its client is heard to have gone before the outcome is said to have reached it."""
     request, _ = await made(services, Generate("write a.txt a"))
     assert request.key not in known()
+
+
+async def test_one_that_somebody_reads_while_its_client_says_done(services: Services) -> None:
+    """Nothing is held for who reads it."""
+    asked = Generate("write a.txt a", keeping=Keeping(hold_s=600.0))
+    request = await services.requests.submit(LOCAL, asked)
+    await heard(services, request.key)
+    found = (one for one in gc.get_objects() if type(one) is LiveRequest)
+    (live,) = (one for one in found if one.request.key == request.key)
+    async with asyncio.timeout(ANSWER_S):
+        async with live.writing:
+            done = asyncio.create_task(services.requests.done(LOCAL, request.key))
+            while not live.writing._waiters:
+                await asyncio.sleep(LOOK_S)
+            read = asyncio.create_task(services.requests.delivered(LOCAL, request.key))
+            while len(live.writing._waiters) < 2:
+                await asyncio.sleep(LOOK_S)
+        await asyncio.gather(done, read)
+    await services.requests.settled()
+    ended = await services.requests.get(LOCAL, request.key)
+    assert ended.workspace is Workspace.GONE and ended.delivered_at == 0.0
 
 
 async def test_one_that_was_cancelled(services: Services) -> None:

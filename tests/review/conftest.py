@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.landing import Landing, LandRequest
 from carrel.domain.spaces import Space
+from tests.folders import remove_folder
 from tests.service.conftest import services
 from tests.service.rig import run
 from tests.trees.conftest import any_rig, copy_rig, driver_place, tree_launcher
@@ -71,6 +74,18 @@ class Repository:
             self.git("symbolic-ref", "-q", "HEAD"),
             self.git("stash", "list"),
         )
+
+
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """A folder that other users can pass through. Pytest's own are closed by each session that
+    begins, so they cannot be opened for one test."""
+    folder = Path(tempfile.mkdtemp(prefix="carrel-project-"))
+    try:
+        folder.chmod(0o711)
+        yield folder
+    finally:
+        remove_folder(folder)
 
 
 @pytest.fixture

@@ -8,8 +8,11 @@ import os
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +21,7 @@ from carrel.domain.access import LOCAL
 from carrel.domain.errors import (
     CarrelError,
     GitFailed,
+    GitTimeout,
     InsufficientDisk,
     LandingHalfDone,
     LandingRefused,
@@ -26,15 +30,24 @@ from carrel.domain.errors import (
 )
 from carrel.domain.landing import LandingPlace, LandingState
 from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.review import ExportFormat, ExportRequest
 from carrel.domain.spaces import SpaceRequest
-from carrel.review.checkout import CheckoutFile, CheckoutWriter, ProjectCheckout
+from carrel.domain.trees import Owner
+from carrel.review import project
+from carrel.review import work as reviewed
+from carrel.review.checkout import CheckoutFile, CheckoutWriter, ProjectCheckout, Version
+from carrel.review.checks import _wanted
 from carrel.review.landing import GitLander, _checkout_of
 from carrel.review.project import ProjectRepository
+from carrel.service.takes import TakeRequest
 from carrel.trees.git import process
-from tests.accounts import Account, run_as
+from tests.accounts import Account, interpreter_for, run_as
 from tests.review.conftest import WORK, Died, Repository, land, work
 from tests.service.rig import make
 from tests.trees.again import run_again
+
+GIT_S = 30.0
+"""For work that takes a second, on a loaded machine; git would need ten minutes."""
 
 
 async def test_what_a_person_writes_meanwhile_stays(
@@ -70,6 +83,95 @@ async def test_what_a_person_writes_meanwhile_stays(
     await land(services, space, branch="main")
 
 
+async def test_files_that_are_too_large_for_git(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files with nothing in them cost their space nothing, and git much: its memory too for a
+    patch, minutes in any case. Said at once."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "truncate -s 300M one; ln one two; echo a >> a.txt")
+    exports = services.operations.review._exports
+    with pytest.raises(LandingRefused, match="up to 256 MiB"):
+        await exports.export(LOCAL, space.space_id, ExportRequest(ExportFormat.PATCH))
+    await work(services, space, "rm one two; truncate -s 900G one")
+    began = time.monotonic()
+    for kind in (ExportFormat.PATCH, ExportFormat.BUNDLE):
+        with pytest.raises(LandingRefused, match="too large together, at 'one'"):
+            await exports.export(LOCAL, space.space_id, ExportRequest(kind))
+    with pytest.raises(LandingRefused, match=r"too large together, at 'one': up to 4,096 MiB"):
+        await land(services, space, branch="main")
+    other = await make(services, repository.path, name="other")
+    await work(services, other, "echo one > one")
+    request = TakeRequest(other.space_id, space.space_id, ("one",), force=True)
+    with pytest.raises(LandingRefused, match="too large together"):
+        await services.operations.landings._takes.take(LOCAL, request)
+    assert time.monotonic() - began < GIT_S, "none of it was read"
+
+
+async def test_files_with_too_many_lines_for_git(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each empty line costs git forty bytes."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "yes '' | head -c 3000000 >> a.txt")
+    repository.commit("mine", a_txt="mine\n")
+    before = repository.state()
+    monkeypatch.setattr(process, "MOST_MEMORY", 64 << 20)
+    exports = services.operations.review._exports
+    with pytest.raises(GitFailed, match="needs more than 64 MiB of memory"):
+        await exports.export(LOCAL, space.space_id, ExportRequest(ExportFormat.PATCH))
+    with pytest.raises(GitFailed, match="merge-tree needs more than 64 MiB of memory"):
+        await land(services, space, branch="main")
+    assert repository.state() == before
+
+
+async def test_a_commit_that_names_too_many_files(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three objects can name a million files, and ten more than anybody can hold."""
+    tree = repository.git("rev-parse", "HEAD:src")
+    for _ in range(6):
+        entries = (b"40000 d%02d\0" % one + bytes.fromhex(tree) for one in range(20))
+        tree = _object(repository, "tree", b"".join(entries))
+    root = subprocess.check_output(
+        ["git", "cat-file", "tree", "HEAD^{tree}"], cwd=repository.path
+    ) + (b"40000 zz\0" + bytes.fromhex(tree))
+    bomb = repository.git("commit-tree", _object(repository, "tree", root), "-p", "HEAD", "-m", "b")
+    repository.git("update-ref", "refs/heads/topic", bomb)
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo n > n")
+    monkeypatch.setattr(reviewed, "MOST_LISTED", 20_000)
+    with pytest.raises(LandingRefused, match="names more than 20,000 files"):
+        await land(services, space, branch="topic")
+    assert repository.git("rev-parse", "topic") == bomb
+
+
+async def test_a_branch_that_cannot_go_back(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk keeps the checkout from going along, and the branch from going back: that is
+    told, and not that nothing has landed."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, WORK)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    write = CheckoutWriter._write
+    with monkeypatch.context() as patch:
+
+        def refused(writer: CheckoutWriter, file: CheckoutFile) -> None:
+            patch.setattr(CheckoutWriter, "_write", write)
+            patch.setattr(ProjectRepository, "move", Mock(side_effect=full))
+            raise full
+
+        patch.setattr(CheckoutWriter, "_write", refused)
+        with pytest.raises(LandingHalfDone, match="has moved, and the checkout has not"):
+            await land(services, space, branch="main")
+    with pytest.raises(NothingToLand):
+        await land(services, space, branch="main")
+    assert (await services.landings.list(LOCAL, 1))[0].state is LandingState.LANDED
+    assert repository.git("status", "--porcelain") == ""
+    assert "agent 3" in (repository.path / "a.txt").read_text()
+
+
 async def test_a_large_file_is_not_held_in_memory(
     services: Services, repository: Repository
 ) -> None:
@@ -84,10 +186,10 @@ async def test_a_large_file_is_not_held_in_memory(
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
 @pytest.mark.parametrize("has_git", [True, False], ids=["git", "plain"])
 async def test_another_account_leads_root_elsewhere(
-    services: Services, tmp_path: Path, ordinary_user: Account, has_git: bool
+    services: Services, passable: Path, ordinary_user: Account, has_git: bool
 ) -> None:
     """As root: the folder of somebody's project becomes a link to one of root's."""
-    home, roots = tmp_path / "home", Repository(tmp_path / "roots")
+    home, roots = passable / "home", Repository(passable / "roots")
     theirs = Repository(home / "project")
     for one in (theirs, roots):
         one.write(a_txt="a\n")
@@ -96,8 +198,6 @@ async def test_another_account_leads_root_elsewhere(
             one.commit("first")
     for path in (home, *home.rglob("*")):
         os.lchown(path, *ordinary_user)
-    for path in home.parents[:-1]:
-        path.chmod(path.stat().st_mode | 0o055)
     space = await make(services, theirs.path, name="desk")
     await work(services, space, "mkdir cron.d; echo x > cron.d/x")
     theirs.path.rename(home / "moved")
@@ -461,6 +561,44 @@ def test_another_account_reads_nothing_of_roots(
     assert "a key of root's" not in seen.stdout
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
+def test_another_account_holds_what_git_says(
+    repository: Repository, ordinary_user: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can open the output of a git that works as it, and so keep us from seeing its end."""
+    _given(repository, ordinary_user)
+    oid = repository.git("-c", "safe.directory=*", "rev-parse", "HEAD:a.txt")
+    before = _children()
+    monkeypatch.setattr(project, "LOCAL_S", 3.0)
+    with TemporaryFile() as file, ProjectRepository(repository.path / ".git").contents() as copy:
+        copy(oid, file.fileno())
+        (git,) = _children() - before
+        words = [interpreter_for(ordinary_user).executable, "-c", _HOLD, git]
+        uid, gid = ordinary_user
+        started = subprocess.Popen(
+            words, stdout=subprocess.PIPE, user=uid, group=gid, extra_groups=[]
+        )
+        with started as holder:
+            assert holder.stdout is not None and holder.stdout.readline()
+            try:
+                with pytest.raises(GitTimeout):
+                    copy(oid, file.fileno())
+            finally:
+                holder.kill()
+
+
+_HOLD = """
+import ctypes, os, signal, sys, time
+pid = int(sys.argv[1])
+# pidfd_getfd, as a debugger may.
+held = ctypes.CDLL(None, use_errno=True).syscall(438, os.pidfd_open(pid), 1, 0)
+assert held >= 0, os.strerror(ctypes.get_errno())
+os.kill(pid, signal.SIGKILL)
+print("held", flush=True)
+time.sleep(100)
+"""
+
+
 def _children() -> set[str]:
     tasks = Path("/proc/self/task").glob("*/children")
     return {pid for task in tasks for pid in task.read_text().split()}
@@ -485,7 +623,23 @@ def test_the_projects_git_names_what_is_not_in_the_project(
         checkout.check(first, after)
     with pytest.raises(CarrelError):
         checkout.bring_or_leave(first, after)
+    with pytest.raises(LandingRefused, match="not in the project"):
+        _wanted(ProjectRepository(folder), after)
     assert sorted(repository.path.parent.rglob("*")) == there
+
+
+@pytest.mark.parametrize("path", ["../made/x", "src/../../made/x", "made/../../x/y"])
+def test_a_writer_stays_in_its_folder(repository: Repository, path: str) -> None:
+    there = sorted(repository.path.parent.rglob("*"))
+    top = os.open(repository.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        writer = CheckoutWriter(top, Owner(os.geteuid(), os.getegid()), lambda _oid, _file: None)
+        with pytest.raises((CarrelError, OSError)):
+            writer.bring(CheckoutFile(path, Version(0, ""), Version(0o100644, "1" * 40)))
+    finally:
+        os.close(top)
+    inside = {repository.path / "made"}
+    assert set(repository.path.parent.rglob("*")) - inside == set(there)
 
 
 def test_the_projects_git_says_too_much(
@@ -497,10 +651,13 @@ def test_the_projects_git_says_too_much(
 
 
 def _tree_of(repository: Repository, name: str, below: str) -> str:
-    """As `git mktree` would not make it."""
-    words = ("hash-object", "-t", "tree", "-w", "--literally", "--stdin")
-    entry = b"40000 %s\0" % name.encode() + bytes.fromhex(below)
+    return _object(repository, "tree", b"40000 %s\0" % name.encode() + bytes.fromhex(below))
+
+
+def _object(repository: Repository, kind: str, content: bytes) -> str:
+    """Also as git would not make it."""
+    words = ("hash-object", "-t", kind, "-w", "--literally", "--stdin")
     done = subprocess.run(
-        ["git", *words], cwd=repository.path, input=entry, capture_output=True, check=True
+        ["git", *words], cwd=repository.path, input=content, capture_output=True, check=True
     )
     return done.stdout.decode().strip()

@@ -310,6 +310,21 @@ async def test_a_daemon_that_died_finishes_an_undo(
             assert not await services.checkpoints.rewinds()
 
 
+async def test_an_undo_that_failed_half_way_is_done_again(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = await make(services, repository.path, name="desk")
+    await said(services, space, "echo one > notes.txt")
+    before = await rewind(services, space, START)
+    with monkeypatch.context() as patch:
+        patch.setattr(SpaceStates, "put_back", _no_room)
+        with pytest.raises(TreeUnavailable, match="could not be put back") as told:
+            await services.checkpoints.undo(before.checkpoint_id)
+    assert told.value.hint.endswith(f"carrel undo {before.checkpoint_id}")
+    await services.checkpoints.undo(before.checkpoint_id)
+    assert await said(services, space, "cat notes.txt") == "one\n"
+
+
 async def test_a_turn_waits_for_a_checkpoint(
     services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from carrel.domain.errors import PathEscapes, PathInvalid, PathNotFound, StateConflict, TreeNotFound
+from carrel.domain.checkpoints import START
+from carrel.domain.errors import (
+    PathEscapes,
+    PathInvalid,
+    PathNotFound,
+    StateConflict,
+    TreeDamaged,
+    TreeNotFound,
+)
 from carrel.domain.review import Diff, Differ, DiffFile, DiffTree, TreeDiffQuery
-from carrel.domain.trees import DIRECT, ChangeKind, Tree, TreeRequest
+from carrel.domain.trees import DIRECT, Base, ChangeKind, Tree, TreeRequest
 from carrel.review.diff import TreeDiffs
 from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.review import TreeReviews
 from tests.accounts import Account
 from tests.conformance.tree_rig import Rig, run_git
 from tests.machine import running_in
+from tests.sampling import examples
 from tests.trees.again import run_again
+from tests.trees.test_properties import EACH_KIND, PROFILE, Step, do_all, steps
+from tests.trees.test_states import fork, keep, kept_of, small_base, small_project
+
+__all__ = ["small_base", "small_project"]
 
 GIT_S = 60.0
 """For a git that takes milliseconds, on a loaded machine."""
@@ -317,6 +334,7 @@ def first() -> None:
     Path("same").write_text("same\n")
     Path("mine").write_text("mine\n")
     Path("a.log").write_text("1\n")
+    Path("same.log").write_text("same\n")
 
 
 def second() -> None:
@@ -324,6 +342,7 @@ def second() -> None:
     Path("same").write_text("same\n")
     os.remove("gone")
     Path("a.log").write_text("2\n")
+    Path("same.log").write_text("same\n")
 
 
 def test_two_trees_of_one_base(any_desk: Desk, project: Path) -> None:
@@ -485,3 +504,77 @@ def test_a_tree_that_changes_while_it_is_read(desk: Desk, project: Path) -> None
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     run_again(__file__, ordinary_user, data, "-k", "agent or hostile or two_trees")
+
+
+# Since a state that was kept
+
+
+def same_since(desk: Desk, tree: Tree, name: str, *paths: str) -> str:
+    """What has changed since: the same as between a tree that begins with the state, and this."""
+    forked = fork(desk.rig, tree, name)
+    asked = [desk.query(tree, forked, *paths), desk.query(tree, None, *paths)]
+    asked[1] = replace(asked[1], since=name)
+    either, since = (
+        b"".join(desk.differ.text(replace(one, ignored=True))).decode("utf-8", "surrogateescape")
+        for one in asked
+    )
+    assert since == either
+    return since
+
+
+def more() -> None:
+    Path("edited").write_text("of today\n")
+    Path("gone").write_text("back\n")
+    os.rename("lib", "library")
+    os.unlink("was-file/inside")
+    os.rmdir("was-file")
+    Path("was-file").write_text("x\n")
+    os.chmod("program", 0o644)
+    os.remove("link")
+    os.symlink("gone", "link")
+    Path("new.log").write_text("more noise\n")
+
+
+def test_since_a_state(any_desk: Desk, project: Path) -> None:
+    rig = any_desk.rig
+    tree = rig.tree(rig.base_of(project))
+    rig.act(tree, play)
+    keep(rig, tree, "kept")
+    assert same_since(any_desk, tree, "kept") == ""
+    rig.act(tree, more)
+    text = same_since(any_desk, tree, "kept")
+    assert "+of today" in text and "-changed" in text and "the agent's own" not in text
+    assert same_since(any_desk, tree, "kept", "gone", "library").count("diff --git") == 2
+    with pytest.raises(PathNotFound):
+        same_since(any_desk, tree, "kept", "nested/none")
+    query = replace(any_desk.query(tree, None), since="kept")
+    found = any_desk.differ.files(query, MOST)
+    kinds = {one.path: one.kind for one in found.files}
+    assert kinds["library/deep/named"] is ChangeKind.RENAMED and kinds["program"] is ChangeKind.MODE
+    assert found.hidden == 1 and found.commits == () and "new.log" not in kinds
+    # A folder that the state does not have any more, and that is there again.
+    rig.act(tree, lambda: shutil.rmtree("src"))
+    keep(rig, tree, "without")
+    kept_of(rig, tree).put_back(START)
+    text = same_since(any_desk, tree, "without", "src")
+    assert "rename" not in text and "+line 59\n" in text
+    (tree.folder / "checkpoints" / "without").unlink()
+    with pytest.raises(TreeDamaged):
+        same_since(any_desk, tree, "without")
+
+
+@settings(PROFILE, max_examples=examples(3, exhaustive=300))
+@given(first=st.lists(steps, max_size=8), then=st.lists(steps, min_size=1, max_size=8))
+@example(first=EACH_KIND, then=EACH_KIND[::-1])
+def test_since_any_state(
+    any_desk: Desk, small_base: Base, first: list[Step], then: list[Step]
+) -> None:
+    rig = any_desk.rig
+    tree = rig.tree(small_base)
+    rig.act(tree, functools.partial(do_all, first))
+    keep(rig, tree, "kept")
+    rig.act(tree, functools.partial(do_all, then))
+    same_since(any_desk, tree, "kept")
+    for one in (tree, rig.trees[-1]):
+        rig.driver.drop(one)
+        rig.trees.remove(one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from carrel.domain.errors import (
     ProjectNotFound,
     SpaceNotFound,
 )
-from carrel.domain.exports import DELETED, ExportFormat, ExportRequest
+from carrel.domain.review import DELETED, ExportFormat, ExportRequest
 from carrel.domain.spaces import Space
 from carrel.service.exports import SpaceExports
 from tests.review.conftest import Repository
@@ -125,6 +126,22 @@ async def test_each_format_gives_the_same_files(
     assert (await services.spaces.review(LOCAL, "desk")).left_files > 0
     await services.files.copied(LOCAL, "desk", ticket)
     assert (await services.spaces.review(LOCAL, "desk")).left_files == 0, "it was taken out"
+
+
+async def test_a_tenants_patch_does_not_name_the_owner(
+    services: Services, exports: SpaceExports, repository: Repository
+) -> None:
+    space = await make(services, repository.path, name="desk")
+    await run(services, space, "echo b >> a.txt")
+    opened = await services.spaces.opened(LOCAL, space.space_id)
+    for guest in (False, True):
+        asked, nobody = ExportRequest(ExportFormat.PATCH), lambda *_: None
+        theirs = replace(space, guest=guest)
+        with exports._exporter.export(
+            theirs, opened.driver, opened.tree, asked, nobody, nobody
+        ) as file:
+            lines = file.read().decode().splitlines()
+        assert (lines[1] == "From: Carrel <carrel@localhost>") == guest, lines[1]
 
 
 async def test_what_the_person_had_not_committed(

@@ -21,8 +21,8 @@ from carrel.app.service import Services, open_service
 from carrel.config import Settings
 from carrel.domain.access import LOCAL
 from carrel.domain.errors import CarrelError
-from carrel.domain.exports import ExportFormat, ExportRequest
 from carrel.domain.projects import Project, ProjectKind
+from carrel.domain.review import ExportFormat, ExportRequest
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.trees import ReviewQuery
 from carrel.service.diffs import DiffRequest
@@ -45,7 +45,7 @@ CONFIGURED = {
     "core.editor": '[core]\neditor = "$BAD"\n[sequence]\neditor = "$BAD"',
     "core.askPass": '[core]\naskPass = "$BAD"\n[credential]\nhelper = "!$BAD"',
     "core.sshCommand": '[core]\nsshCommand = "$BAD"\n[remote "origin"]\nurl = ssh://x/y',
-    "core.gitProxy": '[core]\ngitProxy = "$BAD"\n[remote "origin"]\nurl = git://localhost:1/x',
+    "core.gitProxy": '[core]\ngitProxy = "$PROGRAM"\n[remote "origin"]\nurl = git://localhost:1/x',
     "core.alternateRefsCommand": '[core]\nalternateRefsCommand = "$BAD"',
     "core.worktree": "[core]\nworktree = /etc\nbare = true",
     "filter.clean": '[filter "x"]\nclean = "$BAD"\nrequired = true',
@@ -161,7 +161,9 @@ PLANTED = {
     " echo $o $n > .git/info/grafts",
     "a shallow history": "o=$(git rev-parse HEAD); echo $o > .git/shallow",
     "a promised pack": "git gc -q; for p in .git/objects/pack/*.pack; do : > ${p%pack}promisor;"
-    ' rm -f $p; done; config \'[remote "origin"]\' promisor=true "url = \\"ext::$BAD\\""',
+    ' rm -f $p; done; config "[core]" "repositoryformatversion = 1" "[extensions]"'
+    ' "partialClone = origin" \'[remote "origin"]\' promisor=true "url = \\"ext::$BAD\\""'
+    ' "[protocol]" "allow = always"',
     "submodules that run": "mkdir sub; git init -q sub; printf '[core]\\nfsmonitor = \"%s\"\\n'"
     ' "$BAD" >> sub/.git/config; hooks sub/.git/hooks; echo x > sub/x; printf'
     ' \'[submodule "x"]\\npath = sub\\nurl = -u%s\\nupdate = !%s\\n\' "$BAD" "$BAD" >'

@@ -266,6 +266,29 @@ async def test_projects_that_cannot_be_landed_in(
     ) == 1
 
 
+READ_S = 30.0
+"""For a landing that is refused, on a busy machine."""
+
+
+@pytest.mark.parametrize("place", ["HEAD", "config", "objects/info/alternates"])
+@pytest.mark.parametrize("device", [False, True])
+async def test_what_git_would_read_for_ever(
+    services: Services, repository: Repository, place: str, device: bool
+) -> None:
+    """Ten minutes from a pipe, and from /dev/zero all of the machine's memory."""
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo w > w")
+    path = repository.path / ".git" / place
+    path.unlink(missing_ok=True)
+    if device:
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    async with asyncio.timeout(READ_S):
+        with pytest.raises(LandingRefused, match="cannot read"):
+            await land(services, space)
+
+
 LINKED = ("refs/heads/carrel", "logs/refs/heads/carrel/desk", "objects/pack", "logs", "packed-refs")
 
 

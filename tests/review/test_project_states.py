@@ -154,3 +154,90 @@ async def test_history_that_was_written_anew(services: Services, repository: Rep
     assert "carrel cp" in refused.value.hint and repository.git("for-each-ref") == refs
     assert repository.git("rev-parse", "HEAD") == other
     repository.git("fsck", "--strict")
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{:064d}\nsize 4\n"
+
+
+@pytest.mark.parametrize("checkout", ["pointers", "content"])
+async def test_pointers_to_large_files(
+    services: Services, repository: Repository, checkout: str
+) -> None:
+    """Whether the checkout has the files or their pointers: what is not changed stays as it is, and
+    what is changed or new would have to be stored where only the project's filter puts it."""
+    repository.write(_gitattributes="*.dat filter=lfs diff=lfs merge=lfs -text\n")
+    repository.commit("large", x_dat=POINTER.format(1))
+    for name in ("clean", "smudge"):
+        repository.git("config", f"filter.lfs.{name}", "cat")
+    if checkout == "content":
+        repository.write(x_dat="big\n")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "sed -i 's/line 3$/agent 3/' a.txt")
+    before = (repository.path / "x.dat").read_text()
+    assert (await land(services, space, branch="main")).files == 1
+    assert repository.git("show", "main:x.dat") + "\n" == POINTER.format(1)
+    assert (repository.path / "x.dat").read_text() == before
+    refs = repository.git("for-each-ref")
+    for script in ("echo other > x.dat", "git checkout -q x.dat; echo new > y.dat"):
+        if checkout == "content":
+            script = script.replace("git checkout -q x.dat", "echo big > x.dat")
+        await work(services, space, script)
+        with pytest.raises(LandingRefused, match=r"LFS|by a filter") as refusal:
+            await land(services, space)
+        assert "carrel cp" in refusal.value.hint and repository.git("for-each-ref") == refs
+    if checkout == "pointers":
+        text = POINTER.format(2)
+        await work(services, space, f"rm y.dat; printf '{text}' > x.dat".replace("\n", "\\n"))
+        await land(services, space, branch="main")
+        assert repository.git("show", "main:x.dat") + "\n" == text
+
+
+async def test_signed_commits(services: Services, repository: Repository) -> None:
+    """The project's stay as they are. What the agent signed lands by another name, unsigned."""
+    signed = sign(repository)
+    space = await make(services, repository.path, name="desk")
+    own = "git cat-file commit HEAD | sed '/^committer/a gpgsig x' | git hash-object -t commit -w"
+    script = f"git reset -q --hard $({own} --stdin); git cat-file commit HEAD | grep -q gpgsig"
+    await work(services, space, f"echo n > n.txt; git add -A; git commit -qm own; {script}")
+    await land(services, space, branch="main", commits=True)
+    assert repository.git("rev-parse", "main^") == signed
+    assert "gpgsig" in repository.git("cat-file", "commit", signed)
+    assert "gpgsig" not in repository.git("cat-file", "commit", "main")
+    repository.git("fsck", "--strict")
+    await services.landings.undo(LOCAL, "")
+    assert repository.git("rev-parse", "main") == signed
+
+
+def sign(repository: Repository) -> str:
+    """Gives the last commit a signature."""
+    head, _, message = repository.git("cat-file", "commit", "HEAD").partition("\n\n")
+    lines = "-----BEGIN SSH SIGNATURE-----\n U1NI\n -----END SSH SIGNATURE-----"
+    file = repository.path.parent / "signed"
+    file.write_text(f"{head}\ngpgsig {lines}\n\n{message}\n")
+    signed = repository.git("hash-object", "-t", "commit", "-w", str(file))
+    repository.git("reset", "-q", "--hard", signed)
+    return signed
+
+
+@pytest.mark.parametrize("commits", [False, True], ids=["squash", "commits"])
+async def test_objects_of_another_hash(services: Services, tmp_path: Path, commits: bool) -> None:
+    place = Repository(tmp_path / "new")
+    place.path.mkdir()
+    place.git("init", "-q", "-b", "main", "--object-format=sha256")
+    first = place.commit("first", a_txt="line 3\n", old_txt="old\n")
+    space = await make(services, place.path, name="desk")
+    script = "git config user.name n; git config user.email m; echo n > n; git add -A; git commit"
+    await work(services, space, f"{script} -qm own; sed -i 's/line 3$/agent 3/' a.txt; rm old.txt")
+    before = place.git("for-each-ref")
+    try:
+        await land(services, space, branch="main", commits=commits)
+    except LandingRefused as refusal:
+        assert commits and "--squash" in refusal.hint and place.git("for-each-ref") == before
+        return
+    assert len(place.git("rev-parse", "main")) == 64
+    assert place.git("rev-list", "--count", f"{first}..main") == str(1 + commits)
+    assert (place.path / "a.txt").read_text() == "agent 3\n"
+    assert place.git("status", "--porcelain") == ""
+    place.git("fsck", "--strict")
+    await services.landings.undo(LOCAL, "")
+    assert place.git("rev-parse", "main") == first and (place.path / "old.txt").exists()

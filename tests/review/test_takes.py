@@ -23,8 +23,8 @@ from carrel.domain.errors import (
 )
 from carrel.domain.events import EventQuery, EventType
 from carrel.domain.spaces import Space
+from carrel.domain.takes import UndoRecord, UndoState
 from carrel.domain.trees import DIRECT
-from carrel.domain.undo import UndoRecord, UndoState
 from carrel.review.checkout import CheckoutFile, CheckoutWriter, ProjectCheckout
 from carrel.service.takes import TakeRequest
 from tests.review.conftest import Repository

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carrel.linux.reserve import free_room
 from carrel.runtimes.limits import disk
 from carrel.runtimes.limits.disk import (
     MAX_DEPTH,
@@ -21,6 +22,7 @@ from carrel.runtimes.limits.disk import (
     unlinked_use,
 )
 from tests.accounts import PYTHON, Account, run_as
+from tests.volumes import volume
 
 MIB = 1 << 20
 WAIT_S = 30.0
@@ -68,19 +70,32 @@ def test_what_is_mounted_inside_does_not_count(data: Path) -> None:
 def test_subvolumes_of_btrfs_count(data: Path) -> None:
     if os.geteuid() != 0 or shutil.which("mkfs.btrfs") is None:
         pytest.skip("needs root and btrfs-progs")
-    image, volume = data / "image", data / "volume"
+    image, mounted = data / "image", data / "volume"
     with image.open("wb") as file:
         file.truncate(160 * MIB)
-    volume.mkdir()
+    mounted.mkdir()
     for argv in (
         ["mkfs.btrfs", "-q", str(image)],
-        ["mount", "-o", "loop", str(image), str(volume)],
-        ["btrfs", "-q", "subvolume", "create", str(volume / "tree")],
+        ["mount", "-o", "loop", str(image), str(mounted)],
+        ["btrfs", "-q", "subvolume", "create", str(mounted / "tree")],
     ):
         subprocess.run(argv, check=True, timeout=60, capture_output=True)
-    (volume / "tree/big").write_bytes(os.urandom(4 * MIB))
+    (mounted / "tree/big").write_bytes(os.urandom(4 * MIB))
     os.sync()
-    assert disk_bytes([volume]) >= 4 * MIB
+    assert disk_bytes([mounted]) >= 4 * MIB
+
+
+def test_what_btrfs_has_only_in_memory_is_not_free() -> None:
+    """It finds the place for what was written half a minute later."""
+    if os.geteuid() != 0 or shutil.which("mkfs.btrfs") is None:
+        pytest.skip("needs root and btrfs-progs")
+    with volume("btrfs") as folder:
+        before = free_room(folder)
+        with (folder / "big").open("wb") as file:
+            file.write(bytes(16 * MIB))
+        assert free_room(folder).bytes <= before.bytes - 16 * MIB
+        os.sync()
+        assert before.bytes - 24 * MIB < free_room(folder).bytes <= before.bytes - 16 * MIB
 
 
 def test_what_is_too_deep_counts_as_over(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from carrel.domain.errors import LauncherUnavailable
 from carrel.domain.limits import Limits
-from carrel.domain.runtimes import Sandbox, SandboxSpec
+from carrel.domain.runtimes import LimitHit, Sandbox, SandboxSpec
 from carrel.domain.trees import Owner
 from carrel.linux.reserve import Free
 from carrel.runtimes.limits import disk_watch
@@ -453,6 +454,46 @@ async def test_a_walk_that_nobody_waits_for_ends_and_has_its_turn_until_then(dat
     async with asyncio.timeout(limit_watch.WALK_S / 2), enforcement.measuring(spec):
         while "disk_use" in _functions():
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "problem", [LauncherUnavailable("It does not answer."), OSError("full"), RuntimeError("thread")]
+)
+async def test_a_look_that_fails_is_made_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    """What runs may be the reason: it has its limit all the same."""
+    monkeypatch.setattr(limit_watch, "AGAIN_S", 0.0)
+    free = iter(range(PLENTY, 0, -8 * MIB))
+    monkeypatch.setattr(limit_watch, "free_room", lambda _path: Free(next(free), PLENTY))
+    (data / "large").write_bytes(b"x" * 2 * MIB)
+    problems = [problem, problem]
+    ended = asyncio.Event()
+
+    async def find() -> list[int]:
+        if problems:
+            raise problems.pop()
+        return []
+
+    async def yes() -> bool:
+        return True
+
+    async def end(_reason: str) -> None:
+        ended.set()
+
+    hits: list[LimitHit] = []
+    limits = Limits(disk_bytes=MIB)
+    spec = SandboxSpec("sp_1", data, data, Owner(1, 1), limits=limits)
+    enforcement = Enforcement(no_groups(), ProjectQuotas())
+    inhabitants = Inhabitants(find, find, find, end, yes, yes)
+    watch = LimitWatch(Sandbox("any", spec), enforcement, hits.append, inhabitants)
+    try:
+        watch.started("ru_1")
+        async with asyncio.timeout(WAIT_S):
+            await ended.wait()
+    finally:
+        watch.close()
+    assert hits and not problems
 
 
 def _functions() -> set[str]:

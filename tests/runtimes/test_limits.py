@@ -71,6 +71,15 @@ def test_processes_are_counted_only_for_a_user_of_its_own(by_cgroup: bool, own_u
     assert resource.RLIMIT_NPROC not in {which for which, _, _ in found}
 
 
+@pytest.mark.parametrize(("asked", "own_user", "given"), [(5, False, 10), (None, True, 4096)])
+def test_processes_of_a_namespace_are_counted_too(
+    asked: int | None, own_user: bool, given: int
+) -> None:
+    """With those that hold the sandbox, which have the same user then."""
+    found = rlimits(Limits(pids=asked), pids_by_cgroup=False, own_user=own_user, counted_apart=True)
+    assert (resource.RLIMIT_NPROC, given, given) in found
+
+
 def limited(limits: Iterable[Rlimit], code: str, account: Account | None = None) -> int:
     """Runs code with the limits set; answers its exit status."""
     setting = f"""

@@ -210,6 +210,22 @@ for name, command, argument in (("lease", fcntl.F_SETLEASE, fcntl.F_WRLCK),
     assert Confinement().python(code, str(tmp_path / "file"))["lease"] == 0
 
 
+def test_nobody_is_made_to_wait_for_the_reader_of_a_connection() -> None:
+    """By closing it, which may be somebody's who was sent it. The call tells of no error, as few
+    look for one."""
+    code = """
+import socket, struct
+one = socket.socket()
+told = struct.pack("ii", 1, 1000)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, told)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+answer = {"linger": one.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == told,
+          "other": bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))}
+"""
+    assert CONFINED.python(code) == {"linger": False, "other": True}
+    assert Confinement().python(code) == {"linger": True, "other": True}
+
+
 def test_the_disk_cannot_be_taken_at_once(data: Path) -> None:
     """A limit that is looked at once a second would come too late. What makes room goes on, and so
     does the C library's way around."""

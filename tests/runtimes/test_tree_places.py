@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from carrel.domain.runtimes import Bind, SandboxSpec
 from carrel.domain.trees import Owner
-from carrel.runtimes.bubblewrap import (
-    ShownBinds,
-    arguments,
-    late_binds,
-    late_targets,
-    shown_binds,
-    tree_places,
-)
+from carrel.runtimes.arguments import arguments, tree_places
+from carrel.runtimes.bubblewrap import ShownBinds, late_binds, late_targets, shown_binds
 from carrel.runtimes.sandbox import HOME
 
 
@@ -46,6 +41,14 @@ def test_at_a_projects_own_path(path: str) -> None:
 )
 def test_not_where_the_sandbox_has_something_else(path: str) -> None:
     assert shown(path, Bind(Path("/x"), "/agent/state")) == ["/workspace"]
+
+
+def test_not_where_another_sandbox_of_the_pod_writes(tmp_path: Path) -> None:
+    """Bubblewrap follows links while it is setting up."""
+    spec = SandboxSpec("sp_x", tmp_path, tmp_path / "project", Owner(1, 1), also_at="/tmp/x/p")
+    assert tree_places(spec) == ["/workspace", "/tmp/x/p"]
+    assert tree_places(replace(spec, pod="sp_x")) == ["/workspace"]
+    assert tree_places(replace(spec, pod="sp_x", also_at="/srv/p")) == ["/workspace", "/srv/p"]
 
 
 def _spec(folder: Path, *binds: Bind) -> SandboxSpec:

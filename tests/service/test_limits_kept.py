@@ -19,7 +19,7 @@ from carrel.domain.errors import LimitsUnavailable
 from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.spaces import Space
 from carrel.domain.trees import Owner
-from carrel.interfaces.hub.sockets import HubListener
+from carrel.interfaces.hub.sockets import Enter, HubListener
 from carrel.runtimes.limits.cgroups import Cgroups, Survey
 from tests.etc import share_etc
 from tests.launchers import forked_launchers
@@ -119,6 +119,7 @@ async def test_sessions_of_mcp_have_the_limits_too(
             owner: Owner,
             account: str = "",
             groups: Callable[[], Sequence[str]] = tuple,
+            shell: Enter | None = None,
         ) -> None:
             monkeypatch.setattr(os, "geteuid", lambda: uid)
             found[space_id] = groups()

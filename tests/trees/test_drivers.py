@@ -139,7 +139,9 @@ def test_layers_may_have_to_be_attached_for_a_moment(
     wanted = request(data, project, some_owner())
     for name in ("project", "tree/upper", "tree/work"):
         (wanted.folder / name).mkdir(parents=True)
-    HostOverlay(attaches=attaches).mount(wanted.folder, wanted.base, wanted.owner)
+    HostOverlay(attaches=attaches).mount(
+        wanted.folder, wanted.base.layers, wanted.base.store_owner, wanted.owner
+    )
     assert (wanted.folder / "project" / "file").stat().st_uid == wanted.owner.uid
     assert sorted(os.listdir(wanted.folder / "tree")) == ["upper", "work"]
     assert mounts_below(data) == [str(wanted.folder / "project")]

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +69,7 @@ def fork(rig: Rig, tree: Tree, name: str) -> Tree:
     request = rig.request(rig.bases.get(tree.base_id))
     layers = rig.driver.capabilities.layers
     if layers:
-        request = replace(request, fill_layer=lambda layer: kept.fill_layer(name, layer))
+        request = replace(request, layer=kept.layer(name))
     made = rig.driver.create(request)
     rig.trees.append(made)
     agent_folder(rig, made)
@@ -144,6 +145,47 @@ def test_a_fork_is_a_tree_as_any_other(any_rig: Rig, base: Base) -> None:
     any_rig.trees.remove(tree)
     shutil.rmtree(tree.folder)
     check(any_rig, made, forked)
+
+
+def test_forks_share_what_they_began_with(any_rig: Rig, base: Base) -> None:
+    """One layer for all of the same files, for as long as there is one of them."""
+    if not any_rig.driver.capabilities.layers:
+        pytest.skip("its trees have no layers")
+
+    def act() -> None:
+        for number in range(40):
+            Path(f"folder{number}").mkdir()
+            Path(f"folder{number}/file").write_bytes(bytes(9000))
+
+    def layers() -> list[str]:
+        return [one.name for one in (any_rig.data / "layers").glob("[!.]*")]
+
+    tree = any_rig.tree(base)
+    any_rig.act(tree, act)
+    kept = keep(any_rig, tree, "kept")
+    keep(any_rig, tree, "again")
+    forks = [fork(any_rig, tree, name) for name in ("kept", "again", "kept")]
+    assert len(layers()) == 1
+    for made in forks:
+        paths = [made.folder, *made.folder.rglob("*")]
+        below = [path for path in paths if made.path not in path.parents]
+        assert sum(path.lstat().st_blocks * 512 for path in below) < 64 << 10
+    any_rig.driver.drop(tree)
+    any_rig.trees.remove(tree)
+    shutil.rmtree(tree.folder)
+    while forks:
+        for made in forks:
+            any_rig.unmount(made)
+            any_rig.driver.ensure(made)
+            check(any_rig, made, kept)
+        any_rig.driver.drop(forks[0])
+        any_rig.trees.remove(forks.pop(0))
+        # As a daemon that starts.
+        any_rig.driver = any_rig._make_driver()
+    assert layers() == []
+    empty = any_rig.tree(base)
+    keep(any_rig, empty, "nothing")
+    assert any_rig.changes(fork(any_rig, empty, "nothing")) == [] and layers() == []
 
 
 def test_costs_what_changed(any_rig: Rig, base: Base) -> None:
@@ -235,17 +277,29 @@ def test_what_is_written_while_it_is_put_back_is_kept_next(
 def test_what_a_program_has_mapped_is_kept(any_rig: Rig, base: Base) -> None:
     """The kernel notes the time of the first write to a page only, until it is on the disk."""
     tree = any_rig.tree(base)
-    any_rig.act(tree, lambda: Path("mapped").write_bytes(bytes(1 << 16)))
+    sizes = (1, 2, 4096, 4097, 1 << 16, (1 << 16) + 1, 200_000)
+
+    def act() -> None:
+        for size in sizes:
+            Path(str(size)).write_bytes(bytes(size))
+
+    any_rig.act(tree, act)
     kept = kept_of(any_rig, tree)
-    with Descriptor(any_rig.driver.open_root(tree)) as root:
-        opened = os.open("mapped", os.O_RDWR, dir_fd=root)
-    with open(opened, "r+b"), mmap.mmap(opened, 1 << 16) as memory:
+    with ExitStack() as stack:
+        root = stack.enter_context(Descriptor(any_rig.driver.open_root(tree)))
+        mapped = []
+        for size in sizes:
+            file = stack.enter_context(open(os.open(str(size), os.O_RDWR, dir_fd=root), "r+b"))
+            mapped.append(stack.enter_context(mmap.mmap(file.fileno(), size)))
         for number in (1, 2, 3):
-            memory[5000] = number
+            for size, memory in zip(sizes, mapped, strict=True):
+                memory[size - 1] = memory[size // 2] = number
             kept.take(str(number), agent=False, max_bytes=BIG)
     for number in (3, 2, 1):
         kept.put_back(str(number))
-        assert any_rig.act(tree, lambda: Path("mapped").read_bytes()[5000]) == number
+        for size in sizes:
+            content = any_rig.act(tree, Path(str(size)).read_bytes)
+            assert (content[size // 2], content[-1]) == (number, number), size
 
 
 def test_a_state_is_written_whole(

@@ -58,6 +58,9 @@ class SpaceAgentFolders:
         shown = [Bind(Path(path), path) for path in paths]
         return (Bind(state, STATE, writable=True), Bind(context, CONTEXT), *shown)
 
+    def documents(self, folder: Path) -> Bind:
+        return Bind(_folders(folder)[1], CONTEXT)
+
     def _programs(self, frontend: str) -> tuple[str, ...]:
         """What the frontend's programs need; nothing when it is gone or broken: the space can still
         be looked at and removed, and its next turn says what is wrong."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -32,6 +33,9 @@ LINE_LIMIT = 64 * 1024 * 1024
 TAIL = 8192
 """Of what it said on its standard error: enough for the reason."""
 
+
+UNUSABLE = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+"""What is at a program's path is none for this machine, or none at all."""
 
 MAX_SAID = 4096
 """Of that, what goes into an error."""
@@ -150,7 +154,7 @@ async def child(
     argv: Sequence[str], cwd: str, env: Mapping[str, str], who: str = "", *, merged: bool = False
 ) -> AsyncIterator[ChildProcess]:
     """Runs a program while the block does. Raises `OSError` when it cannot be started, and
-    `FrontendNotInstalled` when it is not there and `who`, its name for people, is given.
+    `FrontendNotInstalled` when there is none to start and `who`, its name for people, is given.
     `merged`: standard error goes where its output goes."""
     try:
         process = subprocess.Popen(
@@ -163,8 +167,8 @@ async def child(
             start_new_session=True,
             bufsize=0,
         )
-    except FileNotFoundError as error:
-        if who:
+    except OSError as error:
+        if who and error.errno in UNUSABLE:
             raise FrontendNotInstalled(f"{who} cannot be started: {error}") from error
         raise
     started = ChildProcess(process)

@@ -433,6 +433,13 @@ def python(module: str, *words: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-c", run, *words)
 
 
+def script(module: str) -> tuple[str, ...]:
+    """The command that runs a module of ours that needs nothing but the standard library."""
+    folder = Path(carrel.__file__).parent
+    path = folder.parent.joinpath(*module.split(".")).with_suffix(".py")
+    return (sys.executable, "-I", "-S", str(path))
+
+
 @functools.cache
 def _own_paths() -> tuple[str, ...]:
     """Of this process, beside those that the interpreter has by itself."""

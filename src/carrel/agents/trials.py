@@ -22,11 +22,19 @@ FAILED_SECONDS = 30.0
 """So long a failure is believed: what is missing may be installed without a change here."""
 MOST_BYTES = 1 << 20
 """Of what it answers, and of what it writes beside that."""
+MOST_SAID = 8192
+"""… that is no answer, where answers are."""
 LONGEST_REASON = 300
 AUTH_REQUIRED = -32000
 _LOGIN = re.compile(r"log ?in|logged|auth|api.?key|credential|token", re.IGNORECASE)
 """Only a key or a login is missing: that is told elsewhere."""
-_MISSING = re.compile(r"not found|cannot find|no such file|ENOENT|not installed", re.IGNORECASE)
+_MISSING = re.compile(
+    r"not found|cannot find|no such file|ENOENT|not installed"
+    # Of a version that does not speak the protocol; what it can do instead may be listed, `login`
+    # among it.
+    r"|unrecognized|unexpected argument|unknown (?:sub)?command",
+    re.IGNORECASE,
+)
 _TELLING = (
     re.compile(r"(\w*Error|\w+ error|error)( \[\w+\])?: ", re.IGNORECASE),
     re.compile(r"error\b|not found|cannot|no such file", re.IGNORECASE),
@@ -97,13 +105,14 @@ def _tried(argv: Sequence[str], env: Mapping[str, str], folders: Mapping[str, st
             except OSError as error:
                 return f"It cannot start: {error.strerror}."
             with process:
+                conversation = _Conversation(process)
                 try:
-                    reason = _Conversation(process).problem(home)
+                    reason = conversation.problem(home)
                 finally:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
             errors.seek(0)
-            said = errors.read(MOST_BYTES).decode("utf-8", "replace")
+            said = (errors.read(MOST_BYTES) + conversation.said).decode("utf-8", "replace")
     if reason is None:
         # It ended, or did not answer: what it wrote says why.
         reason = "" if _LOGIN.search(said) and not _MISSING.search(said) else _reason(said)
@@ -116,6 +125,8 @@ class _Conversation:
         self._input, self._output = process.stdin, process.stdout
         self._until = time.monotonic() + TRIAL_SECONDS
         self._buffer = b""
+        self.said = b""
+        """What it wrote that is no message: some say there why they end."""
 
     def problem(self, folder: str) -> str | None:
         """None when there was no answer. An agent that is asked for a session before it has a key
@@ -138,10 +149,13 @@ class _Conversation:
         except BrokenPipeError:
             return None
         while (line := self._line()) is not None:
-            with contextlib.suppress(ValueError, RecursionError):
+            try:
                 found = json.loads(line)
-                if isinstance(found, dict) and found.get("id") == number and "method" not in found:
-                    return found
+            except (ValueError, RecursionError):
+                self.said = (self.said + line + b"\n")[-MOST_SAID:]
+                continue
+            if isinstance(found, dict) and found.get("id") == number and "method" not in found:
+                return found
         return None
 
     def _line(self) -> bytes | None:
@@ -150,7 +164,10 @@ class _Conversation:
             left = self._until - time.monotonic()
             if left <= 0 or len(self._buffer) > MOST_BYTES:
                 return None
-            if not select.select([self._output], [], [], left)[0]:
+            # Not `select.select`, which takes no number from 1024 on: a daemon has more.
+            waiting = select.poll()
+            waiting.register(self._output, select.POLLIN)
+            if not waiting.poll(left * 1000):
                 return None
             piece = os.read(self._output.fileno(), 65_536)
             if not piece:

@@ -82,6 +82,9 @@ BACK_ENDS = (
     "isolation_unproven",
     "launcher_unavailable",
     "limits_unavailable",
+    "image_needed",
+    "container_unavailable",
+    "container_gone",
 )
 COMMAND = (
     *SPACE,
@@ -92,6 +95,8 @@ COMMAND = (
     "launcher_unavailable",
     "isolation_unproven",
     "limits_unavailable",
+    "container_unavailable",
+    "container_gone",
 )
 RUN = ("run_not_found", "space_not_found")
 PATHS = (
@@ -108,6 +113,7 @@ DIFF = (
     *SPACE,
     *CHANGING,
     *("path_not_found", "path_invalid", "path_escapes"),
+    "checkpoint_not_found",
     *("git_failed", "git_timeout", "launcher_unavailable"),
 )
 TURN = ("turn_not_found", "space_not_found")
@@ -131,6 +137,15 @@ PROJECT = (
     "archive_invalid",
     "base_not_found",
 )
+
+IMAGE = ("image_not_found", "tree_damaged")
+ENGINE = (
+    *("engine_unavailable", "engine_failed", "engine_timeout", "image_build_failed"),
+    *("image_not_in_engine", "environment_refused", "insufficient_disk", "too_large"),
+    *("state_conflict", "image_not_found"),
+)
+"""Of an image that an engine makes."""
+IMPORT = ("image_invalid", "tree_damaged", "tree_unavailable", "path_invalid")
 
 ASKED = ("request_not_found",)
 """Of a request."""
@@ -166,6 +181,7 @@ OPERATIONS = (
         streams="`progress`, then `space` or `problem`",
         errors=(
             *("space_invalid", "name_taken", "idempotency_key_reused", "setup_failed"),
+            "too_many_spaces",
             *("server_not_found", "server_not_installed", *PROJECT, *BACK_ENDS),
         ),
     ),
@@ -254,6 +270,38 @@ OPERATIONS = (
         long=True,
         errors=(*SPACE, *CHANGING, "launcher_unavailable", "isolation_unproven"),
     ),
+    # What is at work, and ports
+    Operation(
+        *("ps.show", "GET", "/v1/spaces/{space}/ps", "hidden"),
+        answer="PsInfo",
+        again=True,
+        errors=(*SPACE, *CHANGING, "launcher_unavailable"),
+    ),
+    Operation(
+        *("ps.list", "GET", "/v1/ps", "own"),
+        answer="PsList",
+        again=True,
+        long=True,
+    ),
+    Operation(
+        *("ports.list", "GET", "/v1/spaces/{space}/ports", "hidden"),
+        answer="PortList",
+        again=True,
+        errors=(*SPACE, *CHANGING, "launcher_unavailable"),
+    ),
+    Operation(
+        *("ports.forward", "POST", "/v1/spaces/{space}/ports", "admin"),
+        body="NewForward",
+        answer="ForwardInfo",
+        status=201,
+        again=True,
+        errors=(*SPACE, *CHANGING, "port_unavailable"),
+    ),
+    Operation(
+        *("ports.stop", "DELETE", "/v1/spaces/{space}/ports/{port}", "admin"),
+        answer="ForwardInfo",
+        errors=(*SPACE, *CHANGING, "port_not_forwarded"),
+    ),
     # Reviews
     Operation(
         *("review.diff", "POST", "/v1/spaces/{space}/diff", "hidden"),
@@ -281,7 +329,7 @@ OPERATIONS = (
         answer="SpaceInfo",
         status=201,
         long=True,
-        errors=("space_not_found", "base_not_found", "name_taken", *CHANGING),
+        errors=("space_not_found", "base_not_found", "name_taken", "too_many_spaces", *CHANGING),
     ),
     # Checkpoints
     Operation(
@@ -316,6 +364,7 @@ OPERATIONS = (
         long=True,
         errors=(
             *("checkpoint_not_found", "name_taken", "too_large", "launcher_unavailable"),
+            "too_many_spaces",
             *(*SPACE, *CHANGING),
         ),
     ),
@@ -405,6 +454,7 @@ OPERATIONS = (
         long=True,
         errors=(
             *("space_invalid", "name_taken", "setup_failed", *STARTING_A_TURN),
+            "too_many_spaces",
             *("server_not_found", "server_not_installed", *PROJECT, *BACK_ENDS),
         ),
     ),
@@ -970,6 +1020,67 @@ OPERATIONS = (
         again=True,
         long=True,
         errors=(*PROJECT, "space_invalid", "tree_unavailable", "tree_damaged"),
+    ),
+    # Images
+    Operation(
+        *("images.take", "POST", "/v1/images", "admin"),
+        body="NewImage",
+        answer="ImageInfo",
+        status=201,
+        again=True,
+        long=True,
+        streams="`progress`, then `image` or `problem`",
+        errors=IMPORT,
+    ),
+    Operation(
+        *("images.upload", "PUT", "/v1/images", "admin"),
+        query="ImageUploadQuery",
+        takes=BYTES,
+        answer="ImageInfo",
+        status=201,
+        long=True,
+        errors=(*IMPORT, "request_timeout"),
+    ),
+    Operation(
+        *("images.build", "POST", "/v1/images/build", "admin"),
+        body="ImageToBuild",
+        answer="ImageInfo",
+        status=201,
+        again=True,
+        long=True,
+        streams="`progress`, then `image` or `problem`",
+        errors=(*IMPORT, *ENGINE, *PROJECT),
+    ),
+    Operation(
+        *("images.pull", "POST", "/v1/images/pull", "admin"),
+        body="ImageToPull",
+        answer="ImageInfo",
+        status=201,
+        again=True,
+        long=True,
+        streams="`progress`, then `image` or `problem`",
+        errors=(*IMPORT, *ENGINE),
+    ),
+    Operation(*("images.list", "GET", "/v1/images", "own"), answer="ImageList", again=True),
+    Operation(
+        *("images.prune", "POST", "/v1/images/prune", "admin"),
+        body="PruneBody",
+        optional=True,
+        answer="ImageList",
+        long=True,
+        errors=("tree_damaged", "tree_unavailable"),
+    ),
+    Operation(
+        *("images.show", "GET", "/v1/images/{image:path}", "hidden"),
+        answer="ImageInfo",
+        again=True,
+        errors=IMAGE,
+    ),
+    Operation(
+        *("images.remove", "DELETE", "/v1/images/{image:path}", "admin"),
+        answer="ImageInfo",
+        long=True,
+        errors=(*IMAGE, "image_in_use", "tree_unavailable"),
     ),
     Operation(
         *("cleanup.collect", "POST", "/v1/gc", "admin"),

@@ -19,6 +19,7 @@ from carrel.domain.spaces import Space, SpaceState
 from carrel.hub.hub import HubServer, Options
 from carrel.hub.log import Teller
 from carrel.hub.rates import Rate
+from carrel.interfaces.dev_shell import DevShellListener
 from carrel.interfaces.hub.sockets import HubListener
 from carrel.interfaces.notifications import NoticeChannel, NoticeWebhook, Notifier, find_desktop
 from carrel.lifecycle.table import SETTLED
@@ -90,8 +91,14 @@ class SpaceSockets:
     """A socket in each space that is there, opened and closed as spaces come and go."""
 
     def __init__(
-        self, listening: HubListener, cgroups: Cgroups, open_spaces: OpenSpaces, journal: Journal
+        self,
+        listening: HubListener,
+        cgroups: Cgroups,
+        open_spaces: OpenSpaces,
+        journal: Journal,
+        shells: DevShellListener | None = None,
     ) -> None:
+        self._shells = shells
         self._listening = listening
         self._cgroups = cgroups
         self._open_spaces = open_spaces
@@ -118,7 +125,10 @@ class SpaceSockets:
         if space.owner is not None and folder.is_dir():
             groups = partial(self._groups, space.space_id)
             account = space.counts_for
-            self._listening.open_space(folder, space.space_id, space.owner, account, groups)
+            shell = None
+            if space.image is not None and self._shells is not None:
+                shell = partial(self._shells.enter, space.space_id)
+            self._listening.open_space(folder, space.space_id, space.owner, account, groups, shell)
 
     def _groups(self, space_id: str) -> Sequence[str]:
         found = self._cgroups.load(space_id)

@@ -15,9 +15,9 @@ from carrel.app.rooms import App
 from carrel.domain.cleanup import Stray
 from carrel.domain.collaborators import Taking
 from carrel.domain.environments import HomeTools
-from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
+from carrel.domain.errors import ContainerUnavailable, SandboxUnavailable, TreeUnavailable
 from carrel.domain.files import Files
-from carrel.domain.ids import is_id
+from carrel.domain.ids import is_id, space_of
 from carrel.domain.runtimes import LocalRuntime, Runtime
 from carrel.domain.spaces import AUTO
 from carrel.domain.trees import Tree, TreeDriver
@@ -26,6 +26,7 @@ from carrel.environments.files import FolderFiles
 from carrel.environments.login_shell import stamp_of
 from carrel.environments.programs import HostPrograms
 from carrel.linux.descriptors import Descriptor
+from carrel.runtimes.containers import ContainerRuntime
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.runtimes.proof import choose_runtime
 from carrel.runtimes.sandbox import PATH, TOOLCHAIN
@@ -152,6 +153,7 @@ def project_setup(driver: TreeDriver, tree: Tree, tools: HomeTools) -> ProjectSe
 
 GROUP = "control group"
 TRIAL = "trial"
+CONTAINER = "container"
 TRIALS = ("proof-", ".probe-")
 """How `runtimes.proof` and `trees.drivers` name their folders in the data folder."""
 
@@ -169,7 +171,20 @@ class LocalSweeper:
         found = orphans.strays(self._data, known, self._app.launcher, before=self._begun_at)
         # What lies in our own folders was made by us, whether or not there is a record of it.
         ours = removed | {stray.space_id for stray in found}
-        return [*self._groups(known, ours), *found, *self._trials()]
+        return [*self._groups(known, ours), *found, *self._trials(), *self._containers(known)]
+
+    def _containers(self, known: frozenset[str]) -> Iterator[Stray]:
+        """Each engine is asked only where it has made one. One that does not answer is asked at
+        the next start. A space has its folder before its container."""
+        for runtime in self._engines():
+            with contextlib.suppress(ContainerUnavailable):
+                for name in runtime.left():
+                    space_id = space_of(name)
+                    if space_id not in known and not (self._data / "spaces" / space_id).exists():
+                        yield Stray(CONTAINER, space_id, f"{runtime.name}:{name}")
+
+    def _engines(self) -> Iterator[ContainerRuntime]:
+        return (one for one in self._app.runtimes if isinstance(one, ContainerRuntime))
 
     def _trials(self) -> Iterator[Stray]:
         """Folders in which an earlier daemon tried what works here."""
@@ -190,6 +205,12 @@ class LocalSweeper:
     def remove(self, stray: Stray) -> None:
         if stray.kind == TRIAL:
             orphans.remove_trial(Path(stray.path))
+            return
+        if stray.kind == CONTAINER:
+            engine, _, name = stray.path.partition(":")
+            for runtime in self._engines():
+                if runtime.name == engine:
+                    runtime.remove(name)
             return
         if stray.kind != GROUP:
             orphans.remove_stray(stray, self._data, self._app.launcher)

@@ -29,6 +29,8 @@ from carrel.domain.trees import Owner, TreeDriver
 from carrel.launcher.client import Launcher
 from carrel.linux import btrfs, ids
 from carrel.runtimes.bubblewrap import BubblewrapRuntime
+from carrel.runtimes.containers import LINGER_S as CONTAINER_LINGER_S
+from carrel.runtimes.containers import DockerRuntime, PodmanRuntime
 from carrel.runtimes.engine import LINGER_S, Engine
 from carrel.runtimes.landlock import LandlockRuntime
 from carrel.runtimes.limits.cgroups import Cgroups
@@ -47,6 +49,7 @@ from carrel.trees.drivers.copies import CopyDriver, ReflinkDriver
 from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.drivers.overlay import OverlayDriver
 from carrel.trees.host_edits import HostEdits
+from carrel.trees.images.store import ImageStore
 
 AUTO = "auto"
 _EVERY_LIMIT = Limits(1 << 30, 1.0, 100, 1 << 30, 1 << 30, 1024, 60.0)
@@ -67,6 +70,7 @@ class App:
     direct: TreeDriver
     readers: Readers
     edits: HostEdits
+    images: ImageStore
     engines: Sequence[Engine] = ()
 
     def end_watches(self) -> None:
@@ -104,7 +108,9 @@ class App:
 def own_program() -> OwnProgram:
     """This program, as spaces have it."""
     shown = tuple(Bind(Path(path), path) for path in programs.folders())
-    return OwnProgram(programs.python("carrel.cli.main"), shown)
+    return OwnProgram(
+        programs.python("carrel.cli.main"), shown, programs.script("carrel.agents.dev_shell")
+    )
 
 
 def ignore_event(_event: LimitHit | LimitsChanged) -> None:
@@ -135,10 +141,16 @@ async def open_app(
         Engine(name, launcher, enforcement, on_event, linger_s, readers)
         for name in ("bubblewrap", "landlock", "process")
     ]
+    engines += [
+        Engine(name, launcher, enforcement, on_event, CONTAINER_LINGER_S, readers)
+        for name in ("podman", "docker")
+    ]
     runtimes = (
         BubblewrapRuntime(settings.data, engines[0], prover),
         LandlockRuntime(engines[1], prover),
         ProcessRuntime(engines[2]),
+        PodmanRuntime(settings.data, engines[3], prover),
+        DockerRuntime(settings.data, engines[4], prover),
     )
     try:
         yield App(
@@ -146,6 +158,7 @@ async def open_app(
             direct=DirectDriver(),
             readers=readers,
             edits=edits,
+            images=ImageStore(settings.data),
             engines=engines,
         )
     finally:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,16 +29,21 @@ from carrel.cleanup.trash import Trash
 from carrel.config import Settings
 from carrel.domain.errors import CarrelError
 from carrel.domain.events import Event, EventType
+from carrel.domain.ids import space_of
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
 from carrel.environments.discovery import asks_for_setup
+from carrel.environments.engines.catalogue import Engines
+from carrel.environments.engines.maker import ProjectImages
 from carrel.environments.home_tools import HomeToolchains, home_toolchains
 from carrel.environments.login_shell import is_same
 from carrel.environments.package_settings import PackageManagers
 from carrel.hub.hub import HubServer
+from carrel.instances.owners import OwnersConnections
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
+from carrel.ports.forwarder import LoopbackForwarder
 from carrel.review import comments as comment_lines
 from carrel.review.checks import CheckTrees
 from carrel.review.diff import TreeDiffs
@@ -57,14 +62,17 @@ from carrel.service.comments import Comments
 from carrel.service.conflicts import ConflictTurns
 from carrel.service.creation import Creator
 from carrel.service.credentials import AgentKeys, Keyring
+from carrel.service.dev_shells import DevShells
 from carrel.service.diffs import SpaceDiffs
 from carrel.service.disk_use import DiskUse
 from carrel.service.doctor import Doctor
+from carrel.service.environments import SpaceEnvironments
 from carrel.service.exports import SpaceExports
 from carrel.service.family import Family
 from carrel.service.feed import Feed
 from carrel.service.files import Attachments, SpaceContext, SpaceFiles
 from carrel.service.helpers import HelperFiles
+from carrel.service.images import ImageLibrary
 from carrel.service.inbox import Inbox, WaitingItems
 from carrel.service.instances import Instances
 from carrel.service.journal import Journal
@@ -85,13 +93,16 @@ from carrel.service.operations.agents import (
 from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
+from carrel.service.operations.images import ImageOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations, QueueOperations
+from carrel.service.operations.ports import PortOperations, PsOperations
 from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
+from carrel.service.ports import Ports
 from carrel.service.queue import LandingQueue
 from carrel.service.races import Races
 from carrel.service.reconciler import Reconciler
@@ -112,9 +123,11 @@ from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
 from carrel.trees.download_caches import DownloadCaches
 from carrel.trees.git.personal import PersonalGit
+from carrel.trees.git.version import merging_git
 from carrel.trees.removal import remove_tree
 from carrel.trees.review import TreeReviews
 from carrel.trees.states import SpaceStates
+from carrel.trees.systems import Systems
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -150,8 +163,10 @@ class Services:
     landings: Landings
     takes: Takes
     checkpoints: Checkpoints
+    ports: Ports
     queue: LandingQueue
     races: Races
+    dev_shells: DevShells
     operations: Operations
 
 
@@ -163,6 +178,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
     holders: list[Instances] = []
 
     def heard(event: LimitHit | LimitsChanged) -> None:
+        event = replace(event, sandbox_id=space_of(event.sandbox_id))
         if isinstance(event, LimitsChanged):
             for watch in watches:
                 watch.limits_changed(event)
@@ -187,6 +203,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         holders.append(services.instances)
         rebooted = await asyncio.to_thread(_rebooted, settings)
         await services.reconciler.at_start(rebooted=rebooted)
+        await asyncio.to_thread(app.images.keep_holders, partial(_with_images, journal))
         await services.instances.take_up(rebooted=rebooted)
         # A daemon may have ended between a removal and this.
         await services.spaces.refresh_seers()
@@ -198,6 +215,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.checkpoints.take_up()
         await services.queue.take_up()
         await services.races.take_up()
+        await services.ports.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -208,6 +226,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await services.ports.close()
             await services.collector.close()
             await services.reconciler.close()
             await services.requests.close()
@@ -255,17 +274,19 @@ def _assemble(
     downloads = DownloadCaches(
         settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
     )
+    images, systems = app.images, Systems(app.launcher)
     open_spaces = OpenSpaces(
         *(folder, machine, agents.agent_folders, own_program(), downloads),
         edits=app.edits,
         others=journal.staying,
+        systems=systems,
     )
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)
     tree_reviews = TreeReviews(app.bases, personal.ignored)
     reviews = SpaceReviews(open_spaces, tree_reviews)
     remover = Remover(
-        *(app.identities, open_spaces, journal, reviews, trash, downloads, remove_tree),
+        *(app.identities, open_spaces, journal, reviews, trash, downloads, images, remove_tree),
         locks=shared.locks,
     )
     creator = Creator(
@@ -275,9 +296,12 @@ def _assemble(
         toolchains=toolchains,
         packages=packages,
         downloads=downloads,
+        images=images,
+        systems=systems,
         show=tuple(map(str, settings.sandbox.show)),
         bases_going=shared.bases_going,
         disk_for=settings.disk_for,
+        most_of_caller=settings.spaces_per_caller,
         clone_hosts=settings.clone_hosts,
     )
     keeping = RunKeeping(_drop_run, settings.output_bytes)
@@ -308,6 +332,11 @@ def _assemble(
     spaces.setups = Setups(
         *(settings.data / "setups", app.bases, spaces, open_spaces, creator, runs, shared.locks),
         SetupTools(asks_for_setup, project_setup, is_same),
+    )
+    maker = ProjectImages(Engines(settings.data / "engines"))
+    image_library = ImageLibrary(app.images, maker)
+    spaces.environments = SpaceEnvironments(
+        *(image_library, creator, spaces, journal, spaces.setups), settings.sandbox.image
     )
     keys = AgentKeys(
         agents.credentials, agents.imports, time.time, partial(has_login, env=os.environ)
@@ -360,6 +389,7 @@ def _assemble(
         *(spaces, journal, store, app.bases, trash, downloads, reconciler, due_now, shared)
     )
     collector.base_budget_bytes, collector.base_age_s = settings.bases_bytes, settings.bases_s
+    collector.images, collector.image_budget_bytes = app.images, settings.images_bytes
     around = Around(
         *(store, journal, hub, open_spaces, machine, spaces, runs, shared, recordings, tokens)
     )
@@ -367,7 +397,7 @@ def _assemble(
     context = SpaceContext(spaces, open_spaces, shared, Context())
     differ = TreeDiffs(tree_reviews, settings.data / "review")
     differ.sweep()
-    diffs = SpaceDiffs(spaces, journal, open_spaces, shared, differ)
+    diffs = SpaceDiffs(store, spaces, journal, open_spaces, shared, differ)
     requests = open_requests(
         settings,
         RequestsAround(
@@ -414,20 +444,27 @@ def _assemble(
     views = SpaceViews(spaces, runs, turns, settings.data)
     disk_use = DiskUse(settings.data, journal, store, app.bases, records.reserve, disk_bytes)
     turn_operations = TurnOperations(turns)
+    space_operations = SpaceOperations(spaces, views)
+    run_operations = RunOperations(spaces, runs, store, str(settings.data))
+    forwarder = LoopbackForwarder(partial(OwnersConnections, settings.data))
+    ports = Ports(journal, spaces, open_spaces, shared, forwarder)
+    store.on_events(ports.heard)
     operations = Operations(
-        spaces=SpaceOperations(spaces, views),
+        spaces=space_operations,
         trash=TrashOperations(spaces, views),
         review=ReviewOperations(diffs, exports),
         tokens=tokens,
         bases=BaseOperations(app.bases),
+        images=ImageOperations(image_library),
         cleanup=CleanUpOperations(
             collector,
             disk_use,
             Doctor(
-                *(settings.data, machine, app.limits, app.launcher.about),
+                *(settings.data, machine, app.limits, app.launcher.about, merging_git),
                 keyring=keyring,
                 toolchains=toolchains,
                 packages=packages,
+                engines=maker.found,
             ),
         ),
         daemon=DaemonOperations(store, feed, settings.data, settings.idle_s, settings.keep_s),
@@ -439,7 +476,7 @@ def _assemble(
         kits=KitOperations(library),
         credentials=CredentialOperations(keyring),
         inbox=InboxOperations(inbox, WaitingItems(inbox, turns, journal), spaces),
-        runs=RunOperations(spaces, runs, store, str(settings.data)),
+        runs=run_operations,
         files=FileOperations(files),
         instances=InstanceOperations(servers.instances, str(settings.data)),
         servers=ServerOperations(servers.instances),
@@ -448,6 +485,8 @@ def _assemble(
         checkpoints=CheckpointOperations(checkpoints, views),
         queue=QueueOperations(queue),
         races=RaceOperations(races),
+        ports=PortOperations(ports),
+        ps=PsOperations(spaces, views, runs, ports, space_operations, run_operations),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -478,8 +517,10 @@ def _assemble(
         landings=landings,
         takes=takes,
         checkpoints=checkpoints,
+        ports=ports,
         queue=queue,
         races=races,
+        dev_shells=DevShells(journal, open_spaces, shared, _has_run, _drop_run),
         operations=operations,
     )
 
@@ -490,6 +531,15 @@ def _tell_landed(inbox: Inbox, errands: Errands, events: Sequence[Event]) -> Non
     for event in events:
         if event.type == EventType.LANDED:
             errands.begin(inbox.landed(event.space_id, str(event.data.get("branch", ""))))
+
+
+def _with_images(journal: Journal) -> list[str]:
+    """The spaces that hold one."""
+    return [space.space_id for space in journal.all() if space.image is not None]
+
+
+def _has_run(folder: Path, run_id: str) -> bool:
+    return SandboxFolders(folder).run(run_id).is_dir()
 
 
 def _drop_run(folder: Path, run_id: str) -> None:

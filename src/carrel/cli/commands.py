@@ -21,6 +21,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "runs": ("runs", "logs", "run show", "run attach", "run wait", "run signal"),
         "hub": ("events",),
         "machine": ("top",),
+        "ports": ("ps", "port"),
     },
     "Agents": {
         "agents": ("agents", "auth set", "auth ls", "inbox", "answer"),
@@ -45,6 +46,12 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "land": ("land", "queue", "undo"),
         "take": ("take", "export"),
         "checkpoints": ("checkpoint", "checkpoints", "rewind", "fork"),
+    },
+    "Images": {
+        "images": (
+            *("image build", "image pull", "image import", "image ls", "image show", "image rm"),
+            "image prune",
+        ),
     },
     "Servers": {
         "instances": (
@@ -97,6 +104,7 @@ GROUPS = {
     "auth": "Manage the keys that agents are given.",
     "context": "Give the agent of a space files to read.",
     "hub": "Send, ask for and follow messages between people, agents and editors.",
+    "image": "Keep root file systems that spaces can have as their system.",
     "instance": "Run dedicated MCP servers: one process for each client.",
     "kit": "Ask about kits, bundles of skills, hooks and tools; none can be had yet.",
     "request": "Have an agent make something in a workspace of its own.",

@@ -139,6 +139,12 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
         else f"checkpoint {data.get('checkpoint_id')}, {data.get('changed')} files changed"
     ),
     "checkpoint.rewound": lambda data: f"put back to {data.get('to')}",
+    "port.listens": lambda data: (
+        f"{data.get('program') or 'something'} listens on port {data.get('port')}"
+    ),
+    "port.closed": lambda data: f"nothing listens on port {data.get('port')} any more",
+    "forward.begun": lambda data: f"port {data.get('port')} is 127.0.0.1:{data.get('local')}",
+    "forward.ended": lambda data: f"port {data.get('port')} is forwarded no more{_why(data)}",
     "space.forked": lambda data: f"forked from {data.get('from')}",
     "landing.landed": lambda data: f"landed on {data.get('branch')}",
     "landing.queued": lambda data: f"is in line to land on {data.get('branch')}",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -87,13 +88,23 @@ class Publication:
     def _run(self, *words: str) -> int:
         out = sys.stderr if self._call.json or words[0] == "git" else sys.stdout
         sys.stdout.flush()
-        code = subprocess.run(words, cwd=self.project, stdout=out, check=False).returncode
+        done = subprocess.run(words, cwd=self.project, stdout=out, env=_environment(), check=False)
+        code = done.returncode
         if code:
             self._call.note(
                 f"The work has landed, but `{' '.join(words[:3])}` ended with {code}: do it again"
                 " yourself, or take the landing back with `carrel undo`."
             )
         return FAILED if code else 0
+
+
+def _environment() -> dict[str, str]:
+    """With git's hooks off: those that are in the project (`core.hooksPath`), or that run what its
+    files say, are an agent's own work since it landed, and nobody has looked at that yet."""
+    count = os.environ.get("GIT_CONFIG_COUNT", "0")
+    at = int(count) if count.isdecimal() else 0
+    off = {f"GIT_CONFIG_KEY_{at}": "core.hooksPath", f"GIT_CONFIG_VALUE_{at}": os.devnull}
+    return {**os.environ, **off, "GIT_CONFIG_COUNT": str(at + 1)}
 
 
 def _expect(program: str) -> None:

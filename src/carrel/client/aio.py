@@ -20,6 +20,7 @@ from carrel.api.types.spaces import SpaceOptions
 from carrel.client import models
 from carrel.client.address import find_address, starter
 from carrel.client.aio_events import create, watch_events
+from carrel.client.aio_images import AsyncImages
 from carrel.client.aio_instances import AsyncInstances
 from carrel.client.aio_link import AsyncLink, shielded
 from carrel.client.aio_requests import AsyncRequests
@@ -58,6 +59,7 @@ class AsyncClient:
         )
         self.link = AsyncLink(place, timeout_s=timeout_s, start=starter(place, autostart))
         self.tokens = AsyncTokens(self.link)
+        self.images = AsyncImages(self.link)
         self.instances = AsyncInstances(self.link)
         self.requests = AsyncRequests(self.link)
 
@@ -225,6 +227,10 @@ class AsyncClient:
     async def usage(self) -> list[models.Usage]:
         """What each space uses now."""
         return await self.link.call(list[models.Usage], "spaces.usage_of_all", member="usage")
+
+    async def ps(self) -> list[models.Ps]:
+        """What is at work in each space that is ready or running."""
+        return await self.link.call(list[models.Ps], "ps.list", member="spaces")
 
     async def doctor(self) -> models.Diagnosis:
         """What this machine can do, and how to mend what it cannot."""

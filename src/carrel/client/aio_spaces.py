@@ -277,13 +277,14 @@ class AsyncSpace:
         )
 
     async def diff(
-        self, *paths: str, ignored: bool = False, to: str = ""
+        self, *paths: str, ignored: bool = False, to: str = "", since: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """What `git diff` would print of all that differs from its base, in pieces as they come;
         the commits that were made in it are named first. Only these files and folders, if any are
-        named; with `to`, how the files of another space differ from its own.
+        named; with `to`, how the files of another space differ from its own; with `since`, what
+        has changed since that checkpoint.
         Who stops early closes it."""
-        request = operation("review.diff", self.id, content=diff_content(paths, ignored, to))
+        request = operation("review.diff", self.id, content=diff_content(paths, ignored, to, since))
         async with await self._link.open(request) as stream:
             if stream.head.status >= 400:
                 HttpAnswer(stream.head, await stream.read()).check()
@@ -291,13 +292,39 @@ class AsyncSpace:
                 yield piece
 
     async def diff_files(
-        self, *paths: str, ignored: bool = False, to: str = "", limit: int | None = None
+        self,
+        *paths: str,
+        ignored: bool = False,
+        to: str = "",
+        since: str = "",
+        limit: int | None = None,
     ) -> models.DiffSummary:
         """Which files differ, and by how many lines; the first `limit` of them."""
-        content = diff_content(paths, ignored, to)
+        content = diff_content(paths, ignored, to, since)
         if limit is not None:
             content["limit"] = limit
         return await self._link.call(models.DiffSummary, "review.files", self.id, content=content)
+
+    async def ps(self) -> models.Ps:
+        """What is at work in it: commands, ports, and what they use."""
+        return await self._link.call(models.Ps, "ps.show", self.id)
+
+    # Ports
+
+    async def ports(self) -> models.PortList:
+        """What listens in it, and what is forwarded. For half a minute its events tell what
+        changes of that."""
+        return await self._link.call(models.PortList, "ports.list", self.id)
+
+    async def forward(self, port: int, local: int = 0) -> models.Forward:
+        """Brings a port of it to the loopback of the daemon's machine, as `local` or as a free one,
+        until it is stopped, or the space stops. Raises `PortUnavailable`."""
+        content = {"port": port, "local": local}
+        return await self._link.call(models.Forward, "ports.forward", self.id, content=content)
+
+    async def stop_forward(self, port: int) -> models.Forward:
+        """Its connections end. Raises `PortNotForwarded`."""
+        return await self._link.call(models.Forward, "ports.stop", self.id, str(port))
 
     async def usage(self) -> models.Usage:
         return await self._link.call(models.Usage, "spaces.usage", self.id)

@@ -49,7 +49,7 @@ def create(
             "spaces.create", content=content, headers=headers, timeout_s=LONG_S, again=True
         )
         try:
-            return _create_once(link, request, on_progress)
+            return stepwise(link, request, "space", on_progress)
         except DaemonUnavailable as error:
             backoff = backoff or RetryDelay.after(error)
             if not backoff.failed(time.monotonic()):
@@ -57,9 +57,13 @@ def create(
         time.sleep(backoff.pause_s)
 
 
-def _create_once(
-    link: Link, request: HttpRequest, on_progress: Callable[[dict[str, Any]], None] | None
+def stepwise(
+    link: Link,
+    request: HttpRequest,
+    kind: str,
+    on_progress: Callable[[dict[str, Any]], None] | None,
 ) -> dict[str, Any]:
+    """What is answered in the end, as an event of this `kind`; its steps come before."""
     with link.open(request) as stream:
         if stream.head.kind != KIND:
             whole: dict[str, Any] = HttpAnswer(stream.head, stream.read()).json()
@@ -70,7 +74,7 @@ def _create_once(
                 told: dict[str, Any] = json.loads(event.data)
                 if event.type == "progress" and on_progress is not None:
                     on_progress(told)
-                elif event.type == "space":
+                elif event.type == kind:
                     return told
                 elif event.type == "problem":
                     from carrel.client.problems import error_from
@@ -79,8 +83,26 @@ def _create_once(
     from carrel.client.problems import ConnectionBroken
 
     raise ConnectionBroken(
-        "The daemon went away before the space was ready.", hint="`carrel ls` shows it."
+        f"The daemon went away before the {kind} was ready.",
+        hint="Look whether it is there, or try again.",
     )
+
+
+# A new image
+
+
+def take_image(
+    link: Link,
+    content: Mapping[str, object],
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    by: str = "images.take",
+) -> dict[str, Any]:
+    """From a file or folder of the daemon's machine, or `by` another operation. When the connection
+    breaks, nothing is left of it."""
+    headers = [("Accept", KIND)]
+    request = operation(by, content=content, headers=headers, timeout_s=LONG_S)
+    return stepwise(link, request, "image", on_progress)
 
 
 # What happens

@@ -27,8 +27,9 @@ from carrel.api.types.admin import (
 from carrel.api.types.agents import TerminalInfo, TurnInfo
 from carrel.api.types.checkpoints import CheckpointInfo, ForkList
 from carrel.api.types.comments import CommentInfo
-from carrel.api.types.landings import LandingInfo, TakeInfo
-from carrel.api.types.queue import QueueEntryInfo
+from carrel.api.types.images import ImageInfo
+from carrel.api.types.landings import LandingInfo, QueueEntryInfo, TakeInfo
+from carrel.api.types.ports import ForwardInfo, PortList, PsInfo, SpacePort
 from carrel.api.types.races import RaceInfo, RacerInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
@@ -71,14 +72,18 @@ __all__ = [
     "File",
     "Finding",
     "Forks",
+    "Forward",
     "FoundFrontend",
+    "Image",
     "Info",
     "Landing",
     "Limits",
     "NewToken",
+    "PortList",
     "Progress",
     "Project",
     "Proof",
+    "Ps",
     "QueueEntry",
     "Race",
     "Racer",
@@ -88,6 +93,7 @@ __all__ = [
     "Retention",
     "RunInfo",
     "SpaceInfo",
+    "SpacePort",
     "Take",
     "Token",
     "TokenWithSecret",
@@ -105,10 +111,13 @@ Event = EventInfo
 Exit = ExitInfo
 Checkpoint = CheckpointInfo
 Forks = ForkList
+Image = ImageInfo
+Forward = ForwardInfo
 Landing = LandingInfo
 QueueEntry = QueueEntryInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
+Ps = PsInfo
 Race = RaceInfo
 Racer = RacerInfo
 Removal = RemovalInfo

@@ -63,8 +63,8 @@ def _attached(one: Attachment) -> dict[str, str]:
 # Reviews
 
 
-def diff_content(paths: Iterable[str], ignored: bool, to: str) -> dict[str, Any]:
-    return {"paths": list(paths), "ignored": ignored, "to": to}
+def diff_content(paths: Iterable[str], ignored: bool, to: str, since: str) -> dict[str, Any]:
+    return {"paths": list(paths), "ignored": ignored, "to": to, "since": since}
 
 
 # Instances

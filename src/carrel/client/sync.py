@@ -23,6 +23,7 @@ from carrel.client.address import find_address, starter
 from carrel.client.events import create, watch_events
 from carrel.client.exchange import waits
 from carrel.client.http import TIMEOUT_S, asking, operation
+from carrel.client.images import Images
 from carrel.client.instances import Instances
 from carrel.client.link import Link, shielded
 from carrel.client.options import Project, space_content, turn_content
@@ -59,6 +60,7 @@ class Client:
         )
         self.link = Link(place, timeout_s=timeout_s, start=starter(place, autostart))
         self.tokens = Tokens(self.link)
+        self.images = Images(self.link)
         self.instances = Instances(self.link)
         self.requests = Requests(self.link)
 
@@ -226,6 +228,10 @@ class Client:
     def usage(self) -> list[models.Usage]:
         """What each space uses now."""
         return self.link.call(list[models.Usage], "spaces.usage_of_all", member="usage")
+
+    def ps(self) -> list[models.Ps]:
+        """What is at work in each space that is ready or running."""
+        return self.link.call(list[models.Ps], "ps.list", member="spaces")
 
     def doctor(self) -> models.Diagnosis:
         """What this machine can do, and how to mend what it cannot."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 from carrel.daemon import places
 from carrel.domain.errors import DaemonError, DaemonUnavailable
+from carrel.linux.descriptors import is_readable
 from carrel.linux.processes import is_alive
 
 START_S = 300.0
@@ -130,9 +130,7 @@ def _hear(ready: int, until: float) -> bytes:
     """All that the daemon says before it closes its end; it does so when it serves."""
     said = b""
     while True:
-        left = until - time.monotonic()
-        readable, _, _ = select.select([ready], [], [], max(0.0, left))
-        if not readable:
+        if not is_readable(ready, until - time.monotonic()):
             return said
         piece = os.read(ready, 65536)
         if not piece:
@@ -253,7 +251,7 @@ def _terminate(found: places.Holder, descriptor: int) -> None:
 def _ended(found: places.Holder, descriptor: int, until: float) -> bool:
     left = max(0.0, until - time.monotonic())
     if descriptor >= 0:
-        select.select([descriptor], [], [], left)
+        is_readable(descriptor, left)
     else:
         time.sleep(min(left, _STEP_S))
     return not is_alive(*found)

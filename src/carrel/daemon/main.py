@@ -36,6 +36,7 @@ from carrel.daemon import places
 from carrel.domain.access import LOCAL, working_for
 from carrel.domain.errors import CarrelError
 from carrel.domain.spaces import SpaceState
+from carrel.interfaces.dev_shell import DevShellListener
 from carrel.interfaces.http.api import Api, make_api
 from carrel.interfaces.http.lifetime import Shutdown
 from carrel.interfaces.http.services import ApiOptions, ApiServices
@@ -489,7 +490,10 @@ async def open_api(
         closing = Shutdown(ending)
         listening = HubListener(found.hub, found.mcp)
         cgroups = found.app.enforcement.cgroups
-        sockets = SpaceSockets(listening, cgroups, found.open_spaces, found.journal)
+        sockets = SpaceSockets(
+            *(listening, cgroups, found.open_spaces, found.journal),
+            DevShellListener(found.dev_shells),
+        )
         listening.open_local(Path(places.make_folder(settings.data)))
         sockets.open_all()
         found.store.on_events(sockets.heard)

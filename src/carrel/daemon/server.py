@@ -140,7 +140,8 @@ class DaemonServer:
 
     async def open_older(self, listener: socket.socket, data: Path) -> None:
         """Where the owner's own processes need no token."""
-        from carrel.daemon.older_port import OlderListener, OwnersConnections
+        from carrel.daemon.older_port import OlderListener
+        from carrel.instances.owners import OwnersConnections
 
         owners = OwnersConnections(data)
         state = {OWNERS: owners, ROOM: self._room}

@@ -343,6 +343,10 @@ class AgentFolders(Protocol):
         """What a sandbox shows, for that agent. Touches nothing; quick."""
         ...
 
+    def documents(self, folder: Path) -> Bind:
+        """What was given to the agent to read, for the commands that it runs elsewhere."""
+        ...
+
     def setup(self, place: SetupRequest) -> AgentSetup:
         """Makes the folders that are missing."""
         ...

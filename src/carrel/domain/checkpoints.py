@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
-from carrel.domain.trees import Tree
+from carrel.domain.trees import Tree, TreeLayer
 from carrel.domain.turns import Continuation
 
 START = "start"
@@ -89,8 +88,9 @@ class States(Protocol):
         Whether the agent's folder was in it. Raises `TreeDamaged` before anything is changed."""
         ...
 
-    def fill_layer(self, name: str, layer: Path) -> None:
-        """For `TreeRequest.fill_layer`."""
+    def layer(self, name: str) -> TreeLayer | None:
+        """For trees that begin with the state; None: it is that of the base. Its files must stay
+        until the first of them is made."""
         ...
 
     def give(self, name: str, other: Tree, *, files: bool) -> None:

@@ -135,7 +135,14 @@ class Users(Protocol):
         """Whom it has taken, if anybody; nothing is written."""
         ...
 
-    def give_back(self, sandbox_id: str, owner: Owner) -> None: ...
+    def take_range(self, sandbox_id: str) -> int | None:
+        """The first of the ids for the users of its image, the same again for one that has some;
+        None where there are none."""
+        ...
+
+    def give_back(self, sandbox_id: str, owner: Owner) -> None:
+        """Its user, and its range."""
+        ...
 
 
 class Contents(Protocol):

@@ -145,6 +145,8 @@ class SetupCommand:
     name: str = ""
     """Commands of one stage that have names may run side by side."""
     folder: str = "."
+    step: str = field(default="", compare=False)
+    """The key of the file that has it, such as `postCreateCommand`."""
 
     @property
     def text(self) -> str:

@@ -29,10 +29,17 @@
     │       ├── PathExists           path_exists
     │       ├── PathDenied           path_denied
     │       └── PathWrongKind        path_wrong_kind
+    ├── ImageError                   about images, which spaces can have as their system
+    │   ├── ImageInvalid             image_invalid: it cannot be used, or is not one
+    │   ├── ImageNotFound            image_not_found
+    │   └── ImageInUse               image_in_use: by a space
     ├── SandboxUnavailable           sandbox_unavailable: the sandbox is broken, not the command
     │   ├── IsolationUnproven        isolation_unproven
     │   ├── LimitsUnavailable        limits_unavailable
     │   ├── LauncherUnavailable      launcher_unavailable
+    │   ├── ImageNeeded              image_needed: a container of an engine is made of an image
+    │   ├── ContainerUnavailable     container_unavailable: podman or docker cannot make one
+    │   ├── ContainerGone            container_gone: somebody else removed or ended it
     │   ├── WarmUnavailable          warm_unavailable: it can only be started cold
     │   └── SandboxNotFound          sandbox_not_found
     ├── CommandError                 the command is at fault, the sandbox is fine
@@ -46,6 +53,7 @@
     │   ├── SpaceAmbiguous           space_ambiguous: more than one is meant
     │   ├── SpaceInvalid             space_invalid: what was asked for cannot be
     │   ├── NameTaken                name_taken
+    │   ├── TooManySpaces            too_many_spaces: of one token, or of one label
     │   ├── StateConflict            state_conflict: not in this state
     │   ├── UnexportedChanges        unexported_changes: would be lost
     │   └── KeyReused                idempotency_key_reused
@@ -102,6 +110,15 @@
     │   ├── QueueEntryNotFound       queue_entry_not_found
     │   ├── CheckFailed              check_failed: the command that was to check it ended badly
     │   └── NotUndoable              not_undoable
+    ├── EngineError                  podman, buildah or docker cannot do it
+    │   ├── EngineUnavailable        engine_unavailable
+    │   ├── EngineFailed             engine_failed
+    │   ├── EngineTimeout            engine_timeout
+    │   ├── ImageBuildFailed         image_build_failed: a step of the build ended badly
+    │   └── ImageNotInEngine         image_not_in_engine: none has an image of that name
+    ├── EnvironmentRefused           environment_refused: what was asked for cannot be made here
+    ├── PortUnavailable              port_unavailable: of the host, or nothing listens in the space
+    ├── PortNotForwarded             port_not_forwarded
     ├── RaceNotFound                 race_not_found
     ├── TakeRefused                  take_refused: files of a space cannot be taken into another
     ├── CommentError                 about comments on the files of spaces
@@ -332,6 +349,26 @@ class CopyNotFound(TreeError):
     kind = NOT_FOUND
 
 
+class ImageError(CarrelError):
+    code = "image_invalid"
+    kind = UNUSABLE
+
+
+class ImageInvalid(ImageError):
+    code = "image_invalid"
+    kind = UNUSABLE
+
+
+class ImageNotFound(ImageError):
+    code = "image_not_found"
+    kind = NOT_FOUND
+
+
+class ImageInUse(ImageError):
+    code = "image_in_use"
+    kind = CONFLICT
+
+
 class SandboxUnavailable(CarrelError):
     code = "sandbox_unavailable"
     kind = UNAVAILABLE
@@ -350,6 +387,21 @@ class LimitsUnavailable(SandboxUnavailable):
 
 class LauncherUnavailable(SandboxUnavailable):
     code = "launcher_unavailable"
+    kind = UNAVAILABLE
+
+
+class ImageNeeded(SandboxUnavailable):
+    code = "image_needed"
+    kind = UNUSABLE
+
+
+class ContainerUnavailable(SandboxUnavailable):
+    code = "container_unavailable"
+    kind = UNAVAILABLE
+
+
+class ContainerGone(SandboxUnavailable):
+    code = "container_gone"
     kind = UNAVAILABLE
 
 
@@ -423,6 +475,11 @@ class SpaceInvalid(SpaceError):
 class NameTaken(SpaceError):
     code = "name_taken"
     kind = CONFLICT
+
+
+class TooManySpaces(SpaceError):
+    code = "too_many_spaces"
+    kind = BUSY
 
 
 class StateConflict(SpaceError):
@@ -711,6 +768,51 @@ class QueueEntryNotFound(LandingError):
 class NotUndoable(LandingError):
     code = "not_undoable"
     kind = CONFLICT
+
+
+class EngineError(CarrelError):
+    code = "engine_failed"
+    kind = UPSTREAM
+
+
+class EngineUnavailable(EngineError):
+    code = "engine_unavailable"
+    kind = CANNOT
+
+
+class EngineFailed(EngineError):
+    code = "engine_failed"
+    kind = UPSTREAM
+
+
+class EngineTimeout(EngineError):
+    code = "engine_timeout"
+    kind = LATE
+
+
+class ImageBuildFailed(EngineError):
+    code = "image_build_failed"
+    kind = UNUSABLE
+
+
+class ImageNotInEngine(EngineError):
+    code = "image_not_in_engine"
+    kind = NAMED_MISSING
+
+
+class EnvironmentRefused(CarrelError):
+    code = "environment_refused"
+    kind = UNUSABLE
+
+
+class PortUnavailable(CarrelError):
+    code = "port_unavailable"
+    kind = CONFLICT
+
+
+class PortNotForwarded(CarrelError):
+    code = "port_not_forwarded"
+    kind = NOT_FOUND
 
 
 class RaceNotFound(CarrelError):

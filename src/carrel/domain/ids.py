@@ -6,12 +6,22 @@ import base64
 import re
 import secrets
 
-_PATTERN = re.compile(r"(sp|ru|in|ld|co|tk|ck|qe)_[a-z2-7]{12}")
+_PATTERN = re.compile(r"(sp|de|ru|sh|in|ld|co|tk|ck|qe)_[a-z2-7]{12}")
 
 
 def new_id(prefix: str) -> str:
     """A fresh id such as `sp_k3v…`; sixty random bits, never reused."""
     return f"{prefix}_{base64.b32encode(secrets.token_bytes(8))[:12].decode().lower()}"
+
+
+def dev_id(space_id: str) -> str:
+    """Of the sandbox of a space that has its image."""
+    return f"de_{space_id.removeprefix('sp_')}"
+
+
+def space_of(sandbox_id: str) -> str:
+    """Whose sandbox it is; for others than spaces', itself."""
+    return f"sp_{sandbox_id[3:]}" if sandbox_id.startswith("de_") else sandbox_id
 
 
 def is_id(text: str) -> bool:

@@ -16,6 +16,8 @@ class OverlayMount:
     upper: Path
     work: Path
     target: Path
+    beside: str = ""
+    """The key of a namespace that is held: it is mounted in there, and not in one of its own."""
 
 
 class MountHelper(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,3 +53,20 @@ class ResourceUsage:
     memory_bytes: int | None
     memory_peak_bytes: int | None
     pids: int | None
+
+
+def together(used: Sequence[ResourceUsage]) -> ResourceUsage:
+    """Of sandboxes of one space. Their peaks need not have been at the same time: together they are
+    the most that it can have been."""
+    seconds = [one.cpu_seconds for one in used if one.cpu_seconds is not None]
+
+    def whole(numbers: Iterable[int | None]) -> int | None:
+        known = [one for one in numbers if one is not None]
+        return sum(known) if known else None
+
+    return ResourceUsage(
+        sum(seconds) if seconds else None,
+        whole(one.memory_bytes for one in used),
+        whole(one.memory_peak_bytes for one in used),
+        whole(one.pids for one in used),
+    )

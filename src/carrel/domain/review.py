@@ -1,12 +1,16 @@
-"""What is reviewed of a space: how its files differ from those that it began with."""
+"""What is reviewed of a space: how its files differ from those that it began with; and exports, the
+same work as one file for other places than its project."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import BinaryIO, Protocol
 
-from carrel.domain.trees import ChangeKind, Commit, Tree, TreeDriver
+from carrel.domain.spaces import Space
+from carrel.domain.trees import ChangeKind, Commit, Skipped, Tree, TreeDriver
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class TreeDiffQuery:
     """Files that git ignores too."""
     check: Callable[[], None] = go_on
     """Called before each file is read; what it raises ends the comparison."""
+    since: str = ""
+    """Instead of `before`: how it differs from this state of its own that was kept. Nobody may
+    thin its states meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Diff:
     added: int = 0
     deleted: int = 0
     commits: tuple[Commit, ...] = ()
-    """That were made in the space, newest first; none between two trees."""
+    """That were made in the space, newest first; none between two trees, or since a state."""
     hidden: int = 0
     """Files that git ignores, and that were not asked for."""
 
@@ -83,3 +90,39 @@ class Differ(Protocol):
         ...
 
     def files(self, query: TreeDiffQuery, most: int) -> Diff: ...
+
+
+DELETED = ".carrel-deleted"
+"""The file in a tar that names what was deleted, with a zero byte after each name."""
+
+
+class ExportFormat(StrEnum):
+    PATCH = "patch"
+    """One mail, as `git am` and `git apply` take it."""
+    BUNDLE = "bundle"
+    """A commit on top of the one that the space began with, as `git fetch` takes it."""
+    TAR = "tar"
+    """The files that changed."""
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    format: ExportFormat
+    message: str = ""
+    """Of the commit; empty: one is made."""
+
+
+class Exporter(Protocol):
+    def export(
+        self,
+        space: Space,
+        driver: TreeDriver,
+        tree: Tree,
+        request: ExportRequest,
+        sends: Callable[[str, os.stat_result], None],
+        skips: Callable[[Skipped], None],
+    ) -> BinaryIO:
+        """All of it, in a file that has no name and is gone when it is closed. `sends` is told of
+        each file before its bytes are read, `skips` of what is left out. Blocking. Raises
+        `LandingError`s, `GitFailed`, `GitTimeout`, `InsufficientDisk`, `TreeError`s."""
+        ...

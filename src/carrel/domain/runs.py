@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from carrel.domain.runtimes import Exit
+from carrel.domain.systems import CommandPlace
 
 if TYPE_CHECKING:
     # Half of the time that a short command of the program takes.
@@ -47,6 +48,7 @@ class RunRecord:
     """It ends when nobody has watched it for a while, as with a terminal that hangs up."""
     display: str = ""
     """What people are shown instead of `argv`, where that says little."""
+    place: CommandPlace = CommandPlace.AGENT
     pid: int = 0
     exit: Exit | None = None
     failure: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from carrel.domain.availability import Availability
 from carrel.domain.limits import NO_LIMITS, LimitKind, Limits, LimitSupport, ResourceUsage
+from carrel.domain.systems import System
 from carrel.domain.trees import Owner, TreeMount
 
 
@@ -42,6 +44,10 @@ class Capabilities:
     own_paths: bool
     """The tree is at /workspace; otherwise at its own path on the host."""
     uncovered: tuple[str, ...] = ()
+    systems: bool = False
+    """It can give a sandbox the system of an image."""
+    needs_image: bool = False
+    """And has none without one. It is never chosen: it has to be asked for by name."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class SandboxSpec:
     """Sandboxes of one family have the same limits, and have them together; empty: none else."""
     carrel: tuple[str, ...] = ()
     """The command that runs this program, which the sandbox has on its PATH then."""
+    shells: tuple[str, ...] = ()
+    """The command behind the shells by which its agent runs what belongs into the image."""
     home_files: Mapping[str, bytes] = field(default_factory=dict, compare=False)
     """What a home begins with, by path; for a sandbox that has none yet."""
     home_links: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -75,6 +83,10 @@ class SandboxSpec:
     """Those of one account have one share of the commands that can run; empty: none else."""
     hidden: tuple[str, ...] = ()
     """Paths of the host in folders among `binds` whose content the sandbox does not see."""
+    system: System | None = None
+    """Its root is this, instead of the host's toolchain."""
+    pod: str = ""
+    """Sandboxes of one pod have one network, where that is nobody else's."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,8 @@ class Output(StrEnum):
     """Raw, for whoever started the command, and gone with that one."""
     PTY = "pty"
     """One terminal; what it shows is recorded as stdout."""
+    GIVEN = "given"
+    """Three streams of the caller's, `Command.streams`; nothing is recorded."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +149,11 @@ class Command:
     descriptors: tuple[int, ...] = ()
     """Open ones of the caller, who keeps them: the command has them as 3, 4, 5, … in this
     order, be it in another network than they were made in."""
+    streams: tuple[int, ...] = ()
+    """Its standard input, output and error, with `Output.GIVEN`: open ones of the caller, who keeps
+    them."""
+    path_first: tuple[str, ...] = ()
+    """Where it looks for programs first."""
     call: Call | None = None
     """Instead of executing `argv`, which then is what the function finds as `sys.argv`. The
     launcher's own interpreter calls it, in a process that nobody in the sandbox can trace."""
@@ -419,6 +438,47 @@ class LocalRuntime(Runtime, Protocol):
         """Whether something may be written into it from outside. Called before and while that is
         done for others than the owner, with how many bytes were `written` since the last call.
         Raises `InsufficientDisk` above the disk limit."""
+        ...
+
+
+@dataclass(frozen=True, order=True)
+class ListeningPort:
+    """A TCP port on which something in a sandbox listens. `host` is an address there; all zeros
+    stand for every one."""
+
+    port: int
+    host: str
+    pid: int = 0
+    """On the host; 0: not known."""
+    program: str = ""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """What listens in a sandbox now."""
+
+    ports: tuple[ListeningPort, ...] = ()
+    mark: tuple[str, ...] = ()
+    """Changes when something may have begun or ended to listen; empty: nobody knows."""
+    caution: str = ""
+    """How it was found, where it may not be all, in a sentence."""
+
+
+@runtime_checkable
+class ReachableRuntime(Protocol):
+    """A runtime into whose sandboxes one can connect from outside. It starts nothing there: a
+    sandbox in which nothing runs has no port."""
+
+    async def listening(self, sandbox: Sandbox, before: Listening | None = None) -> Listening:
+        """`before`, while its mark holds, as it was. Called when somebody looks, and now and then
+        while a port is forwarded. Raises `LauncherUnavailable`."""
+        ...
+
+    async def connect(self, sandbox: Sandbox, port: int) -> socket.socket:
+        """A connection to its loopback, first by IPv4, then by IPv6; non-blocking, the caller's.
+        Where sandboxes share the host's network, only to what listens in this one. Called for
+        each connection to a port that is forwarded. Raises `PortUnavailable` when nothing
+        listens, `SandboxUnavailable`."""
         ...
 
 

@@ -11,6 +11,7 @@ from carrel.domain.environments import NO_SETTINGS, NO_TOOLS, HomeTools, Package
 from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
+from carrel.domain.systems import SpaceEnvironment, SpaceImage
 from carrel.domain.trees import Owner, Skipped
 from carrel.domain.turns import NOTHING_SPENT, Continuation, Turn
 from carrel.domain.turns import Usage as AgentUsage
@@ -123,6 +124,17 @@ class SpaceRequest:
     """Of a space that is one of a race; never a caller's own word."""
     race_begins: bool = False
     """The others of the race are being made."""
+    image: str = ""
+    """The image that commands are to have: a name, an id, or an archive or folder; `auto`: what the
+    project's files describe, if it can be had; `none`, or empty: none."""
+    dockerfile: str = ""
+    """Instead: built from this file of the project."""
+    devcontainer: str = ""
+    """Instead: by this devcontainer.json of the project."""
+    by_devcontainer: bool = False
+    """Instead: by the first devcontainer.json of the project."""
+    environment: SpaceEnvironment | None = None
+    """What was found for these. Never a caller's own word."""
     guest: bool = False
     """Who asked has less than the owner's rights: the project is read with nothing of the
     owner's. Never a caller's own word."""
@@ -197,6 +209,10 @@ class Space:
     packages: PackageSettings = NO_SETTINGS
     """What it has of its owner's settings for package managers, credentials included if it was
     asked for with them."""
+    image: SpaceImage | None = None
+    """What its commands have instead of the host's toolchain."""
+    image_notes: tuple[str, ...] = ()
+    """Why it has an image or none, and what was left out, in sentences."""
     downloads: str = ""
     """The key of the packages that it shares with other spaces of its project; empty: none."""
     setup: tuple[str, ...] = ()

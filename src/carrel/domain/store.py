@@ -16,8 +16,8 @@ from carrel.domain.queue import QueueEntry
 from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
+from carrel.domain.takes import UndoRecord
 from carrel.domain.turns import Turn
-from carrel.domain.undo import UndoRecord
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,48 @@
-"""Takes: files of one space's work are brought into another space."""
+"""Takes: files of one space's work are brought into another space; and the record by which that is
+taken back."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from carrel.domain.landing import LandedFile
 from carrel.domain.trees import Change, Tree, TreeDriver
+
+
+class UndoKind(StrEnum):
+    TAKE = "take"
+    """`details`: `source` (a space), `before` and `after`, which are commits in the repository
+    `kept`."""
+
+
+class UndoState(StrEnum):
+    """It is written down before anything is touched, so that a daemon which died in between knows
+    what to look at."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    UNDOING = "undoing"
+    UNDONE = "undone"
+
+
+@dataclass(frozen=True)
+class UndoRecord:
+    """One thing that was done to a space, and how it is taken back."""
+
+    undo_id: str
+    kind: UndoKind
+    space_id: str
+    name: str
+    """Of the space, as it was called then."""
+    created_at: float
+    state: UndoState = UndoState.BEGUN
+    files: int = 0
+    undone_at: float | None = None
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ class Readable(Protocol):
 
 class Member(NamedTuple):
     """One entry; `size` is that of the file. `sparse` are the ranges of a sparse one: where
-    each begins, and how long it is."""
+    each begins, and how long it is. `owner` are a user and a group, -1 for what is no number;
+    `attributes` the names of the extended ones."""
 
     name: bytes
     kind: bytes
@@ -165,6 +166,8 @@ class Member(NamedTuple):
     size: int = 0
     target: bytes = b""
     sparse: tuple[tuple[int, int], ...] | None = None
+    owner: tuple[int, int] = (0, 0)
+    attributes: tuple[bytes, ...] = ()
 
     @property
     def is_file(self) -> bool:
@@ -178,11 +181,15 @@ class _Header(NamedTuple):
     size: int
     mtime: float
     target: bytes = b""
+    owner: tuple[int, int] = (0, 0)
 
 
 _NOTHING = bytes(BLOCK)
-_FIELDS = struct.Struct("100s8s16x12s12s8sc100s88x155s12x")
-_FIRST = struct.Struct("100s8s16x12s12s8s")
+_BINARY = 0x80
+"""Begins a number that is too large for digits."""
+_ATTRIBUTES = (b"SCHILY.xattr.", b"LIBARCHIVE.xattr.")
+_FIELDS = struct.Struct("100s8s16s12s12s8sc100s88x155s12x")
+_FIRST = struct.Struct("100s8s16s12s12s8s")
 _SUMMED, _PREFIX = 148, 345
 """Where the checksum is in a header, and the beginning of a long name."""
 _USUAL = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.XHDTYPE)
@@ -191,7 +198,7 @@ _USUAL = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, ta
 def _usual_header(block: bytes) -> _Header | None:
     """None of one that has numbers in another form than digits, a checksum of another form, or
     some other kind."""
-    name, mode, size, mtime, checksum, kind, target, prefix = _FIELDS.unpack(block)
+    name, mode, owner, size, mtime, checksum, kind, target, prefix = _FIELDS.unpack(block)
     if kind not in _USUAL:
         return None
     try:
@@ -205,13 +212,28 @@ def _usual_header(block: bytes) -> _Header | None:
         name = _text(prefix) + b"/" + name
     if kind == tarfile.DIRTYPE:
         name = name.rstrip(b"/")
-    return _Header(name, kind, *numbers, _text(target))
+    return _Header(name, kind, *numbers, _text(target), _owner(owner))
 
 
 @functools.lru_cache(1024)
 def _octal(field: bytes) -> int:
     """Those of one archive have few modes, sizes and times."""
     return int(field.rstrip(b"\0 ") or b"0", 8)
+
+
+@functools.lru_cache(1024)
+def _owner(fields: bytes) -> tuple[int, int]:
+    uid, gid = (_id(field) for field in (fields[:8], fields[8:]))
+    return uid, gid
+
+
+def _id(field: bytes) -> int:
+    if field[0] == _BINARY:
+        return int.from_bytes(field[1:], "big")
+    try:
+        return max(_octal(field), -1)
+    except ValueError:
+        return -1
 
 
 def _text(field: bytes) -> bytes:
@@ -224,7 +246,8 @@ def _any_header(block: bytes) -> _Header:
     except (tarfile.HeaderError, ValueError, OverflowError) as error:
         raise bad(f"a header is damaged ({error})") from error
     name, target = os.fsencode(info.name), os.fsencode(info.linkname)
-    return _Header(name, info.type, info.mode, info.size, info.mtime, target)
+    owner = info.uid, info.gid
+    return _Header(name, info.type, info.mode, info.size, info.mtime, target, owner)
 
 
 class TarReader:
@@ -239,6 +262,7 @@ class TarReader:
         self._last = (b"", 0)
         self._left = 0
         self._padding = 0
+        self._taken = 0
         self.left_out = ""
         """What its writer says that it lacks; known at its end."""
 
@@ -291,7 +315,7 @@ class TarReader:
         last, last_sum = self._last
         if not last or not buffer.startswith(last, start + _FIRST.size):
             return None
-        name, mode, length, mtime, checksum = _FIRST.unpack_from(buffer, start)
+        name, mode, owner, length, mtime, checksum = _FIRST.unpack_from(buffer, start)
         try:
             found = _octal(mode), _octal(length), _octal(mtime)
             if _octal(checksum) != _sum_before(buffer[start : start + _SUMMED]) + last_sum:
@@ -304,7 +328,8 @@ class TarReader:
         self._at, self._left, self._padding = start + BLOCK, size, -size % BLOCK
         if mtime_ns is None:
             mtime_ns = found[2] * _SECOND
-        return Member(_text(name), tarfile.REGTYPE, found[0], mtime_ns, size)
+        ids = _owner(owner)
+        return Member(_text(name), tarfile.REGTYPE, found[0], mtime_ns, size, owner=ids)
 
     def _next(self) -> Member | None:
         self._skip()
@@ -355,16 +380,31 @@ class TarReader:
             raise bad(f"{shown(name)} has a zero byte in its name")
         mtime_ns = _time(records[b"mtime"]) if b"mtime" in records else _whole_time(info.mtime)
         stored = _number(records, b"size", info.size)
+        owner = _number(records, b"uid", info.owner[0]), _number(records, b"gid", info.owner[1])
+        attributes = tuple(
+            key.removeprefix(start)
+            for key in records
+            for start in _ATTRIBUTES
+            if key.startswith(start)
+        )
         if info.kind not in _FILES:
             # Only files have something after the header, whatever the size says.
-            return Member(name, info.kind, info.mode, mtime_ns, target=target)
+            return Member(
+                name,
+                info.kind,
+                info.mode,
+                mtime_ns,
+                target=target,
+                owner=owner,
+                attributes=attributes,
+            )
         self._left, self._padding = stored, -stored % BLOCK
         sparse = None
         size = stored
         if records and any(key.startswith(b"GNU.sparse.") for key in records):
             size = _number(records, b"GNU.sparse.realsize", 0)
             sparse = self._layout(name, records, size)
-        return Member(name, info.kind, info.mode, mtime_ns, size, target, sparse)
+        return Member(name, info.kind, info.mode, mtime_ns, size, target, sparse, owner, attributes)
 
     def _layout(
         self, name: bytes, records: dict[bytes, bytes], size: int
@@ -414,9 +454,16 @@ class TarReader:
                 return b"".join(pieces)
             left -= len(self._buffer)
 
+    @property
+    def position(self) -> int:
+        """In the archive: right after a header, where its content begins."""
+        return self._taken - len(self._buffer) + self._at
+
     def _some(self) -> bytes:
         try:
-            return self._stream.read(CHUNK)
+            piece = self._stream.read(CHUNK)
+            self._taken += len(piece)
+            return piece
         except OSError as error:
             raise bad(f"it broke off ({error})") from error
 

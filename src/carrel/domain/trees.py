@@ -61,6 +61,15 @@ class Base:
 
 
 @dataclass(frozen=True)
+class TreeLayer:
+    """What lies between the base and a tree's own writes. Trees whose layers have the same name
+    share one, which is the first's; `fill` makes it in an empty folder, in overlayfs's format."""
+
+    name: str
+    fill: Callable[[Path], None]
+
+
+@dataclass(frozen=True)
 class TreeRequest:
     """`folder` is an existing, private folder that the driver may fill; the tree
     appears at `folder/project`. `owner` is the host user that will write in it."""
@@ -71,9 +80,8 @@ class TreeRequest:
     owner: Owner
     place: Path | None = None
     """The folder that is to be the tree, for a driver that makes none."""
-    fill_layer: Callable[[Path], None] | None = None
-    """Fills a folder that is to lie between the base and the tree's own writes, in overlayfs's
-    format; for a driver that has `layers`."""
+    layer: TreeLayer | None = None
+    """For a driver that has `layers`."""
 
 
 @dataclass(frozen=True)

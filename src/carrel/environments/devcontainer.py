@@ -127,15 +127,21 @@ T = TypeVar("T")
 
 def find_devcontainers(reader: ProjectReader) -> list[ContainerFound]:
     """Those that can be used, in order."""
-    found = []
-    for path in _places(reader):
-        config = reader.json(path, comments=True) if reader.exists(path) else None
-        if config is not None:
-            found.append(_Devcontainer(reader, path, config).found())
-    return found
+    found = (read_devcontainer(reader, path) for path in devcontainer_places(reader))
+    return [one for one in found if one is not None]
 
 
-def _places(reader: ProjectReader) -> Iterator[str]:
+def read_devcontainer(reader: ProjectReader, path: str) -> ContainerFound | None:
+    """None when it is not there or malformed; then a note says why."""
+    config = devcontainer_config(reader, path)
+    return None if config is None else _Devcontainer(reader, path, config).found()
+
+
+def devcontainer_config(reader: ProjectReader, path: str) -> dict[str, object] | None:
+    return reader.json(path, comments=True) if reader.exists(path) else None
+
+
+def devcontainer_places(reader: ProjectReader) -> Iterator[str]:
     yield join(FOLDER, FILE)
     yield f".{FILE}"
     folders = reader.listing(FOLDER).folders
@@ -238,7 +244,7 @@ class _Devcontainer:
         setup = []
         for key, stage in _STAGES.items():
             for name, argv in self._taken(key, as_commands):
-                setup.append(SetupCommand(argv, self._path, stage, name))
+                setup.append(SetupCommand(argv, self._path, stage, name, step=key))
         return tuple(setup)
 
     def _ports(self) -> tuple[Port, ...]:

@@ -76,17 +76,20 @@ class DockerfileReading:
 
 def find_dockerfiles(reader: ProjectReader) -> list[ContainerFound]:
     """Those at the root that can be used, in order."""
-    found = []
-    for name in NAMES:
-        reading = read_dockerfile(reader, name) if reader.exists(name) else None
-        if reading is None:
-            continue
-        why = f"{name} says how the image is built"
-        why += f", on {reading.base}." if reading.base else "."
-        image = Image(reading.base, Build(name), user=reading.user, folder=reading.folder, why=why)
-        match = Match(Rule.DOCKERFILE, name, why)
-        found.append(ContainerFound(match, image, ports=reading.ports, variables=reading.variables))
-    return found
+    found = (dockerfile_found(reader, name) for name in NAMES if reader.exists(name))
+    return [one for one in found if one is not None]
+
+
+def dockerfile_found(reader: ProjectReader, path: str) -> ContainerFound | None:
+    """None when it cannot be used; a note says why."""
+    reading = read_dockerfile(reader, path)
+    if reading is None:
+        return None
+    why = f"{path} says how the image is built"
+    why += f", on {reading.base}." if reading.base else "."
+    image = Image(reading.base, Build(path), user=reading.user, folder=reading.folder, why=why)
+    match = Match(Rule.DOCKERFILE, path, why)
+    return ContainerFound(match, image, ports=reading.ports, variables=reading.variables)
 
 
 def read_dockerfile(

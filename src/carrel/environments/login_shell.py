@@ -14,7 +14,6 @@ import operator
 import os
 import pwd
 import secrets
-import select
 import stat
 import subprocess
 import threading
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.linux import processes
+from carrel.linux.descriptors import is_readable
 
 ANSWER_S = 5.0
 """Start files that load a version manager take up to a second; those that hang have no answer."""
@@ -286,7 +286,7 @@ def _read(pipe: int, end: bytes) -> bytes:
     text = b""
     while end not in text and len(text) <= MOST_BYTES:
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+        if left <= 0 or not is_readable(pipe, left):
             break
         more = os.read(pipe, 65536)
         if not more:

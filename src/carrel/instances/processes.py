@@ -6,53 +6,29 @@ import asyncio
 import contextlib
 import glob
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from carrel.linux import processes
+from carrel.linux import processes, tcp
+from carrel.linux.tcp import Endpoint
 
-_LISTEN, _ESTABLISHED = "0A", "01"
-"""States of a TCP socket, as `/proc/net/tcp` writes them."""
+_ESTABLISHED = "01"
+"""The state of a TCP socket, as `/proc/net/tcp` writes it."""
 PROC = Path("/proc")
 WHOLE_S = 0.25
 """The longest between two looks at the whole table."""
 
 
-@dataclass(frozen=True, order=True)
-class Endpoint:
-    """`host` is an address; all zeros stand for every one of the machine."""
-
-    host: str
-    port: int
-
-    @property
-    def is_open(self) -> bool:
-        """Others than this machine may reach it."""
-        return not (self.host.startswith("127.") or self.host == "::1")
-
-
 def endpoints(pids: Iterable[int]) -> frozenset[Endpoint]:
     """On what these processes listen together. Those that have ended, or are not ours to see, have
     none. Processes in different network namespaces are looked at in their own."""
-    found: set[Endpoint] = set()
-    tables: dict[str, dict[str, Endpoint]] = {}
-    for pid in pids:
-        inodes = _sockets(pid)
-        if not inodes:
-            continue
-        namespace = _namespace(pid)
-        if namespace not in tables:
-            tables[namespace] = _table(pid)
-        found.update(tables[namespace][inode] for inode in inodes & tables[namespace].keys())
-    return frozenset(found)
+    return frozenset(one for held in tcp.held_by(pids).values() for one in held.values())
 
 
 def in_network(pid: int) -> frozenset[Endpoint]:
     """All that listens in the network of this process, whosever it is."""
-    return frozenset(_table(pid).values())
+    return frozenset(tcp.listeners(pid).values())
 
 
 def connections(ports: frozenset[int]) -> dict[int, int]:
@@ -82,7 +58,9 @@ class PortWatch:
         told at once."""
         pids = [] if whole_network else tree(self._pid)
         has = (
-            _counts(self._pid) if whole_network else {one for pid in pids for one in _sockets(pid)}
+            tcp.counts(self._pid)
+            if whole_network
+            else {one for pid in pids for one in tcp.sockets_of(pid)}
         )
         now = time.monotonic()
         if has != self._had or now >= self._until:
@@ -109,52 +87,6 @@ def _rows(path: Path, state: str) -> Iterator[list[str]]:
             words = line.split()
             if len(words) > 9 and words[3] == state:
                 yield words
-
-
-def _sockets(pid: int) -> set[str]:
-    """By inode."""
-    found: set[str] = set()
-    with contextlib.suppress(OSError), os.scandir(PROC / str(pid) / "fd") as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                target = os.readlink(entry.path)
-                if target.startswith("socket:["):
-                    found.add(target[8:-1])
-    return found
-
-
-def _counts(pid: int) -> list[str]:
-    """Of the sockets in its network: `TCP: inuse 1 …`, whose other figures are the machine's."""
-    found = []
-    for name in ("sockstat", "sockstat6"):
-        with contextlib.suppress(OSError):
-            lines = (PROC / str(pid) / "net" / name).read_text().splitlines()
-            found += [line.split()[2] for line in lines if line.startswith("TCP")]
-    return found
-
-
-def _namespace(pid: int) -> str:
-    try:
-        return os.readlink(PROC / str(pid) / "ns" / "net")
-    except OSError:
-        return ""
-
-
-def _table(pid: int) -> dict[str, Endpoint]:
-    """What listens in its network, by inode."""
-    found: dict[str, Endpoint] = {}
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for words in _rows(PROC / str(pid) / "net" / name, _LISTEN):
-            found[words[9]] = _endpoint(words[1], family)
-    return found
-
-
-def _endpoint(text: str, family: socket.AddressFamily) -> Endpoint:
-    """Addresses are written word by word, each in the order of the machine."""
-    address, _, port = text.partition(":")
-    raw = bytes.fromhex(address)
-    words = [raw[start : start + 4][::-1] for start in range(0, len(raw), 4)]
-    return Endpoint(socket.inet_ntop(family, b"".join(words)), int(port, 16))
 
 
 # The end of other processes

@@ -41,6 +41,7 @@ ALIVE_FD = 12
 FORK = b"f"
 FIRST_LINE = 256
 """So much of a script the kernel looks at for its interpreter."""
+_USERS = "stage:users"
 EXECUTING = b"x"
 """The last word of a child before it executes; a terminal goes along."""
 
@@ -103,6 +104,8 @@ def become_waiting_child(channel: int, fork: Fork = namespaces.fork_to_parent) -
         become_bubblewrap(orders["plan"], named)
     if orders["become"] == "zygote":
         become_zygote(orders["plan"], *descriptors)
+    if orders["become"] == "sockets":
+        become_sockets(orders["plan"]["families"], source, *descriptors)
     if orders["become"] == "command":
         count = 3 + orders["plan"]["given"]
         if orders["home"]:
@@ -141,9 +144,10 @@ def become_standby(
         os.setsid()
         os.umask(0o022)
         confine.close_others(status, channel)
-        namespaces.drop_bounding_set()
+        kept = base.get("capabilities", 0)
+        namespaces.drop_bounding_set(kept)
         confine.become(base["uid"], base["gid"])
-        confine.give_up_privileges()
+        confine.give_up_privileges(kept)
     with guard(status, "filter"):
         if base["scope_sockets"]:
             landlock.scope_abstract_sockets()
@@ -165,6 +169,22 @@ def become_standby(
         terminal = _terminal(plan)
         confine.close_others(status, channel, *terminal, *range(3, len(streams)))
     _execute(plan, status, sender, terminal)
+
+
+def become_sockets(families: list[int], source: socket.socket, net: int) -> NoReturn:
+    """Makes TCP sockets in another network, and gives them back; says why not."""
+    try:
+        confine.enter_network(net)
+        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        made = []
+        for family in families:
+            # A kernel may have no IPv6.
+            with contextlib.suppress(OSError):
+                made.append(socket.socket(family, kind))
+        socket.send_fds(source, [b"made"], [one.fileno() for one in made])
+    except OSError as error:
+        source.send(str(error).encode()[:200])
+    os._exit(0)
 
 
 def become_command(plan: CommandPlan, streams: list[int], writers: list[int]) -> NoReturn:
@@ -374,8 +394,8 @@ def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoRetur
     """Stages the mounts, takes on the sandbox's identity and executes bubblewrap.
 
     `descriptors`: `status`, `stdin`, `stdout`, `stderr`, `seccomp`, `info`, `alive`,
-    `stage:NAME` for each detached mount, and `user` and `mnt`, or `bare`, where it starts in
-    namespaces.
+    `stage:NAME` for each detached mount, and `user` and `mnt`, or `bare`, and `net`, where it
+    starts in namespaces.
     """
     descriptors = {name: _above(descriptor) for name, descriptor in descriptors.items()}
     status = descriptors["status"]
@@ -390,8 +410,12 @@ def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoRetur
             if "bare" in descriptors:
                 namespaces.setns(descriptors["bare"], namespaces.CLONE_NEWNS)
             _stage(plan["stage"], descriptors)
+        if "net" in descriptors:
+            namespaces.setns(descriptors["net"], namespaces.CLONE_NEWNET)
     with guard(status, "identity"):
-        if os.geteuid() == 0:
+        if _USERS in descriptors:
+            confine.become_root(descriptors[_USERS])
+        elif os.geteuid() == 0:
             confine.become(plan["uid"], plan["gid"])
     with guard(status, "exec"):
         os.chdir("/")
@@ -404,6 +428,8 @@ def _stage(items: list[str], descriptors: dict[str, int]) -> None:
     namespaces.unshare(namespaces.CLONE_NEWNS)
     namespaces.mount_tmpfs(STAGE, "mode=0755,size=64k")
     for name in items:
+        if f"stage:{name}" == _USERS:
+            continue
         descriptor = descriptors[f"stage:{name}"]
         target = f"{STAGE}/{name}"
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):

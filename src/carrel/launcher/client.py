@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from carrel import __version__
 from carrel.domain.errors import LauncherUnavailable, TreeUnavailable
 from carrel.domain.launching import OverlayMount
 from carrel.launcher import wire
+from carrel.linux.descriptors import is_readable
 
 START_S = 30.0
 """An interpreter starts in a tenth of a second. A starved machine has needed more than ten seconds,
@@ -114,7 +114,7 @@ class Launcher:
             received = wire.receive(connection)
             busy = int(received[0]["busy"]) if received is not None else 0
             if not busy and end is not None:
-                select.select([end], [], [], START_S)
+                is_readable(end, START_S)
             if end is not None:
                 os.close(end)
         self.close()
@@ -140,6 +140,7 @@ class Launcher:
     def mount_overlay(self, key: str, mount: OverlayMount) -> None:
         fields = {"key": key, "lowers": [str(path) for path in mount.lowers]}
         fields |= {"upper": str(mount.upper), "work": str(mount.work), "target": str(mount.target)}
+        fields |= {"beside": mount.beside} if mount.beside else {}
         reply, _ = self.call("hold", fields, [])
         _raise_tree_problem(reply)
 
@@ -265,7 +266,7 @@ class Launcher:
             # now and then, up to a twentieth of a second too late.
             with starting:
                 until = time.monotonic() + START_S
-                select.select([done], [], [], START_S)
+                is_readable(done, START_S)
                 _end(starting, until)
         except (subprocess.SubprocessError, OSError) as error:
             raise LauncherUnavailable(f"The launcher cannot be started: {error}") from None

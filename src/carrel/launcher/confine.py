@@ -66,6 +66,14 @@ def set_limits(limits: Iterable[tuple[int, int, int]]) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
+def enter_network(net: int) -> None:
+    """Joins the network of a sandbox, and nothing else of it. As an ordinary user we have to join
+    the user namespace that owns it, which is not the one of its mounts where it is a pod's."""
+    if os.geteuid() != 0:
+        _join_owner(net)
+    namespaces.setns(net, namespaces.CLONE_NEWNET)
+
+
 def enter(held: dict[str, int], late: dict[str, int]) -> None:
     """Joins the namespaces of a sandbox; the next fork is inside its pid namespace. `late`
     are mounts by their targets, which the sandbox was set up without; only root has such.
@@ -77,12 +85,17 @@ def enter(held: dict[str, int], late: dict[str, int]) -> None:
     if privileged:
         os.setgroups([])
     else:
-        owner = namespaces.owning_user_namespace(held["mnt"])
-        namespaces.setns(owner, namespaces.CLONE_NEWUSER)
-        os.close(owner)
+        if "net" in held:
+            # That of a pod belongs to the namespace around the sandbox's own.
+            _enter_owned(held["net"])
+        _join_owner(held["mnt"])
     for kind in ("cgroup", "ipc", "uts", "net", "pid", "mnt"):
-        if kind in held:
+        if kind in held and (privileged or kind != "net"):
             namespaces.setns(held[kind])
+    if privileged and "cgroup" not in held:
+        # Its groups are the root of what it sees.
+        with contextlib.suppress(OSError):
+            namespaces.unshare(namespaces.CLONE_NEWCGROUP)
     os.fchdir(held["root"])
     os.chroot(".")
     # What the host mounts below a folder that is shown read-only would come in as it is there.
@@ -94,6 +107,22 @@ def enter(held: dict[str, int], late: dict[str, int]) -> None:
         mounts.distrust(mount)
         mounts.attach(mount, target)
     namespaces.setns(held["user"], namespaces.CLONE_NEWUSER)
+
+
+def _enter_owned(namespace: int) -> None:
+    _join_owner(namespace)
+    namespaces.setns(namespace)
+
+
+def _join_owner(namespace: int) -> None:
+    """The user namespace that owns another one; where we are in it already, there is nothing to
+    do."""
+    owner = namespaces.owning_user_namespace(namespace)
+    try:
+        if not os.path.samestat(os.fstat(owner), os.stat("/proc/self/ns/user")):
+            namespaces.setns(owner, namespaces.CLONE_NEWUSER)
+    finally:
+        os.close(owner)
 
 
 def become(uid: int, gid: int | None) -> None:
@@ -111,10 +140,19 @@ def _in_user_namespace() -> bool:
         return file.read().strip() == "deny"
 
 
-def give_up_privileges() -> None:
-    """The bounding set went before: that takes a capability."""
+def become_root(users: int) -> None:
+    """That of a user namespace which root has made; there, nobody makes others."""
+    os.setgroups([])
+    namespaces.setns(users, namespaces.CLONE_NEWUSER)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    namespaces.forbid_user_namespaces()
+
+
+def give_up_privileges(kept: int = 0) -> None:
+    """But for the capabilities `kept`. The bounding set went before: that takes a capability."""
     namespaces.set_no_new_privileges()
-    namespaces.drop_capabilities()
+    namespaces.drop_capabilities(kept)
 
 
 def open_terminal(size: list[int]) -> tuple[int, int]:

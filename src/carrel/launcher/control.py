@@ -210,7 +210,10 @@ def seen_of(
 
 
 def holding_in(sandbox: LiveSandbox | None) -> set[int]:
-    """The processes in the sandbox that hold it: code in there can take them over, too."""
+    """The processes in the sandbox that hold it: code in there can take them over, too. The first
+    of a container is beyond its reach, and in a pod it has another network than the commands."""
+    if sandbox is not None and sandbox.contained and sandbox.pod:
+        return set()
     return sandbox.holding() - {sandbox.monitor} if sandbox is not None and sandbox.init else set()
 
 

@@ -32,6 +32,21 @@ def failure(step: str, text: str, number: int = 0) -> LauncherProblem:
 # Sandboxes and commands
 
 
+class UserMap(TypedDict):
+    """See `carrel.domain.systems.System`."""
+
+    own: tuple[int, int]
+    host: tuple[int, int]
+    first: int | None
+
+
+class ContainerPlan(TypedDict):
+    """The first process of a container that an engine has made, on the host."""
+
+    pid: int
+    started: int
+
+
 class SandboxBase(TypedDict):
     """What every process of a sandbox joins and becomes."""
 
@@ -44,6 +59,10 @@ class SandboxBase(TypedDict):
     scope_sockets: bool
     seccomp: str
     """Compiled, in hexadecimal digits."""
+    capabilities: NotRequired[int]
+    """Those that the commands of its own root keep, as the kernel numbers the bits."""
+    users: NotRequired[UserMap]
+    """Of a sandbox in a container of an engine: who its users are on the host."""
 
 
 class MountPoint(TypedDict):
@@ -59,6 +78,8 @@ class SandboxPlan(TypedDict):
 
     argv: list[str]
     """Of bubblewrap."""
+    container: NotRequired[ContainerPlan]
+    """Instead of bubblewrap. All its mounts are late ones, which go along."""
     uid: int
     gid: int
     namespace: NotRequired[str | None]
@@ -71,9 +92,12 @@ class SandboxPlan(TypedDict):
     join: list[str]
     base: SandboxBase
     stage: list[str]
-    """Names of the mounts that go along as descriptors."""
+    """Names of the mounts that go along as descriptors; `users` is a user namespace, as whose root
+    bubblewrap starts."""
     kept: NotRequired[list[str]]
     """All that bubblewrap takes from the host by its path."""
+    pod: NotRequired[str]
+    """Sandboxes with the same word here have one network, which is nobody else's."""
     entered: NotRequired[dict[str, int]]
     """The launcher's own: descriptors of the namespaces in which it starts."""
     mark: NotRequired[dict[str, str]]
@@ -164,6 +188,14 @@ class PlaceRequest(TypedDict):
     sandbox_id: str
 
 
+class SocketsRequest(TypedDict):
+    """`sockets`: makes TCP sockets in the network of a sandbox."""
+
+    sandbox_id: str
+    families: list[int]
+    """One socket for each."""
+
+
 class AttachRequest(TypedDict):
     """`attach`."""
 
@@ -249,6 +281,8 @@ class HoldRequest(TypedDict):
     upper: str
     work: str
     target: str
+    beside: NotRequired[str]
+    """The key of those in which it is to be; else it has its own."""
 
 
 class KeyRequest(TypedDict):
@@ -301,7 +335,8 @@ class Orders(TypedDict, total=False):
     """What a forked child is to become. Those of a zygote may run another version than we."""
 
     become: str
-    """`holder` (bubblewrap), `spare` (a child that waits in a sandbox), `command`, `zygote`."""
+    """`holder` (bubblewrap), `spare` (a child that waits in a sandbox), `command`, `zygote`,
+    `sockets` (makes some in a sandbox's network)."""
     plan: Any
     base: SandboxBase
     descriptors: list[str]

@@ -40,6 +40,10 @@ class HeldMounts:
         if request["key"] in self._held:
             answer({}, [])
             return
+        beside = self._held.get(request.get("beside", ""))
+        if beside is None and request.get("beside"):
+            answer({"problem": failure("mount", "what it is to be beside is not mounted")}, [])
+            return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
         def on_ready() -> None:
@@ -56,7 +60,7 @@ class HeldMounts:
             self._held[request["key"]] = dict(zip(names, descriptors, strict=True))
             answer({}, [])
 
-        self._loop.fork(lambda: _be_mounted(request, theirs))
+        self._loop.fork(lambda: _be_mounted(request, beside, theirs))
         theirs.close()
         self._loop.watch(ours.fileno(), on_ready)
 
@@ -131,11 +135,17 @@ def _close_last(held: dict[str, int], wait: int, go: int) -> None:
     os._exit(0)
 
 
-def _be_mounted(request: HoldRequest, channel: socket.socket) -> None:
+def _be_mounted(
+    request: HoldRequest, beside: dict[str, int] | None, channel: socket.socket
+) -> None:
     try:
-        namespaces.unshare_user(namespaces.CLONE_NEWNS)
-        # A host's unmount reaches us, so that we hold nobody's disk; ours stays here.
-        namespaces.set_propagation(namespaces.MS_SLAVE)
+        if beside is not None:
+            namespaces.setns(beside["user"], namespaces.CLONE_NEWUSER)
+            namespaces.setns(beside["mnt"], namespaces.CLONE_NEWNS)
+        else:
+            namespaces.unshare_user(namespaces.CLONE_NEWNS)
+            # A host's unmount reaches us, so that we hold nobody's disk; ours stays here.
+            namespaces.set_propagation(namespaces.MS_SLAVE)
         _mount(request)
         flags = os.O_CLOEXEC
         descriptors = [os.open(f"/proc/self/ns/{kind}", flags) for kind in ("user", "mnt")]

@@ -10,38 +10,32 @@ sandbox can take its descriptors, so none leads to us any more by then.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Callable
 from functools import partial
 
-from carrel.launcher.loop import LinePipe, Loop, Timer
+from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.messages import (
     LauncherProblem,
-    Orders,
     RunRequest,
     SandboxBase,
     SandboxPlan,
     WarmRequest,
     failure,
 )
+from carrel.launcher.networks import PodNetworks
 from carrel.launcher.pool import ChildPool, Standby
+from carrel.launcher.setups import HOLDER_MARK, ContainerStart, SandboxStart, open_again
 from carrel.launcher.wire import read_record, write_record
-from carrel.linux import mounts, namespaces, processes
+from carrel.linux import mounts, processes
 
-READY_S = 10.0
-"""Bubblewrap takes milliseconds; a machine this slow is out of memory or disk."""
 LINGER_S = 10.0
 """Between two looks at a sandbox that only its own servers still use."""
-HOLDER_MARK = "CARREL_HOLDER"
-"""The variable that tells bubblewrap's processes from others."""
 IDLE_BYTES = 2_400_000
 """What one that lingers takes: four small processes."""
 IDLE_SHARE = 50
 """All of them together may take this part of the machine's memory."""
-
-_ENDING: LauncherProblem = failure("ending", "it ended before it was complete")
 
 OnReady = Callable[["LiveSandbox | None", LauncherProblem | None], None]
 
@@ -49,8 +43,10 @@ OnReady = Callable[["LiveSandbox | None", LauncherProblem | None], None]
 class LiveSandbox:
     """The live side of one sandbox."""
 
-    def __init__(self, sandbox_id: str, base: SandboxBase) -> None:
+    def __init__(self, sandbox_id: str, base: SandboxBase, pod: str = "") -> None:
         self.sandbox_id = sandbox_id
+        self.pod = pod
+        """Those of one pod have one network; empty: it has its own, or the host's."""
         self.monitor = 0
         """Bubblewrap's own process outside; when it goes, the sandbox goes."""
         self.init = 0
@@ -71,6 +67,8 @@ class LiveSandbox:
         self.ending = False
         self.stopping = False
         """No process is to be made ready any more."""
+        self.contained = "users" in base
+        """Its first process is an engine's container, and does nothing else."""
 
     @property
     def live(self) -> bool:
@@ -96,12 +94,16 @@ class LiveSandbox:
 
     def holding(self) -> set[int]:
         """The processes that are there for the sandbox itself."""
+        if self.contained:
+            return {self.init}
         return {self.monitor, self.init, *processes.children(self.init)[:1]}
 
     def others(self) -> list[int]:
         """Processes of the sandbox that no command of ours is above: what detached itself. Those
         below what holds it, too: code in there can take that over."""
         below = processes.children(self.init)
+        if self.contained:
+            return processes.descendants(self.init)
         return [*below[1:], *(pid for one in below for pid in processes.descendants(one))]
 
 
@@ -113,6 +115,7 @@ class LiveSandboxes:
         self._most_idle = _most_idle()
         """So many may linger; beyond, the one that has been idle longest ends at once."""
         self._sandboxes: dict[str, LiveSandbox] = {}
+        self._networks = PodNetworks(loop.fork)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         status = os.stat(folder)
         self.mark = f"{status.st_dev}-{status.st_ino}"
@@ -148,23 +151,38 @@ class LiveSandboxes:
         elif plan is None:
             ready(None, failure("cold", "it is not set up"))
         else:
-            sandbox = LiveSandbox(sandbox_id, plan["base"])
+            sandbox = LiveSandbox(sandbox_id, plan["base"], plan.get("pod", ""))
             sandbox.late = tuple(plan.get("late", ()))
             self._sandboxes[sandbox_id] = sandbox
             sandbox.waiting.append(ready)
             try:
                 for point in plan.get("points", ()):
                     mounts.make_mount_point(**point, uid=plan["uid"], gid=plan["gid"])
-                _Start(self, self._loop, sandbox, plan, request["linger"], staged).begin()
+                self._enter_network(sandbox, plan)
+                start = ContainerStart if "container" in plan else SandboxStart
+                start(self, self._loop, sandbox, plan, request["linger"], staged).begin()
             except OSError as error:
                 # The machine has no process or descriptor left; nobody is to wait for this.
-                del self._sandboxes[sandbox_id]
+                self._drop(sandbox)
                 ready(None, failure("fork", str(error), error.errno or 0))
                 return
             # It joins its groups while bubblewrap works, and enters when that is done. Without
             # one the first command makes its own.
             with contextlib.suppress(OSError):
                 sandbox.standby = self.make_standby(sandbox)
+
+    def _enter_network(self, sandbox: LiveSandbox, plan: SandboxPlan) -> None:
+        if not sandbox.pod:
+            return
+        others = [one for one in self._sandboxes.values() if one.pod == sandbox.pod]
+        known = next((one.namespaces["net"] for one in others if "net" in one.namespaces), None)
+        entered = plan.setdefault("entered", {})
+        entered["net"] = self._networks.get(sandbox.pod, known, entered.get("user"))
+
+    def _drop(self, sandbox: LiveSandbox) -> None:
+        del self._sandboxes[sandbox.sandbox_id]
+        if sandbox.pod and all(one.pod != sandbox.pod for one in self._sandboxes.values()):
+            self._networks.release(sandbox.pod)
 
     def is_coming(self, sandbox_id: str) -> bool:
         """It is there, or will be: who waits for it gets an answer."""
@@ -238,7 +256,7 @@ class LiveSandboxes:
         sandbox.close()
         # Told twice when it fails late: by its first process, and by bubblewrap's.
         if self._sandboxes.get(sandbox.sandbox_id) is sandbox:
-            del self._sandboxes[sandbox.sandbox_id]
+            self._drop(sandbox)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._record_path(sandbox.sandbox_id))
         actions, sandbox.on_gone = sandbox.on_gone, []
@@ -247,7 +265,7 @@ class LiveSandboxes:
 
     def write_down(self, sandbox: LiveSandbox) -> None:
         record = {"init": sandbox.init, "started": sandbox.init_started, "base": sandbox.base}
-        record["monitor"] = sandbox.monitor
+        record |= {"monitor": sandbox.monitor, "pod": sandbox.pod}
         write_record(self._record_path(sandbox.sandbox_id), record)
 
     def _record_path(self, sandbox_id: str) -> str:
@@ -261,11 +279,12 @@ class LiveSandboxes:
             if record is None or not processes.is_alive(record["init"], record["started"]):
                 os.unlink(path)
                 continue
-            sandbox = LiveSandbox(name.removesuffix(".json"), record["base"])
+            sandbox_id = name.removesuffix(".json")
+            sandbox = LiveSandbox(sandbox_id, record["base"], record.get("pod", ""))
             sandbox.init, sandbox.init_started = record["init"], record["started"]
             sandbox.monitor = record["monitor"]
             try:
-                sandbox.namespaces = open_sandbox(sandbox.init)
+                sandbox.namespaces = open_again(sandbox)
                 self.watch_end(sandbox)
             except OSError:
                 # It is about to end, or nobody could end it later.
@@ -289,184 +308,6 @@ class LiveSandboxes:
         self._loop.on_process_end(sandbox.init, lambda: self.gone(sandbox))
 
 
-def open_sandbox(init: int) -> dict[str, int]:
-    """The namespaces of a sandbox that differ from ours, and its root."""
-    opened = namespaces.open_namespaces(init, ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"))
-    for kind in ("net", "cgroup"):
-        if os.fstat(opened[kind]).st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino:
-            os.close(opened.pop(kind))
-    try:
-        opened["root"] = os.open(f"/proc/{init}/root", os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        for descriptor in opened.values():
-            os.close(descriptor)
-        raise
-    return opened
-
-
-class _Start:
-    """The start of one sandbox, from the fork to the echoed byte."""
-
-    def __init__(
-        self,
-        sandboxes: LiveSandboxes,
-        loop: Loop,
-        sandbox: LiveSandbox,
-        plan: SandboxPlan,
-        linger: float,
-        staged: dict[str, int],
-    ) -> None:
-        self._sandboxes = sandboxes
-        self._loop = loop
-        self._sandbox = sandbox
-        self._plan = plan
-        self._linger = linger
-        self._staged = staged
-        self._problem: LauncherProblem | None = None
-        self._complaints: list[str] = []
-        self._info = b""
-        self._deadline: Timer | None = None
-        self._pipes: list[LinePipe] = []
-        self._complete = False
-        self._gone = False
-
-    def begin(self) -> None:
-        status = LinePipe(self._loop, self._on_status, lambda: None)
-        errors = LinePipe(self._loop, self._on_complaint, lambda: None)
-        info = LinePipe(self._loop, self._on_info, lambda: None)
-        echo = LinePipe(self._loop, self._on_echo, lambda: None)
-        still, push = os.pipe2(os.O_CLOEXEC)
-        os.write(push, b"\n")
-        program = _memory_file(bytes.fromhex(self._plan["seccomp"]))
-        descriptors = {
-            "status": status.write,
-            "stdin": still,
-            "stdout": echo.write,
-            "stderr": errors.write,
-            "seccomp": program,
-            "info": info.write,
-            "alive": push,
-            **{f"stage:{name}": descriptor for name, descriptor in self._staged.items()},
-        }
-        descriptors |= self._plan.pop("entered", {})
-        self._plan["mark"] = {HOLDER_MARK: self._sandboxes.mark}
-        orders: Orders = {"become": "holder", "plan": self._plan, "descriptors": list(descriptors)}
-        forked = self._sandboxes.pool.take(orders, list(descriptors.values()))
-        forked.forget()
-        self._sandbox.monitor = forked.pid
-        self._pipes = [status, errors, info, echo]
-        for pipe in self._pipes:
-            pipe.parent_side()
-        for descriptor in (still, push, program):
-            os.close(descriptor)
-        self._loop.on_exit(self._sandbox.monitor, lambda _status, _usage: self._on_exit())
-        self._deadline = self._loop.after(READY_S, self._too_late)
-
-    def _on_status(self, line: bytes) -> None:
-        self._problem = json.loads(line)
-
-    def _on_complaint(self, line: bytes) -> None:
-        self._complaints = [*self._complaints, line.decode(errors="replace")][-5:]
-
-    def _on_info(self, line: bytes) -> None:
-        self._info += line
-
-    def _on_echo(self, _line: bytes) -> None:
-        """The sandbox is complete: `hold` runs. It has no more to say, and nobody is to say
-        anything in its name."""
-        for pipe in self._pipes:
-            pipe.close()
-        sandbox = self._sandbox
-        try:
-            sandbox.init = int(json.loads(self._info)["child-pid"])
-            sandbox.init_started = processes.start_time(sandbox.init) or 0
-            sandbox.namespaces = open_sandbox(sandbox.init)
-            self._sandboxes.watch_end(sandbox)
-        except (OSError, ValueError, KeyError) as error:
-            self._fail(failure("namespace", f"{error!r}"))
-            return
-        self._rest()
-        if sandbox.ending:
-            self._fail(_ENDING)
-        elif not sandbox.late:
-            if sandbox.standby is not None:
-                sandbox.standby.enter(sandbox.namespaces, {})
-            self._finish()
-        elif sandbox.mounts is not None:
-            self._place()
-        else:
-            sandbox.on_mounts = self._place
-            self._deadline = self._loop.after(self._linger, lambda: self._fail(_ENDING))
-
-    def _place(self) -> None:
-        """The process that goes in first takes the mounts along."""
-        self._rest()
-        sandbox = self._sandbox
-        try:
-            standby = sandbox.standby = sandbox.standby or self._sandboxes.make_standby(sandbox)
-        except OSError as error:
-            self._fail(failure("fork", str(error), error.errno or 0))
-            return
-        self._deadline = self._loop.after(READY_S, self._too_late)
-        standby.enter(sandbox.namespaces, sandbox.mounts or {})
-        sandbox.drop_mounts()
-        standby.when_ready(lambda: self._placed(standby))
-
-    def _placed(self, standby: Standby) -> None:
-        self._rest()
-        if self._sandbox.ending or not standby.pid:
-            self._fail(standby.problem or _ENDING)
-            return
-        self._sandbox.late = ()
-        self._finish()
-
-    def _finish(self) -> None:
-        self._complete = True
-        sandbox = self._sandbox
-        self._sandboxes.write_down(sandbox)
-        waiting, sandbox.waiting = sandbox.waiting, []
-        for ready in waiting:
-            ready(sandbox, None)
-
-    def _rest(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _too_late(self) -> None:
-        self._fail(failure("start", f"not ready after {READY_S:.0f} s"))
-
-    def _fail(self, problem: LauncherProblem) -> None:
-        """The answer is given when the processes are gone."""
-        self._problem = problem
-        if self._gone:
-            # Their numbers may be others' by now.
-            return
-        processes.send_signal(self._sandbox.monitor, signal.SIGKILL)
-        self._sandboxes.end(self._sandbox)
-
-    def _on_exit(self) -> None:
-        self._gone = True
-        self._rest()
-        if self._complete:
-            # Somebody in the sandbox killed `hold`: the rest goes with it.
-            self._sandboxes.end(self._sandbox)
-            return
-        text = " ".join(self._complaints) or "bubblewrap ended before the sandbox was complete"
-        problem = self._problem or failure("bubblewrap", text)
-        waiting, self._sandbox.waiting = self._sandbox.waiting, []
-        self._sandboxes.gone(self._sandbox)
-        for ready in waiting:
-            ready(None, problem)
-
-
 def _most_idle() -> int:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(16, memory // IDLE_SHARE // IDLE_BYTES)
-
-
-def _memory_file(content: bytes) -> int:
-    descriptor = os.memfd_create("carrel-filter", os.MFD_CLOEXEC)
-    os.write(descriptor, content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor

@@ -22,6 +22,7 @@ from carrel.launcher.pool import ChildPool
 from carrel.launcher.recorder import Recorder
 from carrel.launcher.runs import LaunchedRuns
 from carrel.launcher.sandboxes import LiveSandboxes
+from carrel.launcher.sockets import InnerSockets
 from carrel.launcher.wire import Message
 from carrel.launcher.zygotes import Zygotes
 from carrel.linux.reserve import Reserve
@@ -72,6 +73,7 @@ class LauncherServer:
         self._earlier.take_up_noted()
         paused = os.path.join(folder, "pauses")
         self._pauses = Pauses(self._loop, self._sandboxes, self._runs, paused)
+        self._sockets = InnerSockets(self._loop, self._sandboxes)
         self._mounts = HeldMounts(self._loop)
         self._bare = BareNamespaces(self._loop.fork)
         self._connections: set[socket.socket] = set()
@@ -82,6 +84,7 @@ class LauncherServer:
             "run": (messages.RunRequest, self._run),
             "warm": (messages.WarmRequest, self._warm),
             "place": (messages.PlaceRequest, self._place),
+            "sockets": (messages.SocketsRequest, self._sockets.make),
             "attach": (messages.AttachRequest, self._attach),
             "signal": (messages.SignalRequest, self._signal),
             "kill": (messages.KillRequest, self._kill),

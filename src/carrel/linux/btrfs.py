@@ -1,11 +1,16 @@
-"""Subvolumes of btrfs: making, snapshotting and deleting them without its tools."""
+"""Subvolumes of btrfs: making, snapshotting and deleting them without its tools; and what it has
+written to memory only."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import struct
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # The launcher loads this, and is to load little.
+    from pathlib import Path
 
 _SUBVOL_CREATE = 0x5000940E
 _SNAP_DESTROY = 0x5000940F
@@ -13,6 +18,9 @@ _SNAP_CREATE_V2 = 0x50009417
 _SUBVOL_GETFLAGS = 0x80089419
 _SUBVOL_SETFLAGS = 0x4008941A
 _SUBVOL_RDONLY = 2
+_FS_INFO = 0x8400941F
+_FS_INFO_SIZE = 1024
+_MOST_KNOWN = 1024
 _ROOT_INODE = 256
 """The inode number of every subvolume's root, and of nothing else."""
 _PATH_NAME_MAX = 4087
@@ -29,16 +37,49 @@ def is_subvolume(path: Path) -> bool:
 
 
 def on_btrfs(path: Path) -> bool:
-    """Asks for something that only btrfs answers."""
+    return bool(_identity(path))
+
+
+def _identity(path: str | os.PathLike[str]) -> str:
+    """Its UUID; empty on other file systems."""
+    told = bytearray(_FS_INFO_SIZE)
     fd = os.open(path, _FOLDER)
     try:
-        # BTRFS_IOC_FS_INFO: any answer will do.
-        fcntl.ioctl(fd, 0x8400941F, bytearray(1024))
+        fcntl.ioctl(fd, _FS_INFO, told)
     except OSError:
-        return False
+        return ""
     finally:
         os.close(fd)
-    return True
+    text = bytes(told[16:32]).hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+_counters: dict[int, str] = {}
+"""By file system and subvolume, the file that says how much has no place yet; empty elsewhere."""
+
+
+def unplaced(folder: str | os.PathLike[str], fsid: int) -> int:
+    """Bytes of data that were written and have no place on the disk yet, which free room does not
+    tell of for half a minute; 0 on other file systems. `fsid` is what `os.statvfs` says. Raises
+    OSError."""
+    counter = _counters.get(fsid)
+    if counter is None:
+        if len(_counters) >= _MOST_KNOWN:
+            _counters.clear()
+        counter = _counters[fsid] = _counter(_identity(folder))
+    if not counter:
+        return 0
+    try:
+        with open(counter, "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
+def _counter(identity: str) -> str:
+    of = f"/sys/fs/btrfs/{identity}/allocation"
+    found = (f"{of}/{kind}/bytes_may_use" for kind in ("data", "mixed"))
+    return next((path for path in found if identity and os.path.exists(path)), "")
 
 
 def create_subvolume(path: Path) -> None:

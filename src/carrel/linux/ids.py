@@ -13,7 +13,6 @@ import mmap
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 from carrel.linux.libc import call, fail
 
@@ -21,6 +20,11 @@ FIRST_UID = 1_900_000_000
 """Above all that distributions, subuid ranges and systemd hand out, below 2^31."""
 UIDS = 1_000_000
 _SMALL_UIDS = 4096
+FIRST_RANGE = FIRST_UID + UIDS
+RANGE = 65_536
+"""As many ids as the systems of images count with."""
+RANGES = 3_700
+"""Up to 2^31 there is room for a few more."""
 
 
 @contextlib.contextmanager
@@ -48,14 +52,32 @@ def uid_range() -> range:
     what it maps is taken.
     """
     top = 0
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        inside, _outside, count = map(int, line.split())
+    for inside, _outside, count in _own_map():
         if inside <= FIRST_UID and inside + count >= FIRST_UID + UIDS:
             return range(FIRST_UID, FIRST_UID + UIDS)
         top = max(top, inside + count)
     if top > _SMALL_UIDS * 2:
         return range(top - _SMALL_UIDS - 2, top - 2)
     return range(os.getuid(), os.getuid() + 1)
+
+
+def image_ranges() -> range:
+    """The first ids of the ranges for sandboxes that have the ids of an image; empty where this
+    user namespace maps none of them, and for ordinary users."""
+    last = FIRST_RANGE + RANGE * RANGES
+    if os.geteuid() == 0 and _maps(FIRST_RANGE, last):
+        return range(FIRST_RANGE, last, RANGE)
+    return range(0)
+
+
+def _maps(first: int, end: int) -> bool:
+    return any(inside <= first and end <= inside + count for inside, _, count in _own_map())
+
+
+def _own_map() -> list[list[int]]:
+    # The launcher has this module too, and does without pathlib.
+    with open("/proc/self/uid_map", encoding="ascii") as lines:
+        return [[*map(int, line.split())] for line in lines]
 
 
 def store_uid() -> int:
@@ -86,10 +108,32 @@ _ALL_SIGNALS = b"\xff" * _SIGNAL_SET
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+IdLines = tuple[tuple[int, int, int], ...]
+"""Lines of a map: the first id inside (as on disk), the first outside (as shown), how many."""
+
+
+def _lines_of(own: int, host: int, first: int) -> IdLines:
+    """All ids of an image from `first` on, but `own`, which is `host`."""
+    parts = ((0, first, own), (own, host, 1), (own + 1, first + own + 1, RANGE - own - 1))
+    return tuple(part for part in parts if part[2])
+
+
+def open_ids(own: tuple[int, int], host: tuple[int, int], first: int) -> int:
+    """A user namespace with the ids of an image from `first` on, but for the uid and gid `own`,
+    which are `host`. As `make_user_namespace`."""
+    uids, gids = (_lines_of(one, other, first) for one, other in zip(own, host, strict=True))
+    return make_user_namespace(uids, gids)
+
+
 def make_id_map(inside: tuple[int, int], outside: tuple[int, int]) -> int:
-    """A descriptor of a user namespace in which the uid and gid `inside` (as on disk) are
-    `outside`'s (as shown); for root. The caller closes it. Takes a tenth of a millisecond.
-    """
+    """As `make_user_namespace`, for one uid and one gid."""
+    uids, gids = (((before, after, 1),) for before, after in zip(inside, outside, strict=True))
+    return make_user_namespace(uids, gids)
+
+
+def make_user_namespace(uids: IdLines, gids: IdLines) -> int:
+    """A descriptor of a user namespace with these maps; for root. The caller closes it. Takes a
+    tenth of a millisecond."""
     with mmap.mmap(-1, _STACK) as stack:
         # No signal may find the child: its handlers are ours, and so is its memory.
         # By the C library: Python's own makes an enum of each of the 62, twice.
@@ -100,8 +144,9 @@ def make_id_map(inside: tuple[int, int], outside: tuple[int, int]) -> int:
         finally:
             _libc.pthread_sigmask(signal.SIG_SETMASK, mask, None)
         try:
-            for kind, before, after in zip(("uid", "gid"), inside, outside, strict=True):
-                _write_map(f"/proc/{child}/{kind}_map", b"%d %d 1" % (before, after))
+            for kind, lines in (("uid", uids), ("gid", gids)):
+                text = "".join(f"{before} {after} {count}\n" for before, after, count in lines)
+                _write_map(f"/proc/{child}/{kind}_map", text.encode())
             return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.waitpid(child, _WALL)

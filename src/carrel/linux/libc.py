@@ -53,6 +53,7 @@ _EACH = {
     "shmctl": (31, 195),
     "socket": (41, 198),
     "socketpair": (53, 199),
+    "setsockopt": (54, 208),
     "clone": (56, 220),
     "semget": (64, 190),
     "semop": (65, 193),

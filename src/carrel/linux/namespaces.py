@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -11,7 +12,9 @@ from carrel.linux import libc
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
 CLONE_PARENT = 0x00008000
 SIGCHLD = 17
 
@@ -118,20 +121,32 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def drop_bounding_set() -> None:
-    """Needs CAP_SETPCAP in the current user namespace; stops at the last known one."""
+def drop_bounding_set(kept: int = 0) -> None:
+    """But for the bits of `kept`. Needs CAP_SETPCAP in the current user namespace; stops at the
+    last known one."""
     for capability in range(64):
+        if kept >> capability & 1:
+            continue
         try:
             _prctl(_PR_CAPBSET_DROP, capability)
         except OSError:
             return
 
 
-def drop_capabilities() -> None:
-    """Clears the effective, permitted, inheritable and ambient sets."""
+def drop_capabilities(kept: int = 0) -> None:
+    """Clears the inheritable and ambient sets, and the effective and permitted ones but for the
+    bits of `kept`."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = struct.pack("=II", _CAPABILITY_VERSION_3, 0)
-    libc.syscall("capset", ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    sets = struct.pack("=IIIIII", low, low, 0, high, high, 0)
+    libc.syscall("capset", ctypes.c_char_p(header), ctypes.c_char_p(sets))
+
+
+def forbid_user_namespaces() -> None:
+    """In the one that we are in, where the machine lets us say so."""
+    with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
 
 
 def join_new_keyring() -> None:

@@ -11,6 +11,8 @@ import contextlib
 import os
 from typing import NamedTuple
 
+from carrel.linux import btrfs
+
 MOST_BYTES = 64 << 20
 LEAST_BYTES = 4 << 20
 _SHARE = 100
@@ -34,9 +36,11 @@ class Free(NamedTuple):
 
 
 def free_room(folder: str | os.PathLike[str]) -> Free:
-    """On the file system of a folder, without what is set aside for root. Raises OSError."""
+    """On the file system of a folder, without what is set aside for root, nor what was written and
+    has not been given its place. Raises OSError."""
     disk = os.statvfs(folder)
-    return Free(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else _UNCOUNTED)
+    free = disk.f_bavail * disk.f_frsize - btrfs.unplaced(folder, disk.f_fsid)
+    return Free(max(free, 0), disk.f_favail if disk.f_files else _UNCOUNTED)
 
 
 def is_short(free: Free) -> bool:

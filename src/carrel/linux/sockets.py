@@ -1,19 +1,30 @@
-"""A listening TCP socket of loopback that can do nothing else, for whoever else gets it."""
+"""A listening TCP socket of loopback that can do nothing else, for whoever else gets it; and the
+loopback of a new network."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import socket
 import struct
 
 _SO_ATTACH_FILTER = 26
 _SO_LOCK_FILTER = 44
 _LOOPBACK = b"lo"
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 
 _TARGET = 0xFFF00000 + 16  # SKF_NET_OFF: from the head of IP, where it has the address
 _TARGET_PORT = 2
 _FLAGS_BYTE = 13
 _SYN_AND_ACK = 0x12
+
+
+def bring_up_loopback() -> None:
+    """Of the network that we are in, for who has made it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        wanted = struct.pack("16sH14x", _LOOPBACK, _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, wanted)
 
 
 def only_listens(listener: socket.socket) -> None:

@@ -17,7 +17,6 @@ import gc
 import logging
 import os
 import resource
-import select
 import signal
 import socket
 import struct
@@ -38,6 +37,7 @@ from mcp.shared.message import SessionMessage
 from carrel import __version__
 from carrel.client.aio_hub import AsyncHub
 from carrel.domain.hub import HUB_SOCKET, McpSession
+from carrel.linux.descriptors import is_readable
 from carrel.linux.namespaces import set_dumpable, set_no_new_privileges
 from carrel.mcp.hub import ToolHub
 from carrel.mcp.server import NAME, CarrelServer
@@ -95,7 +95,7 @@ def main() -> None:
 
     spare = SpareSession.fork(become)
     while True:
-        if spare is None and not select.select([control], [], [], CALM_S)[0]:
+        if spare is None and not is_readable(control.fileno(), CALM_S):
             spare = SpareSession.fork(become)
         data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 1)
         if not descriptors:

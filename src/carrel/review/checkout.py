@@ -8,6 +8,7 @@ git, so that no filter or hook sees an agent's content; git's index is told what
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -22,9 +23,15 @@ from tempfile import TemporaryFile
 from carrel.domain.errors import CarrelError, LandingHalfDone, LandingRefused
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
-from carrel.review.project import ProjectRepository, held, locked
+from carrel.review.project import ProjectRepository, held, locked, zero_ended
 from carrel.review.states import GITLINK, LINK, MAX_CONVERTED
-from carrel.trees.files import link_atomically, make_folder, status_of, write_atomically
+from carrel.trees.files import (
+    link_atomically,
+    make_folder,
+    once_freed,
+    status_of,
+    write_atomically,
+)
 from carrel.trees.folders import Root
 from carrel.trees.paths import FOLDER, open_folder, path_errors
 
@@ -155,19 +162,15 @@ class ProjectCheckout:
 
     def moved(self, before: str, after: str) -> list[CheckoutFile]:
         words = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", before, after)
-        fields = iter(self._repository.run(*words).split(b"\0"))
+        fields = zero_ended(self._repository.run(*words))
         found = []
         for about in fields:
             if row := _RAW.fullmatch(about):
                 old = Version(int(row[1], 8), row[3].decode() if int(row[1], 8) else "")
                 new = Version(int(row[2], 8), row[4].decode() if int(row[2], 8) else "")
-                found.append(CheckoutFile(os.fsdecode(next(fields)), old, new))
+                found.append(CheckoutFile(os.fsdecode(next(fields, b"")), old, new))
         for one in found:
-            if not _is_below(one.path):
-                raise LandingRefused(
-                    f"The project's git names {one.path[:200]!r}, which is not in the project.",
-                    hint="Have its objects checked: git fsck",
-                )
+            expect_below(one.path)
             if GITLINK in (one.old.mode, one.new.mode):
                 raise LandingRefused(
                     f"{one.path!r} is a submodule.", hint="Land on another branch: --into BRANCH"
@@ -177,7 +180,7 @@ class ProjectCheckout:
     def _staged(self) -> dict[str, Version]:
         """What the index has; of a file with a conflict, something that no commit has."""
         found: dict[str, Version] = {}
-        for row in self._git("ls-files", "-s", "-v", "-z").split(b"\0"):
+        for row in zero_ended(self._git("ls-files", "-s", "-v", "-z")):
             about, _, name = row.partition(b"\t")
             if not name:
                 continue
@@ -187,10 +190,14 @@ class ProjectCheckout:
         return found
 
 
-def _is_below(path: str) -> bool:
+def expect_below(path: str) -> None:
     """Git takes every name that a tree has, and looks at no tree twice: whose the repository is can
-    exchange it after it was checked."""
-    return not {"", ".", "..", ".git"} & set(path.split("/"))
+    exchange it after it was checked. Raises `LandingRefused`."""
+    if {"", ".", "..", ".git"} & set(path.split("/")):
+        raise LandingRefused(
+            f"The project's git names {path[:200]!r}, which is not in the project.",
+            hint="Have its objects checked: git fsck",
+        )
 
 
 class ChangedMeanwhile(Exception):
@@ -266,7 +273,8 @@ class CheckoutWriter:
                 self._expect_old(file)
 
             mode = _mode(folder, name, file)
-            write_atomically(folder, name, fill, mode=mode, owner=self.owner)
+            write = partial(write_atomically, folder, name, fill, mode=mode, owner=self.owner)
+            once_freed(write)
 
     def _content(self, file: CheckoutFile) -> bytes:
         with TemporaryFile(buffering=0) as read:
@@ -359,6 +367,8 @@ def _make_folders(top: int, path: str, owner: Owner) -> None:
     try:
         for name in filter(None, path.split("/")):
             raw = os.fsencode(name)
+            if raw == b"..":
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
             with contextlib.suppress(FileExistsError):
                 make_folder(held, raw, mode=0o755, owner=owner)
             below = os.open(raw, FOLDER, dir_fd=held)

@@ -19,12 +19,13 @@ from carrel.review.checkout import (
     CheckoutFile,
     CheckoutWriter,
     Version,
+    expect_below,
     hash_of,
     hashed,
     is_program,
 )
 from carrel.review.landing import GitLander
-from carrel.review.project import ProjectRepository
+from carrel.review.project import ProjectRepository, zero_ended
 from carrel.review.states import GITLINK, LINK
 from carrel.trees.drivers.common import tree_errors
 from carrel.trees.folders import join
@@ -70,12 +71,14 @@ def _put(writer: CheckoutWriter, file: CheckoutFile) -> None:
 def _wanted(repository: ProjectRepository, commit: str) -> dict[str, Version]:
     """All files of a commit; submodules stay as the base has them."""
     found = {}
-    for row in repository.run("ls-tree", "-r", "-z", commit).split(b"\0"):
+    for row in zero_ended(repository.run("ls-tree", "-r", "-z", commit)):
         about, _, name = row.partition(b"\t")
         if name:
             mode, _, oid = about.decode().split(" ")
             if int(mode, 8) != GITLINK:
-                found[os.fsdecode(name)] = Version(int(mode, 8), oid)
+                path = os.fsdecode(name)
+                expect_below(path)
+                found[path] = Version(int(mode, 8), oid)
     return found
 
 

@@ -7,8 +7,10 @@ neither is taken: a comment at the wrong line is worse than one that says that i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import NamedTuple
 
 from carrel.domain.comments import Comment, CommentPlace
@@ -27,10 +29,23 @@ _NEAR = 5
 """Lines on each side that a first look compares."""
 _LOOKED_AT = 32
 """Places that a second look compares with all that is remembered."""
+_MOST_PLACES = 1000
+"""Places that a first look compares, the nearest: a file can be one line, fifty thousand times."""
 _ENOUGH = 0.5
 """Of the lines around it, for a place where the line itself has changed."""
 _TELLING = 4
 """Characters of a line that is known by itself: a lone brace is not."""
+
+
+class TextLines(list[str]):
+    """Of a file, in which each line is found without a look at all of them."""
+
+    @cached_property
+    def places(self) -> Mapping[str, Sequence[int]]:
+        found: dict[str, list[int]] = {}
+        for at, line in enumerate(self):
+            found.setdefault(line, []).append(at)
+        return found
 
 
 def lines_of(content: bytes, path: str) -> list[str]:
@@ -47,7 +62,7 @@ def lines_of(content: bytes, path: str) -> list[str]:
     lines = content.decode("utf-8", "replace").split("\n")
     if lines and not lines[-1]:
         lines.pop()
-    return [line.removesuffix("\r")[:_LONGEST] for line in lines]
+    return TextLines(line.removesuffix("\r")[:_LONGEST] for line in lines)
 
 
 def remember(lines: Sequence[str], line: int, path: str) -> tuple[int, tuple[str, ...]]:
@@ -69,7 +84,8 @@ def place(comment: Comment, lines: Sequence[str], path: str) -> CommentPlace:
     if comment.lines == tuple(lines[start : start + len(comment.lines)]):
         found: int | None = comment.line - 1
     else:
-        found = known.find(lines, comment.line - 1)
+        every = lines if isinstance(lines, TextLines) else TextLines(lines)
+        found = known.find(every, comment.line - 1)
     if found is None:
         return lost(comment, "its line is not there any more")
     first = max(0, found - SHOWN)
@@ -95,8 +111,8 @@ class _Known(NamedTuple):
     before: Sequence[str]
     after: Sequence[str]
 
-    def find(self, lines: Sequence[str], was: int) -> int | None:
-        same = [at for at, line in enumerate(lines) if line == self.own]
+    def find(self, lines: TextLines, was: int) -> int | None:
+        same = lines.places.get(self.own, ())
         if not same:
             return self._changed(lines, was)
         fits = [self._fit(lines, at) for at in self._nearest(lines, same, was)]
@@ -108,22 +124,26 @@ class _Known(NamedTuple):
             return first[0].at
         return None
 
-    def _changed(self, lines: Sequence[str], was: int) -> int | None:
+    def _changed(self, lines: TextLines, was: int) -> int | None:
         """The place between its neighbours, where another line stands now."""
         above = self.before[::-1]
+        under = [at + 1 for at in lines.places.get(above[0], ())] if above else [0]
         between = [
             at
-            for at in range(len(lines))
-            if self._side(lines, at, -1, above) and self._side(lines, at, 1, self.after)
+            for at in _nearest(under, was)
+            if at < len(lines)
+            and self._side(lines, at, -1, above)
+            and self._side(lines, at, 1, self.after)
         ]
         fits = [self._fit(lines, at) for at in self._nearest(lines, between, was)]
         good = [one for one in fits if one.around >= _ENOUGH]
         best = [one for one in good if one.around == max(each.around for each in good)]
         return best[0].at if len(best) == 1 else None
 
-    def _nearest(self, lines: Sequence[str], places: Iterable[int], was: int) -> list[int]:
+    def _nearest(self, lines: Sequence[str], places: Sequence[int], was: int) -> list[int]:
+        near = _nearest(places, was)
         return heapq.nsmallest(
-            _LOOKED_AT, places, key=lambda at: (-self._run(lines, at), abs(at - was))
+            _LOOKED_AT, near, key=lambda at: (-self._run(lines, at), abs(at - was))
         )
 
     def _run(self, lines: Sequence[str], at: int) -> int:
@@ -149,6 +169,13 @@ class _Known(NamedTuple):
         wanted = len(self.before) + len(self.after)
         kept = _common(self.before, before) + _common(self.after, after)
         return _Fit(kept / wanted if wanted else 1.0, at)
+
+
+def _nearest(places: Sequence[int], was: int) -> Sequence[int]:
+    """Of sorted ones, sorted."""
+    middle = bisect_left(places, was)
+    around = places[max(0, middle - _MOST_PLACES) : middle + _MOST_PLACES]
+    return sorted(sorted(around, key=lambda at: abs(at - was))[:_MOST_PLACES])
 
 
 def _common(known: Sequence[str], now: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""How a tree differs from its base, or from another tree.
+"""How a tree differs from its base, from a state of it that was kept, or from another tree.
 
 What changed is found by `trees/review.py`, which costs by what changed. Both sides of each such
 file are read at the same moment, and given to a git that knows nothing but these
@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 import os
 import posixpath
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,9 +32,11 @@ from carrel.trees.differences import (
     unmarked,
     usable,
 )
+from carrel.trees.kept import KeptSide
 from carrel.trees.layers import LayerEntry, Layers
 from carrel.trees.paths import check_path
 from carrel.trees.review import GitFolders, Look, Sort, TreeReviews, is_git, is_in
+from carrel.trees.states import SpaceStates
 
 RENAMES = ("-M", "-l400", "--no-rename-empty")
 """Of more than 400 files that came and 400 that went, only those with the same bytes are paired:
@@ -86,8 +88,18 @@ class TreeDiffs(DiffRepositories):
                 asked = ReviewQuery(personal=side.personal)
                 return stack.enter_context(self._reviews.look(side.driver, side.tree, asked))
 
-            before = None if query.before is None else look(query.before)
-            yield _Sides(query, look(query.after), before, noted)
+            after = look(query.after)
+            before: Look | KeptSide | None = None
+            if query.since:
+                before = stack.enter_context(_kept(after, query.since))
+            elif query.before is not None:
+                before = look(query.before)
+            yield _Sides(query, after, before, noted)
+
+
+def _kept(look: Look, name: str) -> AbstractContextManager[KeptSide]:
+    states = SpaceStates(look.driver, look.tree, look.bases.get(look.tree.base_id))
+    return states.side(name, look.base_layers)
 
 
 @dataclass
@@ -96,7 +108,7 @@ class _Sides:
 
     query: TreeDiffQuery
     after: Look
-    before: Look | None
+    before: Look | KeptSide | None
     noted: int
     """How many of the ignored files are remembered."""
     git: GitFolders = field(default_factory=GitFolders)
@@ -112,7 +124,7 @@ class _Sides:
                 continue
             if sort is Sort.IGNORED:
                 if not self.query.ignored:
-                    self.hidden += 1
+                    self.hidden += self._differs(path)
                     continue
                 if len(self.ignored) < self.noted:
                     self.ignored.add(path)
@@ -122,6 +134,11 @@ class _Sides:
             importer.turn_to(AFTER)
             with if_there():
                 take(importer, raw, self.after.root, path)
+
+    def _differs(self, path: str) -> bool:
+        """Both spaces may have made the same."""
+        before = self.before
+        return not isinstance(before, Look) or _between(before, self.after).differs(path)
 
     def commits(self) -> tuple[Commit, ...]:
         """Of those git folders that `fill` came across."""
@@ -136,7 +153,9 @@ class _Sides:
         return replace(file, ignored=ignored, untracked=untracked)
 
     def _take_before(self, importer: Importer, path: str, raw: bytes) -> None:
-        if self.before is not None:
+        if isinstance(self.before, KeptSide):
+            self.before.take(importer, raw, path)
+        elif self.before is not None:
             take(importer, raw, self.before.root, path)
         elif (old := self.after.base_layers.find(path)) is not None:
             # The bytes of a file whose mode alone changed may be elsewhere than its status.
@@ -161,6 +180,8 @@ class _Sides:
     def _is_there(self, path: str) -> bool:
         if self.after.root.status(path) is not None:
             return True
+        if isinstance(self.before, KeptSide):
+            return self.before.has(path)
         if self.before is not None:
             return self.before.root.status(path) is not None
         return self.after.base_layers.find(path) is not None
@@ -174,8 +195,14 @@ class _Sides:
                 else:
                     yield change.path, sort
             return
+        if isinstance(self.before, KeptSide):
+            for path in _merged(self.before.changed(), _paths(self.after)):
+                is_same = self.before.is_still(path, self.after.root.status(path))
+                if not is_same and not is_git(path):
+                    yield path, self.after.sort(path)
+            return
         paths = (
-            _changed_in_either(self.before, self.after)
+            _merged(_paths(self.before), _paths(self.after))
             if _share_a_base(self.before, self.after)
             else _different(self.before, self.after)
         )
@@ -199,12 +226,14 @@ def _share_a_base(one: Look, other: Look) -> bool:
     return one.tree.base_id == other.tree.base_id and not stays
 
 
-def _changed_in_either(one: Look, other: Look) -> Iterator[str]:
-    def paths(look: Look) -> Iterator[str]:
-        return (change.path for change, sort in look.changes(renames=False) if sort is not Sort.GIT)
+def _paths(look: Look) -> Iterator[str]:
+    return (change.path for change, sort in look.changes(renames=False) if sort is not Sort.GIT)
 
+
+def _merged(one: Iterable[str], other: Iterable[str]) -> Iterator[str]:
+    """Both are sorted."""
     last = None
-    for path in heapq.merge(paths(one), paths(other)):
+    for path in heapq.merge(one, other):
         if path != last:
             yield path
         last = path
@@ -212,12 +241,15 @@ def _changed_in_either(one: Look, other: Look) -> Iterator[str]:
 
 def _different(before: Look, after: Look) -> Iterator[str]:
     """By what is in them: all of both is looked at."""
+    return (one.path for one in _between(before, after).changes())
 
+
+def _between(before: Look, after: Look) -> Comparison:
     def ignore(path: str, _entry: LayerEntry | None) -> bool:
         return is_git(path)
 
     new, old = (Layers([look.root], None) for look in (after, before))
-    return (one.path for one in Comparison(new, old, ignore=ignore, renames=None).changes())
+    return Comparison(new, old, ignore=ignore, renames=None)
 
 
 def _head(commit: Commit) -> bytes:

@@ -17,9 +17,9 @@ from typing import BinaryIO, cast
 
 from carrel.domain.collaborators import Bases, Reviews
 from carrel.domain.errors import LandingRefused, NothingToLand, ProjectInvalid
-from carrel.domain.exports import DELETED, ExportFormat, ExportRequest
 from carrel.domain.landing import BRANCHES
 from carrel.domain.projects import GitReach
+from carrel.domain.review import DELETED, ExportFormat, ExportRequest
 from carrel.domain.spaces import Space
 from carrel.domain.tar import pack_header
 from carrel.domain.trees import Change, EntryType, ReviewQuery, Skipped, Tree, TreeDriver
@@ -40,10 +40,14 @@ from carrel.trees.drivers.common import note_prefix, open_roots, tree_errors
 from carrel.trees.folders import Root
 from carrel.trees.git.mirror import Mirror
 from carrel.trees.git.object_store import LayerGitFiles
+from carrel.trees.git.personal import GUEST
 from carrel.trees.git.remote import RemoteTrust, locate
+from carrel.trees.git.version import expect_merging_git
 from carrel.trees.layers import Layers
 
 _FETCH_S = 600.0
+_MOST_IN_PATCH = 256 << 20
+"""Bytes of all files: git has both versions of one in memory, and once more as text."""
 _PATCH = (
     *("format-patch", "-1", "--binary", "--full-index", "--no-signature", "-M", "-l400"),
     *("--no-ext-diff", "--no-textconv"),
@@ -54,7 +58,7 @@ Sends = Callable[[str, os.stat_result], None]
 
 
 class TreeExports:
-    """Implements `carrel.domain.exports.Exporter`."""
+    """Implements `carrel.domain.review.Exporter`."""
 
     def __init__(
         self, data: Path, bases: Bases, reviews: Reviews, who: Callable[[], tuple[str, str]]
@@ -111,7 +115,7 @@ class TreeExports:
         base = self._bases.get(work.tree.base_id)
         with open_roots(base.layers) as roots, self._works.open(None) as made:
             with work.read(Layers(roots, note_prefix())) as done:
-                [(first, now)] = made.states("", done)
+                [(first, now)] = made.states("", done, _MOST_IN_PATCH)
             expect_change(made, first, now)
             look_through(made, first, made.tree_of(now))
             after = self._commit(made, made.tree_of(now), first, space, request)
@@ -121,6 +125,7 @@ class TreeExports:
 
     def _bundle(self, space: Space, work: TreeWork, request: ExportRequest) -> BinaryIO:
         _expect_names(work.changes)
+        expect_merging_git()
         project = project_of(space)
         try:
             remote = locate(project, RemoteTrust(GitReach.AGREED, self._data))
@@ -156,7 +161,8 @@ class TreeExports:
     def _commit(
         self, made: WorkRepository, tree: str, parent: str, space: Space, request: ExportRequest
     ) -> str:
-        name, mail = self._who()
+        # Who may not know the owner's name has it in no file either.
+        name, mail = GUEST if space.guest else self._who()
         env = {
             f"GIT_{role}_{what}": value
             for role in ("AUTHOR", "COMMITTER")

@@ -23,7 +23,7 @@ from carrel.domain.errors import (
     LandingHalfDone,
     LandingRefused,
     NothingToLand,
-    ProjectInvalid,
+    ProjectError,
     RefNotFound,
 )
 from carrel.domain.landing import (
@@ -50,6 +50,7 @@ from carrel.trees.git import config
 from carrel.trees.git.mirror import Mirror
 from carrel.trees.git.object_store import LayerGitFiles
 from carrel.trees.git.remote import Remote, RemoteTrust, locate
+from carrel.trees.git.version import expect_merging_git
 from carrel.trees.layers import Layers
 
 MOST_FILES = 200_000
@@ -93,6 +94,7 @@ class GitLander:
                     hint="Leave these out: the files themselves land.",
                 )
             return self._prepare_files(project, work)
+        expect_merging_git()
         branch = check_branch(request.branch or f"{BRANCHES}{space.name}")
         return self._prepare_branch(space, LandingPlace(project, branch), work, request)
 
@@ -100,9 +102,10 @@ class GitLander:
         self, space: Space, place: LandingPlace, work: TreeWork, request: LandRequest
     ) -> PreparedLanding:
         remote, repository = self._located(place)
-        found = _checkout_of(remote, repository, place.branch)
-        mirror = Mirror(self._data / "mirrors", remote, timeout_s=_FETCH_S)
         with ExitStack() as stack:
+            stack.enter_context(_unmoved(place, repository))
+            found = _checkout_of(remote, repository, place.branch)
+            mirror = Mirror(self._data / "mirrors", remote, timeout_s=_FETCH_S)
             base = stack.enter_context(open_roots(self._bases.get(work.tree.base_id).layers))
             layers = Layers(base, note_prefix())
             began = head_of(LayerGitFiles(layers))
@@ -179,6 +182,17 @@ class GitLander:
             files.bring_or_leave(before, after)
             return
         remote, repository = self._located(place)
+        with _unmoved(place, repository):
+            self._move_branch(place, before, after, remote, repository)
+
+    def _move_branch(
+        self,
+        place: LandingPlace,
+        before: str,
+        after: str,
+        remote: Remote,
+        repository: ProjectRepository,
+    ) -> None:
         found = _checkout_of(remote, repository, place.branch)
         if found is not None and not after:
             raise LandingRefused(
@@ -196,8 +210,15 @@ class GitLander:
         except LandingHalfDone:
             # The branch says where it goes on.
             raise
-        except (CarrelError, OSError):
-            repository.move(place.branch, after, before, "carrel: not landed")
+        except (CarrelError, OSError) as why:
+            try:
+                repository.move(place.branch, after, before, "carrel: not landed")
+            except (CarrelError, OSError) as error:
+                raise LandingHalfDone(
+                    f"The branch {place.branch!r} has moved, and the checkout has not: {why}",
+                    hint="Make room on its disk, and land or undo again: what was begun is"
+                    " finished then, or by the next daemon.",
+                ) from error
             raise
 
     def settle(self, place: LandingPlace, before: str, after: str) -> bool:
@@ -230,15 +251,15 @@ class GitLander:
 
     def _located(self, place: LandingPlace) -> tuple[Remote, ProjectRepository]:
         """Raises `LandingRefused` for what is no repository, or none to write in."""
-        try:
-            with held(Path(place.project)):
-                pass
-            remote = locate(place.project, RemoteTrust(GitReach.AGREED, self._data))
-        except ProjectInvalid as error:
-            raise LandingRefused(error.message, hint=error.hint) from error
+        with _unmoved(place):
+            try:
+                remote = locate(place.project, RemoteTrust(GitReach.AGREED, self._data))
+            except ProjectError as error:
+                raise LandingRefused(error.message, hint=error.hint) from error
         assert remote.common is not None
         repository = ProjectRepository(remote.common)
-        repository.check(place.branch, remote.checkout)
+        with _unmoved(place, repository):
+            repository.check(place.branch, remote.checkout)
         return remote, repository
 
     def _changes(self, driver: TreeDriver, tree: Tree) -> list[Change]:
@@ -342,6 +363,23 @@ def project_of(space: Space) -> str:
             f"{space.name} has no project to land in.", hint="Copy its files out: carrel cp"
         )
     return project.location
+
+
+@contextmanager
+def _unmoved(place: LandingPlace, repository: ProjectRepository | None = None) -> Iterator[None]:
+    """Where the project is replaced meanwhile, any step can be the one that fails. Whoever asked is
+    told what was done, and not what that step has made of it. Raises `LandingRefused`."""
+    with held(Path(place.project)):
+        pass
+    try:
+        yield
+    except (CarrelError, OSError) as error:
+        if not isinstance(error, LandingHalfDone):
+            with held(Path(place.project)):
+                pass
+            if repository is not None:
+                repository.expect_place()
+        raise
 
 
 def _is_plain(space: Space) -> bool:

@@ -12,16 +12,15 @@ import os
 import re
 import stat
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from carrel.domain.errors import GitFailed, GitTimeout, LandingRefused
 from carrel.domain.trees import Owner
-from carrel.linux.descriptors import Descriptor
+from carrel.linux.descriptors import Descriptor, is_readable
 from carrel.linux.openat2 import open_real
 from carrel.review.work import LOCAL_S
 from carrel.trees.git.process import (
@@ -29,6 +28,7 @@ from carrel.trees.git.process import (
     Pump,
     TimeIsUp,
     bare_environment,
+    bound_memory,
     close_streams,
     command_name,
     environment,
@@ -36,6 +36,7 @@ from carrel.trees.git.process import (
     kill,
     options,
 )
+from carrel.trees.git.repository import endless_file
 
 _ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NO_BRANCH = re.compile(
@@ -70,16 +71,25 @@ def check_branch(name: str) -> str:
 def held(folder: Path) -> Iterator[tuple[int, Owner]]:
     """A folder, and whose it is. As root we work there as that account, or write for it. So nobody
     but root and that account may have a say in where the path leads: another one could have us
-    write in any folder. Raises `LandingRefused`, OSError."""
-    real, accounts = _way_to(folder)
-    with Descriptor(open_real(real)) as opened:
+    write in any folder. Raises `LandingRefused`."""
+    with Descriptor(_owners_alone(folder)) as opened:
         status = os.fstat(opened)
-        if os.geteuid() == 0 and accounts - {0, status.st_uid}:
-            raise LandingRefused(
-                f"{folder} is not its owner's alone: another account's folder or link leads there.",
-                hint="Give the project to that account, or have it in a folder of its owner's.",
-            )
         yield opened, Owner(status.st_uid, status.st_gid)
+
+
+def _owners_alone(folder: Path) -> int:
+    try:
+        real, accounts = _way_to(folder)
+        opened = open_real(real)
+    except OSError as error:
+        raise gone(folder, error.strerror) from error
+    if os.geteuid() == 0 and accounts - {0, os.fstat(opened).st_uid}:
+        os.close(opened)
+        raise LandingRefused(
+            f"{folder} is not its owner's alone: another account's folder or link leads there.",
+            hint="Give the project to that account, or have it in a folder of its owner's.",
+        )
+    return opened
 
 
 def _way_to(folder: Path) -> tuple[Path, set[int]]:
@@ -112,6 +122,21 @@ class ProjectRepository:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._first: os.stat_result | None = None
+
+    def expect_place(self) -> None:
+        """Raises `LandingRefused` when something else is there than at first."""
+        with self._held():
+            pass
+
+    @contextmanager
+    def _held(self) -> Iterator[Owner]:
+        with held(self._folder) as (opened, owner):
+            status = os.fstat(opened)
+            self._first = self._first or status
+            if not os.path.samestat(status, self._first):
+                raise gone(self._folder, "something else is there now")
+            yield owner
 
     def check(self, branch: str, checkout: Path | None) -> None:
         """Git follows links in its folder when it writes, and appends to what they name. Raises
@@ -120,6 +145,11 @@ class ProjectRepository:
         for folder in {self._folder, checkout or self._folder}:
             for place in places:
                 _check_written(folder, place)
+            if found := endless_file(os.fsencode(folder)):
+                raise LandingRefused(
+                    f"Git cannot read the project: {os.fsdecode(found)} is no file, or too large.",
+                    hint="Take the work out with `carrel cp`, or mend the project.",
+                )
         name = f"refs/heads/{branch}"
         if other := self._run("symbolic-ref", "-q", name, well=(0, 1)).decode(errors="replace"):
             raise LandingRefused(
@@ -192,34 +222,9 @@ class ProjectRepository:
     def contents(self) -> Iterator[Callable[[str, int], None]]:
         """Copies one object after the other into a file, without holding more than a piece."""
         process = self._start("cat-file", "--batch", stdin=subprocess.PIPE)
-        watchdog = threading.Timer(LOCAL_S, kill, (process,))
-        watchdog.start()
-
-        def copy(oid: str, target: int) -> None:
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                process.stdin.write(f"{oid}\n".encode())
-                process.stdin.flush()
-            except BrokenPipeError:
-                pass  # It says nothing either.
-            about = process.stdout.readline(_LINE).split()
-            if len(about) != 3 or about[1] != b"blob":
-                raise GitFailed(f"git cannot read {oid} in the project.")
-            left = int(about[2])
-            while left:
-                piece = process.stdout.read(min(left, _PIECE))
-                if not piece:
-                    raise GitFailed(f"git could not read all of {oid} in the project.")
-                left -= len(piece)
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(target, view) :]
-            process.stdout.read(1)
-
         try:
-            yield copy
+            yield _Answers(process, self.expect_place).copy
         finally:
-            watchdog.cancel()
             kill(process)
             close_streams(process)
 
@@ -248,16 +253,28 @@ class ProjectRepository:
             errors = pump.errors
             if b".lock': File exists" in errors:
                 raise locked()
-            raise failure(name, process.returncode, errors)
+            self._expect_found(errors)
+            raise failure(name, process.returncode, errors, self._folder)
         return pump.output
 
+    def _expect_found(self, errors: bytes) -> None:
+        """What git says of a project that was moved away is no help to anybody."""
+        with self._held() as owner:
+            if b"not a git repository" not in errors:
+                return
+            raise LandingRefused(
+                f"Git finds no repository in {self._folder} when it works as uid {owner.uid}, whose"
+                " project it is.",
+                hint="Let that account enter all folders above it, or have it checked: git fsck",
+            )
+
     def _start(self, *args: str, stdin: int, folder: Path | None = None) -> subprocess.Popen[bytes]:
-        with held(self._folder) as (_, owner):
+        with self._held() as owner:
             other = os.geteuid() == 0 and owner.uid != 0
         said = {"GIT_ALLOW_PROTOCOL": "none", **_WRITER}
         # That account can read the environment: it is to find nothing of ours there.
         env = bare_environment(said) if other else environment(said, remote=False)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["git", *options(remote=False), f"--git-dir={folder or self._folder}", *args],
             cwd="/",
             env=env,
@@ -270,6 +287,66 @@ class ProjectRepository:
             group=owner.gid if other else None,
             extra_groups=[] if other else None,
         )
+        bound_memory(process)
+        return process
+
+
+class _Answers:
+    """What `git cat-file --batch` says. Whose project it is can hold its output open for ever."""
+
+    def __init__(self, git: subprocess.Popen[bytes], expect_place: Callable[[], None]) -> None:
+        assert git.stdin is not None and git.stdout is not None
+        self._input, self._output = git.stdin, git.stdout.fileno()
+        self._expect_place = expect_place
+        self._until = time.monotonic() + LOCAL_S
+        self._rest = b""
+
+    def copy(self, oid: str, target: int) -> None:
+        with suppress(BrokenPipeError):  # It says nothing either.
+            self._input.write(f"{oid}\n".encode())
+            self._input.flush()
+        while b"\n" not in self._rest and len(self._rest) < _LINE and self._more():
+            pass
+        line, _, self._rest = self._rest.partition(b"\n")
+        about = line.split()
+        if len(about) != 3 or about[1] != b"blob":
+            self._expect_place()
+            raise GitFailed(f"git cannot read {oid} in the project.")
+        left, refused = int(about[2]), None
+        while left:
+            if not self._rest and not self._more():
+                raise GitFailed(f"git could not read all of {oid} in the project.")
+            piece, self._rest = self._rest[:left], self._rest[left:]
+            left -= len(piece)
+            view = memoryview(piece)
+            try:
+                while view and refused is None:
+                    view = view[os.write(target, view) :]
+            except OSError as error:
+                # The rest is read all the same: another object may be asked for.
+                refused = error
+        if not self._rest:
+            self._more()
+        self._rest = self._rest[1:]
+        if refused is not None:
+            raise refused
+
+    def _more(self) -> bool:
+        if not is_readable(self._output, self._until - time.monotonic()):
+            raise GitTimeout(
+                "git cat-file did not finish in the project.", hint="Try again when less runs."
+            )
+        piece = os.read(self._output, _PIECE)
+        self._rest += piece
+        return bool(piece)
+
+
+def zero_ended(text: bytes) -> Iterator[bytes]:
+    """One after the other: the project's git can say nothing but zero bytes, without an end."""
+    at = 0
+    while (end := text.find(b"\0", at)) >= 0:
+        yield text[at:end]
+        at = end + 1
 
 
 def _check_written(folder: Path, place: str) -> None:
@@ -286,6 +363,13 @@ def _check_written(folder: Path, place: str) -> None:
                 f"Git would write elsewhere than in the project: {step} is a link, or no file.",
                 hint="Take the work out with `carrel cp`, or clone the project without links.",
             )
+
+
+def gone(folder: Path, why: str | None) -> LandingRefused:
+    return LandingRefused(
+        f"{folder} was moved or replaced: {why}.",
+        hint="Put it back, or take the work out: carrel export SPACE --patch",
+    )
 
 
 def locked() -> LandingRefused:

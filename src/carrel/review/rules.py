@@ -127,7 +127,7 @@ def _twins(work: WorkRepository, tree: str, paths: list[str]) -> Iterator[str]:
             above, _, name = path.rpartition("/")
             folders.setdefault(above, set()).add(name)
             path = above
-    listed = work.names(tree)
+    listed = work.names(tree, folders) if folders else {}
     for folder, names in folders.items():
         seen: dict[str, str] = {}
         for name in listed.get(folder, ()):

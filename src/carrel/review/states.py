@@ -19,9 +19,14 @@ from carrel.trees.differences import quoted
 from carrel.trees.folders import Root
 from carrel.trees.layers import Layers
 
+_FIRST_LINE = 100
+"""Bytes in which the first line of a pointer to a large file ends."""
 _PIECE = 1 << 20
 MAX_CONVERTED = 16 << 20
 """Bytes of a file whose line ends are looked at; larger ones are taken as they are."""
+MOST_BYTES = 4 << 30
+"""Of all files together that git is given, as they were and as they are: a file of terabytes costs
+its space nothing, and git minutes."""
 LINK, GITLINK = 0o120000, 0o160000
 """Modes of git's own."""
 
@@ -92,9 +97,14 @@ class StateImporter:
     """Writes the language of `git fast-import`: files as a commit has them, or as a tree does."""
 
     def __init__(
-        self, write: Callable[[bytes], object], known: dict[str, tuple[str, bytes]], sha256: bool
+        self,
+        write: Callable[[bytes], object],
+        known: dict[str, tuple[str, bytes]],
+        sha256: bool,
+        most_bytes: int,
     ) -> None:
         self._write = write
+        self._most = self._left = most_bytes
         self._known = known
         self._hash = hashlib.sha256 if sha256 else hashlib.sha1
         self._converted: set[str] = set()
@@ -127,6 +137,7 @@ class StateImporter:
             self._put(path, b"120000", tree.link(path))
         elif stat.S_ISREG(status.st_mode):
             with Descriptor(tree.open_file(path)) as file:
+                self._expect_pointer(path, os.pread(file, _FIRST_LINE, 0))
                 self._file(path, status.st_mode, file)
         else:
             self._delete(path)
@@ -147,7 +158,9 @@ class StateImporter:
             self._put(path, b"120000", read(file.oid))
         else:
             kind = b"100755" if file.mode & stat.S_IXUSR else b"100644"
-            self._put(path, kind, read(file.oid))
+            content = read(file.oid)
+            self._expect_pointer(path, content)
+            self._put(path, kind, content)
 
     def _look(self, path: str, file: int) -> None:
         """Whether the repository keeps this file as its checkout has it."""
@@ -157,14 +170,17 @@ class StateImporter:
             return
         content = os.pread(file, size, 0)
         if pointer and content != pointer:
-            raise LandingRefused(
-                f"The project keeps {path!r} in another store (git LFS), and the space changed it.",
-                hint="Take it out with `carrel cp`, and commit it with git in the project.",
-            )
+            raise _in_another_store(path)
         if b"\r\n" not in content or self._name(content) == oid:
             return
         if self._name(content.replace(b"\r\n", b"\n")) == oid:
             self._converted.add(path)
+
+    def _expect_pointer(self, path: str, content: bytes) -> None:
+        """A checkout may have pointers to large files: only another pointer takes the place."""
+        first = self._known.get(path, ("", b""))[1].partition(b"\n")[0]
+        if first and not content.startswith(first):
+            raise _in_another_store(path)
 
     def _name(self, content: bytes) -> str:
         return self._hash(b"blob %d\0" % len(content) + content).hexdigest()
@@ -172,6 +188,13 @@ class StateImporter:
     def _file(self, path: str, mode: int, file: int) -> None:
         kind = b"100755" if mode & stat.S_IXUSR else b"100644"
         size = os.fstat(file).st_size
+        self._left -= size
+        if self._left < 0:
+            raise LandingRefused(
+                f"The files are too large together, at {path!r}: up to {self._most >> 20:,} MiB can"
+                " be taken, with what they were before.",
+                hint="Let git ignore what need not be in the project; copy it: carrel cp",
+            )
         if path in self._converted and size <= MAX_CONVERTED:
             self._put(path, kind, os.pread(file, size, 0).replace(b"\r\n", b"\n"))
             return
@@ -186,6 +209,13 @@ class StateImporter:
 
     def _delete(self, path: str) -> None:
         self._write(b"D %s\n" % quoted(os.fsencode(path)))
+
+
+def _in_another_store(path: str) -> LandingRefused:
+    return LandingRefused(
+        f"The project keeps {path!r} in another store (git LFS), and the space changed it.",
+        hint="Take it out with `carrel cp`, and commit it with git in the project.",
+    )
 
 
 def _pieces(file: int, size: int, path: str) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +23,21 @@ from carrel.domain.trees import EntryType
 from carrel.review.states import (
     GITLINK,
     LINK,
+    MOST_BYTES,
     AgentCommit,
     SpaceWork,
     StateImporter,
     TreeEntry,
 )
 from carrel.trees.folders import Root
-from carrel.trees.git.process import feed_git, run_git
+from carrel.trees.git.process import feed_git, read_git, run_git
 from carrel.trees.layers import Layers
 from carrel.trees.removal import remove_tree
 
 LOCAL_S = 600.0
 """Work on our own disk; a merge of 50,000 files takes a tenth of a second."""
+MOST_LISTED = 2_000_000
+"""Files and folders of a commit, which is looked through in seconds; large projects have half."""
 _PREFIX, _KEPT = ".land-", "kept-"
 _BEGAN, _NOW, _EARLIER = "refs/heads/began", "refs/heads/now", "refs/heads/earlier"
 _BEFORE, _AFTER = "refs/heads/before-", "refs/heads/after-"
@@ -78,7 +81,15 @@ class WorkRepository:
         well: tuple[int, ...] = (0,),
     ) -> bytes:
         words = [f"--git-dir={self.folder}", *args]
-        return run_git(words, cwd=self.folder, timeout_s=LOCAL_S, input=input, env=env, well=well)
+        return run_git(
+            words,
+            cwd=self.folder,
+            timeout_s=LOCAL_S,
+            input=input,
+            env=env,
+            well=well,
+            bounded=True,
+        )
 
     def one(self, *args: str) -> str:
         """What git prints, a line."""
@@ -87,7 +98,9 @@ class WorkRepository:
     def tree_of(self, commit: str) -> str:
         return self.one("rev-parse", "--verify", f"{commit}^{{tree}}")
 
-    def states(self, start: str, work: SpaceWork) -> list[tuple[str, str]]:
+    def states(
+        self, start: str, work: SpaceWork, most_bytes: int = MOST_BYTES
+    ) -> list[tuple[str, str]]:
         """Pairs of commits, one for each new commit of the agent's and one for what it did not
         commit: what it changed as that was before, and as it is then. The first stands on the
         commit `start`, if there is one. What the person had not committed when the space was made
@@ -102,7 +115,7 @@ class WorkRepository:
         given = self._given(work, paths)
         pairs: list[str] = []
         with feed_git(_IMPORT, folder=self.folder, timeout_s=LOCAL_S) as write:
-            importer = StateImporter(write, known, self.sha256)
+            importer = StateImporter(write, known, self.sha256, most_bytes)
             touched: set[str] = set()
             for number, commit in enumerate((*work.agent.commits, None)):
                 files = sorted(paths if commit is None else commit.files)
@@ -151,7 +164,7 @@ class WorkRepository:
     ) -> tuple[str, str, str]:
         """A commit each of what a base and two trees have at these paths."""
         with feed_git(_IMPORT, folder=self.folder, timeout_s=LOCAL_S) as write:
-            importer = StateImporter(write, {}, self.sha256)
+            importer = StateImporter(write, {}, self.sha256, MOST_BYTES)
             importer.begin(_BEGAN, "")
             for path in sorted(paths):
                 importer.put_old(path, base)
@@ -210,26 +223,41 @@ class WorkRepository:
             at = end + size + 2
         return found
 
-    def names(self, tree: str) -> dict[str, list[str]]:
-        """Of every folder, what is in it."""
+    def names(self, tree: str, folders: Collection[str]) -> dict[str, list[str]]:
+        """Of these folders, what is in each. Raises `LandingRefused`, as `links` does."""
         found: dict[str, list[str]] = {}
-        for row in self.run("ls-tree", "-r", "-t", "-z", "--name-only", tree).split(b"\0"):
+        for row in self._rows("ls-tree", "-r", "-t", "-z", "--name-only", tree):
             above, _, name = os.fsdecode(row).rpartition("/")
-            if name:
+            if above in folders:
                 found.setdefault(above, []).append(name)
         return found
 
     def links(self, tree: str) -> dict[str, str]:
         """Where each leads; those that no system could make are left out."""
         found = {}
-        for row in self.run("ls-tree", "-r", "-z", "-l", tree).split(b"\0"):
-            about, _, name = row.partition(b"\t")
-            if about.startswith(b"120000 "):
+        for row in self._rows("ls-tree", "-r", "-z", "-l", tree):
+            if row.startswith(b"120000 "):
+                about, _, name = row.partition(b"\t")
                 oid, size = about.decode().split()[2:]
                 if int(size) <= _LONGEST_LINK:
                     found[os.fsdecode(name)] = oid
         targets = self.contents(found.values())
         return {path: os.fsdecode(targets[oid]) for path, oid in found.items()}
+
+    def _rows(self, *words: str) -> Iterator[bytes]:
+        """As git lists them: a few small objects of a project can name any number of files."""
+        pieces = read_git(words, folder=self.folder, idle_s=LOCAL_S)
+        with closing(pieces):
+            rest, left = b"", MOST_LISTED
+            for piece in pieces:
+                *rows, rest = (rest + piece).split(b"\0")
+                left -= len(rows)
+                if left < 0:
+                    raise LandingRefused(
+                        f"The project's commit names more than {MOST_LISTED:,} files.",
+                        hint="Take the work out: carrel export SPACE --patch",
+                    )
+                yield from rows
 
     def filters(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
         """Of the paths for which the tree's attributes name a filter: which. None runs."""

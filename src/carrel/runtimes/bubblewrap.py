@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
-import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from carrel.domain.availability import Availability
 from carrel.domain.errors import CarrelError, CommandInvalid, SandboxUnavailable
-from carrel.domain.limits import Limits
 from carrel.domain.runtimes import (
     Bind,
     Capabilities,
@@ -28,13 +23,23 @@ from carrel.domain.runtimes import (
     SandboxSpec,
     Zygote,
 )
-from carrel.domain.trees import TreeMount
+from carrel.domain.systems import System
+from carrel.domain.trees import Owner, TreeMount
 from carrel.linux import landlock, mounts
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import open_ids
 from carrel.linux.openat2 import open_real
-from carrel.runtimes import policy
+from carrel.runtimes import policy, systems
+from carrel.runtimes.arguments import (
+    OWN_FOLDERS,
+    STAGE,
+    arguments,
+    is_real,
+    mount_points,
+    tree_places,
+)
 from carrel.runtimes.engine import Engine, EngineRuntime
-from carrel.runtimes.etc import OWN_FILES, WITHHELD, EtcFolder
+from carrel.runtimes.etc import EtcFolder
 from carrel.runtimes.proof import Prover
 from carrel.runtimes.requests import Confinement, SandboxSetup
 from carrel.runtimes.sandbox import (
@@ -45,15 +50,9 @@ from carrel.runtimes.sandbox import (
     WORKSPACE,
     SandboxFolders,
     environment,
+    is_below,
 )
 
-if TYPE_CHECKING:
-    from carrel.launcher.messages import MountPoint
-
-LEAST_MEMORY_FILES = 1 << 20
-"""What semaphores and the like need, however little is allowed."""
-OWN_FOLDERS = ("/tmp", HUB, HOME)
-"""Of a sandbox, which others may be bound below."""
 MountSource = Path | Callable[[], int]
 """Where a mount leads, or what makes it."""
 MOST_LATE = 32
@@ -80,7 +79,7 @@ class BegunSandbox:
 
 
 class BubblewrapRuntime(EngineRuntime):
-    """Implements `LocalRuntime`, `EagerRuntime` and `WarmRuntime`."""
+    """Implements `LocalRuntime`, `ReachableRuntime`, `EagerRuntime` and `WarmRuntime`."""
 
     name = "bubblewrap"
 
@@ -88,6 +87,7 @@ class BubblewrapRuntime(EngineRuntime):
         super().__init__(engine)
         self._prover = prover
         self._program = program
+        self._data = data
         self._etc = EtcFolder(data)
         self._holders = data / "launcher" / "holders"
         """Where the launcher notes the sandboxes that it has set up."""
@@ -101,6 +101,7 @@ class BubblewrapRuntime(EngineRuntime):
             private_processes=True,
             private_network=True,
             own_paths=True,
+            systems=True,
             uncovered=("The kernel itself is shared with the host.", *_open_network_gaps()),
         )
 
@@ -175,6 +176,10 @@ class BubblewrapRuntime(EngineRuntime):
         shown: ShownBinds | None = None,
     ) -> Confinement:
         spec = sandbox.spec
+        if spec.system is not None:
+            assert tree is not None
+            hold = partial(self._hold_system, spec, spec.system, tree)
+            return confine_system(spec, spec.system, command, hold)
         return Confinement(
             uid=INSIDE_ID,
             gid=INSIDE_ID,
@@ -186,21 +191,65 @@ class BubblewrapRuntime(EngineRuntime):
             hold=lambda: self._hold(spec, tree, shown or _shown(spec)),
         )
 
-    def _hold(self, spec: SandboxSpec, tree: TreeMount | None, shown: ShownBinds) -> SandboxSetup:
+    def _hold_system(self, spec: SandboxSpec, system: System, tree: TreeMount) -> SandboxSetup:
+        program = self._bubblewrap()
+        SandboxFolders(spec.folder).hub.mkdir(mode=0o755, exist_ok=True)
+        binds = system_binds(spec, tree)
+        found = systems.sources(spec, tree, self._data, self._etc.current())
+        named = {f"bind{number}": bind for number, bind in enumerate(binds)}
+        found |= {name: bind.source for name, bind in named.items()}
+        paths = {name: str(source) for name, source in found.items()}
+        staged: dict[str, int] = {}
+        pod = pod_of(spec, tree)
+        owner = Owner(*system.shown(0, 0))
+        points = systems.mount_points(spec, binds, system)
+        if os.geteuid() == 0:
+            # The launcher has mounts of its own, and this is none of them.
+            for point in points:
+                mounts.make_mount_point(**point, uid=owner.uid, gid=owner.gid)
+            points = []
+            real = {name for name, bind in named.items() if bind.if_real}
+            detached = {} if tree.detached is None else {"tree": tree.detached}
+            users = {systems.USERS: partial(open_ids, *system.ids)}
+            staged = stage({**found, **detached, **users}, real, ())
+            paths = {name: f"{STAGE}/{name}" for name in found}
+        namespace = tree.namespace or (None if staged else system.key)
+        return SandboxSetup(
+            argv=systems.arguments(
+                program, spec, paths, binds, survive=namespace is None, pod=bool(pod)
+            ),
+            kept=[*TOOLCHAIN, "/dev", "/proc", os.path.realpath(program)] if staged else [],
+            namespace=namespace,
+            late=[],
+            staged=staged,
+            points=points,
+            pod=pod,
+            owner=owner,
+        )
+
+    def _bubblewrap(self) -> str:
         program = _found(self._program)
         if program is None:
             raise SandboxUnavailable(
                 "bubblewrap is not installed.", hint="sudo apt-get install bubblewrap"
             )
+        return program
+
+    def _hold(self, spec: SandboxSpec, tree: TreeMount | None, shown: ShownBinds) -> SandboxSetup:
+        program = self._bubblewrap()
         paths, binds, staged = self._sources(spec, tree, shown)
         namespace = tree.namespace if tree is not None else None
+        pod = pod_of(spec, tree)
         return SandboxSetup(
-            argv=arguments(program, spec, paths, binds, shown.places, survive=namespace is None),
+            argv=arguments(
+                program, spec, paths, binds, shown.places, survive=namespace is None, pod=bool(pod)
+            ),
             kept=[*TOOLCHAIN, "/dev", "/proc", os.path.realpath(program)] if staged else [],
             namespace=namespace,
             late=late_targets(shown) if tree is None else [],
             staged=staged,
-            points=_mount_points(spec, binds, shown.places),
+            points=mount_points(spec, binds, shown.places),
+            pod=pod,
         )
 
     def _sources(
@@ -225,8 +274,11 @@ class BubblewrapRuntime(EngineRuntime):
             return {name: str(path) for name, path in sources.items()}, binds, {}
         real = {name for name, bind in named.items() if bind.if_real}
         detached = {} if tree is None or tree.detached is None else {"tree": tree.detached}
-        staged = _stage({**sources, **detached}, real, ())
+        staged = stage({**sources, **detached}, real, ())
         return {name: f"{STAGE}/{name}" for name in sources}, binds, staged
+
+    def _has_network(self, sandbox: Sandbox) -> bool:
+        return sandbox.spec.network is Network.NONE
 
     async def warm_up(self, zygote: Zygote) -> None:
         await self._engine.warm_up(zygote)
@@ -249,15 +301,36 @@ class BubblewrapRuntime(EngineRuntime):
         await super().stop(sandbox, grace_s)
 
 
-def _memory_files(limits: Limits) -> int:
-    """Files in memory count against the memory limit where the kernel enforces one. In any case
-    they are not to be a way around the limits, nor to take all memory of the machine."""
-    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    asked = (limits.memory_bytes, limits.disk_bytes)
-    return max(LEAST_MEMORY_FILES, min([half, *(one for one in asked if one is not None)]))
+def confine_system(
+    spec: SandboxSpec, system: System, command: Command, hold: Callable[[], SandboxSetup]
+) -> Confinement:
+    """Of commands in a sandbox with the system of an image."""
+    own_ids = system.first_id is not None
+    return Confinement(
+        uid=system.uid,
+        gid=system.gid,
+        confined=True,
+        cwd=working_folder(command.cwd),
+        env=systems.environment(spec, command, system),
+        scope_sockets=spec.network is Network.OPEN and _can_scope(),
+        seccomp=policy.program(policy.SYSTEM if own_ids else policy.DEFAULT),
+        capabilities=systems.capabilities(system),
+        hold=hold,
+    )
 
 
-def _stage(
+def system_binds(spec: SandboxSpec, tree: TreeMount) -> list[Bind]:
+    shown = (*_there(spec.binds), *(Bind(path, str(path)) for path in tree.read_only))
+    return systems.shown_binds(shown)
+
+
+def pod_of(spec: SandboxSpec, tree: TreeMount | None) -> str:
+    """An ordinary user can give sandboxes one network only where they have one namespace."""
+    held = os.geteuid() == 0 or (tree is not None and tree.namespace is not None)
+    return spec.pod if spec.network is Network.NONE and held else ""
+
+
+def stage(
     sources: Mapping[str, MountSource], real: Collection[str], read_only: Collection[str]
 ) -> dict[str, int]:
     staged: dict[str, int] = {}
@@ -325,7 +398,7 @@ def _late_mounts(begun: BegunSandbox, spec: SandboxSpec, tree: TreeMount) -> lis
     real = {bind.target for bind in begun.shown.late if bind.if_real}
     read_only = {bind.target for bind in begun.shown.late if not bind.writable}
     try:
-        staged = _stage(sources, real, read_only)
+        staged = stage(sources, real, read_only)
     except OSError:
         # Something has gone since then, or leads elsewhere.
         return None
@@ -335,7 +408,7 @@ def _late_mounts(begun: BegunSandbox, spec: SandboxSpec, tree: TreeMount) -> lis
 def _there(binds: tuple[Bind, ...]) -> list[Bind]:
     """Without those of a home that are gone, or lead elsewhere by now. A mount costs time: what is
     shown with a folder around it is not shown once more."""
-    found = [bind for bind in binds if not bind.if_real or _is_real(bind.source)]
+    found = [bind for bind in binds if not bind.if_real or is_real(bind.source)]
     plain = [bind.target for bind in found if _is_plain(bind)]
     return [
         bind
@@ -348,14 +421,6 @@ def _there(binds: tuple[Bind, ...]) -> list[Bind]:
 def _is_plain(bind: Bind) -> bool:
     """Shown as it is, where it is."""
     return not bind.writable and str(bind.source) == bind.target
-
-
-def _is_real(path: str | Path) -> bool:
-    try:
-        os.close(open_real(os.fsencode(path), os.O_PATH))
-    except OSError:
-        return False
-    return True
 
 
 def _found(program: str) -> str | None:
@@ -436,150 +501,3 @@ def _reads(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-# The command line of bubblewrap for one sandbox
-
-STAGE = "/tmp"
-"""Where the launcher shows us the staged mounts, as root."""
-SECCOMP_FD = 10
-INFO_FD = 11
-HIDDEN = ("/proc/keys", "/proc/key-users")
-"""Of an ordinary user, who has the sandbox's own host id, they would tell the host's keys."""
-
-
-def arguments(
-    program: str,
-    spec: SandboxSpec,
-    paths: dict[str, str],
-    binds: list[Bind],
-    places: list[str],
-    *,
-    survive: bool,
-) -> list[str]:
-    """`binds` begin with its own folders; `places` are those of the tree. `paths` says where
-    bubblewrap finds what the sandbox shows; what is not in it comes later, and finds folders to be
-    put on."""
-    holder, name = _holder()
-    tree = paths.get("tree")
-    argv = [program, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    argv += ["--unshare-cgroup-try", "--disable-userns", "--cap-drop", "ALL", "--clearenv"]
-    if spec.network is Network.NONE:
-        argv.append("--unshare-net")
-    if not survive:
-        argv.append("--die-with-parent")
-    argv += ["--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), "--hostname", "carrel"]
-    argv += _toolchain()
-    argv += ["--ro-bind", paths["etc"], "/etc", "--dev", "/dev", "--proc", "/proc"]
-    # What is written to /dev itself would be in memory too, and without a bound.
-    argv += ["--perms", "1777", "--size", str(_memory_files(spec.limits)), "--tmpfs", "/dev/shm"]
-    argv += ["--remount-ro", "/dev"]
-    for hidden in filter(os.path.exists, HIDDEN):
-        argv += ["--ro-bind", "/dev/null", hidden]
-    argv += ["--symlink", "/tmp", "/var/tmp", "--dir", "/run"]
-    bound = [_bound(paths.get(f"bind{number}"), bind) for number, bind in enumerate(binds)]
-    own = len(OWN_FOLDERS)
-    first, *others = places
-    argv += chain.from_iterable(bound[:own])
-    argv += ["--dir", first] if tree is None else ["--bind", tree, first]
-    argv += chain.from_iterable(bound[own:])
-    for target, instead in _masks(spec, binds):
-        argv += ["--ro-bind", f"{paths['etc']}/{instead}", target]
-    for place in others:
-        argv += ["--dir", place] if tree is None else ["--bind", tree, place]
-    argv += ["--ro-bind", holder, f"/run/{name}", "--remount-ro", "/"]
-    argv += ["--seccomp", str(SECCOMP_FD), "--info-fd", str(INFO_FD), "--chdir", "/"]
-    return [*argv, "--", f"/run/{name}"]
-
-
-def _bound(source: str | None, bind: Bind) -> list[str]:
-    if source is None:
-        return ["--dir", bind.target]
-    return ["--bind" if bind.writable else "--ro-bind", source, bind.target]
-
-
-def _masks(spec: SandboxSpec, binds: list[Bind]) -> Iterator[tuple[str, str]]:
-    """What is put over hidden files and folders, by its name in our /etc. What the sandbox's user
-    cannot get at needs none, and bubblewrap, which runs as that user, could not put one there."""
-    named = {str(bind.source) for bind in binds}
-    for bind in binds:
-        top = str(bind.source)
-        for path in spec.hidden:
-            if path in named or not is_below(path, top) or not _is_real(path):
-                continue
-            if all(map(_passes, _folders_between(top, path))):
-                suffix = "folder" if os.path.isdir(path) else os.path.splitext(path)[1]
-                instead = f"{WITHHELD}{suffix}"
-                yield bind.target + path[len(top) :], instead if instead in OWN_FILES else WITHHELD
-
-
-def _folders_between(top: str, path: str) -> Iterator[str]:
-    while path != top:
-        path = os.path.dirname(path)
-        yield path
-
-
-def _passes(folder: str) -> bool:
-    if os.geteuid() == 0:
-        return bool(os.stat(folder).st_mode & stat.S_IXOTH)
-    return os.access(folder, os.X_OK)
-
-
-def tree_places(spec: SandboxSpec) -> list[str]:
-    """Where the sandbox shows its tree."""
-    return [WORKSPACE, *([spec.also_at] if _is_free(spec.also_at, spec.binds) else [])]
-
-
-def _is_free(path: str, binds: tuple[Bind, ...]) -> bool:
-    """Whether a sandbox has nothing of its own there, nor below it, and can have something."""
-    if not path.startswith("/") or os.path.normpath(path) != path:
-        return False
-    targets = [bind.target for bind in binds]
-    own = (WORKSPACE, HOME, "/tmp", "/var/tmp", *targets)
-    taken = (*TOOLCHAIN, "/etc", "/dev", "/proc", "/run", "/var/tmp", WORKSPACE, *targets)
-    return not (
-        any(is_below(path, one) for one in taken) or any(is_below(one, path) for one in own)
-    )
-
-
-def _mount_points(spec: SandboxSpec, binds: list[Bind], places: list[str]) -> list[MountPoint]:
-    """Those below what the sandbox may write, and keeps. Bubblewrap makes the folders on the way
-    and follows links, while it still sees all of the host."""
-    folders = SandboxFolders(spec.folder)
-    writable = (("/tmp", folders.tmp), (HOME, folders.home))
-    wanted: list[tuple[str, Path | None]] = [(bind.target, bind.source) for bind in binds]
-    wanted += [(place, None) for place in places]
-    return [
-        {
-            "above": str(kept),
-            "path": target.removeprefix(f"{above}/"),
-            "folder": source is None or source.is_dir(),
-        }
-        for target, source in wanted
-        for above, kept in writable
-        if target.startswith(f"{above}/")
-    ]
-
-
-def is_below(path: str, folder: str) -> bool:
-    """Also the folder itself."""
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
-
-
-def _toolchain() -> list[str]:
-    """As the host has it: real folders bound, the links of merged systems made again."""
-    argv: list[str] = []
-    for path in TOOLCHAIN:
-        if os.path.islink(path):
-            argv += ["--symlink", os.readlink(path), path]
-        elif os.path.isdir(path):
-            argv += ["--ro-bind", path, path]
-    return argv
-
-
-def _holder() -> tuple[str, str]:
-    """`cat` under another name, so that nobody's `pkill cat` ends the sandbox. One program
-    that plays many parts by its name must keep it."""
-    found = shutil.which("cat", path="/usr/bin:/bin") or "/bin/cat"
-    real = os.path.realpath(found)
-    return real, "hold" if os.path.basename(real) == "cat" else "cat"

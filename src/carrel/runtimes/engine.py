@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from carrel.domain.runtimes import (
     Command,
     LimitHit,
     LimitsChanged,
+    Listening,
     LocalRun,
     Sandbox,
     SandboxSpec,
@@ -39,6 +41,7 @@ from carrel.linux.reserve import free_room
 from carrel.runtimes.limits.disk_watch import Remembered
 from carrel.runtimes.limits.enforcement import Enforcement
 from carrel.runtimes.limits.watch import PAUSE_S, Inhabitants, LimitWatch
+from carrel.runtimes.ports import SandboxPorts
 from carrel.runtimes.recordings import Readers
 from carrel.runtimes.requests import (
     Confinement,
@@ -93,6 +96,7 @@ class Engine:
         self._on_event = on_event
         self._readers = readers or Readers(launcher)
         self._requests = LauncherRequests(enforcement, self._readers, linger_s)
+        self.ports = SandboxPorts(launcher, self._all_members)
         self._watches: dict[str, LimitWatch] = {}
         self._remembered: dict[str, Remembered] = {}
         """Of sandboxes that are stopped, and near their disk limit or above it; and of new ones."""
@@ -125,6 +129,7 @@ class Engine:
         folders = SandboxFolders(spec.folder)
         folders.make(spec.owner, spec.home_files, spec.home_links)
         folders.put_carrel(spec.carrel)
+        folders.put_shells(spec.shells)
         support = self._enforcement.put_in_force(spec)
         return Sandbox(self._runtime, spec, support)
 
@@ -219,7 +224,9 @@ class Engine:
         sandbox_id = sandbox.spec.sandbox_id
         if sandbox_id in self._warm or sandbox_id in self._warming:
             return
-        SandboxFolders(sandbox.spec.folder).put_carrel(sandbox.spec.carrel)
+        folders = SandboxFolders(sandbox.spec.folder)
+        folders.put_carrel(sandbox.spec.carrel)
+        folders.put_shells(sandbox.spec.shells)
         limits = self._enforcement.put_in_force(sandbox.spec)
         if limits != sandbox.limits:
             self._on_event(LimitsChanged(sandbox_id, limits))
@@ -495,6 +502,7 @@ class Engine:
         if reply.get("problem") is not None:
             raise _does_not_end("the sandbox", reply["problem"])
         self._warm.discard(sandbox.spec.sandbox_id)
+        self.ports.forget(sandbox.spec.sandbox_id)
         watch = self._watches.pop(sandbox.spec.sandbox_id, None)
         remembered = self._remembered.pop(sandbox.spec.sandbox_id, None)
         if watch is not None:
@@ -541,6 +549,18 @@ class EngineRuntime(ABC):
         """The launcher's own code is run instead of the command, and tries to get out."""
         confinement = replace(self._confine(sandbox, tree, command), probe=targets)
         return await self._engine.run(sandbox, command, confinement)
+
+    def _has_network(self, sandbox: Sandbox) -> bool:
+        """Its own."""
+        return False
+
+    async def listening(self, sandbox: Sandbox, before: Listening | None = None) -> Listening:
+        private = self._has_network(sandbox)
+        return await self._engine.ports.listening(sandbox, before, private=private)
+
+    async def connect(self, sandbox: Sandbox, port: int) -> socket.socket:
+        private = self._has_network(sandbox)
+        return await self._engine.ports.connect(sandbox, port, private=private)
 
     def expect(self) -> None:
         self._engine.expect()

@@ -27,14 +27,14 @@ from carrel.runtimes.policy import (
     unix_sockets_allowed,
     without_namespaces,
 )
-from carrel.runtimes.process import host_folder
+from carrel.runtimes.process import check_owned, host_folder
 from carrel.runtimes.proof import Prover
 from carrel.runtimes.requests import Confinement
 from carrel.runtimes.sandbox import SandboxFolders, environment
 
 
 class LandlockRuntime(EngineRuntime):
-    """Implements `LocalRuntime`."""
+    """Implements `LocalRuntime` and `ReachableRuntime`."""
 
     name = "landlock"
 
@@ -178,12 +178,7 @@ def check_reachable(spec: SandboxSpec, tree: TreeMount) -> None:
         )
     if spec.owner.uid == os.geteuid():
         return
-    if tree.path.stat().st_uid != spec.owner.uid:
-        raise SandboxUnavailable(
-            "On the host this tree does not belong to the sandbox's user, and Landlock shows it "
-            "as it is there.",
-            hint="Make the tree with the driver `copy` or `reflink`.",
-        )
+    check_owned(spec, tree)
     for folder in tree.path.parents:
         if not _may_pass(folder.stat(), spec.owner):
             raise SandboxUnavailable(

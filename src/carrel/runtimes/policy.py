@@ -9,8 +9,8 @@ stays allowed on purpose:
   and so cannot be traced; pidfd_getfd, which debuggers do without, is refused nevertheless.
 - seccomp and landlock calls: they can only take more away.
 
-No file gets a set-user-id or set-group-id bit, in any sandbox: on the host it would run as
-whoever the sandbox's files belong to there, and an ordinary user's are his own.
+No file gets a set-user-id or set-group-id bit: on the host it would run as whoever the sandbox's
+files belong to there, and an ordinary user's are his own. Only systems of images have them.
 
 Calls that programs can do without answer ENOSYS, so that they fall back: clone3 and openat2,
 whose flags and mode a filter cannot see, and io_uring, whose operations it cannot see.
@@ -199,6 +199,8 @@ _NO_TYPE = errno_action(errno.ESOCKTNOSUPPORT)
 _NO_PROTOCOL = errno_action(errno.EPROTONOSUPPORT)
 _NO_SOCKET = errno_action(errno.EACCES)
 _NOT_SUPPORTED = errno_action(errno.EOPNOTSUPP)
+_WITHOUT_EFFECT = errno_action(0)
+"""The call answers that it was done."""
 
 # fmt: off
 _MOUNTS = (
@@ -267,6 +269,12 @@ _LEASES = (
 """Whoever has one on a file makes others wait when they open it, 45 seconds each time. It takes to
 be the file's owner, as an ordinary user's sandboxes are of all that is shown to each of them."""
 
+_SOL_SOCKET, _SO_LINGER = 1, 13
+"""With it the last who closes a connection waits for its reader, for years if it says so. That may
+be whoever is sent the connection by a Unix socket: the daemon, for all spaces at once, also when it
+asked for no descriptors. Programs set it to reset a connection, and do not look what comes of it.
+"""
+
 _PERSONALITIES = (
     0x0,  # PER_LINUX
     0x8,  # PER_LINUX32, for setarch
@@ -300,11 +308,11 @@ _NETLINK_PROTOCOLS = (
 )
 
 
-def _common() -> tuple[SyscallRule, ...]:
+def _common(*, set_ids: bool = False) -> tuple[SyscallRule, ...]:
     return (
         *(SyscallRule(name, _REFUSED) for name in (*_MOUNTS, *_KERNEL, *_MACHINE, *_OBSOLETE)),
         *(SyscallRule(name, _ABSENT) for name in _HIDDEN),
-        *_no_set_ids(),
+        *(() if set_ids else _no_set_ids()),
         SyscallRule("file_setattr", _REFUSED),  # as FS_IOC_FSSETXATTR
         SyscallRule("clone", _REFUSED, (ArgumentTest(0, (0,), mask=_CLONE_NEW, negate=True),)),
         SyscallRule(
@@ -319,6 +327,11 @@ def _common() -> tuple[SyscallRule, ...]:
         SyscallRule("ioctl", _NOT_SUPPORTED, (ArgumentTest(1, _RESERVATIONS),)),
         SyscallRule("fallocate", _NOT_SUPPORTED, (ArgumentTest(1, (0,), mask=_MAKES_ROOM),)),
         SyscallRule("fcntl", _REFUSED, (ArgumentTest(1, _LEASES),)),
+        SyscallRule(
+            "setsockopt",
+            _WITHOUT_EFFECT,
+            (ArgumentTest(1, (_SOL_SOCKET,)), ArgumentTest(2, (_SO_LINGER,))),
+        ),
         SyscallRule("socketpair", _NO_FAMILY, (ArgumentTest(_FAMILY, (AF_UNIX,), negate=True),)),
     )
 
@@ -370,6 +383,9 @@ def _sets_id(argument: int) -> ArgumentTest:
 
 DEFAULT = FilterPolicy(_common() + _sockets())
 """For sandboxes with namespaces of their own."""
+SYSTEM = FilterPolicy(_common(set_ids=True) + _sockets())
+"""For those with an image and ids of their own: packages have such files. They belong to ids that
+nobody on the host has, and nobody else may pass through the folders that they are in."""
 
 
 def _no_others() -> tuple[SyscallRule, ...]:

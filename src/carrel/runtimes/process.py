@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from carrel.domain.availability import Availability
+from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.runtimes import Capabilities, Command, Proof, Sandbox, SandboxSpec
 from carrel.domain.trees import TreeMount
 from carrel.runtimes.engine import EngineRuntime
@@ -15,7 +16,8 @@ from carrel.runtimes.sandbox import SandboxFolders, environment
 
 
 class ProcessRuntime(EngineRuntime):
-    """Implements `LocalRuntime`: the tree is private, everything else is the host's."""
+    """Implements `LocalRuntime` and `ReachableRuntime`: the tree is private, everything else is
+    the host's."""
 
     name = "process"
 
@@ -36,6 +38,8 @@ class ProcessRuntime(EngineRuntime):
         return Availability(True, "Needs nothing, and confines nothing.")
 
     async def start(self, spec: SandboxSpec, tree: TreeMount, *, wait: bool = True) -> Sandbox:
+        if spec.owner.uid != os.geteuid():
+            check_owned(spec, tree)
         return await asyncio.to_thread(self._engine.prepare, spec)
 
     def _confine(self, sandbox: Sandbox, tree: TreeMount, command: Command) -> Confinement:
@@ -55,6 +59,16 @@ class ProcessRuntime(EngineRuntime):
     async def verify(self, sandbox: Sandbox, tree: TreeMount) -> Proof:
         """There is nothing to prove, so the proof does not hold."""
         return Proof(self.name, ())
+
+
+def check_owned(spec: SandboxSpec, tree: TreeMount) -> None:
+    """Only a mount of the sandbox's own gives it a tree of btrfs, which is another user's."""
+    if tree.path.stat().st_uid != spec.owner.uid:
+        raise SandboxUnavailable(
+            "On the host this tree does not belong to the sandbox's user, and this runtime shows "
+            "it as it is there.",
+            hint="Use the runtime bubblewrap, or a data folder that is not on btrfs.",
+        )
 
 
 def host_folder(tree: Path, cwd: str) -> str:

@@ -39,6 +39,7 @@ from carrel.domain.trees import TreeMount
 from carrel.linux import processes
 from carrel.runtimes.policy import service_sockets
 from carrel.runtimes.sandbox import CLOSED, HOME, Identities, close_folders
+from carrel.runtimes.systems import capabilities
 
 SHARED_MEMORY = Path("/dev/shm")
 PROBE_S = 120.0
@@ -155,16 +156,21 @@ class Prover:
             abstract.bind(f"\0{space}")
             abstract.listen()
             yield {
-                "runtime": name,
+                # A container promises what a sandbox of bubblewrap does.
+                "runtime": "landlock" if name == "landlock" else "bubblewrap",
                 "network": str(spec.network),
-                "forbidden_paths": [str(canary), str(self._data), *shared, *_host_home()],
+                "forbidden_paths": [str(canary), str(self._data), *shared, *_host_home(spec)],
                 "host_pid": outside,
                 "host_pid_start": processes.start_time(outside),
                 "host_loopback_port": listener.getsockname()[1],
                 "abstract_socket": space,
                 "unix_sockets": list(filter(os.path.exists, service_sockets())),
                 "secret_env": secret,
-                "scratch": "/tmp" if name == "bubblewrap" else str(spec.folder / "tmp"),
+                "own_root": spec.system is not None,
+                "own_ids": spec.system is not None and spec.system.has_root,
+                "range": spec.system is not None and spec.system.first_id is not None,
+                "capabilities": 0 if spec.system is None else capabilities(spec.system),
+                "scratch": str(spec.folder / "tmp") if name == "landlock" else "/tmp",
             }
 
 
@@ -201,8 +207,10 @@ def _shared_memory(spec: SandboxSpec, secret: str) -> Iterator[list[str]]:
         path.unlink()
 
 
-def _host_home() -> list[str]:
-    """Unless the sandbox has a home of its own by that name."""
+def _host_home(spec: SandboxSpec) -> list[str]:
+    """Unless the sandbox, or its image, has a home of its own by that name."""
+    if spec.system is not None:
+        return []
     home = str(Path.home())
     return [home] if home not in ("/", "/nonexistent", HOME) and Path(home).exists() else []
 
@@ -210,7 +218,9 @@ def _host_home() -> list[str]:
 def _configuration(sandbox: Sandbox) -> tuple[object, ...]:
     spec = sandbox.spec
     shown = tuple((bind.target, bind.writable) for bind in spec.binds)
-    return (sandbox.runtime, spec.network, shown, os.geteuid(), os.uname().release)
+    root = "" if spec.system is None else f"root: {spec.system.has_root}, {spec.system.uid == 0}"
+    kind = (root, bool(spec.pod))
+    return (sandbox.runtime, spec.network, shown, kind, os.geteuid(), os.uname().release)
 
 
 def check(proof: Proof) -> None:
@@ -241,7 +251,7 @@ async def choose_runtime(candidates: Sequence[R]) -> tuple[R, list[tuple[str, Av
     confines nothing is never chosen: it has to be asked for by name."""
     seen: list[tuple[str, Availability]] = []
     for runtime in candidates:
-        if not runtime.capabilities.confines:
+        if not runtime.capabilities.confines or runtime.capabilities.needs_image:
             continue
         found = await runtime.probe()
         seen.append((runtime.name, found))

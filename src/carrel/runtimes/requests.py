@@ -18,12 +18,14 @@ from carrel.domain.errors import (
     CommandInvalid,
     CommandNotExecutable,
     CommandNotFound,
+    ContainerGone,
     RunNotFound,
     SandboxUnavailable,
     TreeDamaged,
     WarmUnavailable,
 )
 from carrel.domain.runtimes import MOST_GIVEN, Call, Command, Output, Sandbox, Zygote
+from carrel.domain.trees import Owner
 from carrel.runtimes.limits.cgroups import CgroupHandle
 from carrel.runtimes.limits.enforcement import Enforcement
 from carrel.runtimes.recordings import Readers
@@ -54,6 +56,21 @@ class SandboxSetup:
     """Where it mounts below what code in it may write."""
     staged: dict[str, int]
     """Detached mounts by name, which the engine closes."""
+    pod: str = ""
+    """Whose network it has, with others."""
+    owner: Owner | None = None
+    """Whom its mount points belong to, if not to the sandbox's owner."""
+    container: ContainerProcess | None = None
+    """Instead of what `argv` makes."""
+
+
+@dataclass(frozen=True)
+class ContainerProcess:
+    """The first process of a container that an engine has made, on the host."""
+
+    pid: int
+    started: int
+    """By which it is told from a later one of that number."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,10 @@ class Confinement:
     scope_sockets: bool = False
     """Abstract Unix sockets of others are out of reach, where the network is not one's own."""
     seccomp: bytes = b""
+    capabilities: int = 0
+    """Bits of those that its commands keep."""
+    users: messages.UserMap | None = None
+    """For an engine's container: who its users are on the host."""
     hold: Callable[[], SandboxSetup] | None = None
     probe: dict[str, Any] | None = None
 
@@ -93,10 +114,11 @@ class LauncherRequests:
         spec = sandbox.spec
         group = self._enforcement.group(sandbox)
         # With namespaces, the process that waits inside has a group already.
-        own = None if confinement.hold is not None else _run_group(group, run_id)
+        is_held = confinement.hold is not None
+        own = None if is_held else _run_group(group, run_id)
         plan: messages.CommandPlan = {
             "join": [*group.procs, f"{own}/cgroup.procs"] if own is not None else [],
-            "rlimits": [*self._enforcement.rlimits(spec)],
+            "rlimits": [*self._enforcement.rlimits(spec, has_namespace=is_held)],
             "keeper": confinement.hold is None and own is None,
             "given": len(command.descriptors),
             "pty": list(command.pty_size) if command.output is Output.PTY else None,
@@ -151,12 +173,17 @@ class LauncherRequests:
             "gid": confinement.gid,
             "scope_sockets": confinement.scope_sockets,
             "seccomp": confinement.seccomp.hex(),
+            "capabilities": confinement.capabilities,
         }
+        if confinement.users is not None:
+            base["users"] = confinement.users
+        owner = setup.owner or sandbox.spec.owner
         plan: messages.SandboxPlan = {
             "argv": setup.argv,
             "kept": setup.kept,
-            "uid": sandbox.spec.owner.uid,
-            "gid": sandbox.spec.owner.gid,
+            "uid": owner.uid,
+            "gid": owner.gid,
+            "pod": setup.pod,
             "namespace": setup.namespace,
             "late": setup.late,
             "points": setup.points,
@@ -165,6 +192,9 @@ class LauncherRequests:
             "base": base,
             "stage": [*setup.staged],
         }
+        if setup.container is not None:
+            process = setup.container
+            plan["container"] = {"pid": process.pid, "started": process.started}
         return plan, setup.staged
 
     def warm(self, sandbox: Sandbox, plan: messages.SandboxPlan) -> messages.WarmRequest:
@@ -266,6 +296,8 @@ def as_error(problem: messages.LauncherProblem, command: Command | None = None) 
             "The tree's mount went with the launcher that held it.",
             hint="Try again: it is mounted at its next use.",
         )
+    if step == "container":
+        return container_gone(text)
     if step == "share":
         return SandboxUnavailable(
             f"The sandbox has as many commands as it may: {text}.",
@@ -275,6 +307,13 @@ def as_error(problem: messages.LauncherProblem, command: Command | None = None) 
         f"The sandbox failed at the step {step!r}: {text}.",
         hint="`carrel doctor` says what this machine can do.",
         step=step,
+    )
+
+
+def container_gone(why: str) -> ContainerGone:
+    return ContainerGone(
+        f"The container of the space is gone: {why}.",
+        hint="Try again: it is made anew. Leave it to Carrel to remove it.",
     )
 
 
@@ -335,7 +374,9 @@ def _check_descriptors(command: Command) -> None:
             f"A command cannot be given {len(command.descriptors)} descriptors.",
             hint=f"Give {MOST_GIVEN} at most.",
         )
-    for descriptor in command.descriptors:
+    if len(command.streams) != (3 if command.output is Output.GIVEN else 0):
+        raise CommandInvalid("A command is given three streams, or none.", hint="Give all three.")
+    for descriptor in (*command.descriptors, *command.streams):
         try:
             os.fstat(descriptor)
         except (OSError, OverflowError):

@@ -199,7 +199,12 @@ class LiveRun:
 
 # Standard streams
 
-RECORDED = {Output.FILES: ("stdout", "stderr"), Output.PTY: ("stdout",), Output.PIPES: ()}
+RECORDED = {
+    Output.FILES: ("stdout", "stderr"),
+    Output.PTY: ("stdout",),
+    Output.PIPES: (),
+    Output.GIVEN: (),
+}
 """The names of the files, for each kind of output."""
 
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -300,6 +305,10 @@ def open_streams(command: Command, folder: Path, owner: Owner) -> RunStreams:
     """Raises OSError, and then nothing is open. `owner` is whom the command runs as."""
     streams = RunStreams()
     try:
+        if command.output is Output.GIVEN:
+            for stream in command.streams:
+                streams.given.append(os.dup(stream))
+            return streams
         _input(streams, command, folder, owner)
         if command.output is Output.FILES:
             _recorded(streams, folder, owner)
@@ -454,7 +463,7 @@ def checked_id(command: Command) -> str:
         raise CommandInvalid("No output is to be kept.", hint="Give keep_bytes above 0.")
     if not command.run_id:
         return new_id("ru")
-    if not is_id(command.run_id) or not command.run_id.startswith("ru_"):
+    if not is_id(command.run_id) or not command.run_id.startswith(("ru_", "sh_")):
         raise CommandInvalid(
             f"{command.run_id!r} is no id of a run.", hint="Leave it out, and one is made."
         )

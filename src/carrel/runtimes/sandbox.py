@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carrel.domain.errors import SandboxUnavailable
-from carrel.domain.hub import HUB_SOCKET
+from carrel.domain.hub import HUB_SOCKET, SHELL_SOCKET, SHELLS
 from carrel.domain.runtimes import Command, Output, SandboxSpec
 from carrel.domain.trees import Owner
 from carrel.linux import ids
@@ -25,6 +25,7 @@ from carrel.linux import ids
 WORKSPACE = "/workspace"
 HOME = "/home/user"
 HUB = "/run/carrel"
+SHELL_NAMES = ("bash", "sh", "zsh")
 INSIDE_ID = 1000
 """Every sandbox with a user namespace shows its own user as this one."""
 
@@ -33,6 +34,11 @@ TOOLCHAIN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/n
 
 CLOSED, PASSABLE = 0o700, 0o710
 """Modes of a sandbox's folder."""
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Also the folder itself."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 class SandboxFolders:
@@ -99,13 +105,18 @@ class SandboxFolders:
         if not command:
             return
         script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'.encode()
-        path = self.hub / "carrel"
-        if path.exists() and path.read_bytes() == script:
+        _put_script(self.hub / "carrel", script)
+
+    def put_shells(self, command: tuple[str, ...]) -> None:
+        """Puts shells there whose commands run in the space's image: for an agent, which has them
+        first on its PATH. `command` takes the socket, the shell's name and its arguments."""
+        if not command:
             return
-        draft = path.with_suffix(".new")
-        draft.write_bytes(script)
-        draft.chmod(0o755)
-        draft.rename(path)
+        folder = self.hub / SHELLS
+        folder.mkdir(mode=0o755, exist_ok=True)
+        for name in SHELL_NAMES:
+            words = shlex.join((*command, f"{HUB}/{SHELL_SOCKET}", name))
+            _put_script(folder / name, f'#!/bin/sh\nexec {words} "$@"\n'.encode())
 
     def make_shared_memory(self, owner: Owner) -> None:
         """Idempotent."""
@@ -124,6 +135,15 @@ class SandboxFolders:
         above = self.space.parent
         if not above.stat().st_mode & 0o001:
             above.chmod(0o711)
+
+
+def _put_script(path: Path, script: bytes) -> None:
+    if path.exists() and path.read_bytes() == script:
+        return
+    draft = path.with_suffix(".new")
+    draft.write_bytes(script)
+    draft.chmod(0o755)
+    draft.rename(path)
 
 
 def _make_own(folder: Path, mode: int, owner: Owner) -> None:
@@ -192,7 +212,7 @@ def environment(
     programs = (hub,) if spec.carrel else ()
     terminal = {"TERM": "xterm-256color"} if command.output is Output.PTY else {}
     return {
-        "PATH": ":".join((*programs, *spec.path_first, PATH, *spec.path_last)),
+        "PATH": ":".join((*programs, *command.path_first, *spec.path_first, PATH, *spec.path_last)),
         "HOME": home,
         "USER": "user",
         "LOGNAME": "user",
@@ -217,6 +237,7 @@ class Identities:
 
     def __init__(self, data: Path) -> None:
         self._folder = data / "uids"
+        self._ranges = data / "ranges"
 
     def take(self, sandbox_id: str) -> Owner:
         """The same sandbox always gets the same id while it holds one."""
@@ -232,18 +253,23 @@ class Identities:
         first = zlib.crc32(sandbox_id.encode()) % len(available)
         for step in range(len(available)):
             uid = available[(first + step) % len(available)]
-            if self._claim(uid, sandbox_id):
+            if _claim(self._folder / str(uid), sandbox_id):
                 return Owner(uid, uid)
         raise SandboxUnavailable("All ids for sandboxes are taken.", hint="Remove some spaces.")
 
-    def _claim(self, uid: int, sandbox_id: str) -> bool:
-        path = self._folder / str(uid)
-        try:
-            # A symbolic link is made and filled in one step.
-            os.symlink(sandbox_id, path)
-        except FileExistsError:
-            return os.readlink(path) == sandbox_id
-        return True
+    def take_range(self, sandbox_id: str) -> int | None:
+        """The first of the ids that are the sandbox's own beside its user, for the users of an
+        image; None where the machine has none to give. The same one while it holds one."""
+        available = ids.image_ranges()
+        if not available:
+            return None
+        self._ranges.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = zlib.crc32(sandbox_id.encode()) % len(available)
+        for step in range(len(available)):
+            first = available[(place + step) % len(available)]
+            if _claim(self._ranges / str(first), sandbox_id):
+                return first
+        raise SandboxUnavailable("All ids for images are taken.", hint="Remove some spaces.")
 
     def find(self, sandbox_id: str) -> Owner | None:
         """It may be any: the first that it tried was perhaps another's then."""
@@ -253,17 +279,31 @@ class Identities:
             names = os.listdir(self._folder)
         except FileNotFoundError:
             return None
-        uid = next((int(name) for name in names if self._holds(sandbox_id, name)), None)
+        uid = next((int(name) for name in names if _holds(self._folder / name, sandbox_id)), None)
         return None if uid is None else Owner(uid, uid)
 
     def give_back(self, sandbox_id: str, owner: Owner) -> None:
-        name = str(owner.uid)
-        if self._holds(sandbox_id, name):
-            with contextlib.suppress(OSError):
-                os.unlink(self._folder / name)
+        """Its range too."""
+        claims = [self._folder / str(owner.uid)]
+        with contextlib.suppress(OSError):
+            claims += self._ranges.iterdir()
+        for claim in claims:
+            if _holds(claim, sandbox_id):
+                with contextlib.suppress(OSError):
+                    os.unlink(claim)
 
-    def _holds(self, sandbox_id: str, name: str) -> bool:
-        try:
-            return os.readlink(self._folder / name) == sandbox_id
-        except OSError:
-            return False
+
+def _claim(path: Path, sandbox_id: str) -> bool:
+    try:
+        # A symbolic link is made and filled in one step.
+        os.symlink(sandbox_id, path)
+    except FileExistsError:
+        return os.readlink(path) == sandbox_id
+    return True
+
+
+def _holds(path: Path, sandbox_id: str) -> bool:
+    try:
+        return os.readlink(path) == sandbox_id
+    except OSError:
+        return False

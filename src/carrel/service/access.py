@@ -199,12 +199,23 @@ def _narrowed(request: SpaceRequest, roots: tuple[Path, ...]) -> SpaceRequest:
             "Only an administrator may give the owner's credentials to a space.",
             hint="Leave `with_credentials` out.",
         )
+    if names_files(request):
+        raise Forbidden(
+            "Only an administrator may have an image built or taken in for a space.",
+            hint="Name an image that is there already: `carrel image ls` lists them.",
+        )
     project = request.project
     check_reach(project, roots)
     if project.kind is not ProjectKind.EMPTY and not _is_remote(project):
         # What was looked at is what is read: a link that comes later leads nowhere.
         project = dataclasses.replace(project, location=os.path.realpath(project.location))
     return dataclasses.replace(request, project=project, guest=True, home_tools=False)
+
+
+def names_files(request: SpaceRequest) -> bool:
+    """Whether its image is to be made of something."""
+    by_file = request.dockerfile or request.devcontainer or request.by_devcontainer
+    return bool(by_file) or request.image == AUTO or request.image.startswith("/")
 
 
 def check_relabel(caller: Caller, before: Space, space: Space) -> None:

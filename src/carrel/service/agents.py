@@ -66,7 +66,7 @@ class AgentSpaces:
             self._check(space)
             before = await self._open_spaces.of(space)
             await self._servers.leave(space_id)
-            await before.runtime.stop(before.sandbox)
+            await before.stop()
             self._open_spaces.make_agent_folders(space_id, before.sandbox.spec.owner)
             network = network_for(frontend, space.network, space.network_asked)
             equipped = self._journal.amend(space_id, agent=frontend.name, network=network)

@@ -30,7 +30,7 @@ from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
 from carrel.domain.store import Forget, Store
-from carrel.domain.trees import Tree, TreeDriver
+from carrel.domain.trees import Tree, TreeDriver, TreeLayer
 from carrel.domain.turns import Continuation, Turn
 from carrel.service.access import realm_of
 from carrel.service.journal import Journal
@@ -280,28 +280,12 @@ class Checkpoints:
         space = await self._spaces.get(caller, word)
         return await self._store.checkpoints(space.space_id)
 
-    async def _found(self, space: Space, word: str) -> Checkpoint | None:
-        """None: what the space began with. Without a word the newest."""
-        known = await self._store.checkpoints(space.space_id)
-        if word == START or (not word and not known):
-            return None
-        for one in known:
-            if word in ("", one.checkpoint_id):
-                return one
-        begun = [one for one in known if one.checkpoint_id.startswith(word) and len(word) > 3]
-        if len(begun) == 1:
-            return begun[0]
-        raise CheckpointNotFound(
-            f"{space.name} has no checkpoint {word[:64]!r}.",
-            hint=f"`carrel checkpoints {space.name}` lists them.",
-        )
-
     # Going back
 
     async def rewind(self, caller: Caller, word: str, checkpoint: str) -> Checkpoint:
         """Puts files and conversation back; gives the checkpoint of what there was before."""
         space = await self._spaces.existing(caller, word)
-        target = await self._found(space, checkpoint)
+        target = await checkpoint_named(self._store, space, checkpoint)
         return await self._tasks.see_through(self._rewind(space.space_id, target))
 
     async def _rewind(self, space_id: str, target: Checkpoint | None) -> Checkpoint:
@@ -386,14 +370,24 @@ class Checkpoints:
                 try:
                     done = await self._go_to(opened, found, checkpoint_id, undone=True)
                 except Exception:
-                    # Both states are kept, so it can be tried again.
-                    states, back = self._states(opened), before.checkpoint_id
-                    with contextlib.suppress(CarrelError):
-                        await self._open_spaces.look(opened, lambda: states.put_back(back))
-                    await self._journal.write(found)
+                    await self._leave_undone(opened, found, before.checkpoint_id)
                     raise
                 await self._thin(opened)
                 return done
+
+    async def _leave_undone(self, opened: OpenSpace, rewind: Checkpoint, before: str) -> None:
+        """Puts back what there was before an undo that failed. Both states are kept, so it can be
+        tried again."""
+        states = self._states(opened)
+        try:
+            await self._open_spaces.look(opened, lambda: states.put_back(before))
+        except CarrelError as error:
+            raise TreeUnavailable(
+                f"The undo failed, and what there was could not be put back: {error.message}",
+                hint=f"Make room, then again: carrel undo {rewind.checkpoint_id}",
+            ) from error
+        finally:
+            await self._journal.write(rewind)
 
     async def rewinds(self) -> Sequence[Checkpoint]:
         """Those that can be taken back, the newest first."""
@@ -438,7 +432,7 @@ class Checkpoints:
     async def _fork(self, space: Space, realm: str, request: ForkRequest) -> Forks:
         found = None
         if request.checkpoint:
-            found = await self._found(space, request.checkpoint)
+            found = await checkpoint_named(self._store, space, request.checkpoint)
         else:
             found = await self._taken_now(
                 space.space_id, CheckpointKind.ASKED, message="for a fork"
@@ -452,8 +446,12 @@ class Checkpoints:
                 # Agents know conversations by the folder that they work in.
                 goes_on = None
             try:
+                state = found.checkpoint_id if found is not None else START
+                layer = None
+                if opened.driver.capabilities.layers:
+                    layer = await asyncio.to_thread(self._states(opened).layer, state)
                 for name in self._names(space, realm, request):
-                    made.append(await self._forked(opened, found, name, realm, goes_on))
+                    made.append(await self._forked(opened, found, name, realm, goes_on, layer))
             except BaseException:
                 for one in made:
                     await self._spaces.remove(LOCAL, one.space_id, force=True)
@@ -468,6 +466,7 @@ class Checkpoints:
         name: str,
         realm: str,
         goes_on_with: Continuation | None,
+        layer: TreeLayer | None,
     ) -> Space:
         state = found.checkpoint_id if found is not None else START
         states = self._states(opened)
@@ -485,7 +484,7 @@ class Checkpoints:
             realm,
             event,
             fill,
-            (lambda layer: states.fill_layer(state, layer)) if layered else None,
+            layer,
             goes_on_with=goes_on_with,
             merged=found.merged if found is not None else {},
         )
@@ -500,8 +499,21 @@ class Checkpoints:
         return [next(names) for _ in range(request.count)]
 
 
-def _key(space_id: str) -> str:
-    return f"checkpoint\0{space_id}"
+async def checkpoint_named(store: Store, space: Space, word: str) -> Checkpoint | None:
+    """None: what the space began with. Without a word the newest."""
+    known = await store.checkpoints(space.space_id)
+    if word == START or (not word and not known):
+        return None
+    for one in known:
+        if word in ("", one.checkpoint_id):
+            return one
+    begun = [one for one in known if one.checkpoint_id.startswith(word) and len(word) > 3]
+    if len(begun) == 1:
+        return begun[0]
+    raise CheckpointNotFound(
+        f"{space.name} has no checkpoint {word[:64]!r}.",
+        hint=f"`carrel checkpoints {space.name}` lists them.",
+    )
 
 
 def _environment(space: Space) -> Mapping[str, object]:

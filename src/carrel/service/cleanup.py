@@ -15,6 +15,7 @@ from carrel.domain.cleanup import Action, Report
 from carrel.domain.collaborators import Bases, Disk, Downloads, TrashCan
 from carrel.domain.errors import BaseInUse, CarrelError, UnexportedChanges
 from carrel.domain.events import EventType
+from carrel.domain.images import Images
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
 from carrel.domain.store import Record, Store
@@ -65,6 +66,9 @@ class Collector:
         """0: no bound for unused bases."""
         self.base_age_s = 0.0
         """Unused bases go so long after a space was last made from them; 0: never by age."""
+        self.images: Images | None = None
+        self.image_budget_bytes = 0
+        """0: no bound for unused images."""
 
     async def run(
         self, caller: Caller, *, dry_run: bool = False, all_bases: bool = False
@@ -76,6 +80,7 @@ class Collector:
         actions += await self.retire(dry_run=dry_run)
         actions += await self._expire_trash(dry_run)
         actions += await self._drop_bases(dry_run, all_bases)
+        actions += await self._drop_images(dry_run)
         actions += await self._drop_downloads(dry_run, all_bases)
         actions += await self._reconciler.sweep(dry_run=dry_run)
         return Report(dry_run, tuple(actions))
@@ -133,6 +138,7 @@ class Collector:
     async def tidy(self) -> list[Action]:
         """What is too old, or too much: trash, bases, downloads. Done by itself every hour."""
         done = await self._expire_trash(dry_run=False) + await self._drop_bases(dry_run=False)
+        done += await self._drop_images(dry_run=False)
         return done + await self._drop_downloads(dry_run=False)
 
     async def _retire(self, space: Space, due: Why, dry_run: bool) -> Action:
@@ -189,6 +195,22 @@ class Collector:
             finally:
                 self._going.discard(base.base_id)
         return [action for action in actions if action.why != _STANDING]
+
+    async def _drop_images(self, dry_run: bool) -> list[Action]:
+        if self.images is None or not self.image_budget_bytes:
+            return []
+        budget = self.image_budget_bytes
+        gone = await asyncio.to_thread(self.images.prune, budget, pretend=dry_run)
+        why = "nothing uses it, and images take too much"
+        return [
+            Action(
+                "remove image",
+                (*image.names, image.image_id)[0],
+                why,
+                bytes_freed=image.size_bytes,
+            )
+            for image in gone
+        ]
 
     async def _drop_downloads(self, dry_run: bool, everything: bool = False) -> list[Action]:
         used = {space.downloads for space in self._journal.all()}

@@ -29,10 +29,11 @@ from carrel.domain.collaborators import (
     Toolchains,
     Users,
 )
-from carrel.domain.environments import NO_SETTINGS, NO_TOOLS
-from carrel.domain.errors import InsufficientDisk, SpaceInvalid
+from carrel.domain.environments import NO_SETTINGS, NO_TOOLS, SetupStage
+from carrel.domain.errors import ImageNeeded, InsufficientDisk, SpaceInvalid, TooManySpaces
 from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
+from carrel.domain.images import ImageImport, Images
 from carrel.domain.limits import Limits
 from carrel.domain.projects import (
     BaseRequest,
@@ -46,7 +47,17 @@ from carrel.domain.races import RACE
 from carrel.domain.runtimes import EagerRuntime, Network, Runtime
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
 from carrel.domain.store import Record
-from carrel.domain.trees import DIRECT, Base, Owner, Skipped, Tree, TreeDriver, TreeRequest
+from carrel.domain.systems import SpaceEnvironment, SpaceImage, SystemMounts
+from carrel.domain.trees import (
+    DIRECT,
+    Base,
+    Owner,
+    Skipped,
+    Tree,
+    TreeDriver,
+    TreeLayer,
+    TreeRequest,
+)
 from carrel.service.journal import Journal, JournaledOperation, plain
 from carrel.service.open_spaces import OpenSpace, OpenSpaces, is_below, own_path, without_project
 from carrel.service.shared import TURN_S, CallerSlots
@@ -187,6 +198,18 @@ def request_again(old: Space, name: str, realm: str) -> SpaceRequest:
         mcp=old.mcp,
         guest=old.guest,
         account=old.account,
+        environment=environment_of(old),
+    )
+
+
+def environment_of(space: Space) -> SpaceEnvironment | None:
+    """For another space with the same image. Nothing is built or looked for, and no commands of the
+    project run."""
+    image = space.image
+    if image is None:
+        return None
+    return SpaceEnvironment(
+        image.image_id, image.name, image.asked_user, image.variables, ports=image.ports
     )
 
 
@@ -247,8 +270,6 @@ _MOVED = "something kept writing to it; the space has it as it was at one moment
 
 Fill = Callable[[TreeDriver, Tree], None]
 """Puts something into a new tree before anybody sees it; blocking."""
-FillLayer = Callable[[Path], None]
-"""Fills the layer that a tree begins with above its base; blocking."""
 Undo = Callable[[str, JournaledOperation, BaseException], Awaitable[None]]
 AGAIN_S = 0.05
 """A base that clean-up removes is out of sight in a moment."""
@@ -282,8 +303,12 @@ class Creator:
     """Those that clean-up removes just now."""
     disk_for: Callable[[int], int]
     """Of so much free room, how much a space may use that was given no limit; 0: all."""
+    images: Images
+    systems: SystemMounts
     show: tuple[str, ...] = ()
     """What the settings have shown to all spaces of the owner."""
+    most_of_caller: int = 0
+    """Spaces of one who is not the owner; 0: any number."""
     clone_hosts: tuple[str, ...] = ()
     """Hosts of private networks from which callers without full rights may clone."""
     turns: CallerSlots = dataclasses.field(default_factory=lambda: CallerSlots(BUILDS, TURN_S))
@@ -306,6 +331,8 @@ class Creator:
             "limits": limits,
             "labels": dict(request.labels),
             "env": dict(request.env),
+            "image": None,
+            "image_notes": request.environment.notes if request.environment else (),
             "asked": asked_for(request),
         }
         return Space(**{**shared(request, Space), **resolved})
@@ -317,12 +344,13 @@ class Creator:
         on_progress: OnProgress,
         *records: Record,
         fill: Fill | None = None,
-        fill_layer: FillLayer | None = None,
+        layer: TreeLayer | None = None,
     ) -> Space:
         """`records` are written together with the new space's own. Raises what the step
         that failed raised, when all of the space is gone again."""
         space = await asyncio.to_thread(self._first_look, space, request)
         space_id = space.space_id
+        self._check_share(space)
         operation = self.journal.operation(space_id, OPERATION)
         born = self.journal.event(EventType.SPACE_STATE, space_id, to=str(space.state))
         self.journal.know(space)
@@ -339,19 +367,21 @@ class Creator:
                 "project": _project(request, base),
                 "default_disk_bytes": self._default_disk(space, base),
                 "downloads": self._downloads_of(space, request, runtime, base),
+                "image": await self._image(space, request, runtime, on_progress),
             }
             space = self.journal.amend(space_id, **resolved)
             await operation.begin(TREE, space)
             siblings = [one for one in self.journal.all() if one.downloads == space.downloads]
             owner, home = await asyncio.to_thread(self._claim, space, siblings, base)
             await self._check_seen(space, runtime, owner)
-            wanted = dataclasses.replace(self._wanted(space, base, owner), fill_layer=fill_layer)
+            wanted = dataclasses.replace(self._wanted(space, base, owner), layer=layer)
             if isinstance(runtime, EagerRuntime):
                 spec = self.open_spaces.spec(dataclasses.replace(space, owner=owner))
                 spec = dataclasses.replace(spec, **home)
                 if spec.home_links:
                     await asyncio.to_thread(runtime.furnish, spec)
-                if fill is None and space.limits.disk_bytes is None:
+                first = space.image is None or bool(space.agent)
+                if first and fill is None and space.limits.disk_bytes is None:
                     # Else the tree would be held to the quota while it is made.
                     runtime.begin(spec)
                     await asyncio.sleep(0)
@@ -359,6 +389,7 @@ class Creator:
             self.open_spaces.made(tree, runtime)
             made = {"owner": owner, "tree_created_ns": tree.created_ns}
             space = self.journal.amend(space_id, **made)
+            await self.open_spaces.make_system(space)
             if fill is not None:
                 await operation.begin(FILL, space)
                 await asyncio.to_thread(fill, driver, tree)
@@ -370,6 +401,51 @@ class Creator:
             if told is error:
                 raise
             raise told from error
+
+    async def _image(
+        self, space: Space, request: SpaceRequest, runtime: Runtime, on_progress: OnProgress
+    ) -> SpaceImage | None:
+        """Raises `SpaceInvalid` where a space cannot have one, `ImageNotFound`, `ImageInvalid`."""
+        found = request.environment
+        if not (request.image if found is None else found.image_id):
+            if runtime.capabilities.needs_image:
+                raise ImageNeeded(
+                    f"A container of {runtime.name} is made of an image.",
+                    hint="Name one with --image, or leave --runtime out.",
+                )
+            return None
+        check_systems(runtime)
+        return await asyncio.to_thread(self._held_image, space, request, on_progress)
+
+    def _held_image(
+        self, space: Space, request: SpaceRequest, on_progress: OnProgress
+    ) -> SpaceImage:
+        found = request.environment or SpaceEnvironment(request.image, request.image)
+        name = found.image_id
+        if name.startswith("/"):
+            path = Path(name)
+            taken = self.images.take(ImageImport(image_name(path), path), on_progress)
+            name = taken.image_id
+        held = self.images.hold(name, space.space_id)
+        account = self.systems.account(held.folder, found.user or held.config.user)
+        first = self.users.take_range(space.space_id)
+        return SpaceImage(
+            image_id=held.image_id,
+            name=found.name,
+            folder=str(held.folder),
+            first_id=first,
+            uid=account.uid,
+            gid=account.gid,
+            user=account.name,
+            home=account.home,
+            shell=account.shell,
+            env=dict(held.config.env),
+            notes=() if first is not None else (ONE_ID.format(account.name),),
+            asked_user=found.user,
+            variables=with_image(found.variables, dict(held.config.env)),
+            ports=found.ports,
+            at_start=tuple(one for one in found.hooks if one.stage is SetupStage.START),
+        )
 
     async def _check_seen(self, space: Space, runtime: Runtime, owner: Owner) -> None:
         """Raises `SpaceInvalid` where a space cannot be shown others without more than that."""
@@ -391,6 +467,18 @@ class Creator:
                     hint="A daemon of root's gives each space a user. `carrel take` copies files.",
                 )
         await self.open_spaces.ensure_seen(dataclasses.replace(space, owner=owner))
+
+    def _check_share(self, space: Space) -> None:
+        """Each space takes descriptors of the daemon, a mount and files, also when it is idle.
+        Raises `TooManySpaces`."""
+        if not (self.most_of_caller and space.account):
+            return
+        mine = sum(one.account == space.account for one in self.journal.all())
+        if mine >= self.most_of_caller:
+            raise TooManySpaces(
+                f"There are {mine} spaces of this caller already, the most that it may have.",
+                hint="Remove some, or ask the owner to raise `spaces_per_caller`.",
+            )
 
     def _first_look(self, space: Space, request: SpaceRequest) -> Space:
         """At what is not to be found wanting later."""
@@ -548,9 +636,11 @@ class Creator:
         operation: JournaledOperation,
         home: Mapping[str, Any],
     ) -> Space:
-        spec = dataclasses.replace(self.open_spaces.spec(space), **home)
+        opened = await self.open_spaces.of(space)
+        spec = dataclasses.replace(opened.first.spec, **home)
         with driver.mount(tree) as mount:
             sandbox = await runtime.start(spec, mount, wait=False)
+        self.open_spaces.begun(opened)
         enforced = sandbox.limits
         space, event = self.journal.moved(space.space_id, SpaceState.READY, enforced=enforced)
         await operation.end(space, event)
@@ -564,8 +654,7 @@ class Creator:
         await operation.begin(SANDBOX, space)
         opened = await self.open_spaces.of(space)
         await self.open_spaces.mend(opened)
-        async with self.open_spaces.mounted(opened) as mount:
-            sandbox = await opened.runtime.start(opened.sandbox.spec, mount, wait=False)
+        sandbox = await self.open_spaces.start(opened)
         space, event = self.journal.moved(
             space_id,
             SpaceState.READY,
@@ -576,6 +665,39 @@ class Creator:
         )
         await operation.end(space, event)
         return space
+
+
+def check_systems(runtime: Runtime) -> None:
+    """Raises `SpaceInvalid`."""
+    if not runtime.capabilities.systems:
+        raise SpaceInvalid(
+            f"The runtime {runtime.name} has no images.",
+            hint="Use the runtime bubblewrap, or leave --image out.",
+        )
+
+
+_OF_IMAGE = re.compile(r"\$\{containerEnv:([^${}:]{1,200})(?::([^${}]*))?\}")
+
+
+def with_image(variables: Mapping[str, str], image: Mapping[str, str]) -> dict[str, str]:
+    """With references to the image's own variables replaced; a devcontainer.json makes them."""
+
+    def value(match: re.Match[str]) -> str:
+        return image.get(match[1], match[2] or "")
+
+    return {name: _OF_IMAGE.sub(value, text) for name, text in variables.items()}
+
+
+def image_name(path: Path) -> str:
+    """For one that is taken in by the way."""
+    word = re.sub(r"[^a-z0-9._-]+", "-", path.name.lower()).strip("-._")
+    return f"from/{word or 'image'}"
+
+
+ONE_ID = (
+    "Commands run as {} with one id of the host, so that packages which need several users cannot "
+    "be installed. A daemon of root's gives each space a range of ids."
+)
 
 
 def _account(request: SpaceRequest) -> str:

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from carrel.domain.access import Caller
-from carrel.domain.errors import StateConflict
+from carrel.domain.errors import MessageInvalid, StateConflict
 from carrel.domain.review import Diff, Differ, DiffTree, TreeDiffQuery
+from carrel.domain.spaces import Space
+from carrel.domain.store import Store
 from carrel.lifecycle.table import LEAVING, SETTLED
+from carrel.service.checkpoints import checkpoint_named
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
-from carrel.service.shared import Shared
+from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
 
 T = TypeVar("T")
@@ -23,12 +26,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DiffRequest:
-    """As `TreeDiffQuery`, with spaces by their names or ids; `to` is a second one."""
+    """As `TreeDiffQuery`, with spaces by their names or ids; `to` is a second one, and `since` a
+    checkpoint of the first."""
 
     space: str
     to: str = ""
     paths: tuple[str, ...] = ()
     ignored: bool = False
+    since: str = ""
 
 
 class SpaceDiffs:
@@ -37,12 +42,14 @@ class SpaceDiffs:
 
     def __init__(
         self,
+        store: Store,
         spaces: Spaces,
         journal: Journal,
         open_spaces: OpenSpaces,
         shared: Shared,
         differ: Differ,
     ) -> None:
+        self._store = store
         self._spaces = spaces
         self._journal = journal
         self._open_spaces = open_spaces
@@ -76,6 +83,11 @@ class SpaceDiffs:
     ) -> T:
         """A thread cannot be stopped: when the caller goes, it ends with the next file, and what
         it has begun is given up."""
+        if request.since and request.to:
+            raise MessageInvalid(
+                "A space is compared with a checkpoint of its own or with another space.",
+                hint="Leave out one of `since` and `to`.",
+            )
         words = [request.space, *([request.to] if request.to else [])]
         ids = [(await self._spaces.existing(caller, word)).space_id for word in words]
         leaving = threading.Event()
@@ -87,11 +99,13 @@ class SpaceDiffs:
                 )
 
         async def compare() -> T:
-            async with self._opened(ids, leaving.set) as opened:
+            async with self._opened(ids, leaving.set, kept=bool(request.since)) as opened:
+                since = await self._since(opened[0].space, request.since)
                 sides = [DiffTree(one.driver, one.tree, not one.space.guest) for one in opened]
                 query = TreeDiffQuery(
                     after=sides[-1],
                     before=sides[0] if request.to else None,
+                    since=since,
                     paths=request.paths,
                     ignored=request.ignored,
                     check=check,
@@ -111,13 +125,21 @@ class SpaceDiffs:
 
     @asynccontextmanager
     async def _opened(
-        self, ids: list[str], give_way: Callable[[], None]
+        self, ids: list[str], give_way: Callable[[], None], *, kept: bool
     ) -> AsyncIterator[list[OpenSpace]]:
-        """In the order of the ids; one that is named twice is held once."""
+        """In the order of the ids; one that is named twice is held once. If its checkpoints are
+        `kept`, none is taken or thinned meanwhile."""
         async with AsyncExitStack() as held:
             for space_id in sorted(set(ids)):
                 await held.enter_async_context(self._shared.locks.shared(space_id, give_way))
+                if kept:
+                    await held.enter_async_context(self._shared.locks.shared(files_key(space_id)))
             yield [await self._open(space_id, alone=len(ids) == 1) for space_id in ids]
+
+    async def _since(self, space: Space, word: str) -> str:
+        """The state's name; empty: what the space began with."""
+        found = await checkpoint_named(self._store, space, word) if word else None
+        return found.checkpoint_id if found is not None else ""
 
     async def _open(self, space_id: str, *, alone: bool) -> OpenSpace:
         space = self._journal.current(space_id)

@@ -20,11 +20,14 @@ from carrel.service.journal import Journal
 
 BUDGET_S = 20.0
 """For all of it: some million files. What is not measured then is shown without a size."""
-SPACE = ("tree", "project", "home", "tmp", "runs", "agent")
+SPACE = ("tree", "project", "home", "tmp", "runs", "agent", "checkpoints")
 """What a space's size is said to consist of."""
 KINDS = {
     "trash": "trash",
+    "layers": "forks",
     "mirrors": "mirrors",
+    "images": "images",
+    "engines": "engines",
     "agents": "agents",
     "instances": "instances",
     "requests": "requests",

@@ -15,6 +15,7 @@ from carrel.domain.access import LOCAL
 from carrel.domain.agents import FoundFrontend
 from carrel.domain.availability import Availability
 from carrel.domain.collaborators import Machine, Packages, Toolchains
+from carrel.domain.engines import EngineFound
 from carrel.domain.errors import CarrelError
 from carrel.domain.limits import LimitSupport
 from carrel.service.credentials import Keyring
@@ -35,7 +36,8 @@ _DEFAULT = ("00000000", "0" * 32)
 
 class Doctor:
     """`limits` says how each kind of limit is enforced, `launcher` the version and the process
-    of the launcher that runs; both blocking. `keyring` knows agents and their keys."""
+    of the launcher that runs, `git` whether the git that is there can land work, `engines` what
+    builds images; all blocking. `keyring` knows agents and their keys."""
 
     def __init__(
         self,
@@ -43,15 +45,19 @@ class Doctor:
         machine: Machine,
         limits: Callable[[], Sequence[LimitSupport]],
         launcher: Callable[[], tuple[str, int]],
+        git: Callable[[], Availability],
         keyring: Keyring,
         toolchains: Toolchains,
         packages: Packages,
+        engines: Callable[[], Sequence[EngineFound]],
     ) -> None:
+        self._engines = engines
         self._keyring = keyring
         self._data = data
         self._machine = machine
         self._limits = limits
         self._launcher = launcher
+        self._git = git
         self._toolchains = toolchains
         self._packages = packages
 
@@ -64,8 +70,10 @@ class Doctor:
         network = await asyncio.to_thread(_network)
         agents = await self._agents()
         tools = await asyncio.to_thread(self._tools)
-        found = (*findings, *self._programs(), *drivers, *runtimes, *limits, network)
-        found += (*tools, *agents)
+        engines = _with_engines(await asyncio.to_thread(self._engines))
+        programs = await asyncio.to_thread(self._programs)
+        found = (*findings, *programs, *drivers, *runtimes, *limits, network)
+        found += (*engines, *tools, *agents)
         healthy = all(finding.grade is not Grade.BAD for finding in found)
         return Diagnosis(healthy=healthy, runtime=runtime, driver=driver, findings=found)
 
@@ -73,11 +81,13 @@ class Doctor:
     def _kernel() -> Finding:
         return Finding("machine", "kernel", Grade.GOOD, f"{platform.system()} {platform.release()}")
 
-    @staticmethod
-    def _programs() -> list[Finding]:
+    def _programs(self) -> list[Finding]:
         found = []
         for program, (package, purpose) in _PROGRAMS.items():
             path = shutil.which(program)
+            if path is not None and program == "git":
+                found.append(_finding("program", program, self._git(), needed=True))
+                continue
             if path is not None:
                 found.append(Finding("program", program, Grade.GOOD, path))
                 continue
@@ -128,7 +138,12 @@ class Doctor:
                 what = "Confines nothing; used only when it is asked for by name."
                 found.append(Finding("runtime", runtime.name, Grade.GOOD, what))
                 continue
-            found.append(_finding("runtime", runtime.name, answer, needed=not best))
+            asked_for = runtime.capabilities.needs_image
+            found.append(
+                _finding("runtime", runtime.name, answer, needed=not best and not asked_for)
+            )
+            if asked_for:
+                continue
             if answer.available and not best:
                 best = runtime.name
                 gaps = runtime.capabilities.uncovered
@@ -190,6 +205,20 @@ def _finding(area: str, name: str, answer: Availability, *, needed: bool) -> Fin
     if not needed:
         return Finding(area, name, Grade.UNUSED, answer.reason)
     return Finding(area, name, Grade.WARNING, answer.reason, answer.remedy)
+
+
+def _with_engines(engines: Sequence[EngineFound]) -> list[Finding]:
+    """None is needed: images can be imported without one."""
+    one_works = any(one.answer.available for one in engines)
+    return [
+        Finding("engine", one.name, Grade.GOOD, one.answer.reason)
+        if one.answer.available
+        else Finding(
+            *("engine", one.name, Grade.UNUSED, one.answer.reason),
+            remedy="" if one_works else one.answer.remedy,
+        )
+        for one in engines
+    ]
 
 
 def _agent(found: FoundFrontend) -> Finding:

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import StateConflict
-from carrel.domain.exports import Exporter, ExportFormat, ExportRequest
+from carrel.domain.review import Exporter, ExportFormat, ExportRequest
 from carrel.domain.trees import Skipped
 from carrel.service.access import require_admin
 from carrel.service.files import SpaceFiles, whole

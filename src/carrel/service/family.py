@@ -27,6 +27,7 @@ from carrel.domain.spaces import Space, SpaceRequest, SpaceState
 from carrel.domain.turns import Permission, Turn, TurnRequest
 from carrel.lifecycle.table import LIVE
 from carrel.service.access import check_untouched, has_agent, not_found
+from carrel.service.creation import environment_of
 from carrel.service.feed import Feed
 from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
@@ -233,6 +234,7 @@ class Family:
             # The names that its agent gives tell it nothing of other spaces.
             realm=space.space_id,
             account=space.account,
+            environment=environment_of(space),
         )
 
     @contextlib.contextmanager

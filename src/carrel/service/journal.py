@@ -186,3 +186,8 @@ def problem_of(step: str, error: BaseException) -> Problem:
     if isinstance(error, CarrelError):
         return Problem(step, error.code, error.message, error.hint)
     return Problem(step, "internal", f"{type(error).__name__}: {error}")
+
+
+def printable(text: str) -> str:
+    """On one line of the daemon's log, whoever chose it."""
+    return text if text.isprintable() else ascii(text)

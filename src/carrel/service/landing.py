@@ -18,7 +18,6 @@ from carrel.domain.errors import (
     CarrelError,
     CheckFailed,
     LandingConflicts,
-    LandingHalfDone,
     LandingRefused,
     NotUndoable,
 )
@@ -29,7 +28,6 @@ from carrel.domain.landing import (
     Lander,
     Landing,
     LandingCheck,
-    LandingPlace,
     LandingState,
     LandRequest,
     PreparedLanding,
@@ -43,6 +41,7 @@ from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
+from carrel.service.undo import Undoables
 
 MOST_KEPT = 50
 """Landings in projects without git that can be taken back: both states of their files are kept."""
@@ -64,7 +63,10 @@ class ReadyLanding:
     taken: bytes
 
 
-class Landings:
+class Landings(Undoables[Landing]):
+    done_name = LandingState.LANDED.name
+    refusal = LandingRefused
+
     def __init__(
         self,
         store: Store,
@@ -81,7 +83,7 @@ class Landings:
         self._conflicts = conflicts
         self._checks = checks
         self._working = working
-        self._store = store
+        super().__init__(store)
         self._journal = journal
         self._spaces = spaces
         self._open_spaces = open_spaces
@@ -238,27 +240,22 @@ class Landings:
             commits=prepared.commits,
         )
         await self._store.write(landing, *([] if also is None else [also(landing)]))
-        done = await self._move(landing)
+        done = await self._do(landing)
         await asyncio.to_thread(self._spaces.took, ready.opened, ready.taken)
         await self._spaces.note_merged(space.space_id, {})
         return done
 
-    async def _move(self, landing: Landing) -> Landing:
-        try:
-            await self._to(landing.place, landing.before, landing.after)
-        except LandingHalfDone:
-            raise
-        except CarrelError:
-            await self._store.write(dataclasses.replace(landing, state=LandingState.UNDONE))
-            await asyncio.to_thread(self._lander.forget, landing.place)
-            raise
-        return await self._landed(landing)
+    async def _to(self, one: Landing, *, back: bool) -> None:
+        await asyncio.to_thread(self._lander.move, one.place, *_ends(one, back))
 
-    async def _to(self, place: LandingPlace, before: str, after: str) -> None:
-        await asyncio.to_thread(self._lander.move, place, before, after)
+    async def _settled(self, one: Landing, *, back: bool) -> bool:
+        return await asyncio.to_thread(self._lander.settle, one.place, *_ends(one, back))
 
-    async def _landed(self, landing: Landing) -> Landing:
-        done = dataclasses.replace(landing, state=LandingState.LANDED)
+    async def _forget(self, one: Landing) -> None:
+        await asyncio.to_thread(self._lander.forget, one.place)
+
+    async def _done(self, one: Landing) -> Landing:
+        done = dataclasses.replace(one, state=LandingState.LANDED)
         told = {
             "landing_id": done.landing_id,
             "branch": done.branch,
@@ -283,31 +280,22 @@ class Landings:
         async with self._locks.alone(_key(landing.project)):
             await self._settle_half_done(landing.project)
             # Another undo may have been first.
-            return await self._take_back(await self._found(landing.landing_id))
+            landing = await self._found(landing.landing_id)
+            await self._spaces.forget_taken(landing.space_id)
+            return await self._take_back(landing)
 
-    async def _take_back(self, landing: Landing) -> Landing:
-        await self._spaces.forget_taken(landing.space_id)
-        await self._store.write(dataclasses.replace(landing, state=LandingState.UNDOING))
-        try:
-            await self._to(landing.place, landing.after, landing.before)
-        except LandingHalfDone:
-            raise
-        except CarrelError as error:
-            await self._store.write(landing)
-            if not isinstance(error, LandingRefused):
-                raise
-            raise NotUndoable(
-                f"The landing of {landing.name} cannot be taken back: {error.message}",
-                hint=f"Take the commit back with git: git revert {landing.after[:12]}",
-            ) from error
-        return await self._undone(landing)
+    def _in_the_way(self, one: Landing, error: CarrelError) -> CarrelError:
+        return NotUndoable(
+            f"The landing of {one.name} cannot be taken back: {error.message}",
+            hint=f"Take the commit back with git: git revert {one.after[:12]}",
+        )
 
-    async def _undone(self, landing: Landing) -> Landing:
+    async def _undone(self, one: Landing) -> Landing:
         now = self._journal.clock()
-        undone = dataclasses.replace(landing, state=LandingState.UNDONE, undone_at=now)
-        told = {"landing_id": landing.landing_id, "branch": landing.branch}
-        await self._store.write(undone, NewEvent(EventType.UNDONE, landing.space_id, told))
-        await asyncio.to_thread(self._lander.forget, landing.place)
+        undone = dataclasses.replace(one, state=LandingState.UNDONE, undone_at=now)
+        told = {"landing_id": one.landing_id, "branch": one.branch}
+        await self._store.write(undone, NewEvent(EventType.UNDONE, one.space_id, told))
+        await self._forget(one)
         return undone
 
     async def _found(self, landing_id: str) -> Landing:
@@ -343,17 +331,10 @@ class Landings:
             if one.state in _BEGUN and _key(one.project) == _key(project):
                 await self._settle(one)
 
-    async def _settle(self, one: Landing) -> None:
-        back = one.state is LandingState.UNDOING
-        first, last = (one.after, one.before) if back else (one.before, one.after)
-        moved = await asyncio.to_thread(self._lander.settle, one.place, first, last)
-        if moved:
-            await (self._undone(one) if back else self._landed(one))
-            return
-        state = LandingState.LANDED if back else LandingState.UNDONE
-        await self._store.write(dataclasses.replace(one, state=state))
-        if not back:
-            await asyncio.to_thread(self._lander.forget, one.place)
+
+def _ends(landing: Landing, back: bool) -> tuple[str, str]:
+    ends = (landing.before, landing.after)
+    return ends[::-1] if back else ends
 
 
 def _key(project: str) -> str:

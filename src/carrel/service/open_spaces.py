@@ -16,10 +16,12 @@ from carrel.domain.agents import AgentFolders
 from carrel.domain.collaborators import Downloads, Edits, Machine
 from carrel.domain.environments import HomeTools
 from carrel.domain.errors import LauncherUnavailable, StateConflict, TreeDamaged
+from carrel.domain.ids import dev_id
 from carrel.domain.limits import Limits
 from carrel.domain.projects import ProjectKind
 from carrel.domain.runtimes import Bind, Command, Run, Runtime, Sandbox, SandboxSpec
 from carrel.domain.spaces import Space
+from carrel.domain.systems import CommandPlace, System, SystemMounts
 from carrel.domain.trees import Owner, Tree, TreeDriver, TreeMount
 
 T = TypeVar("T")
@@ -34,6 +36,25 @@ class OpenSpace:
     runtime: Runtime
     tree: Tree
     sandbox: Sandbox
+    """The agent's, with the host's toolchain."""
+    dev: Sandbox | None = None
+    """The one with the space's image, if it has one."""
+
+    @property
+    def first(self) -> Sandbox:
+        """The one that is used first: the agent's, or with an image and without an agent that."""
+        return self.sandbox if self.dev is None or self.space.agent else self.dev
+
+    @property
+    def sandboxes(self) -> tuple[Sandbox, ...]:
+        return (self.sandbox,) if self.dev is None else (self.sandbox, self.dev)
+
+    def at(self, place: CommandPlace) -> Sandbox:
+        return self.dev if place is CommandPlace.DEV and self.dev is not None else self.sandbox
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """As `Runtime.stop`, all of it."""
+        await asyncio.gather(*(self.runtime.stop(one, grace_s) for one in self.sandboxes))
 
 
 @dataclass(frozen=True)
@@ -43,6 +64,8 @@ class OwnProgram:
     command: tuple[str, ...] = ()
     binds: tuple[Bind, ...] = ()
     """What a sandbox has to show for it."""
+    shell: tuple[str, ...] = ()
+    """See `SandboxSpec.shells`."""
 
 
 class OpenSpaces:
@@ -55,6 +78,7 @@ class OpenSpaces:
         downloads: Downloads | None = None,
         edits: Edits | None = None,
         others: Callable[[str], Space | None] = lambda _space_id: None,
+        systems: SystemMounts | None = None,
     ) -> None:
         """`folder` holds a folder for each space. `others` gives the record of one by its id,
         unless it is on its way out."""
@@ -65,7 +89,10 @@ class OpenSpaces:
         self._folder = folder
         self._machine = machine
         self._agent_folders = agent_folders
+        self._systems = systems
         self._usable: set[str] = set()
+        self._late: dict[str, asyncio.Task[None] | None] = {}
+        """Sandboxes that are prepared when they are first used, and the tasks that do it."""
 
     def folder(self, space_id: str) -> Path:
         return self._folder / space_id
@@ -79,8 +106,52 @@ class OpenSpaces:
         runtime, driver = await self.back_ends(space)
         await self.ensure_seen(space)
         tree = tree_of(space, self.folder(space.space_id))
-        sandbox = Sandbox(runtime.name, self.spec(space), space.enforced)
-        return OpenSpace(space, driver, runtime, tree, sandbox)
+        spec = self.spec(space)
+        sandbox = Sandbox(runtime.name, spec, space.enforced)
+        system = self.system(space)
+        if system is None:
+            return OpenSpace(space, driver, runtime, tree, sandbox)
+        dev = Sandbox(runtime.name, self._dev_spec(space, spec, system), space.enforced)
+        return OpenSpace(space, driver, runtime, tree, sandbox, dev)
+
+    def system(self, space: Space) -> System | None:
+        """That of its image."""
+        image = space.image
+        if image is None or space.owner is None:
+            return None
+        return System(
+            key=dev_id(space.space_id),
+            beside=space.space_id if space.driver == "overlay" else "",
+            image_id=image.image_id,
+            image=Path(image.folder),
+            folder=self.folder(space.space_id) / "system",
+            owner=space.owner,
+            first_id=image.first_id,
+            uid=image.uid,
+            gid=image.gid,
+            user=image.user,
+            home=image.home,
+            shell=image.shell,
+            env=image.env,
+        )
+
+    def _dev_spec(self, space: Space, spec: SandboxSpec, system: System) -> SandboxSpec:
+        """The owner's toolchains are for the host's libraries; what else was shown is shown."""
+        shown = [_home_bind(source, target) for target, source in space.shown.items()]
+        if space.agent and self._agent_folders is not None:
+            shown.append(self._agent_folders.documents(self.folder(space.space_id)))
+        return dataclasses.replace(
+            spec,
+            sandbox_id=system.key,
+            system=system,
+            binds=tuple(shown),
+            hidden=(),
+            carrel=(),
+            shells=(),
+            env={**space.image.variables, **space.env} if space.image else space.env,
+            path_first=(),
+            path_last=(),
+        )
 
     async def back_ends(self, space: Space) -> tuple[Runtime, TreeDriver]:
         """Raises `SandboxUnavailable` and `TreeUnavailable` for those that this daemon lacks."""
@@ -106,6 +177,8 @@ class OpenSpaces:
             path_last=space.tools.path_last,
             account=space.counts_for,
             also_at=own_path(space),
+            pod=space.space_id if space.image is not None else "",
+            shells=self._program.shell if space.image is not None else (),
         )
 
     def binds(self, space: Space) -> tuple[Bind, ...]:
@@ -191,21 +264,82 @@ class OpenSpaces:
                 await self.mend(one)
             return await asyncio.to_thread(work)
 
-    async def run(self, opened: OpenSpace, command: Command) -> Run:
+    async def start(self, opened: OpenSpace) -> Sandbox:
+        """Prepares the sandbox that is used first, and answers it; the other one, of a space with
+        an image, is prepared when something is to run in it."""
+        async with self.mounted(opened) as mount:
+            sandbox = await opened.runtime.start(opened.first.spec, mount, wait=False)
+        self.begun(opened)
+        return sandbox
+
+    def begun(self, opened: OpenSpace) -> None:
+        """The first sandbox of a space is prepared."""
+        for one in opened.sandboxes:
+            if one is not opened.first:
+                self._late[one.spec.sandbox_id] = None
+
+    async def prepare(self, opened: OpenSpace, sandbox: Sandbox) -> None:
+        """That is done by the first who wants to run something there."""
+        sandbox_id = sandbox.spec.sandbox_id
+        if sandbox_id not in self._late:
+            return
+        task = self._late[sandbox_id]
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._late[sandbox_id] = asyncio.create_task(self._prepare(opened, sandbox))
+        await asyncio.shield(task)
+        self._late.pop(sandbox_id, None)
+
+    async def _prepare(self, opened: OpenSpace, sandbox: Sandbox) -> None:
+        async with self.mounted(opened) as mount:
+            await opened.runtime.start(sandbox.spec, mount, wait=False)
+
+    @asynccontextmanager
+    async def at_work(self, opened: OpenSpace) -> AsyncIterator[TreeMount]:
+        """As `mounted`, for who runs something in the agent's sandbox."""
+        await self.prepare(opened, opened.sandbox)
+        async with self.mounted(opened) as mount:
+            yield mount
+
+    async def run(
+        self, opened: OpenSpace, command: Command, place: CommandPlace = CommandPlace.AGENT
+    ) -> Run:
         """A command in its sandbox. A tree that turns out to be without its mount gets it again:
         nothing has run then."""
+        sandbox = opened.at(place)
+        await self.prepare(opened, sandbox)
         try:
             async with self.mounted(opened) as mount:
-                return await opened.runtime.run(opened.sandbox, mount, command)
+                return await opened.runtime.run(sandbox, mount, command)
         except TreeDamaged:
             async with self.mounted(opened) as mount:
-                return await opened.runtime.run(opened.sandbox, mount, command)
+                return await opened.runtime.run(sandbox, mount, command)
 
     async def ensure(self, opened: OpenSpace) -> None:
         """Once in a daemon's life, unless it is found damaged."""
         if opened.space.space_id not in self._usable:
-            await asyncio.to_thread(opened.driver.ensure, opened.tree)
+            await asyncio.to_thread(self._ensure, opened)
             self.made(opened.tree, opened.runtime)
+
+    def _ensure(self, opened: OpenSpace) -> None:
+        opened.driver.ensure(opened.tree)
+        system = self.system(opened.space)
+        if system is not None and self._systems is not None:
+            self._systems.ensure(system)
+
+    async def make_system(self, space: Space) -> None:
+        """Of a new space with an image, whose tree is there."""
+        system = self.system(space)
+        if system is not None and self._systems is not None:
+            await asyncio.to_thread(self._systems.ensure, system)
+
+    async def drop(self, opened: OpenSpace) -> None:
+        """Its tree, and its system, as far as they were made."""
+        for one in opened.sandboxes:
+            self._late.pop(one.spec.sandbox_id, None)
+        system = self.system(opened.space)
+        if system is not None and self._systems is not None:
+            await asyncio.to_thread(self._systems.drop, system)
+        await asyncio.to_thread(opened.driver.drop, opened.tree)
 
     async def mend(self, opened: OpenSpace) -> None:
         """Looks at it again: its mount may have gone with what held it."""

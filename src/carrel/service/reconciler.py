@@ -326,7 +326,8 @@ class Reconciler:
                 if space.state in LIVE:
                     opened = await self._open_spaces.of(space)
                     if isinstance(opened.runtime, LocalRuntime):
-                        opened.runtime.watch(opened.sandbox)
+                        for one in opened.sandboxes:
+                            opened.runtime.watch(one)
                     await self._open_spaces.ensure(opened)
 
     async def check(self) -> list[Action]:

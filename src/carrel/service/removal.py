@@ -13,6 +13,7 @@ from pathlib import Path
 from carrel.domain.collaborators import Downloads, TrashCan, Users
 from carrel.domain.environments import NO_SETTINGS
 from carrel.domain.errors import CarrelError, LauncherUnavailable, TooLarge
+from carrel.domain.images import Images
 from carrel.domain.keys import looks_like_key
 from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
 from carrel.domain.store import Forget
@@ -48,6 +49,7 @@ class Remover:
     reviews: SpaceReviews
     trash: TrashCan
     downloads: Downloads
+    images: Images
     remove_folder: RemoveFolder
     """Blocking, idempotent, follows no symlink."""
     locks: Locks
@@ -76,13 +78,13 @@ class Remover:
 
     async def _end_all(self, opened: OpenSpace, grace_s: float) -> None:
         """At once when somebody waits to remove the space, whoever gave it the time."""
-        stopping = asyncio.create_task(opened.runtime.stop(opened.sandbox, grace_s))
+        stopping = asyncio.create_task(opened.stop(grace_s))
         rushed = asyncio.create_task(self.locks.rushed(opened.space.space_id))
         try:
             await asyncio.wait((stopping, rushed), return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
                 # The launcher makes one of both, and answers them together.
-                await asyncio.gather(stopping, opened.runtime.stop(opened.sandbox, 0.0))
+                await asyncio.gather(stopping, opened.stop(0.0))
             await stopping
         finally:
             rushed.cancel()
@@ -203,12 +205,14 @@ class Remover:
             # Whatever is made is made for somebody.
             return
         opened = await self.open_spaces.of(dataclasses.replace(space, owner=owner))
-        await opened.runtime.stop(opened.sandbox, UNDO_GRACE_S)
-        await asyncio.to_thread(opened.driver.drop, opened.tree)
+        await opened.stop(UNDO_GRACE_S)
+        await self.open_spaces.drop(opened)
 
     def _clear(self, space: Space) -> None:
         """The user is given back last: until then nobody else gets it."""
         self.remove_folder(self.open_spaces.folder(space.space_id))
+        if space.image is not None:
+            self.images.release(space.space_id, space.image.image_id)
         owner = self._owner(space)
         if owner is not None:
             self.users.give_back(space.space_id, owner)

@@ -30,6 +30,7 @@ from carrel.domain.runs import Piece, Recordings, RunRecord, RunState, Stream
 from carrel.domain.runtimes import Command, Exit, ExitReason, Output, Run, host_pid
 from carrel.domain.spaces import Space, SpaceState
 from carrel.domain.store import Forget, Record, Store
+from carrel.domain.systems import CommandPlace
 from carrel.lifecycle.table import LIVE
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
@@ -87,17 +88,27 @@ class Runs:
     # Starting
 
     async def start(
-        self, space_id: str, command: Command, run_id: str = "", *, hangup: bool = False
+        self,
+        space_id: str,
+        command: Command,
+        run_id: str = "",
+        *,
+        hangup: bool = False,
+        place: CommandPlace | None = None,
     ) -> RunRecord:
-        """`run_id` is from who has written it down already; for `hangup` see `Hangups`.
-        Raises `StateConflict`, `CommandError`s and `SandboxUnavailable`."""
+        """Without a `place` where its image is, if it has one. `run_id` is from who has written it
+        down already; for `hangup` see `Hangups`. Raises `StateConflict`, `CommandError`s and
+        `SandboxUnavailable`."""
         if command.output is Output.PIPES:
             raise CommandInvalid("The output of a run is recorded.", hint="Ask for files or a pty.")
-        return await self._tasks.see_through(self._start(space_id, command, run_id, hangup))
+        return await self._tasks.see_through(self._start(space_id, command, run_id, hangup, place))
 
-    async def _start(self, space_id: str, command: Command, run_id: str, hangup: bool) -> RunRecord:
+    async def _start(
+        self, space_id: str, command: Command, run_id: str, hangup: bool, place: CommandPlace | None
+    ) -> RunRecord:
         async with self._locks.shared(space_id):
             opened = await self._open_spaces.of(self._live_space(space_id))
+            place = _place(opened, place)
             run_id = run_id or new_id("ru")
             record = RunRecord(
                 run_id=run_id,
@@ -111,6 +122,7 @@ class Runs:
                 timeout_s=command.timeout_s,
                 hangup=hangup,
                 display=command.display,
+                place=place,
             )
             self._of_space.setdefault(space_id, set()).add(run_id)
             await self._journal.write(record, *self._becomes_running(space_id))
@@ -118,7 +130,7 @@ class Runs:
                 command, run_id=run_id, keep_bytes=self._keeping.stream_bytes
             )
             try:
-                run = await self._open_spaces.run(opened, command)
+                run = await self._open_spaces.run(opened, command, place)
             except BaseException as error:
                 await self._never_ran(record, error)
                 raise
@@ -240,7 +252,7 @@ class Runs:
         """A run of an earlier daemon: one that goes on is watched again, of one that ended
         the end is written down."""
         try:
-            run = await opened.runtime.attach(opened.sandbox, record.run_id)
+            run = await opened.runtime.attach(opened.at(record.place), record.run_id)
         except RunNotFound:
             unknown = record.state is RunState.STARTING
             failure = "It never started: the daemon ended before." if unknown else ""
@@ -562,3 +574,12 @@ class Inputs:
         if known is None:
             known = self._known[run_id] = Input(live)
         return known
+
+
+def _place(opened: OpenSpace, asked: CommandPlace | None) -> CommandPlace:
+    if asked is CommandPlace.DEV and opened.dev is None:
+        raise CommandInvalid(
+            f"{opened.space.name} has no image.",
+            hint="Leave the place out, or make a space with one: carrel new --image NAME",
+        )
+    return asked or (CommandPlace.AGENT if opened.dev is None else CommandPlace.DEV)

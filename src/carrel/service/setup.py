@@ -135,7 +135,7 @@ class Setups:
         draft = await asyncio.to_thread(
             self.creator.equipped, self.creator.draft(first, limits), first
         )
-        key = _key(base, draft)
+        key = _key(base, draft, first)
         async with self.locks.alone(f"setup\0{key}"):
             known = await asyncio.to_thread(self._known, key)
             if known is None:
@@ -167,7 +167,7 @@ class Setups:
                     hint="`carrel inspect` says what was found. Leave the set-up out.",
                 )
             for command in commands:
-                await self._run_one(space, command, on_progress)
+                await self.run_one(space, command, on_progress)
             base = await self._frozen(space_id)
         finally:
             # Its owner may have given it up.
@@ -176,7 +176,8 @@ class Setups:
         texts = [_shown(command) for command in commands]
         return {"base": base.base_id, "commands": texts, "programs": dict(found.programs)}
 
-    async def _run_one(self, space: Space, command: SetupCommand, tell: OnProgress) -> None:
+    async def run_one(self, space: Space, command: SetupCommand, tell: OnProgress) -> None:
+        """To its end, in the space. Raises `SetupFailed` with its last lines."""
         wanted = Command(command.argv, cwd=command.folder, timeout_s=COMMAND_S)
         hint = "It runs in a sandbox as `carrel exec` does; with --no-setup you can try it there."
         if space.network is Network.NONE:
@@ -237,17 +238,24 @@ class Setups:
                     path.unlink()
 
 
+def _system(request: SpaceRequest) -> tuple[object, ...]:
+    """What of the environment such commands see."""
+    found = request.environment
+    return () if found is None else (found.image_id, found.user, dict(found.variables))
+
+
 def _shown(command: SetupCommand) -> str:
     text = command.text
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
 
 
-def _key(base: Base, space: Space) -> str:
+def _key(base: Base, space: Space, request: SpaceRequest) -> str:
     """All that the result depends on, and whose it is: what somebody else's commands have left
     is nobody's to begin with."""
     parts = (
         *(__version__, base.base_id, space.project, space.runtime, space.driver, space.network),
         *(space.tools, space.shown, space.packages, dict(space.env)),
         *(space.guest, space.account, space.realm, os.geteuid()),
+        *(request.image, _system(request)),
     )
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()

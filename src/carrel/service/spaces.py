@@ -26,7 +26,7 @@ from carrel.domain.errors import (
     UnexportedChanges,
 )
 from carrel.domain.events import EventType, NewEvent
-from carrel.domain.limits import Limits, ResourceUsage
+from carrel.domain.limits import Limits, ResourceUsage, together
 from carrel.domain.projects import OnProgress, ignore_progress
 from carrel.domain.runtimes import Capabilities, Proof
 from carrel.domain.spaces import (
@@ -40,7 +40,7 @@ from carrel.domain.spaces import (
     Trashed,
 )
 from carrel.domain.store import Claim, Forget, Record, Store
-from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeUsage
+from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeLayer, TreeUsage
 from carrel.domain.turns import Continuation
 from carrel.lifecycle.table import LIVE
 from carrel.service import agents, creation
@@ -52,11 +52,13 @@ from carrel.service.access import (
     check_untouched,
     check_visible,
     may_see,
+    names_files,
     narrow,
     not_found,
     realm_of,
 )
-from carrel.service.creation import Creator, Fill, FillLayer
+from carrel.service.creation import Creator, Fill
+from carrel.service.environments import waiting
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.removal import Remover
@@ -66,6 +68,7 @@ from carrel.service.shared import CallerPolicy, CallerSlots, Shared
 from carrel.service.tokens import Tokens
 
 if TYPE_CHECKING:
+    from carrel.service.environments import SpaceEnvironments
     from carrel.service.setup import Setups
     from carrel.service.space_servers import ResidentServer, SpaceServers
 
@@ -134,6 +137,8 @@ class Spaces:
         self._looks = CallerSlots(LOOKS)
         self.setups: Setups | None = None
         """Given when there are spaces to run set-up commands in."""
+        self.environments: SpaceEnvironments | None = None
+        """As `setups`."""
 
     # Finding
 
@@ -198,12 +203,20 @@ class Spaces:
         if request.see:
             request = dataclasses.replace(request, sees=await self._seen(caller, request.see))
         limits = creation.check_request(request)
-        if not key:
-            return await self._tasks.see_through(self._create(request, limits, on_progress))
         if len(key) > MAX_KEY:
             raise MessageInvalid("The idempotency key is too long.", hint="Use up to 255 bytes.")
+        if names_files(request) and not key:
+            # Before somebody waits for an image; with a key the name may be taken by itself.
+            self._check_free(request)
+        found = request
+        if self.environments is not None and (not key or await self._claim(caller, key) is None):
+            # A build ends with its caller; the space is made to its end.
+            found = await self.environments.found(request, on_progress)
+        if not key:
+            return await self._tasks.see_through(self._create(found, limits, on_progress))
+        digest = hashlib.sha256(repr(request).encode("utf-8", "surrogateescape")).digest()
         return await self._tasks.see_through(
-            self._create_once(caller, key, request, limits, on_progress)
+            self._create_once(caller, key, digest, found, limits, on_progress)
         )
 
     async def _seen(self, caller: Caller, words: Sequence[str]) -> dict[str, str]:
@@ -229,6 +242,8 @@ class Spaces:
         """Of a draft that nobody else knows."""
         async with self._locks.alone(space.space_id):
             space = await self._creator.create(space, request, on_progress, *records)
+        if space.setting_up and not request.setting_up and self.environments is not None:
+            space = await self.environments.set_up(space, request, on_progress)
         self._servers.begin(space)
         return space
 
@@ -239,14 +254,10 @@ class Spaces:
         the set-up commands have run, if they are to."""
         setup: tuple[str, ...] = ()
         if self.setups is not None and await self.setups.asked(request):
-            if request.name and not self._free_name(request.name, request.realm):
-                raise NameTaken(
-                    f"Another space is named {request.name!r}.",
-                    hint="Choose another name, or remove that space first.",
-                    name=request.name,
-                )
+            self._check_free(request)
             request, setup = await self.setups.prepared(request, limits, on_progress)
         draft = dataclasses.replace(self._creator.draft(request, limits), setup=setup)
+        draft = waiting(draft, request)
         if not request.mcp:
             return draft, request
         mcp = tuple(dict.fromkeys(request.mcp))
@@ -257,11 +268,11 @@ class Spaces:
         self,
         caller: Caller,
         key: str,
+        digest: bytes,
         request: SpaceRequest,
         limits: Limits,
         on_progress: OnProgress,
     ) -> Space:
-        digest = hashlib.sha256(repr(request).encode("utf-8", "surrogateescape")).digest()
         async with self._locks.alone(f"{caller.name}\0{key}"):
             claim = await self._claim(caller, key)
             if claim is None:
@@ -411,6 +422,8 @@ class Spaces:
                 await operation.fail(error)
                 raise
         self._servers.begin(space)
+        if self.environments is not None:
+            await self.environments.started(space)
         return space
 
     # Removing
@@ -469,7 +482,7 @@ class Spaces:
             before = await self._open_spaces.of(space) if space.state in LIVE else None
             if before is not None:
                 await self._servers.leave(space_id)
-                await before.runtime.stop(before.sandbox, grace_s)
+                await before.stop(grace_s)
             left = {
                 place: each
                 for place, each in space.sees.items()
@@ -566,7 +579,7 @@ class Spaces:
         realm: str,
         forked: NewEvent,
         fill: Fill,
-        fill_layer: FillLayer | None,
+        layer: TreeLayer | None,
         goes_on_with: Continuation | None,
         merged: Mapping[str, str],
     ) -> Space:
@@ -584,7 +597,7 @@ class Spaces:
                 ignore_progress,
                 event,
                 fill=fill,
-                fill_layer=fill_layer,
+                layer=layer,
             )
         self._servers.begin(space)
         return space
@@ -605,6 +618,14 @@ class Spaces:
             await self._forget_trash(trashed)
         self._servers.begin(space)
         return space
+
+    def _check_free(self, request: SpaceRequest) -> None:
+        if request.name and not self._free_name(request.name, request.realm):
+            raise NameTaken(
+                f"Another space is named {request.name!r}.",
+                hint="Choose another name, or remove that space first.",
+                name=request.name,
+            )
 
     def _free_name(self, name: str, realm: str) -> str:
         taken = any((one.name, one.realm) == (name, realm) for one in self._journal.all())
@@ -676,12 +697,12 @@ class Spaces:
 
     async def usage(self, caller: Caller, space: Space, *, disk: bool = True) -> SpaceUsage:
         opened = await self._open_spaces.of(space)
-        sandbox = await opened.runtime.usage(opened.sandbox)
+        used = [await opened.runtime.usage(one) for one in opened.sandboxes]
         tree = None
         if disk:
             async with self._looks.of(caller.account):
                 tree = await asyncio.to_thread(opened.driver.usage, opened.tree)
-        return SpaceUsage(space.space_id, sandbox, tree)
+        return SpaceUsage(space.space_id, together(used), tree)
 
     async def verify(self, caller: Caller, word: str) -> Proof:
         """Tries to break out of the space, now."""
@@ -697,4 +718,6 @@ class Spaces:
             opened = await self._open_spaces.of(space)
             await self._open_spaces.mend(opened)
             async with self._open_spaces.mounted(opened) as mount:
-                return await opened.runtime.verify(opened.sandbox, mount)
+                proofs = [await opened.runtime.verify(one, mount) for one in opened.sandboxes]
+            found = tuple(attempt for proof in proofs for attempt in proof.attempts)
+            return dataclasses.replace(proofs[0], attempts=found)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from carrel.domain.access import Caller
 from carrel.domain.errors import (
     CarrelError,
-    LandingHalfDone,
     MessageInvalid,
     NotUndoable,
     SpaceNotFound,
@@ -27,9 +26,8 @@ from carrel.domain.events import EventType, NewEvent
 from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
 from carrel.domain.store import Store
-from carrel.domain.takes import TakeChange, Taker, TakeSide
+from carrel.domain.takes import TakeChange, Taker, TakeSide, UndoKind, UndoRecord, UndoState
 from carrel.domain.trees import Change, ReviewQuery, Skipped
-from carrel.domain.undo import UndoKind, UndoRecord, UndoState
 from carrel.lifecycle.table import LEAVING, SETTLED
 from carrel.service.files import WriteRoom
 from carrel.service.helpers import MOST, wanted_changes
@@ -37,6 +35,7 @@ from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
+from carrel.service.undo import Undoables
 
 MOST_BYTES = 1 << 30
 """Of one take: both states of its files are kept."""
@@ -56,7 +55,10 @@ class TakeRequest:
     force: bool = False
 
 
-class Takes:
+class Takes(Undoables[UndoRecord]):
+    done_name = UndoState.DONE.name
+    refusal = TakeRefused
+
     def __init__(
         self,
         store: Store,
@@ -66,7 +68,7 @@ class Takes:
         shared: Shared,
         taker: Taker,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._journal = journal
         self._spaces = spaces
         self._open_spaces = open_spaces
@@ -122,7 +124,7 @@ class Takes:
             except BaseException:
                 await asyncio.to_thread(self._taker.forget, change.kept)
                 raise
-            done = await self._apply(made, _side(theirs))
+            done = await self._do(made)
             await asyncio.to_thread(self._spaces.took, ours, taking.done())
             await self._note_active(target)
         await self._forget_old()
@@ -152,20 +154,22 @@ class Takes:
             )
         return changes
 
-    async def _apply(self, record: UndoRecord, target: TakeSide) -> UndoRecord:
-        change = _change(record)
-        try:
-            await asyncio.to_thread(self._taker.apply, target, change)
-        except LandingHalfDone:
-            raise
-        except CarrelError:
-            await self._store.write(dataclasses.replace(record, state=UndoState.UNDONE))
-            await asyncio.to_thread(self._taker.forget, change.kept)
-            raise
-        return await self._done(record)
+    async def _to(self, one: UndoRecord, *, back: bool) -> None:
+        target = await self._side_of(one)
+        await asyncio.to_thread(self._taker.apply, target, _change(one, back))
 
-    async def _done(self, record: UndoRecord) -> UndoRecord:
-        done = dataclasses.replace(record, state=UndoState.DONE)
+    async def _settled(self, one: UndoRecord, *, back: bool) -> bool:
+        target = await self._side_of(one)
+        return await asyncio.to_thread(self._taker.settle, target, _change(one, back))
+
+    async def _side_of(self, one: UndoRecord) -> TakeSide:
+        return _side(await self._open(one.space_id))
+
+    async def _forget(self, one: UndoRecord) -> None:
+        await asyncio.to_thread(self._taker.forget, one.details["kept"])
+
+    async def _done(self, one: UndoRecord) -> UndoRecord:
+        done = dataclasses.replace(one, state=UndoState.DONE)
         told = {
             "take_id": done.undo_id,
             "from": done.details["source"],
@@ -191,32 +195,25 @@ class Takes:
         space = self._journal.get(record.space_id)
         if space is None or self._journal.staying(record.space_id) is None:
             raise NotUndoable(f"{record.name} is gone.", hint="`carrel undo --list` lists others.")
-        async with self._alone(space) as (opened,):
+        async with self._alone(space):
             # Another undo may have been first.
             record = await self._found(record.undo_id)
             await self._spaces.forget_taken(record.details["source"])
-            await self._store.write(dataclasses.replace(record, state=UndoState.UNDOING))
-            try:
-                await asyncio.to_thread(self._taker.apply, _side(opened), _change(record).back)
-            except LandingHalfDone:
-                raise
-            except CarrelError as error:
-                await self._store.write(record)
-                if not isinstance(error, TakeRefused):
-                    raise
-                raise NotUndoable(
-                    f"The take into {record.name} cannot be taken back: {error.message}",
-                    hint=error.hint,
-                ) from error
+            undone = await self._take_back(record)
             await self._note_active(space)
-            return await self._undone(record)
+            return undone
 
-    async def _undone(self, record: UndoRecord) -> UndoRecord:
+    def _in_the_way(self, one: UndoRecord, error: CarrelError) -> CarrelError:
+        return NotUndoable(
+            f"The take into {one.name} cannot be taken back: {error.message}", hint=error.hint
+        )
+
+    async def _undone(self, one: UndoRecord) -> UndoRecord:
         now = self._journal.clock()
-        undone = dataclasses.replace(record, state=UndoState.UNDONE, undone_at=now)
-        told = {"take_id": record.undo_id}
-        await self._store.write(undone, NewEvent(EventType.TAKE_UNDONE, record.space_id, told))
-        await asyncio.to_thread(self._taker.forget, record.details["kept"])
+        undone = dataclasses.replace(one, state=UndoState.UNDONE, undone_at=now)
+        told = {"take_id": one.undo_id}
+        await self._store.write(undone, NewEvent(EventType.TAKE_UNDONE, one.space_id, told))
+        await self._forget(one)
         return undone
 
     async def _found(self, undo_id: str) -> UndoRecord:
@@ -263,17 +260,8 @@ class Takes:
             opened = [await self._open(one.space_id) for one in (target, *sources)]
             for one in await self._store.undo_records(limit=_LOOKED_AT):
                 if one.state in _BEGUN and one.space_id == target.space_id:
-                    await self._settle(one, opened[0])
+                    await self._settle(one)
             yield opened
-
-    async def _settle(self, record: UndoRecord, opened: OpenSpace) -> None:
-        back = record.state is UndoState.UNDOING
-        change = _change(record).back if back else _change(record)
-        if await asyncio.to_thread(self._taker.settle, _side(opened), change):
-            await (self._undone(record) if back else self._done(record))
-            return
-        state = UndoState.DONE if back else UndoState.UNDONE
-        await self._store.write(dataclasses.replace(record, state=state))
 
     async def _open(self, space_id: str) -> OpenSpace:
         space = self._journal.get(space_id)
@@ -294,13 +282,14 @@ class Takes:
     async def _forget_old(self) -> None:
         for one in (await self._store.undo_records(limit=MOST_KEPT * 2))[MOST_KEPT:]:
             if one.state not in _BEGUN:
-                await asyncio.to_thread(self._taker.forget, one.details["kept"])
+                await self._forget(one)
 
 
 def _side(opened: OpenSpace) -> TakeSide:
     return TakeSide(opened.space.name, opened.driver, opened.tree)
 
 
-def _change(record: UndoRecord) -> TakeChange:
+def _change(record: UndoRecord, back: bool) -> TakeChange:
     told = record.details
-    return TakeChange(told["kept"], told["before"], told["after"])
+    change = TakeChange(told["kept"], told["before"], told["after"])
+    return change.back if back else change

@@ -35,11 +35,13 @@ from carrel.domain.errors import (
     TurnNotFound,
     UnsupportedFrontend,
 )
+from carrel.domain.hub import SHELLS
 from carrel.domain.ids import new_id
 from carrel.domain.pauses import pauses
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.spaces import Space
 from carrel.domain.store import Store
+from carrel.domain.systems import CommandPlace
 from carrel.domain.turns import (
     NOTHING_SPENT,
     Activity,
@@ -105,6 +107,10 @@ class TurnParts:
 class AttachedTurn:
     turn: Turn
     how: Attaching
+
+
+DEV_SHELLS = f"/run/carrel/{SHELLS}"
+"""Where a sandbox has them; only runtimes that show it there have images."""
 
 
 class Turns:
@@ -323,15 +329,20 @@ class Turns:
         )
 
     async def _run(self, turn: Turn, prepared: Prepared) -> None:
+        in_image = self._parts.journal.current(turn.space_id).image is not None
+        shell = {"SHELL": f"{DEV_SHELLS}/bash"} if in_image else {}
         command = Command(
             argv=prepared.argv,
-            env=prepared.env,
+            env={**shell, **prepared.env},
+            path_first=(DEV_SHELLS,) if in_image else (),
             stdin=bool(prepared.first) or prepared.duplex,
             timeout_s=turn.timeout_s,
             display=f"agent: {turn.frontend}",
         )
         try:
-            await self._parts.runs.start(turn.space_id, command, run_id=turn.run_id)
+            await self._parts.runs.start(
+                turn.space_id, command, run_id=turn.run_id, place=CommandPlace.AGENT
+            )
         except CarrelError as error:
             await self._failed(turn, TurnError(error.code, error.message))
             raise

@@ -18,8 +18,8 @@ from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Step
+from carrel.domain.takes import UndoRecord
 from carrel.domain.turns import Turn
-from carrel.domain.undo import UndoRecord
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect
 from carrel.store.writes import GREATEST, Unreadable, as_event, column, dump, load

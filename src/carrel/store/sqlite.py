@@ -24,8 +24,8 @@ from carrel.domain.requests import Request, RequestDetails, RequestQuery
 from carrel.domain.runs import RunRecord
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState, Trashed
 from carrel.domain.store import Claim, Record, Room, Step
+from carrel.domain.takes import UndoRecord
 from carrel.domain.turns import Turn
-from carrel.domain.undo import UndoRecord
 from carrel.store import reads
 from carrel.store.database import BUSY_TIMEOUT_S, KEEP_EVENTS, DatabaseSettings
 from carrel.store.reads import Read, Reader

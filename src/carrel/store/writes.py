@@ -25,8 +25,8 @@ from carrel.domain.requests import Request, RequestDetails
 from carrel.domain.runs import RunRecord, RunState
 from carrel.domain.spaces import Space, SpaceState, Trashed
 from carrel.domain.store import Claim, Forget, Record, Step
+from carrel.domain.takes import UndoRecord
 from carrel.domain.turns import Turn
-from carrel.domain.undo import UndoRecord
 from carrel.store import database
 from carrel.store.database import DatabaseSettings, connect, prepare
 

@@ -237,6 +237,11 @@ class Comparison:
         old = self.base.children(base) if base is not None else {}
         return {name: (new.get(name), old.get(name)) for name in new.keys() | old.keys()}
 
+    def differs(self, path: str) -> bool:
+        """Whether both sides have something else there, or one has nothing."""
+        new, old = self.tree.find(path), self.base.find(path)
+        return (new, old) != (None, None) and self._kind(new, old) is not None
+
     def _compare(self, pair: _Pair, shown: LayerEntry) -> Change | None:
         new, old = pair.tree, pair.base
         kind = self._kind(new, old)

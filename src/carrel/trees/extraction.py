@@ -40,7 +40,7 @@ _REPACK = "Pack it again from within its folder, without links that lead out."
 
 
 @dataclass
-class _Joined:
+class JoinedStream:
     """A stream whose beginning was read already."""
 
     beginning: bytes
@@ -79,7 +79,7 @@ def _decompressed(stream: Readable) -> Readable:
         if not piece:
             break
         beginning += piece
-    joined = _Joined(beginning, stream)
+    joined = JoinedStream(beginning, stream)
     if beginning != _MAGIC:
         return joined
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)

@@ -16,10 +16,17 @@ import io
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
-from carrel.domain.errors import PathExists, PathInvalid, PathWrongKind, TooLarge
+from carrel.domain.errors import (
+    InsufficientDisk,
+    PathExists,
+    PathInvalid,
+    PathWrongKind,
+    TooLarge,
+)
 from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
@@ -36,6 +43,9 @@ _MAX_LINKS = 40
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_FREED_S = (0.02, 0.1, 0.4)
+"""Until the room of a removed file can be had; a loaded machine takes a tenth of a second."""
 
 Opener = Callable[..., int]
 
@@ -216,6 +226,21 @@ def write_atomically(
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
         raise
+
+
+def once_freed(write: Callable[[], None]) -> None:
+    """Writes again, a moment later, where there is no room: what was removed right before is free
+    only when the kernel has seen to it. `write` leaves nothing when it fails."""
+    for wait_s in _FREED_S:
+        try:
+            return write()
+        except InsufficientDisk:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        time.sleep(wait_s)
+    return write()
 
 
 def _open_nameless(folder: int) -> int | None:

@@ -119,16 +119,19 @@ class Root(FolderCache):
     What goes away while it is read is as if it had never been there.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        """Takes over the descriptor, which is one of a folder."""
+    def __init__(self, descriptor: int, *, loosens: bool = True) -> None:
+        """Takes over the descriptor, which is one of a folder. Without `loosens`, folders that
+        their mode keeps us out of raise PermissionError, and nothing of any is changed."""
         super().__init__()
+        self._loosens = loosens
         self._top = descriptor
         self._loosened: list[tuple[str, int]] = []
         self._held = HeldPaths()
 
     @classmethod
-    def at(cls, path: Path) -> Root:
-        return cls(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    def at(cls, path: Path, *, loosens: bool = True) -> Root:
+        opened = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(opened, loosens=loosens)
 
     def close(self) -> None:
         self._tighten()
@@ -237,7 +240,7 @@ class Root(FolderCache):
         """Lets us into a folder of our own that its mode keeps us out of, until `close`."""
         with Descriptor(self._place(path)) as place:
             status = os.fstat(place)
-            if status.st_uid != os.geteuid():
+            if status.st_uid != os.geteuid() or not self._loosens:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             self._held.add(path)
             mode = stat.S_IMODE(status.st_mode)

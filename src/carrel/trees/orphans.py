@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carrel.domain.cleanup import Stray
 from carrel.domain.errors import SpaceInvalid
-from carrel.domain.ids import is_id
+from carrel.domain.ids import dev_id, is_id, space_of
 from carrel.domain.launching import MountHelper
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
@@ -26,6 +26,8 @@ HELD = "held overlay"
 MOUNT = "mount"
 FOLDER = "folder"
 USER = "user"
+CLAIMS = ("uids", "ranges")
+"""Folders of the claims on users, and on ranges of them."""
 
 
 def strays(
@@ -46,7 +48,7 @@ def strays(
     found = list(_held(spaces, helper)) if helper is not None and os.geteuid() != 0 else []
     found += [Stray(MOUNT, _space_of(spaces, point), point) for point in _mounted(spaces)]
     found += [Stray(FOLDER, name, str(spaces / name)) for name in _names(spaces)]
-    found += _claims(data / "uids")
+    found += [claim for folder in CLAIMS for claim in _claims(data / folder)]
     unknown = [name for name in _names(spaces) if name not in known]
     working = {name for name in unknown if _holds_work(spaces / name)}
     return [
@@ -67,13 +69,14 @@ def remove_stray(stray: Stray, data: Path, helper: MountHelper | None = None) ->
     with tree_errors(f"remove the {stray.kind} {stray.path!r}"):
         if stray.kind == HELD:
             if helper is not None:
+                helper.release(dev_id(stray.space_id))
                 helper.release(stray.space_id)
         elif stray.kind == MOUNT:
             _unmount(spaces, stray.path)
         elif stray.kind == FOLDER:
             _remove_folder(spaces, stray.space_id)
         elif stray.kind == USER:
-            _give_up(data / "uids", stray)
+            _give_up(data, stray)
 
 
 def remove_trial(folder: Path) -> None:
@@ -88,8 +91,9 @@ def _is_space(name: str) -> bool:
 
 
 def _held(spaces: Path, helper: MountHelper) -> Iterator[Stray]:
-    for key in sorted(helper.held()):
-        yield Stray(HELD, key, str(spaces / key / "project"))
+    # A space has up to two: its tree's, and its system's.
+    for space_id in sorted(set(map(space_of, helper.held()))):
+        yield Stray(HELD, space_id, str(spaces / space_id / "project"))
 
 
 def _names(folder: Path) -> list[str]:
@@ -170,9 +174,12 @@ def _remove_folder(above: Path, name: str) -> None:
     remove_tree(folder)
 
 
-def _give_up(folder: Path, stray: Stray) -> None:
+def _give_up(data: Path, stray: Stray) -> None:
     """Unless somebody else has claimed the user since."""
-    path = folder / Path(stray.path).name
+    claim = Path(stray.path)
+    if claim.parent.name not in CLAIMS:
+        return
+    path = data / claim.parent.name / claim.name
     with contextlib.suppress(FileNotFoundError):
         if os.readlink(path) == stray.space_id:
             path.unlink()

@@ -15,8 +15,9 @@ import contextlib
 import os
 import secrets
 import stat
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -28,23 +29,37 @@ from carrel.domain.errors import (
     TreeDamaged,
     TreeUnavailable,
 )
-from carrel.domain.trees import Base, ChangeKind, EntryType, Owner, Tree, TreeDriver
+from carrel.domain.trees import Base, ChangeKind, EntryType, Owner, Tree, TreeDriver, TreeLayer
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.files import begin_write_out
 from carrel.linux.reflink import clone_file, copy_file
 from carrel.linux.reserve import free_room
 from carrel.trees.bases.disk import LayeredLayout
 from carrel.trees.bundle_format import read_attributes
 from carrel.trees.bundles import set_attributes
-from carrel.trees.contents import write_at
 from carrel.trees.drivers.common import (
     Comparable,
+    Restful,
     note_prefix,
     open_roots,
     settle,
     tree_errors,
 )
+from carrel.trees.files import once_freed
 from carrel.trees.folders import Root, split, walk
-from carrel.trees.layers import LayerEntry, Layers
+from carrel.trees.kept import (
+    VERSION,
+    FilesState,
+    KeptEntries,
+    KeptSide,
+    StateEntry,
+    by_path,
+    damaged,
+    mark_of,
+    read_state,
+    write_state,
+)
+from carrel.trees.layers import Layers
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
@@ -53,7 +68,6 @@ NAMED = 20
 """Of the files that changed since the state before."""
 LEFT_FREE = 256 << 20
 """On the disk: states are a comfort, and fill no disk."""
-_VERSION = 1
 _FILE_BITS, _FOLDER_BITS = 0o777, 0o3777
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK, stat.S_ISFIFO, stat.S_ISSOCK)
@@ -64,33 +78,6 @@ FOLDER = "checkpoints"
 
 Seen = tuple[str, os.stat_result | None]
 """A path, and what is there; None: nothing is, and the base has something."""
-
-
-class StateEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`mode` is 0 for what the tree does not have any more. `content` is the name of the kept
-    file, or what a symlink says. `mark` is the inode and the ctime that it had."""
-
-    path: bytes
-    mode: int = 0
-    mtime_ns: int = 0
-    size: int = 0
-    content: bytes = b""
-    mark: tuple[int, int] = (0, 0)
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.mode)
-
-
-class FilesState(msgspec.Struct, frozen=True):
-    version: int
-    base_id: str
-    tree: tuple[StateEntry, ...] = ()
-    agent: tuple[StateEntry, ...] | None = None
-    """None: only the files were kept."""
-
-    def files(self) -> Iterator[StateEntry]:
-        return (one for one in (*self.tree, *(self.agent or ())) if one.is_file)
 
 
 class SpaceStates:
@@ -145,18 +132,20 @@ class SpaceStates:
             with self._tree_root() as root:
                 tree = keeping.all(root, self._now(root), before.tree)
             if not agent:
-                return FilesState(_VERSION, self._tree.base_id, tree)
+                return FilesState(VERSION, self._tree.base_id, tree)
             with self._agent_root() as root:
                 own = keeping.all(root, _all(root, without), before.agent or ())
         except FileNotFoundError:
             return None
-        return FilesState(_VERSION, self._tree.base_id, tree, own)
+        return FilesState(VERSION, self._tree.base_id, tree, own)
 
     def _is_still(self, found: FilesState, settled_ns: int, without: frozenset[str]) -> bool:
         """Whether what was kept is what there is, and was so since then."""
-        with self._tree_root() as root:
-            if not _are_marked(found.tree, self._now(root), settled_ns):
-                return False
+        driver = self._driver
+        if not (isinstance(driver, Restful) and driver.is_untouched(self._tree, settled_ns)):
+            with self._tree_root() as root:
+                if not _are_marked(found.tree, self._now(root), settled_ns):
+                    return False
         if found.agent is None:
             return True
         with self._agent_root() as root:
@@ -186,7 +175,7 @@ class SpaceStates:
     def put_back(self, name: str) -> bool:
         state = self._read(name)
         with tree_errors("put the state back"), open_roots(self._base.layers) as roots:
-            self._check(state)
+            self._check((*state.tree, *(state.agent or ())))
             base = Layers(roots, note_prefix())
             with self._tree_root() as root:
                 now = dict(self._now(root, whole=True))
@@ -196,7 +185,7 @@ class SpaceStates:
                 with self._agent_root() as root:
                     now = dict(_all(root))
                 agent = self._restored(_open_agent(self._tree), now, state.agent, None)
-            self._write(_HEAD, FilesState(_VERSION, self._tree.base_id, tree, agent))
+            self._write(_HEAD, FilesState(VERSION, self._tree.base_id, tree, agent))
         return agent is not None
 
     def _restored(
@@ -211,32 +200,42 @@ class SpaceStates:
             status = os.fstat(root)
             writer = TreeWriter(root, Owner(status.st_uid, status.st_gid))
             try:
-                _Restoring(writer, self._objects, now, _by_path(entries), base).run()
+                _Restoring(writer, self._objects, now, KeptEntries(entries, base)).run()
                 writer.finish()
-                return tuple(_marked(one, writer.status(os.fsdecode(one.path))) for one in entries)
             finally:
                 writer.close()
+            # Anew: a folder that was just finished may keep its owner out.
+            with Root(os.dup(root)) as made:
+                return tuple(_marked(one, made.status(os.fsdecode(one.path))) for one in entries)
 
-    def _check(self, state: FilesState) -> None:
+    def _check(self, entries: Iterable[StateEntry]) -> None:
         """That all of it is there: a machine that lost its power may have lost some of it."""
-        for one in state.files():
+        for one in entries:
+            if not one.is_file:
+                continue
             try:
                 there = self._kept_file(one).stat().st_size == one.size
             except FileNotFoundError:
                 there = False
             if not there:
-                raise _damaged(f"{os.fsdecode(one.path)!r} is not as it was kept")
+                raise damaged(f"{os.fsdecode(one.path)!r} is not as it was kept")
 
     def _kept_file(self, one: StateEntry) -> Path:
         return self._objects / os.fsdecode(one.content)
 
     # Giving to another tree
 
-    def fill_layer(self, name: str, layer: Path) -> None:
-        """Makes a folder the layer that shows this state above the base, in overlayfs's format. It
-        shares the kept files. Folders on the way to them are as the base has them."""
+    def layer(self, name: str) -> TreeLayer | None:
+        """States with the same files have the same layer."""
         state = self._read(name)
-        self._check(state)
+        self._check(state.tree)
+        if not state.tree:
+            return None
+        said = msgspec.msgpack.encode((state.base_id, state.tree))
+        return TreeLayer(sha256(said).hexdigest()[:32], partial(self._fill_layer, state.tree))
+
+    def _fill_layer(self, entries: tuple[StateEntry, ...], layer: Path) -> None:
+        """It shares the kept files. Folders on the way to them are as the base has them."""
         hidden = LayeredLayout(self._base.store_owner)
         with (
             tree_errors("fork the tree"),
@@ -247,7 +246,7 @@ class SpaceStates:
             if os.geteuid() == 0:
                 os.chown(layer, self._base.store_owner.uid, self._base.store_owner.gid)
             base = Layers(roots, note_prefix())
-            for one in state.tree:
+            for one in entries:
                 path = os.fsdecode(one.path)
                 above, last = split(path)
                 self._reach(writer, above, base)
@@ -263,7 +262,7 @@ class SpaceStates:
 
     def give(self, name: str, other: Tree, *, files: bool) -> None:
         state = self._read(name)
-        self._check(state)
+        self._check((*(state.tree if files else ()), *(state.agent or ())))
         with tree_errors("fork the tree"), open_roots(self._base.layers) as roots:
             if files:
                 base = Layers(roots, note_prefix())
@@ -278,6 +277,16 @@ class SpaceStates:
         found = base.find(folder)
         assert found is not None, "what the base does not have is an entry of its own"
         writer.make_folder(folder, stat.S_IMODE(found.status.st_mode), found.status.st_mtime_ns)
+
+    # Comparing
+
+    @contextlib.contextmanager
+    def side(self, name: str, base: Layers) -> Iterator[KeptSide]:
+        """Nobody may thin the states meanwhile."""
+        state = self._read(name)
+        self._check(state.tree)
+        with Root.at(self._objects) as objects:
+            yield KeptSide(state, objects, base)
 
     # What is kept
 
@@ -307,31 +316,19 @@ class SpaceStates:
     def _read(self, name: str) -> FilesState:
         """What was never kept is what the tree began with."""
         if name == START:
-            return FilesState(_VERSION, self._tree.base_id, agent=())
+            return FilesState(VERSION, self._tree.base_id, agent=())
         try:
-            packed = (self._folder / name).read_bytes()
-            state = msgspec.msgpack.decode(zlib.decompress(packed), type=FilesState)
+            return read_state(self._folder / name, self._tree.base_id)
         except FileNotFoundError:
-            if name == _HEAD:
-                return FilesState(_VERSION, self._tree.base_id)
-            raise _damaged("it is not there") from None
-        except (zlib.error, msgspec.DecodeError) as error:
-            if name == _HEAD:
-                return FilesState(_VERSION, self._tree.base_id)
-            raise _damaged("it cannot be read") from error
-        if state.version != _VERSION or state.base_id != self._tree.base_id:
-            raise _damaged("it is of another tree, or of another version of Carrel")
-        return state
+            if name != _HEAD:
+                raise damaged("it is not there") from None
+        except TreeDamaged:
+            if name != _HEAD:
+                raise
+        return FilesState(VERSION, self._tree.base_id)
 
     def _write(self, name: str, state: FilesState) -> None:
-        draft = self._folder / f".{secrets.token_hex(8)}"
-        try:
-            with Descriptor(os.open(draft, _NEW, 0o600)) as target:
-                write_at(target, zlib.compress(msgspec.msgpack.encode(state), 1), 0)
-            draft.replace(self._folder / name)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        write_state(self._folder / name, state)
 
 
 class _Keeping:
@@ -349,7 +346,7 @@ class _Keeping:
     def all(
         self, root: Root, seen: Iterable[Seen], before: Iterable[StateEntry]
     ) -> tuple[StateEntry, ...]:
-        known = _by_path(before)
+        known = by_path(before)
         found = (self._one(root, path, status, known.get(path)) for path, status in seen)
         return tuple(one for one in found if one is not None)
 
@@ -360,7 +357,7 @@ class _Keeping:
             return StateEntry(os.fsencode(path))
         if not _is_kept(status):
             return None
-        if known is not None and known.mark == _mark(status):
+        if known is not None and known.mark == mark_of(status):
             if known.is_file and status.st_nlink > 1:
                 self._linked[status.st_dev, status.st_ino] = known.content
             return known
@@ -375,7 +372,7 @@ class _Keeping:
             status.st_mtime_ns,
             status.st_size if stat.S_ISREG(status.st_mode) else 0,
             content,
-            _mark(status),
+            mark_of(status),
         )
 
     def _file(self, root: Root, path: str) -> tuple[bytes, os.stat_result]:
@@ -387,7 +384,7 @@ class _Keeping:
             self._count(status.st_blocks * 512)
             # Begins to write it out. Until then a program that has it mapped can write to it again
             # without a new ctime.
-            os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
+            begin_write_out(source, status.st_size)
             target = self._objects / secrets.token_hex(10)
             with Descriptor(os.open(target, _NEW, 0o600)) as copy:
                 self._made.append(target)
@@ -429,29 +426,27 @@ class _Restoring:
         writer: TreeWriter,
         objects: Path,
         now: Mapping[str, os.stat_result | None],
-        wanted: Mapping[str, StateEntry],
-        base: Layers | None,
+        wanted: KeptEntries,
     ) -> None:
         self._writer = writer
         self._objects = objects
         self._now = now
         self._wanted = wanted
-        self._base = base
         self._linked: dict[bytes, str] = {}
 
     def run(self) -> None:
-        paths = sorted({*self._now, *self._wanted})
+        paths = sorted({*self._now, *self._wanted.named})
         todo = [path for path in paths if not self._is_as_wanted(path)]
         for path in reversed(todo):
             there = self._writer.status(path)
             if there is not None and self._is_in_the_way(there, self._mode(path)):
                 self._writer.remove(path)
         for path in todo:
-            self._make(path)
+            once_freed(partial(self._make, path))
 
     def _is_as_wanted(self, path: str) -> bool:
         wanted, status = self._wanted.get(path), self._now.get(path)
-        if wanted is None or status is None or wanted.mark != _mark(status):
+        if wanted is None or status is None or wanted.mark != mark_of(status):
             return False
         if wanted.is_file:
             self._linked.setdefault(wanted.content, path)
@@ -461,18 +456,8 @@ class _Restoring:
         """What is to be there; 0: nothing."""
         if (wanted := self._wanted.get(path)) is not None:
             return wanted.mode
-        found = self._in_base(path)
+        found = self._wanted.in_base(path)
         return found.status.st_mode if found is not None else 0
-
-    def _in_base(self, path: str) -> LayerEntry | None:
-        """What the state does not name, unless it took away a folder around it."""
-        above = split(path)[0]
-        while above:
-            found = self._wanted.get(above)
-            if found is not None and not stat.S_ISDIR(found.mode):
-                return None
-            above = split(above)[0]
-        return self._base.find(path) if self._base is not None else None
 
     def _is_in_the_way(self, there: os.stat_result, mode: int) -> bool:
         return not mode or stat.S_ISDIR(there.st_mode) != stat.S_ISDIR(mode)
@@ -498,7 +483,7 @@ class _Restoring:
             self._writer.write(path, lambda target: _copy(source, target, wanted.mode))
 
     def _make_as_base(self, path: str) -> None:
-        found = self._in_base(path)
+        found = self._wanted.in_base(path)
         if found is None:
             return
         mode, mtime_ns = found.status.st_mode, found.status.st_mtime_ns
@@ -542,19 +527,11 @@ def _all(root: Root, without: Collection[str] = ()) -> Iterator[Seen]:
     return ((path, status) for path, status in walk(root) if path not in without)
 
 
-def _by_path(entries: Iterable[StateEntry]) -> dict[str, StateEntry]:
-    return {os.fsdecode(one.path): one for one in entries}
-
-
-def _mark(status: os.stat_result) -> tuple[int, int]:
-    return status.st_ino, status.st_ctime_ns
-
-
 def _marked(one: StateEntry, status: os.stat_result | None) -> StateEntry:
     """Without a mark if somebody has written there since it was put back: so it is read again."""
     mark = (0, 0)
     if status is not None and (status.st_mode, status.st_mtime_ns) == (one.mode, one.mtime_ns):
-        mark = _mark(status)
+        mark = mark_of(status)
     return msgspec.structs.replace(one, mark=mark)
 
 
@@ -563,21 +540,28 @@ def _is_kept(status: os.stat_result) -> bool:
 
 
 def _are_marked(entries: Iterable[StateEntry], seen: Iterable[Seen], settled_ns: int) -> bool:
-    marks = {os.fsdecode(one.path): one.mark for one in entries}
+    left = by_path(entries)
     for path, status in seen:
-        if status is None:
-            if marks.pop(path, None) != (0, 0):
-                return False
-        elif _is_kept(status):
-            mark = _mark(status)
-            if mark[1] >= settled_ns or marks.pop(path, None) != mark:
-                return False
-    return not marks
+        if status is not None and not _is_kept(status):
+            continue
+        one = left.pop(path, None)
+        if one is None or not _is_marked(one, status, settled_ns):
+            return False
+    return not left
+
+
+def _is_marked(one: StateEntry, status: os.stat_result | None, settled_ns: int) -> bool:
+    if status is None:
+        return not one.mode
+    if stat.S_ISDIR(status.st_mode):
+        # To look into one that its mode keeps us out of gives it a new ctime.
+        return (one.mode, one.mtime_ns) == (status.st_mode, status.st_mtime_ns)
+    return status.st_ctime_ns < settled_ns and one.mark == mark_of(status)
 
 
 def _differing(before: Iterable[StateEntry], after: Iterable[StateEntry]) -> Iterator[str]:
     """The paths of files that are not the same in both, sorted."""
-    one, two = _by_path(before), _by_path(after)
+    one, two = by_path(before), by_path(after)
     for path in sorted(one.keys() | two.keys()):
         old, new = one.get(path), two.get(path)
         kinds = [entry.mode for entry in (old, new) if entry is not None]
@@ -589,9 +573,3 @@ def _differing(before: Iterable[StateEntry], after: Iterable[StateEntry]) -> Ite
 
 def _what(one: StateEntry) -> tuple[int, bytes]:
     return one.mode, one.content
-
-
-def _damaged(why: str) -> TreeDamaged:
-    return TreeDamaged(
-        f"The checkpoint cannot be used: {why}.", hint="Use another: carrel checkpoints SPACE"
-    )

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import uvicorn
@@ -56,6 +56,8 @@ class Standin:
     requests: list[Seen] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
     """HTTP errors that the next requests to a model get, one each, before they are answered."""
+    knows: dict[str, str] = field(default_factory=dict)
+    """Words of others than the test, and what to do when they are said last."""
 
     def of(self, path: str) -> list[Seen]:
         return [seen for seen in self.requests if seen.path == path]
@@ -151,7 +153,8 @@ def _application(standin: Standin, closing: threading.Event) -> Starlette:
             if standin.failures:
                 status = standin.failures.pop(0)
                 return JSONResponse(api.error(status), status)
-            return await _answer(api, seen.body, len(standin.requests), request, closing)
+            talk = _taught(standin, api.read(seen.body))
+            return await _answer(api, talk, len(standin.requests), request, closing)
         return _other(seen)
 
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
@@ -174,10 +177,14 @@ def _other(seen: Seen) -> Response:
     return JSONResponse(anthropic.error(404), 404)
 
 
+def _taught(standin: Standin, talk: Talk) -> Talk:
+    more = [do for words, do in standin.knows.items() if talk.texts and words in talk.texts[-1]]
+    return replace(talk, texts=[*talk.texts[:-1], "\n".join([*talk.texts[-1:], *more])])
+
+
 async def _answer(
-    api: _Api, body: Mapping[str, Any], number: int, request: Request, closing: threading.Event
+    api: _Api, talk: Talk, number: int, request: Request, closing: threading.Event
 ) -> Response:
-    talk = api.read(body)
     if talk.model == UNKNOWN_MODEL:
         return JSONResponse(api.error(api.UNKNOWN_STATUS, talk.model), api.UNKNOWN_STATUS)
     answer = decide(talk)

@@ -62,6 +62,10 @@ PLAIN = {
     "POST /v1/queue/{entry}/cancel",
     "GET /v1/races/{race}",
     "GET /v1/spaces/{space}",
+    "GET /v1/spaces/{space}/ports",
+    "DELETE /v1/spaces/{space}/ports/{port}",
+    "GET /v1/spaces/{space}/ps",
+    "GET /v1/ps",
     "GET /v1/spaces/{space}/context",
     "GET /v1/spaces/{space}/context/{name}",
     "DELETE /v1/spaces/{space}/context/{name}",
@@ -90,6 +94,9 @@ PLAIN = {
     "GET /v1/requests/{request_id}/files/{path}",
     "GET /v1/series/{series}/versions",
     "GET /v1/bases",
+    "GET /v1/images",
+    "GET /v1/images/{image}",
+    "DELETE /v1/images/{image}",
     "GET /v1/doctor",
     "GET /v1/tokens",
     "DELETE /v1/tokens/{token}",
@@ -134,6 +141,7 @@ class World:
     def parameters(self, route: Route) -> dict[str, str]:
         known = {"space": self.space, "run": self.run, "token": "tk_none"}
         known |= {"request_id": self.request, "series": "fuzz", "path": "file"}
+        known |= {"image": "none/of:them"}
         names = [name for name in known if f"{{{name}}}" in route.path]
         if route.method == "DELETE" and route.path == "/v1/spaces/{space}":
             return {"space": "sp_none"}
@@ -164,6 +172,11 @@ def _tamed(case: Case[Any], world: World) -> None:
     if isinstance(named, str) and 0 < len(named) <= MAX_PATH:
         # One that is too long stays so.
         body["project"] = str(world.project)
+    if case.path == "/v1/images" and isinstance(body, dict) and isinstance(body.get("path"), str):
+        body["path"] = str(world.project) if 0 < len(body["path"]) <= MAX_PATH else body["path"]
+    if case.path == "/v1/images/pull" and isinstance(body, dict) and "image" in body:
+        # No registry is asked.
+        body["local"] = True
     if isinstance(body, dict) and body.get("webhook"):
         # Nor is anything told to anybody.
         _tame_webhook(body)

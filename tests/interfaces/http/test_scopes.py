@@ -65,6 +65,11 @@ ROUTES = [
     Route("DELETE", "/v1/spaces/{space}/context/{name}", "hidden"),
     Route("GET", "/v1/spaces/{space}/usage", "hidden"),
     Route("GET", "/v1/usage", "own"),
+    Route("GET", "/v1/spaces/{space}/ps", "hidden"),
+    Route("GET", "/v1/ps", "own"),
+    Route("GET", "/v1/spaces/{space}/ports", "hidden"),
+    Route("POST", "/v1/spaces/{space}/ports", "admin", body={"port": 3000}),
+    Route("DELETE", "/v1/spaces/{space}/ports/{port}", "admin"),
     Route("POST", "/v1/spaces/{space}/verify", "hidden"),
     Route("POST", "/v1/spaces/{space}/exec", "hidden", body={"argv": ["true"]}),
     Route("POST", "/v1/spaces/{space}/runs", "hidden", body={"argv": ["true"]}),
@@ -168,6 +173,14 @@ ROUTES = [
     Route("GET", "/v1/series/{series}/versions", "hidden"),
     Route("GET", "/v1/series/{series}/diff", "hidden"),
     Route("GET", "/v1/bases", "admin"),
+    Route("GET", "/v1/images", "own"),
+    Route("GET", "/v1/images/{image}", "hidden"),
+    Route("POST", "/v1/images", "admin", body={"name": "x", "path": "/nowhere"}),
+    Route("PUT", "/v1/images", "admin", {"name": "x"}, content=b"x"),
+    Route("POST", "/v1/images/prune", "admin", body={}),
+    Route("POST", "/v1/images/build", "admin", body={"project": "/nowhere"}),
+    Route("POST", "/v1/images/pull", "admin", body={"image": "Not/A/Name"}),
+    Route("DELETE", "/v1/images/{image}", "admin"),
     Route("POST", "/v1/bases", "admin", body={"project": {"kind": "empty"}}),
     Route("GET", "/v1/events", "own", {"after": "0"}),
     Route("POST", "/v1/gc", "admin", body={"dry_run": True}),
@@ -262,7 +275,9 @@ def _ask(daemon: Daemon, space: str) -> None:
 def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
+    words |= {"image": "no/such"}
     words |= {"comment": "co_none", "entry": "qe_x", "race": "rc_aaaaaaaaaaaa"}
+    words |= {"space": ABSENT["space"], "port": "3000"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}

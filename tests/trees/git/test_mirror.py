@@ -454,6 +454,25 @@ def test_a_repository_that_reaches_out(
     found_at(str(origin), GitReach.AGREE)
 
 
+@pytest.mark.parametrize("name", ["HEAD", "config", "shallow", "objects/info/alternates"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "hole"])
+def test_what_git_would_read_for_ever(tmp_path: Path, name: str, kind: str) -> None:
+    """Ten minutes from a pipe, and from the others all memory of the machine."""
+    make_repository(tmp_path / "project")
+    path = tmp_path / "project" / ".git" / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 33)
+    for reach in (GitReach.NONE, GitReach.AGREE):
+        with pytest.raises(ProjectInvalid):
+            found_at(str(tmp_path / "project"), reach)
+
+
 def test_others_have_no_share_of_the_owners_mirrors(origin: Path) -> None:
     for place in (str(origin), "https://example.org/x.git"):
         assert found_at(place).key != found_at(place, GitReach.NONE, own=False).key

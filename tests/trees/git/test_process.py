@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from carrel.domain.errors import GitFailed, GitTimeout
+from carrel.trees.git import process
 from carrel.trees.git.process import redact, run_git, run_git_remote
 from tests.trees.git.repositories import git, make_repository
 
@@ -165,3 +166,16 @@ def test_no_git_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GitFailed, match="not installed"):
         run_git(["version"], timeout_s=10)
+
+
+def test_memory_of_git_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads a list of borrowed objects whole, which may be of any size and take no room."""
+    make_repository(tmp_path / "project")
+    git_folder = tmp_path / "project" / ".git"
+    with (git_folder / "objects/info/alternates").open("wb") as file:
+        file.truncate(1 << 30)
+    monkeypatch.setattr(process, "MOST_MEMORY", 64 << 20)
+    monkeypatch.setattr(os, "sysconf", lambda _name: 1)
+    words = (f"--git-dir={git_folder}", "cat-file", "-e", "1" * 40)
+    with pytest.raises(GitFailed, match=r"(?i)memory|alloc"):
+        run_git(words, timeout_s=60.0)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 from carrel.agents import requests
 from carrel.agents.events import NO_LOGIN, failed, key_refused
 from carrel.agents.frontends import lines
-from carrel.agents.frontends.acp_presets import PRESETS, Preset, environment_of, write_settings
+from carrel.agents.frontends.acp_presets import (
+    PRESETS,
+    Preset,
+    environment_of,
+    environment_of_model,
+    write_settings,
+)
 from carrel.agents.frontends.lines import Object
 from carrel.agents.processes import ChildProcess, child
 from carrel.agents.requests import environment, headers_for
@@ -23,6 +29,7 @@ from carrel.domain.errors import (
     Interrupted,
     ModelNotSupported,
 )
+from carrel.domain.keys import names_service
 from carrel.domain.turns import (
     AgentEventType,
     AgentServer,
@@ -55,12 +62,14 @@ class AcpDriver:
 
     def __init__(self, argv: Sequence[str], preset: str = "") -> None:
         self._argv = argv
+        self._name = preset
         self._preset = PRESETS.get(preset, _NONE)
 
     async def __call__(self, request: TurnRequest, setup: AgentSetup, stage: Stage) -> TurnResult:
         mode = permission_of(request, setup)
         env = environment(request, setup, environment_of(self._preset, setup, mode))
-        write_settings(self._preset, request, setup, env)
+        env |= environment_of_model(self._name, request, env)
+        write_settings(self._name, request, setup, env)
         async with child(self._argv, setup.workspace, env, "The agent") as agent:
             client = AcpClient(stage, Permissions(mode, stage, request.answer_s))
             return await self._speak(agent, request, setup, client)
@@ -138,7 +147,7 @@ class _Turn:
         for name in left_out:
             text = f"The MCP server {name} is left out: this agent does not speak its transport."
             self._client.stage.tell(lines.log(text))
-        await self._set_up(session, request.model)
+        await self._set_up(session, request)
 
     async def _open(
         self,
@@ -170,28 +179,37 @@ class _Turn:
         self._session = self._client.session = key
         return known
 
-    async def _set_up(self, session: Any, model: str) -> None:
-        from acp import RequestError
-
-        choices = Choices.of(session)
+    async def _set_up(self, session: Any, request: TurnRequest) -> None:
+        choices = Choices.of(session, self._client.models)
         mode = self._preset.modes.get(self._client.permissions.mode)
         if mode in choices.modes:
             await self._agent.set_session_mode(session_id=self._session, mode_id=str(mode))
-        if not model:
-            return
-        if not choices.model:
+        # What takes it by a variable has it already.
+        if request.model and not self._preset.model_by:
+            await self._choose(choices, request)
+
+    async def _choose(self, choices: Choices, request: TurnRequest) -> None:
+        from acp import RequestError
+
+        model, known = request.model, list(choices.models)
+        listed = f" Known are: {', '.join(known)}." if known else ""
+        if not choices.model and not known:
             raise ModelNotSupported("This agent has no option for the model.")
+        if not choices.model and model not in known and not names_service(request.env):
+            # Some take any name, and fail when they ask for an answer.
+            raise ModelNotSupported(f"The agent has no model {model!r}.{listed}", known=known)
+        named = {"session_id": self._session, "value": model}
         try:
-            await self._agent.set_config_option(
-                config_id=choices.model, session_id=self._session, value=model
-            )
+            if choices.model:
+                await self._agent.set_config_option(config_id=choices.model, **named)
+            else:
+                # Older than options, and left out of the library.
+                params = {"sessionId": self._session, "modelId": model}
+                await self._agent._conn.send_request(SET_MODEL, params)
         except RequestError as error:
-            why = problem_of(str(error), error.data).message
-            known = f" Known are: {', '.join(choices.models)}." if choices.models else ""
-            raise ModelNotSupported(
-                f"The agent does not take {model!r}: {why.rstrip('.')}.{known}",
-                known=list(choices.models),
-            ) from error
+            why = problem_of(str(error), error.data).message.rstrip(".")
+            said = f"The agent does not take {model!r}: {why}.{listed}"
+            raise ModelNotSupported(said, known=known) from error
 
     async def _prompt(self, said: list[str]) -> TurnResult:
         from acp.schema import TextContentBlock
@@ -208,6 +226,7 @@ class _Turn:
 # The client's side of the protocol
 
 UPDATE = "session/update"
+SET_MODEL = "session/set_model"
 
 
 class AcpClient:
@@ -220,10 +239,14 @@ class AcpClient:
         self.session = ""
         self.listens = False
         """False while an earlier conversation is told again."""
+        self.models: Sequence[str] = ()
+        """Those that a session has beside its options."""
         self._translator = AcpTranslator()
 
     def observe(self, event: StreamEvent) -> None:
         message = event.message
+        if listed := lines.objects(message, "result", "models", "availableModels"):
+            self.models = [lines.text(one, "modelId") for one in listed]
         if not self.listens or message.get("method") != UPDATE:
             return
         params = lines.mapping(message, "params")
@@ -275,13 +298,13 @@ class Choices:
     models: Sequence[str] = ()
 
     @classmethod
-    def of(cls, session: Any) -> Choices:
+    def of(cls, session: Any, models: Sequence[str]) -> Choices:
         modes = getattr(session, "modes", None)
         options = getattr(session, "config_options", None) or []
         found = next((one for one in options if getattr(one, "category", None) == "model"), None)
         can = [mode.id for mode in modes.available_modes] if modes else []
         if found is None:
-            return cls(can, "")
+            return cls(can, "", models)
         # Some agents have them in groups.
         listed = [
             one

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from carrel.agents import models
 from carrel.agents.frontends import claude_config, codex_config
 from carrel.domain.turns import AgentSetup, Permission, TurnRequest
 
@@ -31,6 +32,11 @@ class Preset:
     """What a session is told, that it does not read that; empty where nothing helps."""
     keeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of its own things, from turn to turn; see `Prepared`."""
+    settings: str = ""
+    """Below the agent's state, a file that says which model it takes when none is named."""
+    provider_by: str = ""
+    model_by: str = ""
+    """Variables by which it takes both."""
 
 
 _XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
@@ -99,6 +105,7 @@ PRESETS: Mapping[str, Preset] = {
         install="npm install -g opencode-ai",
         brought=(".opencode", "opencode.json", "opencode.jsonc", ".env"),
         keeps={"opencode/config": (), "opencode/cache": ()},
+        settings="opencode/config/opencode/opencode.json",
     ),
     "goose": Preset(
         "goose",
@@ -110,6 +117,8 @@ PRESETS: Mapping[str, Preset] = {
         install="see https://block.github.io/goose",
         brought=(".goose", ".env"),
         keeps={"goose/config": (), "goose/cache": ()},
+        provider_by="GOOSE_PROVIDER",
+        model_by="GOOSE_MODEL",
     ),
     "amazon-q": Preset(
         # `q` hands this on to it, where there is nothing else of that short name.
@@ -143,10 +152,25 @@ def environment_of(preset: Preset, setup: AgentSetup, mode: Permission) -> dict[
     return {**preset.env, **preset.asks, **folders, "IS_SANDBOX": ""}
 
 
+def environment_of_model(name: str, request: TurnRequest, env: Mapping[str, str]) -> dict[str, str]:
+    """Goose has no provider of its own choice, and takes a model by a variable in each version."""
+    preset, (provider, model) = PRESETS.get(name), models.by_key(name, env)
+    if preset is None or not preset.model_by or not provider:
+        return {}
+    by = {preset.provider_by: provider, preset.model_by: request.model or model}
+    return {variable: value for variable, value in by.items() if variable not in request.env}
+
+
 def write_settings(
-    preset: Preset, request: TurnRequest, setup: AgentSetup, env: Mapping[str, str]
+    name: str, request: TurnRequest, setup: AgentSetup, env: Mapping[str, str]
 ) -> None:
-    """Codex takes its endpoint from a file only."""
+    """Codex takes its endpoint from a file only. OpenCode would take a service of its own, whatever
+    key it has; what its other settings say comes before this."""
+    preset = PRESETS.get(name, Preset(""))
+    if preset.settings and (model := models.by_key(name, env)[1]):
+        path = Path(setup.state, preset.settings)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"model": model}))
     home = preset.folders.get("CODEX_HOME")
     if home is not None:
         # The space's server is given to it by the protocol, and the system prompt with the

@@ -272,7 +272,7 @@ async def run_shell(command: str, cwd: str, env: Mapping[str, str]) -> tuple[str
     from carrel.agents.processes import END_S, child  # Only turns that run something pay for it.
 
     output = bytearray()
-    async with child(("/bin/sh", "-c", command), cwd, env, merged=True) as shell:
+    async with child(("sh", "-c", command), cwd, env, merged=True) as shell:
         shell.stdin.close()
         reading = asyncio.ensure_future(_read(shell.stdout, output))
         try:

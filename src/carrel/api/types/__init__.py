@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 MODULES = (
-    *("admin", "agents", "checkpoints", "comments", "instances", "landings", "queue"),
+    *("admin", "agents", "checkpoints", "comments", "images", "instances", "landings", "ports"),
     *("races", "requests", "review", "runs"),
     "spaces",
 )

@@ -40,6 +40,8 @@ Seconds = Annotated[float, Meta(ge=0, le=HUNDRED_YEARS_S)]
 Span = Annotated[float, Meta(gt=0, le=HUNDRED_YEARS_S)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 62)]
 Word = Annotated[str, Meta(max_length=255)]
+PathInside = Annotated[str, Meta(max_length=MAX_PATH)]
+"""Relative to the project; empty: none."""
 PathText = Annotated[str, Meta(min_length=1, max_length=MAX_PATH, extra=OS_TEXT)]
 WordText = Annotated[str, Meta(max_length=MAX_WORD, extra=OS_TEXT)]
 Variable = Annotated[

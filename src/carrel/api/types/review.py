@@ -7,8 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from carrel.api.types.common import Answer, Body, PathText, Word
-from carrel.domain.exports import ExportFormat
-from carrel.domain.review import DiffFile
+from carrel.domain.review import DiffFile, ExportFormat
 from carrel.domain.trees import Commit
 
 MAX_FILES = 100_000
@@ -26,6 +25,8 @@ class DiffBody(Body, frozen=True, kw_only=True):
     """Files that git ignores too."""
     to: Word = ""
     """Another space: how its files differ from this one's."""
+    since: Word = ""
+    """A checkpoint of this space, instead of what it began with: what has changed since then."""
 
 
 class DiffFilesBody(DiffBody, frozen=True, kw_only=True):
@@ -47,6 +48,7 @@ class DiffSummary(Answer, frozen=True, kw_only=True):
     """Lines of all files."""
     deleted: int
     commits: tuple[Commit, ...] = ()
-    """That were made in the space, newest first; none between two spaces."""
+    """That were made in the space, newest first; none between two spaces, or since a
+    checkpoint."""
     hidden: int = 0
     """Files that git ignores, and that were not asked for."""

@@ -22,6 +22,7 @@ from carrel.api.types.common import (
 )
 from carrel.domain.runs import RunState, Stream
 from carrel.domain.runtimes import ExitReason
+from carrel.domain.systems import CommandPlace
 from carrel.domain.trees import EntryType
 
 DEFAULT_OUTPUT = 1 << 20
@@ -46,6 +47,9 @@ class CommandBody(Body, frozen=True, kw_only=True):
     env: Environment = field(default_factory=dict)
     cwd: PathText = "."
     timeout_s: Span | None = None
+    place: Literal["", "agent", "dev"] = ""
+    """`dev`: with the space's image; `agent`: with the host's toolchain, as its agent. Empty: with
+    the image, if the space has one."""
 
 
 class CommandOptions(TypedDict, total=False):
@@ -55,6 +59,7 @@ class CommandOptions(TypedDict, total=False):
     env: Mapping[str, str]
     cwd: str
     timeout_s: float | None
+    place: str
 
 
 class RunBody(CommandBody, frozen=True, kw_only=True):
@@ -145,6 +150,8 @@ class RunInfo(Answer, frozen=True, kw_only=True):
     cwd: Annotated[str, Meta(max_length=MAX_PATH, extra=OS_TEXT)]
     state: RunState
     terminal: bool
+    place: CommandPlace = CommandPlace.AGENT
+    """Where in the space it runs."""
     created_at: Moment
     pid: int = 0
     exit: ExitInfo | None = None

@@ -17,6 +17,7 @@ from carrel.api.types.common import (
     Environment,
     Labels,
     Moment,
+    PathInside,
     PathText,
     Query,
     Seconds,
@@ -115,6 +116,16 @@ class NewSpace(Body, frozen=True, kw_only=True):
     """A message to the space begins a turn of its agent while that does nothing."""
     mcp: Servers = ()
     """MCP servers that its agent is to have: see `GET /v1/servers`."""
+    image: Annotated[str, Meta(max_length=MAX_PATH, extra=OS_TEXT)] = ""
+    """What its commands have instead of the host's toolchain: the name or id of an image, or the
+    absolute path of an archive or folder that is taken in as one. `auto`: what the project's files
+    describe, if that can be had. `none`: the host's toolchain. Empty: as the settings say."""
+    dockerfile: PathInside = ""
+    """Instead: the image that this Dockerfile of the project builds."""
+    devcontainer: PathInside = ""
+    """Instead: by this devcontainer.json of the project, or the one in this folder."""
+    by_devcontainer: bool = False
+    """Instead: by the first devcontainer.json of the project."""
     tier: Literal["", "minimal", "default", "large"] = ""
     limits: LimitsBody = LimitsBody()
     labels: Labels = field(default_factory=dict)
@@ -151,6 +162,10 @@ class SpaceOptions(TypedDict, total=False):
     agent: str
     wake: bool
     mcp: Sequence[str]
+    image: str
+    dockerfile: str
+    devcontainer: str
+    by_devcontainer: bool
 
 
 class SpaceListQuery(Query, frozen=True, kw_only=True):
@@ -213,6 +228,25 @@ class ShownTool(Answer, frozen=True, kw_only=True):
 
     name: str
     paths: tuple[str, ...]
+
+
+class NamedPort(Answer, frozen=True, kw_only=True):
+    """A port that a project's file names. Nothing forwards it: see `carrel port`."""
+
+    number: int
+    label: str = ""
+
+
+class ShownImage(Answer, frozen=True, kw_only=True):
+    """The image of a space, and whom its commands run as. Without an `id` it has none, and `notes`
+    says why."""
+
+    id: str
+    name: str
+    user: str
+    notes: tuple[str, ...] = ()
+    """What was decided and why, what was left out, and what does not work here."""
+    ports: tuple[NamedPort, ...] = ()
 
 
 class SpaceInfo(Answer, frozen=True, kw_only=True):
@@ -278,6 +312,8 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     for its owner."""
     withheld: tuple[str, ...] = ()
     """What of those settings it was not given: credentials, and what could not be read."""
+    image: ShownImage | None = None
+    """What its commands have instead of the host's toolchain."""
     downloads: str = ""
     """The name of the packages that it shares with other spaces of its project; empty: it shares
     none."""

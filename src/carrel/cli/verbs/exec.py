@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 ENV = Option("-e, --env K=V", "Set a variable of its environment.", to="env")
+PLACE = Option(
+    "--in dev|agent",
+    "Where: with the space's image, or with the host's toolchain as its agent.",
+    to="place",
+)
 SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; fi; exec sh -l"]
 
 
@@ -28,6 +33,7 @@ SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; fi;
     Option("--timeout TIME", "End it after this time (90s, 15m).", to="timeout_s"),
     ENV,
     Option("-C, --cwd FOLDER", "Start it in this folder.", to="cwd"),
+    PLACE,
 )
 def exec(call: VerbCall) -> int:
     """Run a command in a space; its exit code is the command's.
@@ -47,7 +53,7 @@ def exec(call: VerbCall) -> int:
         return follow(call, RunExchange.starting(space, command), command)
 
 
-@Verb(SPACE, ENV)
+@Verb(SPACE, ENV, PLACE)
 def shell(call: VerbCall) -> int:
     """Open a shell in a space.
 

@@ -27,7 +27,10 @@ from carrel.cli.verbs.spaces import UNCONFINED, runtime_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from typing import Any
+
+    from carrel.domain.plans import EnvironmentPlan
 
 MARKS = {"good": "ok", "warning": "!", "bad": "!!", "unused": "-"}
 USAGE = ("NAME", "STATE", "RUNTIME", "RUNS", "CPU%", "CPU", "MEMORY", "PEAK", "PROCS", "DISK")
@@ -214,11 +217,16 @@ def _top_table(
 # What a project needs. Reads files only; no daemon.
 
 
-@Verb(Argument("path", required=False, completes="files"))
+@Verb(
+    Argument("path", required=False, completes="files"),
+    Option("--image IMAGE", "auto, none, or a name, an archive or a folder."),
+    Option("--dockerfile PATH", "This one, relative to the project."),
+    Option("--devcontainer PATH", "This devcontainer.json, or its folder."),
+)
 def inspect(call: VerbCall) -> None:
-    """Say which toolchain a project needs, and what of it is missing here.
+    """Say which toolchain a project needs, what of it is missing here, and with which image.
 
-    It reads the project's files and runs nothing. Without PATH it takes the current folder.
+    It reads the project's files, and runs nothing of them. Without PATH: the current folder.
     """
     from pathlib import Path
 
@@ -232,16 +240,47 @@ def inspect(call: VerbCall) -> None:
     tools = tools_of_the_caller()
     search = ":".join((*tools.path_first, PATH, *tools.path_last))
     shown = (*TOOLCHAIN, *(path for tool in tools.tools for path in tool.shown))
-    report = inspect_project(Path(call.text("path") or "."), HostPrograms(search, shown))
+    root = Path(call.text("path") or ".")
+    report = inspect_project(root, HostPrograms(search, shown))
     content = msgspec.to_builtins(report)
+    content["plan"] = msgspec.to_builtins(_plan(call, root))
     if call.json:
         call.show({**content, "missing": [one.name for one in report.toolchain.missing]})
         return
-    for line in _report_lines(content):
+    for line in (*_report_lines(content), *_plan_lines(content["plan"])):
         call.say(line)
     packages = report.toolchain.packages
     if packages:
         call.say(f"install: sudo apt-get install {' '.join(packages)}")
+
+
+def _plan(call: VerbCall, root: Path) -> EnvironmentPlan:
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from carrel.domain.plans import PlanRequest
+    from carrel.environments.engines.catalogue import Engines
+    from carrel.environments.engines.maker import EngineMeans
+    from carrel.environments.plans import plan_project
+
+    asked = PlanRequest(
+        call.text("image") or "auto", call.text("dockerfile"), call.text("devcontainer")
+    )
+    # The images that the daemon keeps are its own; engines are asked here.
+    with TemporaryDirectory(prefix="carrel-inspect-") as folder:
+        means = EngineMeans(Engines(Path(folder)), lambda _name: False)
+        return plan_project(root, asked, means)
+
+
+def _plan_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """All text is the project's own."""
+    yield clean(f"plan: {plan['kind']}: {plan['why']}")
+    if plan["user"]:
+        yield clean(f"plan: as the user {plan['user']}")
+    for mount in plan["mounts"]:
+        yield clean(f"plan: {mount['kind']} at {mount['target']}")
+    for dropped in plan["dropped"]:
+        yield clean(f"plan: without {dropped['what']}: {dropped['why']}")
 
 
 def _report_lines(report: dict[str, Any]) -> Iterator[str]:

@@ -41,14 +41,33 @@ _NOTED = 5
         "Run the project's set-up commands (see `carrel inspect`); once for all its spaces.",
         to="run_setup",
     ),
-    Option("--no-setup", "Do not run those that the project's carrel.toml asks for."),
+    Option(
+        "--no-setup",
+        "Run no commands that the project's carrel.toml or devcontainer.json asks for.",
+    ),
     Option("--no-caches", "Share no downloaded packages with other spaces of the project."),
     Option(
         "--with-credentials",
         "Give it your passwords and tokens for package managers, and .netrc.",
         to="with_credentials",
     ),
-    Option("--runtime auto|bubblewrap|landlock|process", "Choose what confines it.", to="runtime"),
+    Option(
+        "--runtime auto|bubblewrap|landlock|process|podman|docker",
+        "Choose what confines it; podman and docker need --image.",
+        to="runtime",
+    ),
+    Option(
+        "--image auto|none|NAME",
+        "Run its commands in this image: a name, an archive or folder (/… or ./…); auto: by the "
+        "project's files.",
+        kind="text",
+        to="image",
+    ),
+    Option("--dockerfile PATH", "Or in the image that this file builds.", to="dockerfile"),
+    Option(
+        "--devcontainer PATH", "Or by this devcontainer.json, or its folder.", to="devcontainer"
+    ),
+    Option("--by-devcontainer", "Or by the project's devcontainer.json.", to="by_devcontainer"),
     Option("--driver TEXT", "Choose how its tree is made; otherwise the best.", to="driver"),
     NETWORK,
     Option("--tier minimal|default|large", "Use this set of limits.", to="tier"),
@@ -114,6 +133,8 @@ def _tell(call: VerbCall, space: dict[str, Any]) -> None:
     for one in space["enforced"]:
         if not one["enforced"]:
             call.note(loud("not enforced here:") + f" {one['kind']}: {one['how']}")
+    for note in (space.get("image") or {}).get("notes", ()):
+        call.note(clean(note))
     if space.get("setup"):
         call.note(f"Set up in a sandbox by: {clean('; '.join(space['setup']))}")
     for one in space.get("left_out", ())[:_NOTED]:
@@ -156,6 +177,8 @@ def _content(call: VerbCall) -> dict[str, Any]:
         content["run_setup"] = False
     if call.flag("no_caches"):
         content["share_downloads"] = False
+    if (image := call.text("image")).startswith((".", "~")):
+        content["image"] = os.path.abspath(os.path.expanduser(image))
     if paths := call.texts("show"):
         content["show"] = [os.path.abspath(path) for path in paths]
     return content

@@ -281,8 +281,11 @@ class Follower:
     def _read_answers(self) -> None:
         """Takes a line that was typed as the answer to what was asked first."""
         places = [0, self._stream.fileno()]
-        ready, _, _ = select.select([one for one in places if one >= 0], [], [], LOOK_S)
-        if 0 not in ready:
+        waiting = select.poll()
+        for place in places:
+            if place >= 0:
+                waiting.register(place, select.POLLIN)
+        if 0 not in {place for place, _ in waiting.poll(LOOK_S * 1000)}:
             return
         typed = os.read(0, ANSWER_BYTES)
         if not typed:

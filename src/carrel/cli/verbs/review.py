@@ -35,6 +35,7 @@ BARS = 40
     Option("--name-only", "Print only the names of files."),
     Option("--ignored", "Show files that git ignores too."),
     Option("--to OTHER", "Compare with another space: how its files differ from this one's."),
+    Option("--since CHECKPOINT", "Show what has changed since that checkpoint."),
 )
 def diff(call: VerbCall) -> None:
     """Show how a space differs from the project that it started from, as git does.
@@ -47,6 +48,7 @@ def diff(call: VerbCall) -> None:
     space = call.text("space")
     other, paths = _other(call, space)
     content = {"paths": paths, "ignored": call.flag("ignored"), "to": other}
+    content["since"] = call.text("since")
     if not (call.json or call.flag("stat") or call.flag("name_only")):
         _text(call, space, content)
         return

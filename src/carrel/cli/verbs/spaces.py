@@ -171,6 +171,8 @@ def describe(space: dict[str, Any], changed: str = "") -> str:
         ("is for", clean(space["description"])),
         ("agent", _agent(space)),
         ("sees", clean(_sees(space))),
+        ("image", clean(image_of(space))),
+        ("its ports", clean(named_ports(space))),
         ("set up", clean("; ".join(space.get("setup", ())))),
         ("packages", clean(", ".join(space.get("packages", ())))),
         ("downloads", "shared in its project" if space.get("downloads") else ""),
@@ -183,9 +185,22 @@ def describe(space: dict[str, Any], changed: str = "") -> str:
         ("removed", space["removed_at"] or ""),
     ]
     left_out = [f"{one['path']}: {one['why']}" for one in space.get("left_out", ())]
+    notes = (space.get("image") or {}).get("notes", ())
+    pairs += [("about image" if at == 0 else "", clean(one)) for at, one in enumerate(notes)]
     pairs += [("left out" if at == 0 else "", clean(one)) for at, one in enumerate(left_out)]
     pairs += [("not covered" if at == 0 else "", gap) for at, gap in enumerate(space["uncovered"])]
     return fields(pairs)
+
+
+def image_of(space: dict[str, Any]) -> str:
+    image = space.get("image") or {}
+    return f"{image['name']} ({image['id']}), as {image['user']}" if image.get("id") else ""
+
+
+def named_ports(space: dict[str, Any]) -> str:
+    """Those that its project's files name, whether or not anything listens there."""
+    ports = (space.get("image") or {}).get("ports", ())
+    return ", ".join(f"{one['number']} {one['label']}".strip() for one in ports)
 
 
 def limits_text(space: dict[str, Any]) -> str:

@@ -19,8 +19,8 @@ MAX_ITEMS, ITEM_S = 1 << 20, 1e-6
 """Values in all lists and objects, of which a command has the most, and the time that it takes to
 parse, check and forget one."""
 _COMMANDS = re.compile(r"/v1/spaces/[^/]+/(?:exec|runs)|/v1/agents/[^/]+/import")
-STREAMED, BELOW = "PUT", "/v1/spaces/"
-"""The method and the place of every request whose body is a file or an archive, and of no
+STREAMED, BELOW = "PUT", ("/v1/spaces/", "/v1/images")
+"""The method and the places of every request whose body is a file or an archive, and of no
 other."""
 
 

@@ -12,15 +12,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 from weakref import WeakValueDictionary
 
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import CarrelError, TooLarge
-from carrel.domain.hub import HUB_SOCKET, MCP_SOCKET, McpSession
+from carrel.domain.hub import HUB_SOCKET, MCP_SOCKET, SHELL_SOCKET, McpSession
 from carrel.domain.trees import Owner
 from carrel.hub.access import Identity
 from carrel.hub.connection import Connection
@@ -171,9 +172,14 @@ SHARE, AT_ONCE_S = 0.2, 0.2
 """Of our time, for all connections of one account's spaces together, and new ones too."""
 SESSION_S = 0.005
 """What the process for MCP has to do for one client, who can be gone again at once."""
+SHELL_S = 0.003
+"""To begin a command."""
 EXHAUSTED_S = 1.0
 """Until the next try when there was no descriptor for a connection."""
 _log = logging.getLogger("carrel.hub")
+
+
+Enter = Callable[[socket.socket], None]
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,7 @@ class Door:
     """One socket of a folder."""
 
     listener: socket.socket
-    enter: Callable[[socket.socket], None]
+    enter: Enter
     """What is done with a connection that came."""
     pace: Pace | None
     """Of whose connections they are."""
@@ -190,7 +196,8 @@ class Door:
 
 
 class HubListener:
-    """Sockets by the path of their folder: one of the hub, one for MCP."""
+    """Sockets by the path of their folder: one of the hub, one for MCP, and one for
+    the agent's shell where a space has an image."""
 
     def __init__(self, hub: HubServer, mcp: McpProcess) -> None:
         self._hub = hub
@@ -211,6 +218,7 @@ class HubListener:
         owner: Owner,
         account: str = "",
         groups: Callable[[], Sequence[str]] = tuple,
+        shell: Enter | None = None,
     ) -> None:
         """In a folder that the sandbox shows its commands, whose user is `owner`. Spaces of one
         account have one share of our time; without, each has its own. `groups` are the files of
@@ -219,9 +227,9 @@ class HubListener:
         caller = Caller(f"space:{space_id}", Scope(ScopeKind.SPACE, space_id))
         session = McpSession(space_id, str(folder), account, True, uid=owner.uid, gid=owner.gid)
         pace = self._paces.setdefault(account, Pace(SHARE, AT_ONCE_S))
-        self._open(
-            folder, Identity(caller, inside=True, account=account), session, owner, pace, groups
-        )
+        identity = Identity(caller, inside=True, account=account)
+        more = {} if shell is None else {SHELL_SOCKET: (shell, SHELL_S)}
+        self._open(folder, identity, session, owner, pace, groups, more)
 
     def _open(
         self,
@@ -231,6 +239,7 @@ class HubListener:
         owner: Owner | None,
         pace: Pace | None = None,
         groups: Callable[[], Sequence[str]] = tuple,
+        more: Mapping[str, tuple[Enter, float]] = MappingProxyType({}),
     ) -> None:
         if folder in self._sockets:
             return
@@ -243,7 +252,7 @@ class HubListener:
         def serve(connection: socket.socket) -> None:
             self._mcp.serve(connection, replace(session, join=tuple(groups())))
 
-        enters = {HUB_SOCKET: (speak, READ_S), MCP_SOCKET: (serve, SESSION_S)}
+        enters = {HUB_SOCKET: (speak, READ_S), MCP_SOCKET: (serve, SESSION_S), **more}
         self._sockets[folder] = found = {}
         for name, (enter, costs_s) in enters.items():
             found[name] = _bind(folder, name, owner)

@@ -78,9 +78,15 @@ class ProbeAttempt(NamedTuple):
     refusals: frozenset[int] = DENIED
     runtimes: frozenset[str] = CONFINING
     networks: frozenset[str] = ANY_NETWORK
+    own_ids: bool = True
+    """Claimed as well where the sandbox has the ids of an image, its root among them."""
+    in_ranges: bool = False
+    """Claimed only where these are a range of the host's."""
 
     def claimed_by(self, targets: Targets) -> bool:
-        return targets["runtime"] in self.runtimes and targets["network"] in self.networks
+        claimed = targets["runtime"] in self.runtimes and targets["network"] in self.networks
+        claimed = claimed and (self.own_ids or not targets.get("own_ids"))
+        return claimed and (not self.in_ranges or bool(targets.get("range")))
 
 
 def result(name: str, refused: bool, detail: str) -> dict[str, object]:

@@ -44,16 +44,23 @@ def _forbidden(targets: Targets) -> Sequence[str]:
     return texts(targets, "forbidden_paths")
 
 
-def _secrets(_targets: Targets) -> Sequence[str]:
-    return _SECRETS
+def _secrets(targets: Targets) -> Sequence[str]:
+    return _of_the_host(targets, _SECRETS)
 
 
-def _system_folders(_targets: Targets) -> Sequence[str]:
-    return _SYSTEM_FOLDERS
+def _system_folders(targets: Targets) -> Sequence[str]:
+    return _of_the_host(targets, _SYSTEM_FOLDERS)
 
 
-def _kernel_files(_targets: Targets) -> Sequence[str]:
-    return _KERNEL_FILES
+def _kernel_files(targets: Targets) -> Sequence[str]:
+    return _of_the_host(targets, _KERNEL_FILES)
+
+
+def _of_the_host(targets: Targets, paths: Sequence[str]) -> Sequence[str]:
+    """The system of an image is the sandbox's own."""
+    if not targets.get("own_root"):
+        return paths
+    return [path for path in paths if path.startswith("/proc/")]
 
 
 def _outside_doors(targets: Targets) -> Sequence[str]:
@@ -238,5 +245,5 @@ ATTEMPTS = (
     ProbeAttempt("open {} for writing", _write, _kernel_files, HIDDEN),
     ProbeAttempt("hard link {} into the sandbox", _link_in, _forbidden, HIDDEN),
     ProbeAttempt("move a file out to {}", _move_out, _forbidden, HIDDEN),
-    ProbeAttempt("give a file a set-id bit by {}", _set_id, _set_id_ways),
+    ProbeAttempt("give a file a set-id bit by {}", _set_id, _set_id_ways, own_ids=False),
 )

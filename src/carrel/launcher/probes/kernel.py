@@ -172,7 +172,7 @@ def _file_handle(_targets: Targets, _subject: str) -> str:
     """Opens a file past every folder on the way. The handle is made up: who may try is told
     that it is stale."""
     handle = (ctypes.c_uint32 * 4)(8, 1)
-    anchor = os.open("/usr", os.O_RDONLY | os.O_CLOEXEC)
+    anchor = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.close(syscall("open_by_handle_at", anchor, ctypes.byref(handle), os.O_RDONLY))
     finally:
@@ -352,8 +352,13 @@ def _bounding_set(_targets: Targets) -> Sequence[str]:
     return (_BOUNDING_SET,)
 
 
-def _status(_targets: Targets, field: str) -> str:
+_KEPT = ("CapPrm", "CapEff", _BOUNDING_SET)
+
+
+def _status(targets: Targets, field: str) -> str:
     wanted = _WANTED.get(field, 0)
+    if field in _KEPT and targets.get("capabilities"):
+        wanted = int(str(targets["capabilities"]))
     with open("/proc/self/status", encoding="utf-8") as status:
         for line in status:
             key, _colon, value = line.partition(":")
@@ -364,14 +369,24 @@ def _status(_targets: Targets, field: str) -> str:
     return "the kernel does not say"
 
 
-def _is_root(_targets: Targets, _subject: str) -> str:
-    """By another name too: who is root outside is the owner of what the system owns."""
+def _is_root(targets: Targets, _subject: str) -> str:
+    """By another name too: who is root outside is the owner of what the system owns. The files of
+    an image are the space's own."""
     ids = (*os.getresuid(), *os.getresgid())
     if 0 in ids:
         return f"ids {ids}"
-    if os.stat("/usr").st_uid == os.getuid():
+    if not targets.get("own_root") and os.stat("/usr").st_uid == os.getuid():
         return "owns /usr"
     raise ProbeRefused(f"uid {os.getuid()}")
+
+
+def _host_root(_targets: Targets, _subject: str) -> str:
+    """Whoever is root in here is somebody else outside."""
+    with open("/proc/self/uid_map", encoding="utf-8") as lines:
+        found = [tuple(map(int, line.split())) for line in lines]
+    if not found or any(outside == 0 for _inside, outside, _count in found):
+        return f"ids {found}"
+    raise ProbeRefused(f"root is {found[0][1]} outside")
 
 
 def _no_new_privileges(_targets: Targets, _subject: str) -> str:
@@ -417,11 +432,14 @@ _DENIED_OR_UNMAPPED = DENIED | {errno.EINVAL}
 PRIVILEGE_ATTEMPTS = (
     ProbeAttempt("{} of the sandbox", _status, _fields),
     ProbeAttempt("{} of the sandbox", _status, _bounding_set, runtimes=ONLY_BUBBLEWRAP),
-    ProbeAttempt("be root", _is_root),
+    ProbeAttempt("be root", _is_root, own_ids=False),
+    ProbeAttempt("be root of the host", _host_root, in_ranges=True),
     ProbeAttempt("clear no-new-privileges", _no_new_privileges, refusals=_DENIED_OR_UNMAPPED),
     ProbeAttempt("take a capability", _take_capability),
-    ProbeAttempt("become root", _set_user, refusals=_DENIED_OR_UNMAPPED),
-    ProbeAttempt("become a member of root's group", _set_group, refusals=_DENIED_OR_UNMAPPED),
-    ProbeAttempt("set the groups", _set_groups, refusals=_DENIED_OR_UNMAPPED),
+    ProbeAttempt("become root", _set_user, refusals=_DENIED_OR_UNMAPPED, own_ids=False),
+    ProbeAttempt(
+        "become a member of root's group", _set_group, refusals=_DENIED_OR_UNMAPPED, own_ids=False
+    ),
+    ProbeAttempt("set the groups", _set_groups, refusals=_DENIED_OR_UNMAPPED, own_ids=False),
     ProbeAttempt("make a {} namespace", _unshare, _namespaces, DENIED | {errno.EINVAL}),
 )

@@ -17,9 +17,9 @@ from carrel.domain.errors import LimitsUnavailable
 from carrel.domain.limits import LimitKind, Limits, LimitSupport
 from carrel.domain.runtimes import Sandbox, SandboxSpec
 from carrel.domain.trees import Owner
+from carrel.linux.mounts import kernel_version
 from carrel.runtimes.limits.cgroups import CgroupHandle, Cgroups
 from carrel.runtimes.limits.disk import (
-    LOOK_S,
     TOO_DEEP,
     ProjectQuotas,
     Steps,
@@ -33,6 +33,13 @@ HOLDING_PIDS = 5
 """Bubblewrap twice, `hold`, the process that waits for the next command and the helper that
 brings it in: they do not count against a sandbox's limit of processes."""
 
+MOST_PROCESSES = 4096
+"""Of a sandbox without a limit of processes, threads among them: more is a mistake or an attack. A
+command that only forks, with as many as a user may have, keeps everybody from the processor for
+minutes, and the daemon of the same user from starting anything."""
+COUNTS_IN_NAMESPACES = (5, 14)
+"""Since this kernel a process counts against the limit in its own namespace of users; before, all
+processes of the user did."""
 
 WALKS = 2
 """Through the files of sandboxes at the same time: more would slow everything down."""
@@ -96,12 +103,14 @@ class Enforcement:
             self._groups[sandbox_id] = found
         return found
 
-    def rlimits(self, spec: SandboxSpec) -> tuple[Rlimit, ...]:
+    def rlimits(self, spec: SandboxSpec, *, has_namespace: bool = False) -> tuple[Rlimit, ...]:
+        """`has_namespace`: the sandbox has a namespace of users."""
         pids = spec.limits.pids is not None and any(
             one.kind is LimitKind.PIDS and one.enforced for one in self.cgroups.support()
         )
         own_user = spec.owner.uid != os.geteuid()
-        return rlimits(spec.limits, pids_by_cgroup=pids, own_user=own_user)
+        apart = has_namespace and kernel_version() >= COUNTS_IN_NAMESPACES
+        return rlimits(spec.limits, pids_by_cgroup=pids, own_user=own_user, counted_apart=apart)
 
     def has_quota(self, spec: SandboxSpec) -> bool:
         return quota_in_force(spec.folder)
@@ -218,7 +227,7 @@ def _disk(quota: Availability) -> LimitSupport:
     """Watching counts as enforced: the sandbox is stopped, if a moment later."""
     if quota.available:
         return LimitSupport(LimitKind.DISK, True, QUOTA)
-    how = f"watched every {LOOK_S:g} s, since {quota.reason}"
+    how = f"watched, the more often the less room is left, since {quota.reason}"
     return LimitSupport(LimitKind.DISK, True, how)
 
 
@@ -243,13 +252,14 @@ def rlimits(
     *,
     pids_by_cgroup: bool,
     own_user: bool = False,
+    counted_apart: bool = False,
     current: Callable[[int], tuple[int, int]] = resource.getrlimit,
 ) -> tuple[Rlimit, ...]:
     """What a command is to set for itself before it starts.
 
-    The number of processes is limited here only where no cgroup does it, and only for a
-    user of the sandbox's own: the kernel counts all processes of the user. A hard limit
-    is never raised: without CAP_SYS_RESOURCE that fails.
+    The number of processes is limited here only where no cgroup does it, and only where the kernel
+    counts those of the sandbox alone: it has a user of its own, or they are `counted_apart`. A hard
+    limit is never raised: without CAP_SYS_RESOURCE that fails.
 
     Without a user of its own a sandbox may have half of the open files that we may have. The
     kernel counts the descriptors of a user that are on their way through sockets, and whoever
@@ -266,8 +276,9 @@ def rlimits(
         share = asked if own_user else _share(asked, current(which)[1])
         if share is not None:
             wanted.append((which, share))
-    if limits.pids is not None and own_user and not pids_by_cgroup:
-        wanted.append((resource.RLIMIT_NPROC, limits.pids))
+    if (own_user or counted_apart) and not pids_by_cgroup:
+        most = MOST_PROCESSES if limits.pids is None else limits.pids
+        wanted.append((resource.RLIMIT_NPROC, most if own_user else most + HOLDING_PIDS))
     return tuple((which, *_pair(value, current(which)[1])) for which, value in wanted)
 
 

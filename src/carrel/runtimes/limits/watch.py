@@ -34,6 +34,8 @@ WALK_S = 20.0
 """A walk while commands go on ends after this, and what it found counts. It is enough for some
 million files; who makes new ones ahead of it could have it go on for ever, and all others would
 wait for their turn."""
+AGAIN_S = 2.0
+"""After a look that failed: a machine without processes or time for it is no better at once."""
 OnEvent = Callable[[LimitHit], None]
 _log = logging.getLogger("carrel")
 
@@ -145,12 +147,23 @@ class LimitWatch:
             self._looking = asyncio.get_running_loop().create_task(work)
 
     async def _see_to_disk(self, watch: DiskWatch) -> None:
+        """What fails is tried again: commands that take all processes of the machine, or all of its
+        time, would else be rid of their limit for as long as they run."""
+        spec, is_told = self._sandbox.spec, False
         self._enforcement.watched += 1
         try:
-            await watch.run(self._is_inhabited)
-        except (CarrelError, OSError):
-            # The next command begins it again; the launcher, or the folder, is gone.
-            _log.warning("the disk use of %s is not watched", self._sandbox.spec.sandbox_id)
+            while True:
+                try:
+                    await watch.run(self._is_inhabited)
+                    return
+                except (CarrelError, OSError, RuntimeError) as error:
+                    # The last is a thread that cannot be started.
+                    if not spec.folder.is_dir():
+                        return
+                    if not is_told:
+                        _log.warning("no look at the disk use of %s: %s", spec.sandbox_id, error)
+                    is_told = True
+                await asyncio.sleep(AGAIN_S)
         finally:
             self._enforcement.watched -= 1
 

@@ -28,7 +28,7 @@ from carrel.domain.server_adapter import (
 )
 from carrel.domain.store import Forget, Store
 from carrel.service.instances.places import Places
-from carrel.service.journal import Journal
+from carrel.service.journal import Journal, printable
 from carrel.service.shared import Errands, Shared
 from carrel.service.spaces import Spaces
 
@@ -222,9 +222,17 @@ class InstanceBook:
             data["url"] = instance.url
         if instance.problem is not None and instance.state is not InstanceState.READY:
             data["problem"] = dataclasses.asdict(instance.problem)
-        what, where = instance.server.name, instance.space_id
-        _log.info("instance %s (%s, %s): %s", instance.instance_id, what, where, instance.state)
+        _note(instance)
         return self._journal.event(EventType.INSTANCE_STATE, instance.space_id, **data)
+
+
+def _note(instance: Instance) -> None:
+    """In the daemon's log: in which project or space it is, and why it is over."""
+    where = instance.space_id or instance.project_path
+    said = f"{instance.server.name} in {where}: {instance.state}"
+    if instance.problem is not None:
+        said += f", {instance.problem.message} ({instance.problem.code})"
+    _log.info("instance %s (%s)", instance.instance_id, printable(said))
 
 
 def _not_written(error: BaseException) -> None:

@@ -209,7 +209,7 @@ class Places:
             streams=streams,
         )
         return Place(
-            opened.runtime, opened.sandbox, lambda: self._open_spaces.mounted(opened), around
+            opened.runtime, opened.sandbox, lambda: self._open_spaces.at_work(opened), around
         )
 
     async def end(self, instance: Instance, runs: tuple[str, ...]) -> None:

@@ -23,8 +23,10 @@ from carrel.service.operations.agents import (
 from carrel.service.operations.checkpoints import CheckpointOperations
 from carrel.service.operations.comments import CommentOperations
 from carrel.service.operations.files import FileOperations
+from carrel.service.operations.images import ImageOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations, QueueOperations
+from carrel.service.operations.ports import PortOperations, PsOperations
 from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
@@ -41,6 +43,7 @@ class Operations:
     checkpoints: CheckpointOperations
     tokens: Tokens
     bases: BaseOperations
+    images: ImageOperations
     cleanup: CleanUpOperations
     daemon: DaemonOperations
     turns: TurnOperations
@@ -59,4 +62,6 @@ class Operations:
     comments: CommentOperations
     queue: QueueOperations
     races: RaceOperations
+    ports: PortOperations
+    ps: PsOperations
     requests: RequestOperations

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from carrel.api.types import landings as types
 from carrel.api.types.common import moment, moment_or_none, shared
-from carrel.api.types.queue import QueueBody, QueueEntryInfo, QueueList, QueueQuery
+from carrel.api.types.landings import QueueBody, QueueEntryInfo, QueueList, QueueQuery
 from carrel.domain.access import Caller
 from carrel.domain.checkpoints import Checkpoint
 from carrel.domain.landing import LandedFile, Landing, LandingCheck, LandingState, LandRequest
 from carrel.domain.queue import QueueEntry
 from carrel.domain.spaces import Trashed
-from carrel.domain.undo import UndoRecord, UndoState
+from carrel.domain.takes import UndoRecord, UndoState
 from carrel.service.access import require_admin
 from carrel.service.checkpoints import Checkpoints
 from carrel.service.landing import Landings

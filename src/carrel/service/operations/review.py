@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from carrel.api.types import review as types
 from carrel.api.types.common import shared
 from carrel.domain.access import Caller
-from carrel.domain.exports import ExportRequest
+from carrel.domain.review import ExportRequest
 from carrel.service.diffs import DiffRequest, SpaceDiffs
 from carrel.service.exports import SpaceExports
 from carrel.service.shared import CallerSlots
@@ -42,4 +42,4 @@ class ReviewOperations:
 
 
 def _request(space: str, asked: types.DiffBody) -> DiffRequest:
-    return DiffRequest(space, asked.to, asked.paths, asked.ignored)
+    return DiffRequest(space, asked.to, asked.paths, asked.ignored, asked.since)

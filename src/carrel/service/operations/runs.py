@@ -14,6 +14,7 @@ from carrel.domain.errors import MessageInvalid, RunNotFound, SpaceNotFound
 from carrel.domain.runs import RunRecord
 from carrel.domain.runtimes import Command, Exit, Output
 from carrel.domain.store import Store
+from carrel.domain.systems import CommandPlace
 from carrel.service.access import check_untouched, concealed, is_owner
 from carrel.service.runs import Inputs, Runs
 from carrel.service.spaces import Spaces
@@ -49,7 +50,7 @@ class RunOperations:
             timeout_s=new.timeout_s,
             may_make_room=is_owner(caller),
         )
-        record = await self._runs.start(found.space_id, command)
+        record = await self._runs.start(found.space_id, command, place=_place(new.place))
         target = None if given is None else self.inputs.of(record.run_id)
         if target is not None:
             target.push(given)
@@ -72,7 +73,9 @@ class RunOperations:
             reader=reader,
             may_make_room=is_owner(caller),
         )
-        return await self._runs.start(found.space_id, command, hangup=new.hangup)
+        return await self._runs.start(
+            found.space_id, command, hangup=new.hangup, place=_place(new.place)
+        )
 
     async def list(self, caller: Caller, space: str, asked: types.RunListQuery) -> types.RunList:
         found = await self._spaces.get(caller, space)
@@ -106,12 +109,17 @@ class RunOperations:
             cwd=record.cwd,
             state=record.state,
             terminal=record.terminal,
+            place=record.place,
             created_at=moment(record.created_at),
             pid=record.pid,
             exit=None if record.exit is None else _exit(record.exit),
             failure=concealed(caller, self._data, record.failure),
             failure_code=record.failure_code,
         )
+
+
+def _place(word: str) -> CommandPlace | None:
+    return CommandPlace(word) if word else None
 
 
 def _exit(ended: Exit) -> types.ExitInfo:

@@ -117,6 +117,7 @@ class SpaceViews:
             "live_runs": self._runs.live_of(space.space_id),
             "tools": () if hidden else tuple(map(_tool, space.tools.tools)),
             "shown": () if hidden else tuple(space.shown),
+            "image": _image(space),
             "packages": () if hidden else _given(space.packages),
             "withheld": () if hidden else space.packages.withheld,
         }
@@ -199,7 +200,10 @@ class SpaceOperations:
 
     async def usage(self, caller: Caller, space: str, asked: types.UsageQuery) -> types.UsageInfo:
         found = await self._spaces.existing(caller, space)
-        return _usage(await self._spaces.usage(caller, found, disk=asked.disk))
+        return await self.used(caller, found, disk=asked.disk)
+
+    async def used(self, caller: Caller, space: Space, *, disk: bool = False) -> types.UsageInfo:
+        return _usage(await self._spaces.usage(caller, space, disk=disk))
 
     async def usage_of_all(self, caller: Caller, asked: types.UsageOfAllQuery) -> types.UsageList:
         """Of every space that is ready or running."""
@@ -208,15 +212,15 @@ class SpaceOperations:
         async def look(space: Space) -> types.UsageInfo | None:
             async with gate:
                 try:
-                    return _usage(await self._spaces.usage(caller, space, disk=asked.disk))
+                    return await self.used(caller, space, disk=asked.disk)
                 except CarrelError:
                     # It was stopped or removed meanwhile.
                     return None
 
-        found = await asyncio.gather(*(look(space) for space in await self._live(caller)))
+        found = await asyncio.gather(*(look(space) for space in await self.live(caller)))
         return types.UsageList(usage=tuple(one for one in found if one is not None))
 
-    async def _live(self, caller: Caller) -> Iterable[Space]:
+    async def live(self, caller: Caller) -> Iterable[Space]:
         spaces: Iterable[Space] = ()
         after = ""
         while True:
@@ -281,6 +285,17 @@ def project_of(body: types.ProjectBody | None) -> Project:
 
 def _tool(tool: HomeTool) -> types.ShownTool:
     return types.ShownTool(name=tool.name, paths=tuple(tool.shown))
+
+
+def _image(space: Space) -> types.ShownImage | None:
+    image, notes = space.image, space.image_notes
+    if image is None:
+        return types.ShownImage(id="", name="", user="", notes=notes) if notes else None
+    ports = tuple(types.NamedPort(number=one.number, label=one.label) for one in image.ports)
+    notes = (*notes, *image.notes)
+    return types.ShownImage(
+        id=image.image_id, name=image.name, user=image.user, notes=notes, ports=ports
+    )
 
 
 def _given(settings: PackageSettings) -> tuple[str, ...]:

@@ -109,11 +109,19 @@ class RequestBook:
 
     # Writing
 
-    async def change(self, live: LiveRequest, *records: Record, **changes: Any) -> bool:
-        """Whether it was still to be changed: what has ended does not begin again. Returns when
-        it is written down."""
+    async def change(
+        self,
+        live: LiveRequest,
+        *records: Record,
+        still: Callable[[Request], bool] = lambda request: True,
+        **changes: Any,
+    ) -> bool:
+        """Whether it was still to be changed: what has ended does not begin again. `still` is asked
+        when all changes before this one are made. Returns when it is written down."""
         async with live.writing:
             before = live.request
+            if not still(before):
+                return False
             if before.ended and changes.get("state", before.state) is not before.state:
                 return False
             new = dataclasses.replace(before, updated_at=self.clock(), **changes)

@@ -151,7 +151,7 @@ class RequestKeeper:
         if live.request.is_settled:
             await self._forget_old(request.caller)
 
-    async def remove(self, live: LiveRequest, then: Workspace, **changes: object) -> None:
+    async def remove(self, live: LiveRequest, then: Workspace, **changes: Any) -> None:
         """The space, wholly; nothing of it is in the trash."""
         space_id = live.request.space_id
         with contextlib.suppress(SpaceNotFound):
@@ -184,7 +184,7 @@ class RequestKeeper:
     async def _send(self, live: LiveRequest) -> None:
         try:
             await self._try_to_send(live)
-            await self._book.change(live, delivered_at=self._book.clock())
+            await self._book.change(live, still=_is_new, delivered_at=self._book.clock())
         except Exception:
             _log.exception("the webhook of %s could not be told", live.key)
             live.due = True
@@ -223,9 +223,9 @@ class RequestKeeper:
         await self.seen_to(live)
 
     async def delivered(self, live: LiveRequest) -> None:
-        """Somebody has the outcome; or nobody will ever want it."""
-        if live.request.delivered_at is None:
-            await self._book.change(live, delivered_at=self._book.clock())
+        """Somebody has the outcome; or nobody will ever want it. Who said meanwhile that nothing is
+        held any more is believed."""
+        await self._book.change(live, still=_is_new, delivered_at=self._book.clock())
         self.see_to(live)
 
     # Versions
@@ -367,6 +367,11 @@ def _size(path: Path) -> int | None:
 
 def _listed_in(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.exists() else []
+
+
+def _is_new(request: Request) -> bool:
+    """Nobody has its outcome yet."""
+    return request.delivered_at is None
 
 
 def _write(target: Path, pieces: Iterable[bytes]) -> None:

@@ -41,6 +41,7 @@ from carrel.domain.store import Forget
 from carrel.domain.trees import DIRECT
 from carrel.domain.turns import Turn, TurnRequest, TurnState
 from carrel.lifecycle.table import LIVE
+from carrel.service.journal import printable
 from carrel.service.requests.book import LiveRequest, RequestBook, RequestParts, parted, path_of
 from carrel.service.requests.retention import series_lock
 
@@ -522,7 +523,7 @@ class RequestWorker:
             return
         try:
             opened = await self._parts.open_spaces.of(space)
-            await opened.runtime.stop(opened.sandbox, 0.0)
+            await opened.stop(0.0)
         except CarrelError as error:
             _log.warning("what runs for the request %s goes on: %s", live.key, error)
 
@@ -546,11 +547,6 @@ def note_end(live: LiveRequest, result: Result | None) -> None:
         note(live, f"{'complete' if result.complete else 'not complete'}: {result.total} files")
     elif failure := live.request.failure:
         note(live, f"{live.request.state}: {printable(failure.message)} ({failure.code})")
-
-
-def printable(text: str) -> str:
-    """On one line of a log, whoever chose it."""
-    return text if text.isprintable() else ascii(text)
 
 
 def _turn_failed(code: str, message: str) -> CarrelError:

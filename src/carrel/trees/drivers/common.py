@@ -175,6 +175,16 @@ class Comparable(Protocol):
     ) -> Iterator[Change]: ...
 
 
+@runtime_checkable
+class Restful(Protocol):
+    """A driver that tells without a comparison that nobody touched a tree."""
+
+    def is_untouched(self, tree: Tree, since_ns: int) -> bool:
+        """For sure; see `settle`. It may have been touched, or not be known, otherwise. Changes
+        nothing itself."""
+        ...
+
+
 class Freezable(Comparable, Protocol):
     def open_root(self, tree: Tree) -> int: ...
 

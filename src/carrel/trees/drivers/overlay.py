@@ -53,8 +53,9 @@ from carrel.trees.drivers.common import (
     some_owner,
     tree_errors,
 )
-from carrel.trees.folders import Root
+from carrel.trees.folders import Root, walk
 from carrel.trees.layers import Layers
+from carrel.trees.shared_layers import SharedLayers
 
 # Closing the last descriptor of an unmounted overlay without waiting for the disk.
 #
@@ -117,14 +118,10 @@ _OPTIONS = (
     ("nfs_export", "off"),
 )
 BELOW = "below"
-"""The layer that a tree began with above its base, if it has one."""
+"""Stands for the layer that a tree began with above its base, if it has one."""
+LAYERS = "layers"
+"""Of the data folder."""
 _REFUSED_MAPS = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
-
-
-def lower_layers(folder: Path, base: Base) -> tuple[Path, ...]:
-    """All that a tree shows without what was written in it, the uppermost first."""
-    below = folder / PRIVATE / BELOW
-    return (below, *base.layers) if below.is_dir() else base.layers
 
 
 class HostOverlay:
@@ -134,14 +131,14 @@ class HostOverlay:
         """`attaches` does at once what is else done when the kernel turns out to be old."""
         self._attaches = attaches
 
-    def mount(self, folder: Path, base: Base, owner: Owner) -> None:
+    def mount(self, folder: Path, layers: tuple[Path, ...], store: Owner, owner: Owner) -> None:
         private = folder / PRIVATE
         with contextlib.ExitStack() as stack, tree_errors("mount the overlay"):
             upper, work = mounts.open_layers([private / "upper", private / "work"])
             stack.callback(mounts.close_all, (upper, work))
-            lowers = stack.enter_context(self._lowers(lower_layers(folder, base), base, owner))
+            lowers = stack.enter_context(self._lowers(layers, store, owner))
             overlay = Overlay(tuple(lowers), upper, work, _OPTIONS)
-            if owner == base.store_owner:
+            if owner == store:
                 mounts.mount_overlay(overlay, str(folder / "project"))
             else:
                 self._mount_mapped(overlay, folder)
@@ -167,11 +164,11 @@ class HostOverlay:
         self._attaches = True
 
     @contextlib.contextmanager
-    def _lowers(self, layers: tuple[Path, ...], base: Base, owner: Owner) -> Iterator[list[int]]:
-        if owner == base.store_owner:
+    def _lowers(self, layers: tuple[Path, ...], store: Owner, owner: Owner) -> Iterator[list[int]]:
+        if owner == store:
             opened = mounts.open_layers(layers)
         else:
-            opened = self._mapped(layers, base.store_owner, owner)
+            opened = self._mapped(layers, store, owner)
         try:
             yield opened
         finally:
@@ -289,12 +286,12 @@ class HeldOverlay:
     def __init__(self, helper: MountHelper) -> None:
         self._helper = helper
 
-    def mount(self, key: str, folder: Path, base: Base) -> None:
+    def mount(self, key: str, folder: Path, layers: tuple[Path, ...]) -> None:
         private = folder / PRIVATE
         self._helper.mount_overlay(
             key,
             OverlayMount(
-                lowers=lower_layers(folder, base),
+                lowers=layers,
                 upper=private / "upper",
                 work=private / "work",
                 target=folder / "project",
@@ -347,6 +344,9 @@ class OverlayDriver:
         self._let_go = BackgroundCloser().close if let_go is None else let_go
         self._host = HostOverlay() if os.geteuid() == 0 else None
         self._held = HeldOverlay(helper)
+        self._layers = SharedLayers(data / LAYERS)
+        with contextlib.suppress(OSError):
+            self._layers.tidy()
         self._maps_ids: bool | None = None
 
     @property
@@ -413,9 +413,8 @@ class OverlayDriver:
                     os.chown(private / "upper", request.owner.uid, request.owner.gid)
                 os.chmod(private / "upper", stat.S_IMODE(top.st_mode))
                 os.utime(private / "upper", ns=(top.st_atime_ns, top.st_mtime_ns))
-                if request.fill_layer is not None:
-                    (private / BELOW).mkdir(0o700)
-                    request.fill_layer(private / BELOW)
+                if request.layer is not None:
+                    self._layers.lend(request.layer, private / BELOW)
             self._mount(tree, request.base)
         except BaseException:
             with contextlib.suppress(CarrelError):
@@ -424,10 +423,16 @@ class OverlayDriver:
         return tree
 
     def _mount(self, tree: Tree, base: Base) -> None:
+        lowers = self._lowers(tree, base)
         if self._host is not None:
-            self._host.mount(tree.folder, base, tree.owner)
+            self._host.mount(tree.folder, lowers, base.store_owner, tree.owner)
         else:
-            self._held.mount(tree.tree_id, tree.folder, base)
+            self._held.mount(tree.tree_id, tree.folder, lowers)
+
+    def _lowers(self, tree: Tree, base: Base) -> tuple[Path, ...]:
+        """All that a tree shows without what was written in it, the uppermost first."""
+        below = self._layers.of(private_folder(tree) / BELOW)
+        return base.layers if below is None else (below, *base.layers)
 
     def ensure(self, tree: Tree) -> None:
         private = private_folder(tree)
@@ -463,7 +468,7 @@ class OverlayDriver:
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
         of_base = self._bases.get(tree.base_id)
-        folders = (upper, *lower_layers(tree.folder, of_base))
+        folders = (upper, *self._lowers(tree, of_base))
         with open_roots(folders) as roots, tree_errors("compare the tree"):
             prefix = note_prefix()
             base = Layers(roots[-len(of_base.layers) :], prefix)
@@ -471,6 +476,19 @@ class OverlayDriver:
             yield from Comparison(
                 merged, base, links=links, renames=renames, into_added=into_added
             ).changes()
+
+    def is_untouched(self, tree: Tree, since_ns: int) -> bool:
+        """Whatever is done to a file or a folder of the tree is done to one of the upper folder."""
+        upper = private_folder(tree) / "upper"
+        expect(tree, upper)
+        with tree_errors("look at the tree"), Root.at(upper, loosens=False) as root:
+            top = root.status("")
+            if top is None or top.st_ctime_ns >= since_ns:
+                return False
+            try:
+                return all(found.status.st_ctime_ns < since_ns for found in walk(root))
+            except PermissionError:
+                return False
 
     def usage(self, tree: Tree) -> TreeUsage:
         upper = private_folder(tree) / "upper"
@@ -486,8 +504,12 @@ class OverlayDriver:
 
     def _drop(self, tree: Tree, let_go: Callable[[int], None]) -> None:
         held = self._mounts.unmount(tree)
+        shared = (private_folder(tree) / BELOW).is_file()
         try:
             remove_folders(tree)
+            if shared:
+                with tree_errors("remove the layer of the tree"):
+                    self._layers.tidy()
         finally:
             if held is not None:
                 let_go(held)

@@ -17,6 +17,8 @@ from carrel.trees.git.config import ConfigItem, parse, quote
 
 SETTINGS, IGNORED = ".gitconfig", ".config/git/ignore"
 """Where git looks in a home."""
+GUEST = ("Carrel", "carrel@localhost")
+"""Who works in others' spaces."""
 _NAME, _MAIL = "user.name", "user.email"
 _KEPT = frozenset(
     {
@@ -48,7 +50,8 @@ class PersonalGit:
     def files(self, *, owner: bool) -> Mapping[str, bytes]:
         """What the home of a new space begins with, by path. Blocking, quick."""
         if not owner:
-            return {SETTINGS: _written({_NAME: b"Carrel", _MAIL: b"carrel@localhost"})}
+            name, mail = map(str.encode, GUEST)
+            return {SETTINGS: _written({_NAME: name, _MAIL: mail})}
         items = self._items()
         found = {item.name: item.value for item in items if _is_kept(item)}
         login = os.fsencode(self._login())

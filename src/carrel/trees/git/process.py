@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
+import resource
 import selectors
 import shutil
 import signal
@@ -26,6 +26,8 @@ from typing import IO
 
 from carrel.domain.errors import CarrelError, GitFailed, GitTimeout, InsufficientDisk
 from carrel.domain.projects import OnProgress, Progress
+from carrel.linux.descriptors import Descriptor, is_readable
+from carrel.linux.reserve import free_room, is_short
 
 _SSH_CONNECT_TIMEOUT_S = 15
 """A host that takes longer to accept a connection is not there."""
@@ -44,6 +46,7 @@ _KEPT_FOR_OTHERS = (
     "GIT_SSL_CAPATH",
 )
 """Where programs are, and whom they believe."""
+
 
 _URL_CREDENTIALS = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
 
@@ -141,6 +144,8 @@ def ssh_command() -> str:
 
 _MAX_OUTPUT = 512 << 20
 """Names of some millions of files; more means that something is wrong."""
+MOST_MEMORY = 2 << 30
+"""Of one git that reads files of spaces: two versions of a file of 512 MiB, and as much again."""
 _ERROR_TAIL = 16 << 10
 _CHUNK = 1 << 16
 _TICK_S = 0.5
@@ -261,7 +266,13 @@ _CONFIG_TIMEOUT_S = 10.0
 """Reading the user's configuration touches a few small files."""
 _SHOWN_LINES = 4
 _PROGRESS_LINE = re.compile(r"\d+% \(|^remote: (Counting|Compressing|Enumerating|Total)")
-_NO_ROOM = "No space left on device"
+_NO_MEMORY = "Out of memory"
+_NO_ROOM = re.compile(
+    r"[^\r\n]*(?:No space left on device|Out of diskspace|Disk quota exceeded)[^\r\n]*"
+)
+"""Git has words of its own, too."""
+_NOT_WRITTEN = re.compile(r"(?:failed|unable|could not|cannot) .*(?:writ|creat|set)", re.IGNORECASE)
+"""It does not always say why."""
 
 
 def _ignore(_line: str) -> None:
@@ -277,8 +288,9 @@ def run_git(
     input: bytes = b"",
     on_line: OnLine = _ignore,
     well: tuple[int, ...] = (0,),
+    bounded: bool = False,
 ) -> bytes:
-    """Local work on a repository of ours; gives what git printed.
+    """Local work on a repository of ours; gives what git printed. `bounded`: see `bound_memory`.
 
     No configuration but the repository's own is read, so use it only on repositories
     that we made. `env` is added last and wins. `on_line` is told each line (or progress
@@ -287,7 +299,7 @@ def run_git(
     """
     argv = ["git", *options(remote=False), *args]
     pump = Pump(input, on_line)
-    return _run(argv, environment(env, remote=False), cwd, timeout_s, pump, well)
+    return _run(argv, environment(env, remote=False), cwd, timeout_s, pump, well, bounded)
 
 
 def run_git_remote(
@@ -340,6 +352,7 @@ def _run(
     timeout_s: float,
     pump: Pump,
     well: tuple[int, ...] = (0,),
+    bounded: bool = False,
 ) -> bytes:
     deadline = time.monotonic() + timeout_s
     name = command_name(argv)
@@ -359,6 +372,7 @@ def _run(
             raise GitFailed(f"git {name} cannot run in {cwd}: there is no such folder.") from error
         raise GitFailed("git is not installed.", hint="Install the package `git`.") from error
     try:
+        bound_memory(process, spaces=bounded)
         pump.run(process, deadline)
     except TimeIsUp as error:
         kill(process)
@@ -375,8 +389,21 @@ def _run(
     finally:
         close_streams(process)
     if process.returncode not in well:
-        raise failure(name, process.returncode, pump.errors)
+        raise failure(name, process.returncode, pump.errors, cwd)
     return pump.output
+
+
+def bound_memory(process: subprocess.Popen[bytes], *, spaces: bool = True) -> None:
+    """Of a git that has begun, and of what it starts. It compares lines by forty bytes for each,
+    and a file of a space can have nothing else; without `spaces` it reads a project, which may be
+    large, and whose list of borrowed objects may never end. Packs are mapped, and do not count."""
+    most = MOST_MEMORY
+    if not spaces:
+        most = max(most, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    with contextlib.suppress(OSError):
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (most, most))
 
 
 def command_name(argv: Sequence[str]) -> str:
@@ -406,16 +433,33 @@ def close_streams(process: subprocess.Popen[bytes]) -> None:
                 stream.close()
 
 
-def failure(name: str, code: int, errors: bytes) -> CarrelError:
+def failure(name: str, code: int, errors: bytes, folder: Path | None = None) -> CarrelError:
+    """`folder` is on the disk that git wrote to."""
     text = redact(errors.decode(errors="replace"))
     lines = [line.strip() for line in re.split(r"[\r\n]+", text)]
     said = [line for line in lines if line and not _PROGRESS_LINE.search(line)]
     words = " / ".join(said[-_SHOWN_LINES:]) or f"it ended with code {code} and said nothing"
-    if _NO_ROOM in text:
+    if _NO_MEMORY in text:
+        return GitFailed(
+            f"git {name} needs more than {MOST_MEMORY >> 20:,} MiB of memory: a file is too large,"
+            " or has too many lines.",
+            hint="Leave that file out, or copy it: carrel cp",
+            exit_code=code,
+        )
+    full = _NO_ROOM.search(text)
+    if full or (folder is not None and _NOT_WRITTEN.search(text) and _is_full(folder)):
+        words = full[0].strip().rstrip(".") if full else words
         return InsufficientDisk(
             f"git {name} ran out of disk space: {words}.", hint="Free some space and try again."
         )
     return GitFailed(f"git {name} failed: {words}.", hint=_hint(text), exit_code=code)
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return is_short(free_room(folder))
+    except OSError:
+        return False
 
 
 def _hint(text: str) -> str:
@@ -435,14 +479,13 @@ Write = Callable[[bytes], object]
 _END_S = 60.0
 """From the end of its input to git's own: it writes an index of what it got."""
 _SAID = 16 << 10
-_ERRORS = "errors"
 
 
 @contextlib.contextmanager
 def feed_git(args: Sequence[str], *, folder: Path, timeout_s: float) -> Iterator[Write]:
     """Runs git in `folder`, a bare repository of ours, and gives it what is written. When the
     context ends it has ended well; else `GitFailed`, `GitTimeout`, `InsufficientDisk`."""
-    with _running(args, folder, feeds=True) as process:
+    with _running(args, folder, feeds=True) as (process, errors):
         late = threading.Event()
 
         def give_up() -> None:
@@ -464,18 +507,18 @@ def feed_git(args: Sequence[str], *, folder: Path, timeout_s: float) -> Iterator
         finally:
             timer.cancel()
             timer.join()
-        _expect_well(args, folder, process, timeout_s if late.is_set() else None)
+        _expect_well(args, errors, process, timeout_s if late.is_set() else None)
 
 
 def read_git(args: Sequence[str], *, folder: Path, idle_s: float) -> Generator[bytes, None, None]:
     """What git prints, as it prints it. It may be silent for so long; how long the reader
     takes does not count."""
-    with _running(args, folder, feeds=False) as process:
+    with _running(args, folder, feeds=False) as (process, errors):
         stdout = process.stdout
         assert stdout is not None
         silent = None
         while True:
-            if not select.select([stdout], [], [], idle_s)[0]:
+            if not is_readable(stdout.fileno(), idle_s):
                 silent = idle_s
                 break
             piece = os.read(stdout.fileno(), _CHUNK)
@@ -485,45 +528,47 @@ def read_git(args: Sequence[str], *, folder: Path, idle_s: float) -> Generator[b
         if silent is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-        _expect_well(args, folder, process, silent)
+        _expect_well(args, errors, process, silent)
 
 
 @contextlib.contextmanager
 def _running(
     args: Sequence[str], folder: Path, *, feeds: bool
-) -> Iterator[subprocess.Popen[bytes]]:
-    errors = os.open(folder / _ERRORS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        process = subprocess.Popen(
-            ["git", *options(remote=False), *args],
-            cwd=folder,
-            env=environment({"GIT_DIR": "."}, remote=False),
-            stdin=subprocess.PIPE if feeds else subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if feeds else subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-            umask=0o077,
-        )
-    except FileNotFoundError as error:
-        raise GitFailed("git is not installed.", hint="Install the package `git`.") from error
-    finally:
-        os.close(errors)
-    try:
-        yield process
-    finally:
-        kill(process)
-        close_streams(process)
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The process, and a file in memory with what it says of errors: on a full disk there would be
+    no room to say that it is full."""
+    with Descriptor(os.memfd_create("errors", os.MFD_CLOEXEC)) as errors:
+        try:
+            process = subprocess.Popen(
+                ["git", *options(remote=False), *args],
+                cwd=folder,
+                env=environment({"GIT_DIR": "."}, remote=False),
+                stdin=subprocess.PIPE if feeds else subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if feeds else subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                umask=0o077,
+            )
+        except FileNotFoundError as error:
+            raise GitFailed("git is not installed.", hint="Install the package `git`.") from error
+        bound_memory(process)
+        try:
+            yield process, errors
+        finally:
+            kill(process)
+            close_streams(process)
 
 
 def _expect_well(
-    args: Sequence[str], folder: Path, process: subprocess.Popen[bytes], late_s: float | None
+    args: Sequence[str], errors: int, process: subprocess.Popen[bytes], late_s: float | None
 ) -> None:
     name = command_name(["git", *args])
     code = process.poll()
     if late_s is not None or code is None:
         raise GitTimeout(f"git {name} did not finish in time.", hint="Try again when less runs.")
     if code != 0:
-        raise failure(name, code, (folder / _ERRORS).read_bytes()[-_SAID:])
+        size = os.fstat(errors).st_size
+        raise failure(name, code, os.pread(errors, _SAID, max(0, size - _SAID)))
 
 
 # Git's progress lines as steps that we report

@@ -8,13 +8,11 @@ proxy.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import ipaddress
 import os
 import re
 import socket
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -32,10 +30,12 @@ from carrel.trees.git.process import redact
 from carrel.trees.git.repository import (
     OutsideAccess,
     RepositoryReader,
+    endless_file,
     is_git_folder,
     is_within,
     lenders,
 )
+from carrel.trees.git.version import git_version
 
 _SCHEMES = frozenset({"git", "http", "https", "ssh", "git+ssh", "ssh+git"})
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -175,6 +175,12 @@ def _read_by_git(
     def admit(named: bytes) -> bytes | None:
         return outside.admit_objects(files, named)
 
+    for folder in (target, common):
+        if found := endless_file(folder):
+            raise ProjectInvalid(
+                f"Git cannot read {os.fsdecode(found)[:200]!r}: it is no file, or too large.",
+                hint="Mend the repository, or name a folder instead.",
+            )
     lent, _ = lenders(files, os.path.join(common, b"objects"), admit)
     included = []
     for path in (os.path.join(common, b"config"), os.path.join(target, b"config.worktree")):
@@ -217,7 +223,6 @@ _URL = re.compile(
 _PORTS = {"http": 80, "https": 443}
 _PINS_SINCE = (2, 37)
 """Older ones do not know `http.curloptResolve`, and would look the name up again."""
-_VERSION_TIMEOUT_S = 10.0
 _OPTIONS = (
     "http.followRedirects=false",  # nor the alternates that a server names
     "http.proxy=",
@@ -249,7 +254,7 @@ def route_to(url: str, policy: ClonePolicy) -> list[str]:
             f"This token may not clone from {host!r}: it is on this machine or a private network.",
             hint="An administrator can add the host to `clone_hosts`.",
         )
-    if _git_version() < _PINS_SINCE:
+    if git_version() < _PINS_SINCE:
         raise ProjectInvalid(
             "This machine's git is too old to clone for a token.", hint="Install git 2.37 or later."
         )
@@ -298,11 +303,3 @@ def _is_own(address: Address) -> bool:
         except OSError:
             return False
         return bool(probe.getsockname()[0] == str(address))
-
-
-@functools.cache
-def _git_version() -> tuple[int, ...]:
-    done = subprocess.run(
-        ["git", "version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
-    )
-    return tuple(int(part) for part in re.findall(r"\d+", done.stdout)[:2])

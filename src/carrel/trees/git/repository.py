@@ -33,6 +33,11 @@ from carrel.trees.git import config
 
 _MAX_SMALL_FILE = 4 << 20
 """Pointers are a line, configurations some kilobytes."""
+_READ_AT_ONCE = (
+    *(b"HEAD", b"config", b"config.worktree", b"commondir", b"shallow"),
+    *(b"objects/info/alternates", b"info/grafts"),
+)
+"""By every git, as a whole; lists of refs are mapped."""
 
 _PSEUDO_REF = re.compile(rb"[A-Z][A-Z_]*")
 _STATE_NAMES = frozenset(
@@ -514,3 +519,18 @@ class OutsideAccess:
                 "Carrel's own data is.",
                 hint="Look at its `.git` and `objects/info/alternates`.",
             )
+
+
+def endless_file(folder: bytes) -> bytes | None:
+    """Which file of a git folder would keep git for ever, a pipe say, or take all memory, as
+    /dev/zero does and a file with a hole. None: no such."""
+    for name in _READ_AT_ONCE:
+        path = os.path.join(folder, name)
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        is_file = stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_SMALL_FILE
+        if not is_file and not stat.S_ISDIR(found.st_mode):
+            return path
+    return None

@@ -19,7 +19,7 @@ from carrel.linux.openat2 import open_real
 
 _PROGRAMS = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store"]
 _READ = ["/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d"]
-_DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
+_DEVICES = ["/dev/null", "/dev/urandom"]
 
 # The repository's settings can name programs; all that upload-pack could still be made to
 # run is switched off, and it may not go on to fetch from anywhere else itself.

@@ -1,0 +1,122 @@
+"""What an agent finds as its shell in a space with an image: the command runs where the image is.
+
+The program hands its own standard streams to the daemon, which gives them to the command, so that
+no byte passes through here. It sends on the signals that it gets, and ends as the command did. If
+the daemon dies, the command goes on, and the next daemon tells how it ends.
+
+Run by its path in the sandbox, with nothing but the standard library:
+`dev_shell.py SOCKET SHELL [ARGUMENT…]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import sys
+import time
+
+AGAIN_S, LONGEST_S = 0.2, 60.0
+"""A daemon that is started again is there in a second."""
+SENT_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+PASSED = re.compile(
+    "TERM|COLORTERM|NO_COLOR|FORCE_COLOR|CLICOLOR|COLUMNS|LINES|LANG|LC_[A-Z]+|TZ|CI|DEBIAN_FRONTEND"
+    "|CLAUDECODE|GIT_(AUTHOR|COMMITTER)_(NAME|EMAIL|DATE)|GIT_(EDITOR|PAGER|TERMINAL_PROMPT)"
+    "|PAGER|EDITOR|VISUAL"
+)
+"""Variables that the command gets too. The agent's keys are in others, and stay with it."""
+CANNOT_RUN = 126
+
+
+class DevShell:
+    def __init__(self, path: str, argv: list[str]) -> None:
+        self._path = path
+        self._argv = argv
+        self._run = ""
+        self._connection: socket.socket | None = None
+        self._wanted: list[int] = []
+        """Signals that came while no daemon was there."""
+
+    def main(self) -> int:
+        for number in SENT_ON:
+            signal.signal(number, lambda number, _frame: self._signal(number))
+        until = time.monotonic() + LONGEST_S
+        while True:
+            try:
+                answer = self._ask()
+            except OSError as error:
+                # Whether it has begun is not known, unless its number is: it is not begun twice.
+                if not self._run and self._connection is not None:
+                    return self._fail(f"the connection was lost ({error.strerror})")
+                if time.monotonic() > until:
+                    return self._fail("the daemon is not there")
+                self._connection = None
+                time.sleep(AGAIN_S)
+                continue
+            if answer is not None:
+                return self._end(answer)
+            until = time.monotonic() + LONGEST_S
+
+    def _ask(self) -> dict[str, object] | None:
+        """What the daemon says last; None when it went away, and the command has begun."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with connection:
+            connection.connect(self._path)
+            self._connection = connection
+            asked: dict[str, object] = {"attach": self._run}
+            if not self._run:
+                env = {name: one for name, one in os.environ.items() if PASSED.fullmatch(name)}
+                asked = {"argv": self._argv, "env": env, "cwd": os.getcwd()}
+            body = json.dumps(asked).encode()
+            streams = [] if self._run else [0, 1, 2]
+            socket.send_fds(connection, [struct.pack("!I", len(body))], streams)
+            connection.sendall(body)
+            for number in self._wanted:
+                self._send(number)
+            self._wanted.clear()
+            with connection.makefile("rb") as lines:
+                for line in lines:
+                    said: dict[str, object] = json.loads(line)
+                    if "run" not in said:
+                        return said
+                    self._run = str(said["run"])
+            if not self._run:
+                raise OSError(0, "it said nothing")
+            self._connection = None
+            return None
+
+    def _signal(self, number: int) -> None:
+        if self._connection is None:
+            self._wanted.append(number)
+        else:
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        try:
+            assert self._connection is not None
+            self._connection.sendall(json.dumps({"signal": number}).encode() + b"\n")
+        except OSError:
+            self._wanted.append(number)
+
+    def _end(self, said: dict[str, object]) -> int:
+        if "message" in said:
+            return self._fail(str(said["message"]))
+        number = said.get("signal")
+        if isinstance(number, int):
+            signal.signal(number, signal.SIG_DFL) if number not in (9, 19) else None
+            os.kill(os.getpid(), number)
+            return 128 + number
+        code = said.get("code")
+        return code if isinstance(code, int) else self._fail("nobody knows how it ended")
+
+    @staticmethod
+    def _fail(why: str) -> int:
+        sys.stderr.write(f"carrel: {why}\n")
+        return CANNOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(DevShell(sys.argv[1], sys.argv[2:]).main())

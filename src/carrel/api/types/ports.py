@@ -1,0 +1,67 @@
+"""Ports of spaces, and what runs in spaces."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from carrel.api.types.common import Answer, Body, Moment
+from carrel.api.types.runs import RunInfo
+from carrel.api.types.spaces import SpaceInfo, UsageInfo
+from carrel.domain.ports import MAX_PORT
+
+
+class NewForward(Body, frozen=True, kw_only=True):
+    port: Annotated[int, Meta(ge=1, le=MAX_PORT)]
+    """Of the space."""
+    local: Annotated[int, Meta(ge=0, le=MAX_PORT)] = 0
+    """Of the loopback of the daemon's machine; 0: a free one."""
+
+
+class SpacePort(Answer, frozen=True, kw_only=True):
+    """A TCP port on which something in a space listens."""
+
+    port: int
+    host: str
+    """An address in the space; all zeros stand for every one."""
+    pid: int
+    """On the daemon's machine; 0: not known."""
+    program: str
+
+
+class ForwardInfo(Answer, frozen=True, kw_only=True):
+    """A port of a space that is on the loopback of the daemon's machine."""
+
+    space: str
+    port: int
+    local: int
+    created_at: Moment
+    connections: int = 0
+    """That are open now."""
+    problem: str = ""
+    """Why its last connection was reset, if nothing took it in the space."""
+
+
+class PortList(Answer, frozen=True, kw_only=True):
+    space: str
+    listening: tuple[SpacePort, ...]
+    caution: str
+    """How the ports were found, where it may not be all, in a sentence."""
+    forwards: tuple[ForwardInfo, ...]
+
+
+class PsInfo(Answer, frozen=True, kw_only=True):
+    """All that is at work in a space; its agent and its servers are with the space."""
+
+    space: SpaceInfo
+    runs: tuple[RunInfo, ...]
+    listening: tuple[SpacePort, ...]
+    caution: str
+    forwards: tuple[ForwardInfo, ...]
+    usage: UsageInfo | None
+    """None of one that does not run."""
+
+
+class PsList(Answer, frozen=True, kw_only=True):
+    spaces: tuple[PsInfo, ...]

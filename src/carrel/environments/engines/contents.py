@@ -1,0 +1,240 @@
+"""The content of a build, by which it is done once and shared: its Dockerfile, its arguments, and
+the files that it copies.
+
+Whatever is not certain counts in: a source with a variable or a link in it, a mount of a step, or a
+Dockerfile that only stands on another image (which may have been told to copy) stands for the whole
+context. So a build may be done again for nothing, and an old one is never taken for a new one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import platform
+import stat
+from collections.abc import Iterator
+
+from carrel.domain.engines import ImageBuild
+from carrel.domain.errors import EnvironmentRefused
+from carrel.environments.dockerfile_syntax import Instruction, parse_script, split_words
+from carrel.environments.files import MalformedFile
+from carrel.linux.descriptors import Descriptor
+from carrel.linux.openat2 import open_beneath
+
+MOST_DOCKERFILE = 1 << 20
+MOST_FILES = 1_000_000
+"""More is no context that a person sends."""
+_VERSION = "1"
+"""Of this function; another gives all builds other keys."""
+_UNSURE = frozenset("$[]\\`{}\"'<")
+
+
+def build_key(build: ImageBuild) -> str:
+    """Raises `EnvironmentRefused` when the Dockerfile or the context cannot be read, or the
+    context has too many files. Blocking."""
+    root = _root(build)
+    with Descriptor(root) as project:
+        if build.image:
+            return _with_features(build, project, b"")
+        dockerfile = _read(project, build.dockerfile)
+        context = _folder(project, build.context)
+        with Descriptor(context):
+            sources = _sources(dockerfile)
+            digest = hashlib.sha256()
+            digest.update(
+                json.dumps(
+                    [
+                        _VERSION,
+                        platform.machine(),
+                        build.target,
+                        sorted(build.args.items()),
+                        sorted(sources) if sources is not None else None,
+                    ]
+                ).encode()
+            )
+            digest.update(hashlib.sha256(dockerfile).digest())
+            _Context(context, digest).take(sources)
+            return _with_features(build, project, digest.digest())
+
+
+def _with_features(build: ImageBuild, project: int, image: bytes) -> str:
+    """With the features, and all that is beside the file that names them: some may be there."""
+    if not build.features:
+        return image.hex()
+    asked = [(one.reference, sorted(one.options.items())) for one in build.features]
+    about = json.dumps([_VERSION, platform.machine(), build.image, asked])
+    digest = hashlib.sha256(image + about.encode())
+    beside = os.path.dirname(build.configuration)
+    _Context(project, digest).take(frozenset({beside}) if beside else None)
+    return digest.hexdigest()
+
+
+def _root(build: ImageBuild) -> int:
+    try:
+        return os.open(build.project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise EnvironmentRefused(f"{build.project} cannot be opened: {error.strerror}.") from None
+
+
+def _read(project: int, path: str) -> bytes:
+    try:
+        with Descriptor(open_beneath(project, os.fsencode(path))) as place:
+            if not stat.S_ISREG(os.fstat(place).st_mode):
+                raise EnvironmentRefused(f"{path} is not a file.", hint="Name a Dockerfile.")
+            with open(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+                data = file.read(MOST_DOCKERFILE + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if len(data) > MOST_DOCKERFILE:
+        raise EnvironmentRefused(f"{path} has more than a megabyte.", hint="Name a Dockerfile.")
+    return data
+
+
+def _folder(project: int, path: str) -> int:
+    try:
+        with Descriptor(open_beneath(project, os.fsencode(path))) as place:
+            return os.open(f"/proc/self/fd/{place}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: OSError) -> EnvironmentRefused:
+    return EnvironmentRefused(
+        f"{path} of the project cannot be read: {error.strerror}.",
+        hint="It must be there, and inside the project.",
+    )
+
+
+# What it copies
+
+
+def _sources(dockerfile: bytes) -> frozenset[str] | None:
+    """The paths and patterns of its COPY and ADD, in the context; None: all of it."""
+    try:
+        script = parse_script(dockerfile.decode("utf-8", "replace"))
+    except MalformedFile:
+        return None
+    found: set[str] = set()
+    keywords = {one.keyword for one in script.instructions}
+    if not keywords & {"RUN", "COPY", "ADD"} or "ONBUILD" in keywords:
+        return None
+    for instruction in script.instructions:
+        if instruction.keyword == "RUN" and "--mount" in instruction.rest:
+            return None
+        if instruction.keyword in ("COPY", "ADD"):
+            copied = _copied(instruction, script.escape)
+            if copied is None:
+                return None
+            found |= copied
+    return frozenset(found)
+
+
+def _copied(instruction: Instruction, escape: str) -> set[str] | None:
+    words = split_words(instruction.rest, escape)
+    options = [word for word in words if word.startswith("--")]
+    if any(word.startswith("--from") for word in options):
+        return set()
+    words = [word for word in words if not word.startswith("--")]
+    if not words or _UNSURE & set("".join(words)):
+        return None
+    sources = [os.path.normpath("/" + word).lstrip("/") for word in words[:-1] if "://" not in word]
+    return set(sources) if all(sources) else None
+
+
+# The files
+
+
+class _Context:
+    def __init__(self, root: int, digest: hashlib._Hash) -> None:
+        self._root = root
+        self._digest = digest
+        self._count = 0
+
+    def take(self, sources: frozenset[str] | None) -> None:
+        if sources is None:
+            self._tree("")
+            return
+        ignored = (name for name in (".dockerignore", ".containerignore") if self._kind(name))
+        for path in sorted({*ignored, *self._matching(sources)}):
+            self._entry(path)
+
+    def _matching(self, sources: frozenset[str]) -> Iterator[str]:
+        for source in sources:
+            found = [""]
+            for part in source.split("/"):
+                found = [
+                    os.path.join(folder, name)
+                    for folder in found
+                    for name in self._names(folder, part)
+                ]
+            yield from found
+
+    def _names(self, folder: str, part: str) -> list[str]:
+        if "*" not in part and "?" not in part:
+            return [part] if self._kind(os.path.join(folder, part)) else []
+        if not stat.S_ISDIR(self._kind(folder or ".")):
+            return []
+        return [name for name in self._listing(folder) if fnmatch.fnmatchcase(name, part)]
+
+    def _kind(self, path: str) -> int:
+        """Of the file itself; of what it leads to when there is a link on the way. 0: nothing."""
+        try:
+            with Descriptor(open_beneath(self._root, os.fsencode(path), follow=False)) as place:
+                return os.fstat(place).st_mode
+        except OSError:
+            return 0
+
+    def _listing(self, folder: str) -> list[str]:
+        with Descriptor(open_beneath(self._root, os.fsencode(folder or "."))) as place:
+            descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                return sorted(os.listdir(descriptor))
+            finally:
+                os.close(descriptor)
+
+    def _tree(self, folder: str) -> None:
+        pending = [folder]
+        while pending:
+            at = pending.pop()
+            for name in self._listing(at):
+                path = os.path.join(at, name)
+                if self._one(path):
+                    pending.append(path)
+
+    def _entry(self, path: str) -> None:
+        """With what is below it. What a link leads to may be anywhere in the context."""
+        kind = self._kind(path)
+        if stat.S_ISLNK(kind):
+            self._tree("")
+        elif self._one(path):
+            self._tree(path)
+
+    def _one(self, path: str) -> bool:
+        """Whether it is a folder."""
+        self._count += 1
+        if self._count > MOST_FILES:
+            raise EnvironmentRefused(
+                f"The context of the build has more than {MOST_FILES:,} files.",
+                hint="Name a smaller context.",
+            )
+        raw = os.fsencode(path)
+        try:
+            place = open_beneath(self._root, raw, follow=False)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        with Descriptor(place):
+            mode = os.fstat(place).st_mode
+            content = b""
+            if stat.S_ISLNK(mode):
+                content = os.readlink(b"", dir_fd=place)
+            elif stat.S_ISREG(mode):
+                content = _content(place)
+            self._digest.update(b"%d %o %d " % (len(raw), mode, len(content)) + raw + content)
+            return stat.S_ISDIR(mode)
+
+
+def _content(place: int) -> bytes:
+    with open(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -1,0 +1,231 @@
+"""Environments of new spaces: the image that was asked for, or that the project's files describe,
+is there before anything of the space is made; the project's own commands run before others have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carrel.domain.access import LOCAL
+from carrel.domain.environments import SetupCommand, SetupStage
+from carrel.domain.errors import EnvironmentRefused, SpaceInvalid, SpaceNotFound
+from carrel.domain.images import RootImage
+from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
+from carrel.domain.projects import OnProgress, ProjectKind, ignore_progress
+from carrel.domain.spaces import Space, SpaceRequest
+from carrel.domain.systems import SpaceEnvironment
+from carrel.service.creation import Creator, check_environment, check_systems
+from carrel.service.images import ImageLibrary
+from carrel.service.journal import Journal
+
+if TYPE_CHECKING:
+    from carrel.service.setup import Setups
+    from carrel.service.spaces import Spaces
+
+MOST_NOTES = 20
+"""Of what a hostile file asks for, nobody reads more."""
+MOST_HOOKS = 100
+HOST = "The host's toolchain is used: "
+
+
+@dataclass(frozen=True)
+class SpaceEnvironments:
+    library: ImageLibrary
+    creator: Creator
+    spaces: Spaces
+    journal: Journal
+    setups: Setups
+    usual: str = "none"
+    """What new spaces of folders have that say nothing: none or auto."""
+
+    async def found(self, request: SpaceRequest, on_progress: OnProgress) -> SpaceRequest:
+        """With its environment, which is built if need be. When the caller goes, the build
+        ends, and nothing is left of it. Raises what `ImageLibrary.build` raises, `ImageNotFound`,
+        `SpaceInvalid`; what nobody asked for and cannot be had is no error."""
+        asked = self._asked(request)
+        if request.environment is not None or asked is None:
+            return request
+        if request.image == "none" and not _by_file(asked):
+            return dataclasses.replace(request, environment=SpaceEnvironment())
+        if request.guest:
+            # What it may name is there already.
+            return request
+        # Beside one of the files, a name is what a plan refuses.
+        if asked.image not in ("auto", "none") and not _by_file(asked):
+            return await self._named(request, on_progress)
+        try:
+            runtime = await self.creator.machine.runtime(request.runtime)
+            check_systems(runtime)
+        except SpaceInvalid as error:
+            if asked.automatic:
+                return _without(request, HOST + _small(error.message))
+            raise
+        return await self._planned(request, asked, on_progress)
+
+    def _asked(self, request: SpaceRequest) -> PlanRequest | None:
+        files = (request.dockerfile, request.devcontainer, request.by_devcontainer)
+        if request.image or any(files):
+            return PlanRequest(request.image or "auto", *files)
+        of_others = request.parent or request.base_id or request.place or request.transient
+        folder = request.project.kind is ProjectKind.FOLDER
+        return PlanRequest() if self.usual == "auto" and folder and not of_others else None
+
+    async def _named(self, request: SpaceRequest, on_progress: OnProgress) -> SpaceRequest:
+        name = request.image
+        if name.startswith("/"):
+            return request
+        check_systems(await self.creator.machine.runtime(request.runtime))
+        image = await self.library.nearby(name, on_progress)
+        return dataclasses.replace(request, environment=SpaceEnvironment(image.image_id, name))
+
+    async def _planned(
+        self, request: SpaceRequest, asked: PlanRequest, on_progress: OnProgress
+    ) -> SpaceRequest:
+        folder = await self._folder(request, on_progress)
+        if folder is None:
+            if asked.automatic:
+                return _without(request, HOST + "there are no files of a project to look at.")
+            raise EnvironmentRefused(
+                "There are no files of a project to build from.",
+                hint="Name an image with --image, or build one first: carrel image build",
+            )
+        name = os.path.basename(request.project.location.rstrip("/")).removesuffix(".git")
+        plan, image = await self.library.of_project(folder, name, asked, on_progress)
+        if image is None:
+            hooks = any(one.step for one in plan.hooks)
+            more = (f"The commands of {plan.path} were not run.",) if hooks else ()
+            return _without(request, plan.why, *more)
+        return dataclasses.replace(request, environment=_environment(plan, image, request))
+
+    async def _folder(self, request: SpaceRequest, on_progress: OnProgress) -> Path | None:
+        """With the files of the project, as far as they are in one folder."""
+        project = request.project
+        if project.kind is ProjectKind.FOLDER and not request.base_id:
+            return Path(project.location)
+        if project.kind is ProjectKind.EMPTY and not request.base_id:
+            return None
+        base = await self.creator.found_base(request, on_progress)
+        return base.layers[0] if len(base.layers) == 1 else None
+
+    async def set_up(self, space: Space, request: SpaceRequest, on_progress: OnProgress) -> Space:
+        """Runs the project's commands in a space that was made with `waiting`, which others have
+        afterwards. Raises `SetupFailed`; the space is gone then."""
+        try:
+            for commands in _steps(request, space):
+                await self._side_by_side(space, commands, on_progress)
+        except BaseException:
+            # Its owner may have given it up.
+            with contextlib.suppress(SpaceNotFound):
+                await asyncio.shield(self.spaces.remove(LOCAL, space.space_id, force=True))
+            raise
+        ready = self.journal.amend(
+            space.space_id, transient=request.transient, setting_up=request.setting_up
+        )
+        await self.journal.write(ready)
+        return ready
+
+    async def started(self, space: Space) -> None:
+        """Runs what the project wants at every start. Raises `SetupFailed`; the space stays, for
+        somebody to see why."""
+        hooks = space.image.at_start if space.image else ()
+        for _step, commands in groupby(hooks, lambda one: one.step):
+            await self._side_by_side(space, list(commands), ignore_progress)
+
+    async def _side_by_side(
+        self, space: Space, commands: list[SetupCommand], on_progress: OnProgress
+    ) -> None:
+        """All of them end, also when one fails: what they leave is complete or gone."""
+        ended = await asyncio.gather(
+            *(self.setups.run_one(space, one, on_progress) for one in commands),
+            return_exceptions=True,
+        )
+        for error in ended:
+            if error is not None:
+                raise error
+
+
+def waiting(draft: Space, request: SpaceRequest) -> Space:
+    """A space in which commands of the project are to run first: nobody else works in it until
+    then, and nothing is kept of it when it goes."""
+    if request.setting_up or not any(_steps(request, draft)):
+        return draft
+    return dataclasses.replace(draft, transient=True, setting_up=True)
+
+
+def _steps(request: SpaceRequest, space: Space) -> Iterator[list[SetupCommand]]:
+    """One after the other. Those that have run for its base do not run again."""
+    found = request.environment
+    if found is None or request.setting_up:
+        return
+    for stage in (SetupStage.CREATE, SetupStage.START):
+        if stage is SetupStage.CREATE and space.setup:
+            continue
+        hooks = [one for one in found.hooks if one.stage is stage]
+        for _step, commands in groupby(hooks, lambda one: one.step):
+            yield list(commands)
+
+
+def _by_file(asked: PlanRequest) -> bool:
+    return bool(asked.dockerfile or asked.devcontainer or asked.by_devcontainer)
+
+
+def _without(request: SpaceRequest, *notes: str) -> SpaceRequest:
+    return dataclasses.replace(request, environment=SpaceEnvironment(notes=notes))
+
+
+def _environment(
+    plan: EnvironmentPlan, image: RootImage, request: SpaceRequest
+) -> SpaceEnvironment:
+    """Those variables of a Dockerfile that count are the image's own. What is not the file's
+    language of references would be taken literally."""
+    by_devcontainer = plan.build is None or plan.build.dockerfile != plan.path
+    dropped = [f"{one.what} was left out: {one.why}." for one in plan.dropped]
+    variables: dict[str, str] = {}
+    for one in plan.variables if by_devcontainer else ():
+        if one.path != plan.path:
+            continue
+        try:
+            check_environment({**variables, one.name: one.value})
+        except SpaceInvalid as error:
+            dropped.append(f"{one.name[:80]} was left out: {_small(error.message)}")
+            continue
+        if "${" in one.value.replace("${containerEnv:", ""):
+            dropped.append(f"{one.name} was left out: it refers to what a space has not.")
+        else:
+            variables[one.name] = one.value
+    dropped += [f"{one.target} is a folder of the space's own system." for one in plan.mounts]
+    if plan.folder and plan.folder != "/workspace":
+        dropped.append(f"The project's files are at /workspace, and not at {plan.folder[:200]}.")
+    hooks = [one for one in plan.hooks if one.step and request.run_setup is not False]
+    if len(hooks) > MOST_HOOKS:
+        raise EnvironmentRefused(f"{plan.path} has more than {MOST_HOOKS} commands.")
+    if len(dropped) > MOST_NOTES:
+        dropped[MOST_NOTES:] = [f"{len(dropped) - MOST_NOTES} more were left out."]
+    what = f"{_what(plan)} ({image.image_id})."
+    return SpaceEnvironment(
+        image.image_id,
+        plan.path or plan.image,
+        plan.user,
+        variables,
+        tuple(hooks),
+        tuple(one for one in plan.ports if not one.service),
+        (plan.why, what, *dropped),
+    )
+
+
+def _what(plan: EnvironmentPlan) -> str:
+    if plan.kind is PlanKind.BUILD:
+        return f"The space runs on the image that {plan.path} builds"
+    return f"The space runs on the image {plan.image}"
+
+
+def _small(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

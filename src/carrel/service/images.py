@@ -1,0 +1,242 @@
+"""Images: taken in for the owner, and told to everybody as far as it is theirs to know."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from carrel.domain.access import LOCAL, Caller
+from carrel.domain.engines import BuildOptions, EngineWatch, ImageMaker, MadeImage
+from carrel.domain.errors import (
+    EngineUnavailable,
+    EnvironmentRefused,
+    ImageInvalid,
+    ImageNotFound,
+    ImageNotInEngine,
+    StateConflict,
+    TreeDamaged,
+)
+from carrel.domain.images import ImageImport, Images, RootImage
+from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
+from carrel.domain.projects import OnProgress, Progress, ignore_progress
+from carrel.service.access import require_admin
+from carrel.service.shared import CallerSlots, Locks
+
+T = TypeVar("T")
+IMPORTS = 2
+"""At the same time: each keeps a disk busy."""
+
+
+LINE = 500
+"""So many characters of a line that an engine says, which is one step of progress."""
+
+
+LOCAL_ONLY = BuildOptions(local=True)
+
+
+@dataclass(frozen=True)
+class ImageForProject:
+    """What is to be built; `name` is one more that it is given."""
+
+    project: Path
+    request: PlanRequest
+    name: str = ""
+    options: BuildOptions = field(default_factory=BuildOptions)
+
+
+@dataclass(frozen=True)
+class ImageLibrary:
+    images: Images
+    maker: ImageMaker
+    slots: CallerSlots = field(default_factory=lambda: CallerSlots(IMPORTS))
+    locks: Locks = field(default_factory=Locks)
+
+    async def take(
+        self, caller: Caller, asked: ImageImport, on_progress: OnProgress = ignore_progress
+    ) -> RootImage:
+        """Until it is there, or the caller goes: then nothing is left of it. Raises `ImageInvalid`,
+        `TooLarge`, `InsufficientDisk`."""
+        require_admin(caller)
+        return await self._work(
+            caller, lambda tell, _watch: self.images.take(asked, tell), on_progress
+        )
+
+    async def plan(self, caller: Caller, project: Path, request: PlanRequest) -> EnvironmentPlan:
+        """Raises `EnvironmentRefused`, and what reading a project raises."""
+        require_admin(caller)
+        return await asyncio.to_thread(self.maker.plan, project, request, self._kept)
+
+    async def build(
+        self,
+        caller: Caller,
+        asked: ImageForProject,
+        on_progress: OnProgress = ignore_progress,
+    ) -> RootImage:
+        """What a project's files describe; at once when that content was built before. Raises what
+        `take` and `ImageMaker` raise."""
+        require_admin(caller)
+
+        def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
+            plan = self.maker.plan(asked.project, asked.request, self._kept)
+            made = self.maker.make(asked.project, plan, asked.options, self._kept, watch)
+            with made as image:
+                return self._keep(image, asked.name, f"built from {plan.path}", tell)
+
+        return await self._work(caller, work, on_progress)
+
+    async def of_project(
+        self, folder: Path, name: str, asked: PlanRequest, on_progress: OnProgress
+    ) -> tuple[EnvironmentPlan, RootImage | None]:
+        """For a space of the owner's: what its project's files describe, and its image, if it is to
+        have one. No registry is asked for an image that a file names. Raises what `build` does."""
+
+        def look(_tell: OnProgress, watch: EngineWatch) -> tuple[EnvironmentPlan, str]:
+            plan = self.maker.plan(folder, asked, self._kept, name=name, try_engine=False)
+            if plan.kind is PlanKind.HOST:
+                return plan, ""
+            return plan, self.maker.key(folder, plan, LOCAL_ONLY, watch) or plan.image
+
+        plan, key = await self._watched(look, on_progress)
+        if plan.kind is PlanKind.HOST:
+            return plan, None
+        # Nobody waits for others' builds who has an image, and nobody builds it twice.
+        image = await asyncio.to_thread(self._found, key)
+        if image is not None:
+            return plan, image
+
+        def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
+            if (found := self._found(key)) is not None:
+                return found
+            with self.maker.make(folder, plan, LOCAL_ONLY, self._kept, watch) as made:
+                return self._keep(made, "", f"built from {plan.path}", tell)
+
+        async with self.locks.alone(key):
+            try:
+                return plan, await self._work(LOCAL, work, on_progress)
+            except (EngineUnavailable, ImageNotInEngine):
+                # That it can be had was taken for granted: whoever asked for it is told why not.
+                again = await asyncio.to_thread(
+                    self.maker.plan, folder, asked, self._kept, name=name
+                )
+                if again.kind is not PlanKind.HOST:
+                    raise
+                return again, None
+
+    async def nearby(self, name: str, on_progress: OnProgress) -> RootImage:
+        """For a space of the owner's: kept already, or taken from one of the owner's engines; no
+        registry is asked. Raises `ImageNotFound`, and what `pull` raises."""
+        try:
+            return await self.get(name)
+        except ImageNotFound as error:
+            missing = error
+
+        def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
+            with self.maker.fetch(name, LOCAL_ONLY, watch) as made:
+                return self._keep(made, "", f"the image {name}", tell)
+
+        try:
+            return await self._work(LOCAL, work, on_progress)
+        except (EngineUnavailable, EnvironmentRefused, ImageNotInEngine):
+            hint = f"`carrel image ls` lists images; `carrel image pull {name}` fetches one."
+            raise ImageNotFound(missing.message, hint=hint) from None
+
+    async def pull(
+        self,
+        caller: Caller,
+        image: str,
+        name: str,
+        options: BuildOptions,
+        on_progress: OnProgress = ignore_progress,
+    ) -> RootImage:
+        """Raises what `take` and `ImageMaker` raise."""
+        require_admin(caller)
+
+        def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
+            with self.maker.fetch(image, options, watch) as made:
+                return self._keep(made, name, f"the image {image}", tell)
+
+        return await self._work(caller, work, on_progress)
+
+    def _keep(self, made: MadeImage, name: str, shown: str, tell: OnProgress) -> RootImage:
+        if made.archive is None:
+            image = self.images.get(made.name)
+        else:
+            image = self.images.take(ImageImport(made.name, made.archive, shown), tell)
+        return self.images.tag(image.image_id, name) if name else image
+
+    def _kept(self, name: str) -> bool:
+        return self._found(name) is not None
+
+    def _found(self, name: str) -> RootImage | None:
+        try:
+            return self.images.get(name)
+        except (ImageNotFound, TreeDamaged):
+            return None
+
+    async def _work(
+        self,
+        caller: Caller,
+        work: Callable[[OnProgress, EngineWatch], T],
+        on_progress: OnProgress,
+    ) -> T:
+        async with self.slots.of(caller.account):
+            return await self._watched(work, on_progress)
+
+    async def _watched(
+        self, work: Callable[[OnProgress, EngineWatch], T], on_progress: OnProgress
+    ) -> T:
+        """In a thread, until the caller goes."""
+        given_up = threading.Event()
+
+        def check() -> None:
+            if given_up.is_set():
+                raise StateConflict("The image was given up.", hint="Begin it again.")
+
+        def tell(step: Progress) -> None:
+            check()
+            on_progress(step)
+
+        def hear(line: str) -> None:
+            tell(Progress(line[:LINE], 0, 0))
+
+        try:
+            return await asyncio.to_thread(work, tell, EngineWatch(hear, check))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+    async def list(self) -> list[RootImage]:
+        return await asyncio.to_thread(self.images.list)
+
+    async def get(self, image: str) -> RootImage:
+        """Raises `ImageNotFound`, `TreeDamaged`."""
+        return await asyncio.to_thread(self.images.get, image)
+
+    async def remove(self, caller: Caller, image: str) -> RootImage:
+        """Raises `ImageNotFound`, `ImageInUse`."""
+        require_admin(caller)
+        return await asyncio.to_thread(self.images.remove, image)
+
+    async def prune(
+        self, caller: Caller, budget: int | None, *, dry_run: bool
+    ) -> tuple[RootImage, ...]:
+        require_admin(caller)
+        return await asyncio.to_thread(self.images.prune, budget, pretend=dry_run)
+
+
+def check_source(path: str) -> str:
+    """The daemon's working folder is nobody's. Raises `ImageInvalid`."""
+    try:
+        whole = os.path.isabs(os.fsencode(path)) and "\0" not in path
+    except UnicodeEncodeError:
+        whole = False
+    if not whole:
+        raise ImageInvalid(
+            f"{path!r} is no absolute path.", hint="Give the whole path of the archive or folder."
+        )
+    return path

@@ -1,0 +1,113 @@
+"""Ports of spaces and what is at work in them, as the contract has them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from carrel.api.types import ports as types
+from carrel.api.types.common import moment, shared
+from carrel.domain.access import Caller
+from carrel.domain.errors import CarrelError, MessageInvalid
+from carrel.domain.ports import MAX_PORT, Forward
+from carrel.domain.runtimes import Listening
+from carrel.domain.spaces import Space
+from carrel.lifecycle.table import LIVE
+from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.spaces import AT_ONCE, SpaceOperations, SpaceViews
+from carrel.service.ports import Ports
+from carrel.service.runs import Runs
+from carrel.service.spaces import Spaces
+
+
+class PortOperations:
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+
+    async def list(self, caller: Caller, space: str) -> types.PortList:
+        found, listening = await self._ports.listening(caller, space)
+        return types.PortList(
+            space=found.space_id,
+            listening=_ports(listening),
+            caution=listening.caution,
+            forwards=forwards_of(self._ports, found),
+        )
+
+    async def forward(self, caller: Caller, space: str, new: types.NewForward) -> types.ForwardInfo:
+        return _forward(await self._ports.forward(caller, space, new.port, new.local))
+
+    async def stop(self, caller: Caller, space: str, port: str) -> types.ForwardInfo:
+        if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) <= MAX_PORT):
+            raise MessageInvalid(
+                f"{port[:20]!r} is no port.", hint=f"Use 1 to {MAX_PORT}.", field="path.port"
+            )
+        return _forward(await self._ports.stop(caller, space, int(port)))
+
+
+class PsOperations:
+    def __init__(
+        self,
+        spaces: Spaces,
+        views: SpaceViews,
+        runs: Runs,
+        ports: Ports,
+        of_spaces: SpaceOperations,
+        of_runs: RunOperations,
+    ) -> None:
+        self._spaces = spaces
+        self._views = views
+        self._runs = runs
+        self._ports = ports
+        self._of_spaces = of_spaces
+        self._of_runs = of_runs
+
+    async def show(self, caller: Caller, space: str) -> types.PsInfo:
+        return await self._info(caller, await self._spaces.existing(caller, space))
+
+    async def list(self, caller: Caller) -> types.PsList:
+        """Of every space that is ready or running."""
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def look(space: Space) -> types.PsInfo | None:
+            async with gate:
+                try:
+                    return await self._info(caller, space)
+                except CarrelError:
+                    # It was stopped or removed meanwhile.
+                    return None
+
+        live = await self._of_spaces.live(caller)
+        found = await asyncio.gather(*(look(space) for space in live))
+        return types.PsList(spaces=tuple(one for one in found if one is not None))
+
+    async def _info(self, caller: Caller, space: Space) -> types.PsInfo:
+        runs = [one for one in self._runs.alive() if one.space_id == space.space_id]
+        live = space.state in LIVE
+        usage = await self._of_spaces.used(caller, space) if live else None
+        listening = await self._ports.look(space)
+        return types.PsInfo(
+            space=await self._views.one(caller, space),
+            runs=tuple(self._of_runs.info(caller, one) for one in runs),
+            listening=_ports(listening),
+            caution=listening.caution,
+            forwards=forwards_of(self._ports, space),
+            usage=usage,
+        )
+
+
+def forwards_of(ports: Ports, space: Space) -> tuple[types.ForwardInfo, ...]:
+    return tuple(_forward(*one) for one in ports.forwards(space.space_id))
+
+
+def _ports(found: Listening) -> tuple[types.SpacePort, ...]:
+    return tuple(types.SpacePort(**shared(one, types.SpacePort)) for one in found.ports)
+
+
+def _forward(one: Forward, connections: int = 0, problem: str = "") -> types.ForwardInfo:
+    return types.ForwardInfo(
+        space=one.space_id,
+        port=one.port,
+        local=one.local,
+        created_at=moment(one.created_at),
+        connections=connections,
+        problem=problem,
+    )

@@ -1,0 +1,108 @@
+"""One content has one key; whatever a build could see changes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carrel.domain.engines import ImageBuild
+from carrel.domain.errors import EnvironmentRefused
+from carrel.environments.engines.contents import build_key
+
+SOME = "FROM debian:12\nCOPY package*.json src /app/\nRUN true\n"
+ALL = "FROM debian:12\nCOPY . /app\n"
+
+
+def make(root: Path, dockerfile: str) -> Path:
+    files = {"Dockerfile": dockerfile, "package.json": "{}", "package-lock.json": "{}"}
+    for name, text in {**files, "src/a.py": "a", "README.md": "read me"}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def changed(root: Path, dockerfile: str, change: Callable[[Path], object]) -> bool:
+    make(root, dockerfile)
+    before = build_key(ImageBuild(root))
+    assert build_key(ImageBuild(root)) == before
+    change(root)
+    return build_key(ImageBuild(root)) != before
+
+
+WRITES: dict[str, Callable[[Path], object]] = {
+    "dockerfile": lambda root: (root / "Dockerfile").write_text(SOME + "RUN false\n"),
+    "copied": lambda root: (root / "src/a.py").write_text("b"),
+    "new": lambda root: (root / "src/b.py").write_text(""),
+    "matching": lambda root: (root / "package-x.json").write_text(""),
+    "mode": lambda root: (root / "src/a.py").chmod(0o755),
+    "ignoring": lambda root: (root / ".dockerignore").write_text("x"),
+    "gone": lambda root: (root / "package.json").unlink(),
+    "link": lambda root: (root / "src/l").symlink_to("a.py"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_is_copied_counts(tmp_path: Path, name: str) -> None:
+    assert changed(tmp_path, SOME, WRITES[name])
+
+
+def test_what_is_not_copied_does_not_count(tmp_path: Path) -> None:
+    def touch(root: Path) -> None:
+        (root / "README.md").write_text("more")
+        os.utime(root / "src/a.py", (0, 0))
+
+    assert not changed(tmp_path, SOME, touch)
+
+
+WHOLE = [
+    ALL,
+    "FROM debian:12\nARG X=src\nCOPY $X /app\n",
+    'FROM debian:12\nCOPY ["src", "/app"]\n',
+    "FROM debian:12\nCOPY s[r]c /app\n",
+    "FROM debian:12\nRUN --mount=type=bind,target=/x true\n",
+    "FROM node:onbuild\n",
+    "FROM debian:12\nONBUILD COPY . /\nRUN true\n",
+    "FROM debian:12\nCOPY ../ /app\n",
+    "FROM debian:12\nRUN <<EOF\nnever ends\n",
+]
+
+
+@pytest.mark.parametrize("dockerfile", WHOLE)
+def test_what_is_not_certain_is_the_whole_context(tmp_path: Path, dockerfile: str) -> None:
+    assert changed(tmp_path, dockerfile, lambda root: (root / "README.md").write_text("more"))
+
+
+def test_a_source_that_is_a_link_is_the_whole_context(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to("README.md")
+    dockerfile = "FROM debian:12\nCOPY linked /\n"
+    assert changed(tmp_path, dockerfile, lambda root: (root / "README.md").write_text("more"))
+
+
+def test_arguments_and_stage_count(tmp_path: Path) -> None:
+    make(tmp_path, SOME)
+    keys = {
+        build_key(ImageBuild(tmp_path)),
+        build_key(ImageBuild(tmp_path, args={"A": "1"})),
+        build_key(ImageBuild(tmp_path, args={"A": "2"})),
+        build_key(ImageBuild(tmp_path, target="dev")),
+        build_key(ImageBuild(tmp_path, context="src")),
+    }
+    assert len(keys) == 5
+
+
+@pytest.mark.parametrize("name", ["none", "src", "out/Dockerfile", "../Dockerfile", "a\0b"])
+def test_a_dockerfile_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    root = make(tmp_path / "project", SOME)
+    (tmp_path / "Dockerfile").write_text(SOME)
+    (root / "out").symlink_to(tmp_path)
+    with pytest.raises(EnvironmentRefused):
+        build_key(ImageBuild(root, name))
+
+
+def test_special_files_are_not_read(tmp_path: Path) -> None:
+    make(tmp_path, ALL)
+    os.mkfifo(tmp_path / "pipe")
+    build_key(ImageBuild(tmp_path))

@@ -1,0 +1,74 @@
+"""What a Dockerfile tries to reach of the host: there is nothing of it where an engine runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carrel.domain.errors import CarrelError, EngineError
+from carrel.environments.engines.catalogue import Engines
+from tests.environments.engines.rig import FROM, build, built, project, rootfs
+
+pytestmark = pytest.mark.parametrize("engine", ["podman", "docker"])
+"""Buildah is the same program as podman here."""
+SECRET = "swordfish-of-the-host"
+
+FROM_FILES = ["FROM tarball:{0}/secret.tar\n", "FROM oci-archive:{0}/secret.tar\n"]
+FROM_FILES += ["FROM dir:{0}\n", FROM + "COPY --from=tarball:{0}/secret.tar / /stolen/\n"]
+STEPS = [
+    FROM + "RUN --mount=type=bind,source=../../secret,target=/s cat /s\n",
+    FROM + "RUN --mount=type=bind,source=out,target=/s cat /s/secret\n",
+    FROM + "COPY out/secret /\nRUN cat /secret\n",
+    FROM + "COPY out /out\nRUN cat /out/secret\n",
+    FROM + "COPY ../../secret /\nRUN cat /secret\n",
+    FROM + "ADD {0}/secret /\nRUN cat /secret\n",
+    "# syntax=localhost/nobody\n" + FROM + "RUN cat {0}/secret\n",
+]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A folder of the host with secrets in it, beside the project."""
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "secret.tar").write_bytes(rootfs())
+    return tmp_path
+
+
+def said(engines: Engines, engine: str, place: Path, **options: object) -> str:
+    """All that the build says, and what is in its image."""
+    try:
+        return repr(built(engines, build(place, **options), engine=engine))
+    except CarrelError as error:
+        assert isinstance(error, EngineError)
+        return str(error)
+
+
+@pytest.mark.parametrize("dockerfile", FROM_FILES + STEPS)
+def test_no_build_reads_the_host(
+    engines: Engines, engine: str, host: Path, dockerfile: str
+) -> None:
+    place = project(host / "project", dockerfile.format(host))
+    (place / "out").symlink_to(host)
+    found = said(engines, engine, place)
+    assert SECRET not in found
+    assert "stolen/bin" not in found
+    if dockerfile in FROM_FILES:
+        assert "bin/busybox" not in found
+
+
+def test_a_dockerfile_that_is_a_link(engines: Engines, engine: str, host: Path) -> None:
+    place = project(host / "project", FROM)
+    (place / "Linked").symlink_to(host / "secret")
+    assert SECRET not in said(engines, engine, place, dockerfile="Linked")
+
+
+def test_a_dockerfile_for_the_preprocessor(engines: Engines, engine: str, host: Path) -> None:
+    place = project(host / "project", FROM, {"Dockerfile.in": f'#include "{host}/secret"\n{FROM}'})
+    assert SECRET not in said(engines, engine, place, dockerfile="Dockerfile.in")
+
+
+def test_a_context_that_leads_out(engines: Engines, engine: str, host: Path) -> None:
+    place = project(host / "project", FROM + "COPY secret /\nRUN cat /secret\n")
+    (place / "out").symlink_to(host)
+    assert SECRET not in said(engines, engine, place, context="out")

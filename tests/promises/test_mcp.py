@@ -1,0 +1,182 @@
+"""docs/mcp.md: each tool as an agent in a space has it, and outside of one by lines of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import carrel
+from carrel.client.spaces import Space
+from tests.daemon.rig import ANSWER_S, Daemon, good
+from tests.promises.test_helpers import does, tool
+
+PROGRESS = "buffer_taskspace_progress"
+ABOUT_SPACES = {
+    *("space_state", "update_space", "list_spaces", "spawn_space", "wait_for_space"),
+    *("message_space", "list_changes", "read_file", "delete_space"),
+}
+WITHIN = {"log_progress", "ask_user", "read_messages", "present_walkthrough", "get_selection"}
+
+
+@pytest.fixture
+def space(client: carrel.Client, tmp_path: Path) -> Iterator[Space]:
+    (tmp_path / "a.txt").write_text("a\n")
+    with client.space(tmp_path, agent="scripted") as found:
+        yield found
+
+
+def waiting(daemon: Daemon, space: Space) -> list[dict[str, Any]]:
+    """What waits for a person."""
+    with daemon.local() as http:
+        found = good(http.get("/v1/inbox"))
+    return [one for one in found["items"] if one["space"] == space.id]
+
+
+def test_an_agent_reports(daemon: Daemon, client: carrel.Client, space: Space) -> None:
+    progress, signal, shown = does(
+        *(client, space),
+        tool("log_progress", message="half", category="milestone", percent=50),
+        tool("signal_user", message="look", priority="high", suggested_actions=["open it"]),
+        tool("present_walkthrough", content="# What I did"),
+    )
+    assert progress["seq"] < signal["seq"] < shown["seq"]
+    with contextlib.closing(client.events(after=0, spaces=[space.id], types=[PROGRESS])) as heard:
+        told = next(one for one in heard if one.type != "gap").data
+    assert told["message"] == "half" and told["percent"] == 50
+    (one,) = waiting(daemon, space)
+    assert one["kind"] == "signal" and one["text"] == "look" and one["priority"] == "high"
+
+
+def test_an_agent_asks(daemon: Daemon, client: carrel.Client, space: Space) -> None:
+    asked, review = does(
+        *(client, space),
+        tool("ask_user", question="Which?", choices=["left", "right"], timeout_s=0),
+        tool("request_review", summary="It is done."),
+    )
+    assert not asked["answered"] and asked["question_id"] and not review["answered"]
+    assert {one["kind"] for one in waiting(daemon, space)} == {"question"}
+    with daemon.local() as http:
+        path = f"/v1/inbox/{asked['question_id']}/answer"
+        assert http.post(path, json={"answer": "left"}).is_success
+    (again,) = does(client, space, tool("ask_user", question_id=asked["question_id"]))
+    assert again["answered"] and again["answer"] == "left"
+
+
+def test_an_agent_knows_its_space(client: carrel.Client, space: Space) -> None:
+    state, updated, listed, kept, messages, changes, read = does(
+        *(client, space, "write b.txt b"),
+        tool("space_state"),
+        tool("update_space", description="what it is for"),
+        tool("list_spaces"),
+        tool("checkpoint", message="so far"),
+        tool("read_messages"),
+        tool("list_changes", space=space.id),
+        tool("read_file", space=space.id, path="a.txt"),
+    )
+    assert state["id"] == space.id and state["state"] == "running" and state["children"] == []
+    assert updated["description"] == "what it is for" == space.refresh().description
+    assert [one["id"] for one in listed["spaces"]] == [space.id]
+    assert kept["id"] and kept["files"] == 1
+    assert messages["messages"] == []
+    assert changes["code"] == read["code"] == "forbidden"
+
+
+def test_what_an_agent_is_refused(client: carrel.Client, space: Space) -> None:
+    with client.space(None) as other:
+        found = does(
+            *(client, space),
+            tool("get_selection"),
+            tool("wait_for_space", space=other.id),
+            tool("wait_for_space", space="parsr"),
+            tool("log_progress", mesage="x"),
+            tool("log_progress", message="x", category="y"),
+        )
+    codes = [one["code"] for one in found]
+    assert codes == ["no_receiver", *["space_not_found"] * 2, *["message_invalid"] * 2]
+    assert all({*one} == {"code", "message", "hint"} for one in found)
+
+
+# Outside of a space
+
+
+class Server:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._number = 0
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        assert self._process.stdin is not None and self._process.stdout is not None
+        message = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._process.stdin.flush()
+        while (found := json.loads(self._process.stdout.readline())).get("id") != self._number:
+            pass
+        return dict(found["result"])
+
+    def call(self, name: str, **arguments: Any) -> tuple[bool, dict[str, Any]]:
+        """Whether it is an error, and its object, which is the text too."""
+        found = self.ask("tools/call", name=name, arguments=arguments)
+        (text,) = (one["text"] for one in found["content"])
+        assert json.loads(text) == found["structuredContent"]
+        return bool(found.get("isError")), found["structuredContent"]
+
+
+@contextmanager
+def serving(daemon: Daemon, **env: str) -> Iterator[Server]:
+    whole = {**os.environ, "CARREL_DATA": str(daemon.data), **env}
+    command = [sys.executable, "-m", "carrel.cli.main", "mcp"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=whole
+    ) as process:
+        server = Server(process)
+        who = {"name": "promise", "version": "1"}
+        told = server.ask(
+            "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=who
+        )
+        assert told["serverInfo"]["name"]
+        yield server
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(ANSWER_S) == 0
+
+
+def test_outside_there_are_the_tools_about_spaces(daemon: Daemon, tmp_path: Path) -> None:
+    with serving(daemon) as server:
+        tools = {one["name"]: one for one in server.ask("tools/list")["tools"]}
+        assert {*tools} >= ABOUT_SPACES and not {*tools} & WITHIN
+        assert all(one["inputSchema"] and one["outputSchema"] for one in tools.values())
+        assert server.call("log_progress", message="x")[1]["code"] == "message_invalid"
+        failed, made = server.call(
+            "spawn_space", project=str(tmp_path), frontend="scripted", initial_prompt="write b b"
+        )
+        assert not failed and made["state"] == "ready"
+        named = {"space": made["name"]}
+        failed, waited = server.call("wait_for_space", **named, timeout_s=50)
+        assert waited["reached"] and waited["turn"]["state"] == "complete"
+        _, changed = server.call("list_changes", **named)
+        assert [one["path"] for one in changed["changes"]] == ["b"] and changed["total"] == 1
+        assert server.call("read_file", **named, path="b")[1]["text"] == "b\n"
+        assert server.call("space_state", space="parsr") == (
+            True,
+            {
+                "code": "space_not_found",
+                "message": "There is no space 'parsr'.",
+                "hint": "`carrel ls` lists them.",
+            },
+        )
+        assert server.call("update_space", **named, description="d")[1]["description"] == "d"
+        assert server.call("message_space", **named, text="hello")[1]["seq"]
+        failed, asked = server.call("delete_space", **named, timeout_s=0)
+        assert failed and asked["code"], asked
+        with daemon.local() as http:
+            http.delete(f"/v1/spaces/{made['id']}", params={"force": "true"})
