@@ -94,6 +94,7 @@ def test_much_at_once_both_ways(listener: socket.socket) -> None:
     with bridged(listener) as (process, server):
         assert process.stdin is not None and process.stdout is not None
         source, got = process.stdin, []
+        heard = threading.Event()
 
         def write() -> None:
             source.write(question)
@@ -101,9 +102,12 @@ def test_much_at_once_both_ways(listener: socket.socket) -> None:
 
         def read() -> None:
             got.append(read_all(server))
+            heard.set()
 
         def say() -> None:
             server.sendall(answer)
+            # A server that says no more has ended, and hears no more either.
+            assert heard.wait(TIMEOUT_S)
             server.shutdown(socket.SHUT_WR)
 
         threads = [threading.Thread(target=work) for work in (write, read, say)]
