@@ -77,7 +77,9 @@ class Stops:
         # It runs nobody's code yet: for it alone, nobody needs to look after the sandbox.
         waiting = [pid for pid in pids if standby is not None and standby.is_process(pid)]
         members = [pid for pid in pids if pid not in waiting]
-        answer({"pids": members, "holding": sorted(holding_in(sandbox)), "waiting": waiting}, [])
+        holding = sorted(holding_in(sandbox))
+        network = sandbox.pod_network if sandbox is not None else ""
+        answer({"pids": members, "holding": holding, "waiting": waiting, "network": network}, [])
 
     def _over(self, stop: _Stop) -> None:
         if self._under_way.get(stop.sandbox_id) is stop:

@@ -313,6 +313,8 @@ class Reply(TypedDict, total=False):
     holding: list[int]
     waiting: list[int]
     """In a sandbox, for the next command; they are none of `pids`."""
+    network: str
+    """Of the sandbox's pod, as `/proc` names it; empty without a pod."""
     keys: list[str]
     zygotes: list[dict[str, Any]]
     busy: int

@@ -75,6 +75,13 @@ class LiveSandbox:
         """A command may run in it."""
         return bool(self.namespaces) and not self.ending and not self.late
 
+    @property
+    def pod_network(self) -> str:
+        """As `/proc` names it; empty without a pod, and before it is set up."""
+        if not self.pod or "net" not in self.namespaces:
+            return ""
+        return f"net:[{os.fstat(self.namespaces['net']).st_ino}]"
+
     def close(self) -> None:
         self.drop_standby()
         self.drop_mounts()

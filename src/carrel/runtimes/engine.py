@@ -96,7 +96,7 @@ class Engine:
         self._on_event = on_event
         self._readers = readers or Readers(launcher)
         self._requests = LauncherRequests(enforcement, self._readers, linger_s)
-        self.ports = SandboxPorts(launcher, self._all_members)
+        self.ports = SandboxPorts(launcher, self._networked)
         self._watches: dict[str, LimitWatch] = {}
         self._remembered: dict[str, Remembered] = {}
         """Of sandboxes that are stopped, and near their disk limit or above it; and of new ones."""
@@ -363,12 +363,18 @@ class Engine:
         for watch in self._watches.values():
             watch.close()
 
-    async def _members(self, sandbox: Sandbox, *more: str) -> list[int]:
+    async def _members(self, sandbox: Sandbox) -> list[int]:
         reply, _ = await self._launcher.ask("members", self._requests.members(sandbox), [])
-        return [pid for name in ("pids", *more) for pid in reply.get(name, ())]
+        return list(reply.get("pids", ()))
 
     async def _all_members(self, sandbox: Sandbox) -> list[int]:
-        return await self._members(sandbox, "holding", "waiting")
+        return (await self._networked(sandbox))[0]
+
+    async def _networked(self, sandbox: Sandbox) -> tuple[list[int], str]:
+        """With those that hold it, and the name of the network of its pod."""
+        reply, _ = await self._launcher.ask("members", self._requests.members(sandbox), [])
+        pids = [pid for name in ("pids", "holding", "waiting") for pid in reply.get(name, ())]
+        return pids, reply.get("network", "")
 
     async def _relatives(self, sandbox: Sandbox) -> list[int]:
         family = self._family(sandbox)

@@ -32,11 +32,12 @@ SHARED = (
 )
 _NOWHERE = (errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED)
 
-Members = Callable[[Sandbox], Awaitable[list[int]]]
+Members = Callable[[Sandbox], Awaitable[tuple[list[int], str]]]
 
 
 class SandboxPorts:
-    """Of one runtime. `members` gives all processes of a sandbox, those that hold it too."""
+    """Of one runtime. `members` gives all processes of a sandbox, those that hold it too, and the
+    network of its pod: who sets a container up is in that of the container for a moment."""
 
     def __init__(self, launcher: LauncherPort, members: Members) -> None:
         self._launcher = launcher
@@ -58,10 +59,10 @@ class SandboxPorts:
             mark = await asyncio.to_thread(_mark, known)
             if mark and mark == before.mark:
                 return before
-        pids = await self._members(sandbox)
+        pids, network = await self._members(sandbox)
         if not private:
             return Listening(await asyncio.to_thread(_held, pids), caution=SHARED)
-        holder = await asyncio.to_thread(_inside, pids)
+        holder = await asyncio.to_thread(_inside, pids, network)
         if holder is None:
             self._holders.pop(sandbox_id, None)
             return Listening()
@@ -194,11 +195,15 @@ def _close_all(sockets: Iterable[socket.socket]) -> None:
 # In threads
 
 
-def _inside(pids: list[int]) -> tuple[int, int] | None:
-    """The oldest of them that is in another network than we are, and when it began: the others come
-    and go."""
+def _inside(pids: list[int], network: str) -> tuple[int, int] | None:
+    """The oldest of them that is in that network, and when it began: the others come and go. Where
+    no network is named, that is another one than ours."""
     other = ("", tcp.network_of("self"))
-    began = {pid: processes.start_time(pid) for pid in pids if tcp.network_of(pid) not in other}
+
+    def fits(found: str) -> bool:
+        return found == network if network else found not in other
+
+    began = {pid: processes.start_time(pid) for pid in pids if fits(tcp.network_of(pid))}
     living = [(started, pid) for pid, started in began.items() if started is not None]
     return min(living)[::-1] if living else None
 
