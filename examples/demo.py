@@ -99,7 +99,7 @@ def open_desk(client: carrel.Client, checkout: Path, runtime: str, name: str, pr
     env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": f"{name}@example.org"}
     env |= {"GIT_COMMITTER_NAME": name, "GIT_COMMITTER_EMAIL": f"{name}@example.org"}
     space = client.create(str(checkout), name=name, runtime=runtime, env=env, agent="scripted")
-    say(f"  {space.name}: {space.id}, on a {space.info.driver} tree")
+    say(f"  {space.name}: {space.id}, a tree by {space.info.driver}")
     return Desk(space, prompt)
 
 
