@@ -10,6 +10,7 @@ Run by its path in the sandbox, with nothing but the standard library:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import termios
 import time
 
 AGAIN_S, LONGEST_S = 0.2, 60.0
@@ -29,6 +31,8 @@ PASSED = re.compile(
 )
 """Variables that the command gets too. The agent's keys are in others, and stay with it."""
 CANNOT_RUN = 126
+TAKEN = "CARREL_SHELL_TERMINAL"
+"""Set where nobody else needs the terminal: a person came in by SSH."""
 
 
 class DevShell:
@@ -37,12 +41,15 @@ class DevShell:
         self._argv = argv
         self._run = ""
         self._connection: socket.socket | None = None
+        self._terminal = bool(os.environ.get(TAKEN)) and os.isatty(0)
         self._wanted: list[int] = []
         """Signals that came while no daemon was there."""
 
     def main(self) -> int:
         for number in SENT_ON:
             signal.signal(number, lambda number, _frame: self._signal(number))
+        if self._terminal:
+            self._give_up_terminal()
         until = time.monotonic() + LONGEST_S
         while True:
             try:
@@ -70,6 +77,7 @@ class DevShell:
             if not self._run:
                 env = {name: one for name, one in os.environ.items() if PASSED.fullmatch(name)}
                 asked = {"argv": self._argv, "env": env, "cwd": os.getcwd()}
+                asked["terminal"] = self._terminal
             body = json.dumps(asked).encode()
             streams = [] if self._run else [0, 1, 2]
             socket.send_fds(connection, [struct.pack("!I", len(body))], streams)
@@ -87,6 +95,19 @@ class DevShell:
                 raise OSError(0, "it said nothing")
             self._connection = None
             return None
+
+    @staticmethod
+    def _give_up_terminal() -> None:
+        """A shell there can have it as its own then, with jobs and Ctrl-C. Whoever was in front of
+        it, and that is us, is told that it hung up."""
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            fcntl.ioctl(0, termios.TIOCNOTTY)
+        except OSError:
+            # It is not ours to give.
+            return
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     def _signal(self, number: int) -> None:
         if self._connection is None:

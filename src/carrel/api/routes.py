@@ -302,6 +302,12 @@ OPERATIONS = (
         answer="ForwardInfo",
         errors=(*SPACE, *CHANGING, "port_not_forwarded"),
     ),
+    Operation(
+        *("ssh.access", "GET", "/v1/ssh", "admin"),
+        answer="SshAccessInfo",
+        again=True,
+        errors=("ssh_unavailable",),
+    ),
     # Reviews
     Operation(
         *("review.diff", "POST", "/v1/spaces/{space}/diff", "hidden"),

@@ -50,10 +50,11 @@ from carrel.review.diff import TreeDiffs
 from carrel.review.export import TreeExports
 from carrel.review.landing import GitLander
 from carrel.review.takes import TreeTaker
+from carrel.runtimes.bubblewrap import found_by_commands
 from carrel.runtimes.limits.disk import disk_bytes
 from carrel.runtimes.policy import etc_paths
 from carrel.runtimes.recordings import FileRecordings
-from carrel.runtimes.sandbox import TOOLCHAIN, SandboxFolders
+from carrel.runtimes.sandbox import HUB, TOOLCHAIN, WORKSPACE, SandboxFolders
 from carrel.service.agents import AgentSpaces, usual_agent
 from carrel.service.checkpoints import CheckpointBudget, Checkpoints
 from carrel.service.checks import LandingChecks
@@ -96,7 +97,7 @@ from carrel.service.operations.files import FileOperations
 from carrel.service.operations.images import ImageOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations, QueueOperations
-from carrel.service.operations.ports import PortOperations, PsOperations
+from carrel.service.operations.ports import PortOperations, PsOperations, SshOperations
 from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
@@ -115,10 +116,13 @@ from carrel.service.shared import CallerPolicy, Errands, Shared
 from carrel.service.space_config import SpaceConfigs
 from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
+from carrel.service.ssh import FOLDER as SSH_FOLDER
+from carrel.service.ssh import SshSessions
 from carrel.service.takes import Takes
 from carrel.service.tokens import Tokens
 from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
+from carrel.ssh.keys import SshFiles
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
 from carrel.trees.download_caches import DownloadCaches
@@ -167,6 +171,7 @@ class Services:
     queue: LandingQueue
     races: Races
     dev_shells: DevShells
+    ssh: SshSessions
     operations: Operations
 
 
@@ -216,6 +221,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.queue.take_up()
         await services.races.take_up()
         await services.ports.take_up()
+        await services.ssh.take_up()
         services.hangups.begin()
         # Asks the login shell, if it must be asked, before somebody waits for the answer.
         asyncio.get_running_loop().run_in_executor(None, services.toolchains.find)
@@ -227,6 +233,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             await services.ports.close()
+            await services.ssh.close()
             await services.collector.close()
             await services.reconciler.close()
             await services.requests.close()
@@ -449,6 +456,12 @@ def _assemble(
     forwarder = LoopbackForwarder(partial(OwnersConnections, settings.data))
     ports = Ports(journal, spaces, open_spaces, shared, forwarder)
     store.on_events(ports.heard)
+    ssh_files = SshFiles(
+        settings.data, programs.python("carrel.cli.main"), f"{HUB}/{SSH_FOLDER}", WORKSPACE
+    )
+    ssh = SshSessions(
+        *(journal, spaces, open_spaces, turns, shared, ssh_files, found_by_commands, _drop_run)
+    )
     operations = Operations(
         spaces=space_operations,
         trash=TrashOperations(spaces, views),
@@ -486,7 +499,8 @@ def _assemble(
         queue=QueueOperations(queue),
         races=RaceOperations(races),
         ports=PortOperations(ports),
-        ps=PsOperations(spaces, views, runs, ports, space_operations, run_operations),
+        ps=PsOperations(spaces, views, runs, ports, ssh, space_operations, run_operations),
+        ssh=SshOperations(ssh),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -521,6 +535,7 @@ def _assemble(
         queue=queue,
         races=races,
         dev_shells=DevShells(journal, open_spaces, shared, _has_run, _drop_run),
+        ssh=ssh,
         operations=operations,
     )
 

@@ -22,6 +22,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "hub": ("events",),
         "machine": ("top",),
         "ports": ("ps", "port"),
+        "ssh": ("ssh", "ssh-config", "ssh-proxy"),
     },
     "Agents": {
         "agents": ("agents", "auth set", "auth ls", "inbox", "answer"),
@@ -140,7 +141,7 @@ def load(name: str) -> Verb:
         arguments, operation, help = ROWS[name]
         return Verb(*map(Argument, arguments), help=help, ask=operation)
     module = __import__(f"carrel.cli.verbs.{COMMANDS[name]}", fromlist=("",))
-    verb: Verb = getattr(module, name.replace(" ", "_"))
+    verb: Verb = getattr(module, name.replace(" ", "_").replace("-", "_"))
     return verb
 
 

@@ -41,6 +41,7 @@ from carrel.interfaces.http.api import Api, make_api
 from carrel.interfaces.http.lifetime import Shutdown
 from carrel.interfaces.http.services import ApiOptions, ApiServices
 from carrel.interfaces.hub.sockets import HubListener
+from carrel.interfaces.ssh import SshListener
 from carrel.linux import libc, systemd
 from carrel.linux.reserve import Reserve
 from carrel.service.journal import Journal
@@ -494,12 +495,16 @@ async def open_api(
             *(listening, cgroups, found.open_spaces, found.journal),
             DevShellListener(found.dev_shells),
         )
-        listening.open_local(Path(places.make_folder(settings.data)))
+        folder = Path(places.make_folder(settings.data))
+        listening.open_local(folder)
+        ssh = SshListener(found.ssh)
+        ssh.open(folder)
         sockets.open_all()
         found.store.on_events(sockets.heard)
         try:
             yield make_api(services, options, closing), closing, partial(_under_way, found.journal)
         finally:
+            ssh.close()
             listening.close_all()
 
 

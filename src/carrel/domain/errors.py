@@ -117,6 +117,7 @@
     │   ├── ImageBuildFailed         image_build_failed: a step of the build ended badly
     │   └── ImageNotInEngine         image_not_in_engine: none has an image of that name
     ├── EnvironmentRefused           environment_refused: what was asked for cannot be made here
+    ├── SshUnavailable               ssh_unavailable: no OpenSSH, or no accounts in the space
     ├── PortUnavailable              port_unavailable: of the host, or nothing listens in the space
     ├── PortNotForwarded             port_not_forwarded
     ├── RaceNotFound                 race_not_found
@@ -802,6 +803,11 @@ class ImageNotInEngine(EngineError):
 
 class EnvironmentRefused(CarrelError):
     code = "environment_refused"
+    kind = UNUSABLE
+
+
+class SshUnavailable(CarrelError):
+    code = "ssh_unavailable"
     kind = UNUSABLE
 
 

@@ -6,7 +6,7 @@ import base64
 import re
 import secrets
 
-_PATTERN = re.compile(r"(sp|de|ru|sh|in|ld|co|tk|ck|qe)_[a-z2-7]{12}")
+_PATTERN = re.compile(r"(sp|de|ru|sh|ss|in|ld|co|tk|ck|qe)_[a-z2-7]{12}")
 
 
 def new_id(prefix: str) -> str:

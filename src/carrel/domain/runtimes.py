@@ -152,6 +152,8 @@ class Command:
     streams: tuple[int, ...] = ()
     """Its standard input, output and error, with `Output.GIVEN`: open ones of the caller, who keeps
     them."""
+    takes_terminal: bool = False
+    """The first of `streams` becomes its controlling terminal, if that is nobody's."""
     path_first: tuple[str, ...] = ()
     """Where it looks for programs first."""
     call: Call | None = None

@@ -37,6 +37,7 @@ class ShellRequest(msgspec.Struct):
     argv: tuple[str, ...] = ()
     env: dict[str, str] = {}
     cwd: str = ""
+    terminal: bool = False
     attach: str = ""
     """A run that an earlier daemon began; then the others are empty."""
 
@@ -104,7 +105,7 @@ class DevShellListener:
         if asked.attach:
             begun = self._shells.taken_up(space_id, asked.attach)
         elif len(streams) == 3:
-            call = ShellCall(asked.argv, asked.env, asked.cwd)
+            call = ShellCall(asked.argv, asked.env, asked.cwd, asked.terminal)
             begun = self._shells.running(space_id, call, (streams[0], streams[1], streams[2]))
         else:
             raise EOFError

@@ -166,6 +166,10 @@ def become_standby(
         plan = orders[0]
     with guard(status, "streams"):
         confine.set_streams(streams)
+        if plan.get("takes_terminal"):
+            # One that is somebody's still is read and written all the same.
+            with contextlib.suppress(OSError):
+                confine.take_terminal(0)
         terminal = _terminal(plan)
         confine.close_others(status, channel, *terminal, *range(3, len(streams)))
     _execute(plan, status, sender, terminal)

@@ -132,6 +132,8 @@ class CommandPlan(TypedDict):
     env: dict[str, str]
     call: CallPlan | None
     warm: bool
+    takes_terminal: NotRequired[bool]
+    """Its standard input becomes its controlling terminal, if that is nobody's."""
 
 
 class RecordPlan(TypedDict):

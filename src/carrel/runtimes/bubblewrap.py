@@ -301,6 +301,14 @@ class BubblewrapRuntime(EngineRuntime):
         await super().stop(sandbox, grace_s)
 
 
+def found_by_commands(sandbox: Sandbox) -> dict[str, str]:
+    """The environment of commands that bring none, where the tree is at /workspace."""
+    spec, nothing = sandbox.spec, Command(())
+    if spec.system is not None:
+        return systems.environment(spec, nothing, spec.system)
+    return environment(spec, nothing, HOME, "/tmp", HUB, filtered=True)
+
+
 def confine_system(
     spec: SandboxSpec, system: System, command: Command, hold: Callable[[], SandboxSetup]
 ) -> Confinement:

@@ -13,8 +13,9 @@ import shutil
 import time
 from pathlib import Path
 
+from carrel.domain.ssh import LOGIN
 from carrel.runtimes.policy import etc_paths
-from carrel.runtimes.sandbox import HOME, INSIDE_ID
+from carrel.runtimes.sandbox import HOME, HUB, INSIDE_ID
 
 FRESH_S = 5.0
 """How long a look at the host's /etc is good for: a renewed certificate or resolver reaches
@@ -38,9 +39,12 @@ OWN_FILES: dict[str, str | Path | None] = {
     "passwd": (
         "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
         f"user:x:{INSIDE_ID}:{INSIDE_ID}::{HOME}:/bin/sh\n"
+        # Who comes by SSH. Whoever asks for the name of the number finds the one above.
+        f"{LOGIN}:x:{INSIDE_ID}:{INSIDE_ID}::{HOME}:{HUB}/ssh/shell\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
     ),
-    "group": f"root:x:0:\ntty:x:5:\nuser:x:{INSIDE_ID}:\nnogroup:x:65534:\n",
+    # No group of terminals: it would be nobody's there, and programs fail to give it one.
+    "group": f"root:x:0:\nuser:x:{INSIDE_ID}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
     "hostname": "carrel\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",

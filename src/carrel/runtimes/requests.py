@@ -134,6 +134,7 @@ class LauncherRequests:
             "env": confinement.env,
             "call": None if command.call is None else _call(command.call),
             "warm": bool(command.warm),
+            "takes_terminal": command.takes_terminal,
         }
         return {
             "sandbox_id": spec.sandbox_id,

@@ -463,7 +463,7 @@ def checked_id(command: Command) -> str:
         raise CommandInvalid("No output is to be kept.", hint="Give keep_bytes above 0.")
     if not command.run_id:
         return new_id("ru")
-    if not is_id(command.run_id) or not command.run_id.startswith(("ru_", "sh_")):
+    if not is_id(command.run_id) or not command.run_id.startswith(("ru_", "sh_", "ss_")):
         raise CommandInvalid(
             f"{command.run_id!r} is no id of a run.", hint="Leave it out, and one is made."
         )

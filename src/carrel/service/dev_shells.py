@@ -43,6 +43,8 @@ class ShellCall:
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: str
+    terminal: bool = False
+    """Its standard input is a terminal that is nobody's, which it takes for its own."""
 
 
 class DevShells:
@@ -124,6 +126,7 @@ class DevShells:
             cwd=call.cwd,
             output=Output.GIVEN,
             streams=streams,
+            takes_terminal=call.terminal,
             run_id=new_id(SHELL_RUN),
         )
         try:

@@ -70,6 +70,7 @@ ROUTES = [
     Route("GET", "/v1/spaces/{space}/ports", "hidden"),
     Route("POST", "/v1/spaces/{space}/ports", "admin", body={"port": 3000}),
     Route("DELETE", "/v1/spaces/{space}/ports/{port}", "admin"),
+    Route("GET", "/v1/ssh", "admin"),
     Route("POST", "/v1/spaces/{space}/verify", "hidden"),
     Route("POST", "/v1/spaces/{space}/exec", "hidden", body={"argv": ["true"]}),
     Route("POST", "/v1/spaces/{space}/runs", "hidden", body={"argv": ["true"]}),

@@ -51,6 +51,31 @@ class PortList(Answer, frozen=True, kw_only=True):
     forwards: tuple[ForwardInfo, ...]
 
 
+class SshAccessInfo(Answer, frozen=True, kw_only=True):
+    """What programs of the daemon's user need to come into spaces by SSH."""
+
+    block: str
+    """What a configuration of ssh has to say of the hosts `*.carrel`."""
+    config: str
+    """A file with that, for `ssh -F`."""
+    identity: str
+    """The file with the key."""
+    known_hosts: str
+
+
+class SshSessionInfo(Answer, frozen=True, kw_only=True):
+    """A connection by SSH into a space."""
+
+    session: str
+    place: str
+    """agent or dev: in which of its sandboxes."""
+    conversation: bool
+    """Whether it shows the agent's terminal."""
+    client: int
+    """The process on the daemon's machine that connected."""
+    begun_at: Moment
+
+
 class PsInfo(Answer, frozen=True, kw_only=True):
     """All that is at work in a space; its agent and its servers are with the space."""
 
@@ -59,6 +84,7 @@ class PsInfo(Answer, frozen=True, kw_only=True):
     listening: tuple[SpacePort, ...]
     caution: str
     forwards: tuple[ForwardInfo, ...]
+    ssh: tuple[SshSessionInfo, ...] = ()
     usage: UsageInfo | None
     """None of one that does not run."""
 

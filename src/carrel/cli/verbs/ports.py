@@ -95,6 +95,7 @@ def _describe(one: dict[str, Any]) -> str:
     pairs.append(("its ports", clean(named_ports(space))))
     pairs += _several("listens", [_listening(port) for port in one["listening"]])
     pairs += _several("forwards", [_forward(forward) for forward in one["forwards"]])
+    pairs += _several("ssh", [_session(each) for each in one.get("ssh", ())])
     return fields([*pairs, ("note", one["caution"])])
 
 
@@ -104,6 +105,11 @@ def _several(name: str, lines: list[str]) -> list[tuple[str, str]]:
 
 def _run(run: dict[str, Any]) -> str:
     return f"{run['id']}  {age_of(run['created_at'])}  {clean(run['display_command'])}"
+
+
+def _session(one: dict[str, Any]) -> str:
+    where = "the agent's terminal" if one["conversation"] else one["place"]
+    return f"{one['session']}  {age_of(one['begun_at'])}  {where}, from process {one['client']}"
 
 
 def _listening(port: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from carrel.service.operations.files import FileOperations
 from carrel.service.operations.images import ImageOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations, QueueOperations
-from carrel.service.operations.ports import PortOperations, PsOperations
+from carrel.service.operations.ports import PortOperations, PsOperations, SshOperations
 from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
@@ -64,4 +64,5 @@ class Operations:
     races: RaceOperations
     ports: PortOperations
     ps: PsOperations
+    ssh: SshOperations
     requests: RequestOperations

@@ -11,12 +11,14 @@ from carrel.domain.errors import CarrelError, MessageInvalid
 from carrel.domain.ports import MAX_PORT, Forward
 from carrel.domain.runtimes import Listening
 from carrel.domain.spaces import Space
+from carrel.domain.ssh import SshSession
 from carrel.lifecycle.table import LIVE
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import AT_ONCE, SpaceOperations, SpaceViews
 from carrel.service.ports import Ports
 from carrel.service.runs import Runs
 from carrel.service.spaces import Spaces
+from carrel.service.ssh import SshSessions
 
 
 class PortOperations:
@@ -43,6 +45,20 @@ class PortOperations:
         return _forward(await self._ports.stop(caller, space, int(port)))
 
 
+class SshOperations:
+    def __init__(self, sessions: SshSessions) -> None:
+        self._sessions = sessions
+
+    async def access(self, caller: Caller) -> types.SshAccessInfo:
+        found = await self._sessions.access(caller)
+        return types.SshAccessInfo(
+            block=found.block,
+            config=str(found.config),
+            identity=str(found.identity),
+            known_hosts=str(found.known_hosts),
+        )
+
+
 class PsOperations:
     def __init__(
         self,
@@ -50,6 +66,7 @@ class PsOperations:
         views: SpaceViews,
         runs: Runs,
         ports: Ports,
+        sessions: SshSessions,
         of_spaces: SpaceOperations,
         of_runs: RunOperations,
     ) -> None:
@@ -57,6 +74,7 @@ class PsOperations:
         self._views = views
         self._runs = runs
         self._ports = ports
+        self._sessions = sessions
         self._of_spaces = of_spaces
         self._of_runs = of_runs
 
@@ -90,6 +108,7 @@ class PsOperations:
             listening=_ports(listening),
             caution=listening.caution,
             forwards=forwards_of(self._ports, space),
+            ssh=tuple(map(_session, self._sessions.of(space.space_id))),
             usage=usage,
         )
 
@@ -100,6 +119,16 @@ def forwards_of(ports: Ports, space: Space) -> tuple[types.ForwardInfo, ...]:
 
 def _ports(found: Listening) -> tuple[types.SpacePort, ...]:
     return tuple(types.SpacePort(**shared(one, types.SpacePort)) for one in found.ports)
+
+
+def _session(one: SshSession) -> types.SshSessionInfo:
+    return types.SshSessionInfo(
+        session=one.run_id,
+        place=str(one.place),
+        conversation=one.conversation,
+        client=one.client,
+        begun_at=moment(one.begun_at),
+    )
 
 
 def _forward(one: Forward, connections: int = 0, problem: str = "") -> types.ForwardInfo:

@@ -1,0 +1,126 @@
+"""The socket by which `carrel ssh-proxy` brings a connection: one message with the name of the host
+and the connection, one answer; then it is the space's.
+
+Only the daemon's user and root get in. No byte of the connection passes through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+
+import msgspec
+
+from carrel.domain.errors import CarrelError, MessageInvalid
+from carrel.service.ssh import SshSessions
+
+SOCKET = "ssh"
+"""Beside the daemon's own."""
+MOST_BYTES = 4096
+ASK_S = 10.0
+"""From the connection to the message."""
+MOST_OPEN = 256
+"""That have not been answered yet."""
+BACKLOG = 256
+_log = logging.getLogger("carrel")
+
+
+class SshRequest(msgspec.Struct):
+    host: str
+
+
+class SshListener:
+    def __init__(self, sessions: SshSessions) -> None:
+        self._sessions = sessions
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self._path: Path | None = None
+
+    def open(self, folder: Path) -> None:
+        """Makes the socket; one that is there is of a daemon that was killed."""
+        path = self._path = folder / SOCKET
+        path.unlink(missing_ok=True)
+        above = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # The path may be longer than an address.
+            listener.bind(f"/proc/self/fd/{above}/{SOCKET}")
+            path.chmod(0o600)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        finally:
+            os.close(above)
+        asyncio.get_running_loop().add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        for task in self._tasks:
+            task.cancel()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        client, uid, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
+        if uid not in (os.geteuid(), 0) or len(self._tasks) >= MOST_OPEN:
+            connection.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(connection, client))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket, client: int) -> None:
+        with connection:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    asked, given = await _receive(connection)
+                with given:
+                    await self._sessions.begin(asked.host, given.fileno(), client)
+                answer: dict[str, object] = {"ok": True}
+            except CarrelError as error:
+                answer = {"ok": False, "message": error.message, "hint": error.hint}
+            except (OSError, TimeoutError, EOFError):
+                return
+            except Exception:
+                _log.exception("a connection by ssh")
+                answer = {"ok": False, "message": "It went wrong.", "hint": "Look at the log."}
+            with contextlib.suppress(OSError):
+                connection.send(msgspec.json.encode(answer))
+
+
+async def _receive(connection: socket.socket) -> tuple[SshRequest, socket.socket]:
+    """Raises `EOFError` for what is no message of ours, `MessageInvalid`."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)
+    body, found, _, _ = socket.recv_fds(connection, MOST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+    with contextlib.ExitStack() as stack:
+        for one in found:
+            stack.callback(os.close, one)
+        if len(found) != 1:
+            raise EOFError
+        try:
+            asked = msgspec.json.decode(body, type=SshRequest)
+        except msgspec.MsgspecError:
+            raise MessageInvalid("This is no request.", hint="Use carrel ssh-proxy.") from None
+        given = socket.socket(fileno=os.dup(found[0]))
+    return asked, given

@@ -1,0 +1,335 @@
+"""Connections by SSH: each is served by an `sshd` of its own in the space.
+
+That is the host's program, so it runs where the host's toolchain is; in a space with an image its
+commands go on to that by the agent's shell, as the agent's own do.
+The launcher starts it on the connection and keeps it alive, so the daemon may end meanwhile; each
+is written down in the folder `ssh` of its space, and the next daemon takes it up. What `sshd` says
+goes into a file there: from it the daemon knows what somebody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from carrel.domain.access import LOCAL, Caller
+from carrel.domain.errors import (
+    CarrelError,
+    RateLimited,
+    SpaceNotFound,
+    SshUnavailable,
+    StateConflict,
+)
+from carrel.domain.events import EventType
+from carrel.domain.ids import new_id
+from carrel.domain.runtimes import Command, Output, Run, Sandbox
+from carrel.domain.spaces import Space
+from carrel.domain.ssh import (
+    DOMAIN,
+    RUN,
+    SshAccess,
+    SshKeys,
+    SshService,
+    SshSession,
+    SshTarget,
+    targets,
+)
+from carrel.domain.systems import CommandPlace
+from carrel.lifecycle.table import LIVE
+from carrel.service.access import require_admin
+from carrel.service.journal import Journal
+from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.shared import Shared
+from carrel.service.spaces import Spaces
+from carrel.service.turns import Turns
+
+FOLDER = "ssh"
+MOST = 200
+"""Connections of one space at the same time; each is a process or two in it."""
+LOOK_S = 1.0
+"""Between two looks at what the `sshd` of a connection says."""
+MOST_SAID = 1 << 16
+"""Bytes of that which are kept: nobody needs it later."""
+USED_S = 60.0
+"""A space with a connection is in use; it is written down so often."""
+_BEGAN = re.compile(rb"Starting session: (shell|command|forced-command|subsystem '([\w-]{1,40})')")
+
+Environment = Callable[[Sandbox], Mapping[str, str]]
+
+
+@dataclasses.dataclass
+class LiveSession:
+    session: SshSession
+    task: asyncio.Task[None] | None = None
+
+
+class SshSessions:
+    def __init__(
+        self,
+        journal: Journal,
+        spaces: Spaces,
+        open_spaces: OpenSpaces,
+        turns: Turns,
+        shared: Shared,
+        keys: SshKeys,
+        environment: Environment,
+        drop: Callable[[Path, str], None],
+    ) -> None:
+        """`environment` says what commands in a sandbox find, and `drop(folder, run_id)` removes
+        what the sandbox in `folder` has of a run; blocking."""
+        self._journal = journal
+        self._spaces = spaces
+        self._open_spaces = open_spaces
+        self._turns = turns
+        self._locks = shared.locks
+        self._tasks = shared.tasks
+        self._keys = keys
+        self._environment = environment
+        self._drop = drop
+        self._live: dict[str, LiveSession] = {}
+        self._used: dict[str, float] = {}
+
+    async def access(self, caller: Caller) -> SshAccess:
+        """What the owner's programs need. Raises `Forbidden`, `SshUnavailable`."""
+        require_admin(caller)
+        return await asyncio.to_thread(self._keys.access)
+
+    def of(self, space_id: str) -> Sequence[SshSession]:
+        live = (one.session for one in self._live.values())
+        found = [one for one in live if one.space_id == space_id]
+        return sorted(found, key=lambda one: one.begun_at)
+
+    # Beginning
+
+    async def begin(self, host: str, connection: int, client: int) -> SshSession:
+        """Serves a connection of the owner, which stays the caller's. Raises `SpaceNotFound`,
+        `StateConflict`, `SshUnavailable`, and what `Runtime.run` does."""
+        return await self._tasks.see_through(self._begin(host, connection, client))
+
+    async def _begin(self, host: str, connection: int, client: int) -> SshSession:
+        space, target = await self._find(host)
+        if len(self.of(space.space_id)) >= MOST:
+            raise RateLimited(
+                f"{MOST} connections to {space.name} are open.", hint="Close some of them."
+            )
+        async with self._locks.shared(space.space_id):
+            opened = await self._open_spaces.of(self._live_space(space.space_id))
+            _check(opened)
+            usual = CommandPlace.AGENT if opened.dev is None else CommandPlace.DEV
+            place = target.place or usual
+            conversation = await self._conversation(space) if target.conversation else None
+            session = SshSession(
+                *(new_id(RUN), space.space_id, place, target.conversation, client),
+                self._journal.clock(),
+            )
+            run = await self._start(opened, session, conversation, connection)
+        await self._tell(EventType.SSH_BEGUN, session, place=str(place), client=session.client)
+        self._watch(opened, session, run)
+        return session
+
+    async def _find(self, host: str) -> tuple[Space, SshTarget]:
+        for target in targets(host):
+            with contextlib.suppress(SpaceNotFound):
+                return await self._spaces.existing(LOCAL, target.space), target
+        raise SpaceNotFound(
+            f"There is no space {host.removesuffix(DOMAIN)[:80]!r}.", hint="`carrel ls` lists them."
+        )
+
+    def _live_space(self, space_id: str) -> Space:
+        space = self._journal.current(space_id)
+        if space.state not in LIVE:
+            raise StateConflict(
+                f"{space.name} is {space.state}; nothing can run in it.",
+                hint=f"Start it: carrel start {space.name}",
+                state=str(space.state),
+            )
+        return space
+
+    async def _conversation(self, space: Space) -> tuple[str, ...]:
+        """Empty when no agent is in a terminal."""
+        try:
+            found = await self._turns.attaching(LOCAL, space.space_id, read_only=False)
+        except StateConflict:
+            return ()
+        return tuple(found.how.argv)
+
+    async def _start(
+        self,
+        opened: OpenSpace,
+        session: SshSession,
+        conversation: tuple[str, ...] | None,
+        connection: int,
+    ) -> Run:
+        sandbox = opened.sandbox
+        service = SshService(
+            folder=sandbox.spec.folder / "hub" / FOLDER,
+            place=session.place,
+            names=_names(opened.space),
+            environment=self._environment(sandbox),
+            conversation=conversation,
+        )
+        argv = await asyncio.to_thread(self._keys.serve, service)
+        folder = self._folder(session.space_id)
+        said = await asyncio.to_thread(_note, folder, session)
+        command = Command(
+            argv=tuple(argv),
+            output=Output.GIVEN,
+            streams=(connection, connection, said),
+            run_id=session.run_id,
+        )
+        try:
+            return await self._open_spaces.run(opened, command, CommandPlace.AGENT)
+        except BaseException:
+            await asyncio.to_thread(_forget, folder, session.run_id)
+            raise
+        finally:
+            os.close(said)
+
+    # Watching
+
+    def _watch(self, opened: OpenSpace, session: SshSession, run: Run) -> None:
+        live = self._live[session.run_id] = LiveSession(session)
+        live.task = asyncio.create_task(self._follow(opened, session, run))
+
+    async def _follow(self, opened: OpenSpace, session: SshSession, run: Run) -> None:
+        """To its end. A daemon that ends leaves it to the next one."""
+        folder = self._folder(session.space_id)
+        path = folder / f"{session.run_id}.log"
+        ending = asyncio.ensure_future(run.wait())
+        heard = 0
+        try:
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=LOOK_S)
+                heard = await self._hear(session, path, heard)
+                await self._use(session.space_id)
+            ended = None if ending.exception() else ending.result()
+        except asyncio.CancelledError:
+            self._live.pop(session.run_id, None)
+            raise
+        finally:
+            ending.cancel()
+            run.close()
+        self._live.pop(session.run_id, None)
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(_forget, folder, session.run_id)
+            await asyncio.to_thread(self._drop, opened.sandbox.spec.folder, session.run_id)
+        data = {} if ended is None else {"seconds": round(ended.ended_at - ended.started_at, 1)}
+        await self._tell(EventType.SSH_ENDED, session, **data)
+
+    async def _hear(self, session: SshSession, path: Path, heard: int) -> int:
+        try:
+            said, heard = await asyncio.to_thread(_read_on, path, heard)
+        except OSError:
+            return heard
+        for kind, subsystem in _BEGAN.findall(said):
+            await self._tell(EventType.SSH_DID, session, what=(subsystem or kind).decode())
+        return heard
+
+    async def _use(self, space_id: str) -> None:
+        now = self._journal.clock()
+        if now - self._used.get(space_id, 0.0) < USED_S:
+            return
+        self._used[space_id] = now
+        with contextlib.suppress(CarrelError):
+            await self._journal.write(self._journal.amend(space_id, active_at=now))
+
+    async def _tell(self, type: EventType, session: SshSession, **data: Any) -> None:
+        with contextlib.suppress(CarrelError):
+            event = self._journal.event(type, session.space_id, session=session.run_id, **data)
+            await self._journal.write(event)
+
+    # The end of a daemon, and the next one
+
+    async def take_up(self) -> None:
+        """Those of an earlier daemon."""
+        for space in self._journal.all():
+            for session in await asyncio.to_thread(_noted, self._folder(space.space_id)):
+                await self._take_up(space, session)
+
+    async def _take_up(self, space: Space, session: SshSession) -> None:
+        if space.state in LIVE:
+            with contextlib.suppress(CarrelError):
+                opened = await self._open_spaces.of(space)
+                run = await opened.runtime.attach(opened.sandbox, session.run_id)
+                self._watch(opened, session, run)
+                return
+        await asyncio.to_thread(_forget, self._folder(space.space_id), session.run_id)
+        await self._tell(EventType.SSH_ENDED, session)
+
+    async def close(self) -> None:
+        tasks = [live.task for live in self._live.values() if live.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _folder(self, space_id: str) -> Path:
+        return self._open_spaces.folder(space_id) / FOLDER
+
+
+def _check(opened: OpenSpace) -> None:
+    if not opened.runtime.capabilities.own_paths:
+        raise SshUnavailable(
+            f"Spaces with the runtime {opened.runtime.name} have no accounts of their own.",
+            hint="Make one with the runtime bubblewrap.",
+        )
+
+
+def _names(space: Space) -> tuple[str, ...]:
+    words = (space.name, space.space_id)
+    return tuple(f"{word}{end}{DOMAIN}" for word in words for end in ("", "-dev", "-agent"))
+
+
+# Written down
+
+
+def _note(folder: Path, session: SshSession) -> int:
+    """Answers where its `sshd` says what it does. Whoever writes there appends, wherever it has
+    been cut meanwhile."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    draft = folder / f".{session.run_id}.new"
+    draft.write_text(json.dumps(dataclasses.asdict(session)))
+    draft.rename(folder / f"{session.run_id}.json")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+    return os.open(folder / f"{session.run_id}.log", flags, 0o600)
+
+
+def _forget(folder: Path, run_id: str) -> None:
+    for end in ("json", "log"):
+        (folder / f"{run_id}.{end}").unlink(missing_ok=True)
+
+
+def _noted(folder: Path) -> Iterator[SshSession]:
+    """What cannot be read was not there: a disk may have lost it."""
+    try:
+        paths = sorted(folder.glob(f"{RUN}_*.json"))
+    except OSError:
+        return iter(())
+    return iter([one for path in paths if (one := _session(path)) is not None])
+
+
+def _session(path: Path) -> SshSession | None:
+    try:
+        found = json.loads(path.read_text())
+        return SshSession(**{**found, "place": CommandPlace(found["place"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _read_on(path: Path, heard: int) -> tuple[bytes, int]:
+    """Whole lines that came since. A file that grew large begins anew."""
+    with open(path, "rb+") as file:
+        file.seek(heard)
+        said = file.read(MOST_SAID)
+        said = said[: said.rfind(b"\n") + 1]
+        heard += len(said)
+        if heard >= MOST_SAID:
+            file.truncate(0)
+            heard = 0
+    return said, heard

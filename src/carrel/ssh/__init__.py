@@ -1,0 +1,1 @@
+"""SSH into spaces: keys, and what OpenSSH's own programs are told."""
