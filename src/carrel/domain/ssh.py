@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from carrel.domain.agents import Attaching
 from carrel.domain.systems import CommandPlace
 
 DOMAIN = ".carrel"
@@ -76,8 +77,8 @@ class SshService:
     """Of the host, for its certificate."""
     environment: Mapping[str, str]
     """What a command in it finds."""
-    conversation: tuple[str, ...] | None = None
-    """The command behind the agent's terminal, for who comes to see that; empty: none runs."""
+    conversation: Attaching | None = None
+    """The agent's terminal, for who comes to see that; without a command where none runs."""
 
 
 class SshKeys(Protocol):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.domain.access import LOCAL, Caller
+from carrel.domain.agents import Attaching
 from carrel.domain.errors import (
     CarrelError,
     RateLimited,
@@ -152,19 +153,19 @@ class SshSessions:
             )
         return space
 
-    async def _conversation(self, space: Space) -> tuple[str, ...]:
-        """Empty when no agent is in a terminal."""
+    async def _conversation(self, space: Space) -> Attaching:
+        """Without a command when no agent is in a terminal."""
         try:
             found = await self._turns.attaching(LOCAL, space.space_id, read_only=False)
         except StateConflict:
-            return ()
-        return tuple(found.how.argv)
+            return Attaching((), "/")
+        return found.how
 
     async def _start(
         self,
         opened: OpenSpace,
         session: SshSession,
-        conversation: tuple[str, ...] | None,
+        conversation: Attaching | None,
         connection: int,
     ) -> Run:
         sandbox = opened.sandbox

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from carrel.domain.agents import Attaching
 from carrel.domain.errors import SshUnavailable
 from carrel.domain.hub import SHELLS
 from carrel.domain.ssh import DOMAIN, LOGIN, TAKEN, SshAccess, SshService
@@ -240,9 +241,9 @@ def _exports(service: SshService) -> str:
     )
 
 
-def _conversation(command: Sequence[str]) -> str:
+def _conversation(how: Attaching) -> str:
     """Who asks for a command gets that, as in every sandbox."""
-    seen = f"exec {shlex.join(command)}\n" if command else ""
+    seen = f"cd {shlex.quote(how.cwd)} && exec {shlex.join(how.argv)}\n" if how.argv else ""
     none = "echo 'No agent is in a terminal here. Start it: carrel attach SPACE' >&2\nexit 1\n"
     return (
         "#!/bin/sh\n"

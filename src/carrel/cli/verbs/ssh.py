@@ -101,20 +101,29 @@ def ssh_proxy(call: VerbCall) -> int:
             from carrel.domain.errors import SshUnavailable
 
             raise SshUnavailable(answer["message"], hint=answer.get("hint", ""))
-        out = _socket.socket(fileno=os.dup(sys.stdout.fileno()))
-        try:
-            _send(out, b"\0", ours.fileno())
-        except OSError:
-            raise invalid(
-                "Only ssh can use this: it is its ProxyCommand, with ProxyUseFdpass.",
-                hint="carrel ssh SPACE",
-            ) from None
-        finally:
-            out.close()
+        _hand_over(ours)
     finally:
         ours.close()
         control.close()
     return 0
+
+
+def _hand_over(connection: _socket.socket) -> None:
+    """To ssh, which made our standard output for it."""
+    out = os.dup(1)
+    try:
+        sock = _socket.socket(fileno=out)
+        out = -1
+        _send(sock, b"\0", connection.fileno())
+        sock.close()
+    except OSError:
+        raise invalid(
+            "Only ssh can use this: it is its ProxyCommand, with ProxyUseFdpass.",
+            hint="carrel ssh SPACE",
+        ) from None
+    finally:
+        if out >= 0:
+            os.close(out)
 
 
 def _send(sock: _socket.socket, data: bytes, descriptor: int) -> None:
