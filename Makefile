@@ -62,6 +62,7 @@ bench: setup
 	$(BIN)/python bench/review.py
 	$(BIN)/python bench/checkpoints.py
 	$(BIN)/python bench/environments.py
+	$(BIN)/python bench/ssh.py
 
 soak: setup
 	$(BIN)/python -m tests.soak

@@ -37,6 +37,7 @@ OWN_ROOMS = {
     "agents": {"agents", "domain"},
     "instances": {"domain", "instances", "linux"},
     "ports": {"domain", "ports"},
+    "ssh": {"domain", "ssh"},
 }
 LIBRARIES: dict[str, set[str]] = {
     "api": {"msgspec"},

@@ -349,6 +349,7 @@ async def of_a_landing(talk: Talk, told: Told) -> None:
     await told(EventType.LANDING_RETURNED)
     await of_comments(talk, told, space)
     await of_ports(talk, told)
+    await of_ssh(talk, told)
     await of_a_take(talk, told, space)
 
 
@@ -374,6 +375,16 @@ async def of_ports(talk: Talk, told: Told) -> None:
         await told(EventType.FORWARD_ENDED)
     good(talk.api("POST", f"runs/{run['id']}/signal", {"signal": "KILL"}))
     good(talk.api("GET", f"runs/{run['id']}/wait?timeout_s=60"))
+
+
+async def of_ssh(talk: Talk, told: Told) -> None:
+    config = good(talk.api("GET", "ssh"))["config"]
+    words = ["ssh", "-F", config, "served.carrel", "true"]
+    process = await asyncio.create_subprocess_exec(*words)
+    await told(EventType.SSH_BEGUN)
+    await told(EventType.SSH_DID)
+    await told(EventType.SSH_ENDED)
+    assert await process.wait() == 0
 
 
 async def of_comments(talk: Talk, told: Told, space: str) -> None:

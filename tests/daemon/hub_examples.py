@@ -21,7 +21,7 @@ AT = 1767323045.6
 """Stands for every time."""
 LOCAL = 41234
 """Stands for every port that the system has chosen."""
-_IDS = re.compile(r"(sp|ru|in)_[a-z2-7]{12}|(cl|rq)_[0-9a-f]{16}|(ms)_[0-9a-f]{11,}|(ev)_[0-9]+")
+_IDS = re.compile(r"(sp|ru|in|ss)_[a-z2-7]{12}|(cl|rq)_[0-9a-f]{16}|(ms)_[0-9a-f]{11,}|(ev)_[0-9]+")
 _SECTION = re.compile(r"^### `(\S+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^([→←]) (\w+)\n\n```json\n(.*?)```$", re.MULTILINE | re.DOTALL)
 

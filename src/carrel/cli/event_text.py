@@ -139,6 +139,9 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
         else f"checkpoint {data.get('checkpoint_id')}, {data.get('changed')} files changed"
     ),
     "checkpoint.rewound": lambda data: f"put back to {data.get('to')}",
+    "ssh.begun": lambda data: f"somebody came by SSH ({data.get('place')})",
+    "ssh.did": lambda data: f"by SSH: {data.get('what')}",
+    "ssh.ended": lambda _data: "a connection by SSH was closed",
     "port.listens": lambda data: (
         f"{data.get('program') or 'something'} listens on port {data.get('port')}"
     ),

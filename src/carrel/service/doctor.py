@@ -26,9 +26,12 @@ _PROGRAMS = {
     "git": ("git", "projects from git, and commits in spaces"),
     "bwrap": ("bubblewrap", "the default sandbox"),
     "tmux": ("tmux", "terminals that outlive their clients"),
+    "sshd": ("openssh-server", "SSH into spaces; the machine's own service may stay off"),
 }
 
 
+_ADMINISTRATORS = "/usr/sbin:/sbin"
+"""Not on everybody's PATH."""
 _ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
 _DEFAULT = ("00000000", "0" * 32)
 """Where a route to everywhere goes."""
@@ -84,7 +87,7 @@ class Doctor:
     def _programs(self) -> list[Finding]:
         found = []
         for program, (package, purpose) in _PROGRAMS.items():
-            path = shutil.which(program)
+            path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_ADMINISTRATORS}")
             if path is not None and program == "git":
                 found.append(_finding("program", program, self._git(), needed=True))
                 continue

@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from carrel.domain.access import LOCAL, Caller
@@ -52,6 +53,8 @@ from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
 
 FOLDER = "ssh"
+LOCALLY = "local"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 MOST = 200
 """Connections of one space at the same time; each is a process or two in it."""
 LOOK_S = 1.0
@@ -131,7 +134,7 @@ class SshSessions:
                 self._journal.clock(),
             )
             run = await self._start(opened, session, conversation, connection)
-        await self._tell(EventType.SSH_BEGUN, session, place=str(place), client=session.client)
+        await self._tell(EventType.SSH_BEGUN, session, {"place": str(place), "from": LOCALLY})
         self._watch(opened, session, run)
         return session
 
@@ -210,7 +213,6 @@ class SshSessions:
                 await asyncio.wait({ending}, timeout=LOOK_S)
                 heard = await self._hear(session, path, heard)
                 await self._use(session.space_id)
-            ended = None if ending.exception() else ending.result()
         except asyncio.CancelledError:
             self._live.pop(session.run_id, None)
             raise
@@ -221,8 +223,7 @@ class SshSessions:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(_forget, folder, session.run_id)
             await asyncio.to_thread(self._drop, opened.sandbox.spec.folder, session.run_id)
-        data = {} if ended is None else {"seconds": round(ended.ended_at - ended.started_at, 1)}
-        await self._tell(EventType.SSH_ENDED, session, **data)
+        await self._tell(EventType.SSH_ENDED, session)
 
     async def _hear(self, session: SshSession, path: Path, heard: int) -> int:
         try:
@@ -230,7 +231,8 @@ class SshSessions:
         except OSError:
             return heard
         for kind, subsystem in _BEGAN.findall(said):
-            await self._tell(EventType.SSH_DID, session, what=(subsystem or kind).decode())
+            what = {"what": (subsystem or kind).decode()}
+            await self._tell(EventType.SSH_DID, session, what)
         return heard
 
     async def _use(self, space_id: str) -> None:
@@ -241,9 +243,12 @@ class SshSessions:
         with contextlib.suppress(CarrelError):
             await self._journal.write(self._journal.amend(space_id, active_at=now))
 
-    async def _tell(self, type: EventType, session: SshSession, **data: Any) -> None:
+    async def _tell(
+        self, type: EventType, session: SshSession, more: Mapping[str, str] = NOTHING
+    ) -> None:
+        data: dict[str, Any] = {"session": session.run_id, **more}
         with contextlib.suppress(CarrelError):
-            event = self._journal.event(type, session.space_id, session=session.run_id, **data)
+            event = self._journal.event(type, session.space_id, **data)
             await self._journal.write(event)
 
     # The end of a daemon, and the next one
