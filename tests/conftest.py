@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.accounts import Account, ordinary_account
 from tests.etc import one_etc
@@ -23,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs")
     config.addinivalue_line("markers", "idle_time: on a loop of `tests.idle_time`")
     config.addinivalue_line("markers", "exhaustive: no part of the sample of tests.sampling")
+    # How long an example takes to be made says how busy the machine is.
+    settings.register_profile("carrel", suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("carrel")
     # What is loaded now stays to the end.
     gc.disable()
 

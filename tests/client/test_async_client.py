@@ -109,6 +109,8 @@ async def test_commands(async_client: AsyncClient, async_space: AsyncSpace) -> N
     assert (await async_space.run(["sleep", "60"], timeout_s=0.2)).code == 124
     run = await async_space.start_run(["sh", "-c", "cat; sleep 60"], stdin="x")
     assert (await run.wait(timeout_s=0.1)).state is RunState.RUNNING
+    while await run.read() != b"x":
+        await asyncio.sleep(0)
     await run.signal("TERM")
     ended = await (await async_client.run(run.id)).wait()
     assert ended.exit is not None and ended.exit.signal == 15
@@ -151,6 +153,8 @@ async def test_a_cancelled_run_goes_on(async_space: AsyncSpace) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(async_space.run(["sleep", "60"]), 0.5)
     [run] = await async_space.runs()
+    while (await run.refresh()).state is RunState.STARTING:
+        await asyncio.sleep(0)
     assert run.info.state is RunState.RUNNING
 
 

@@ -16,7 +16,8 @@ import pytest
 from carrel.launcher import child
 from carrel.launcher.loop import Loop
 from carrel.launcher.messages import LauncherProblem
-from carrel.launcher.pool import Standby
+from carrel.launcher.pool import EXECUTE_S, LONGEST_S, Standby
+from carrel.linux import processes
 
 BASE: Any = {"tracking": None, "join": []}
 PLAN: Any = {"warm": False, "argv": ["true"]}
@@ -25,8 +26,8 @@ PLAN: Any = {"warm": False, "argv": ["true"]}
 class Inside:
     """The side of the child, played here; the process that is killed is real."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(["sleep", "1000"])
+    def __init__(self, program: str = "sleep 1000") -> None:
+        self.process = subprocess.Popen(["sh", "-c", f"exec {program}"])
 
     def take(self, _orders: object, descriptors: list[int]) -> Any:
         status, channel = (os.dup(one) for one in descriptors)
@@ -35,6 +36,11 @@ class Inside:
 
     def forget(self) -> None:
         pass
+
+    def rests(self) -> None:
+        """Returns when it waits for something that never comes."""
+        while processes.is_waiting_its_turn(self.process.pid):
+            pass
 
     def say(self, message: dict[str, int]) -> None:
         os.write(self.status, json.dumps(message).encode() + b"\n")
@@ -62,7 +68,9 @@ class Stage:
 
     def much_later(self) -> None:
         """The loop was kept from its work, and sees its timers first."""
-        for timer in list(self.loop._timers):
+        timers = list(self.loop._timers)
+        self.loop._timers.clear()
+        for timer in timers:
             if timer.action is not None:
                 timer.action()
 
@@ -96,6 +104,7 @@ def test_who_has_executed_is_not_executed_again(stage: Stage) -> None:
 def test_who_says_that_it_executes_and_stops_is_killed_and_not_executed_again(stage: Stage) -> None:
     inside = stage.inside
     inside.executing()
+    inside.rests()
     stage.much_later()
     assert inside.process.wait(30) == -signal.SIGKILL
     inside.executed()
@@ -103,8 +112,26 @@ def test_who_says_that_it_executes_and_stops_is_killed_and_not_executed_again(st
     assert stage.told == [None]
 
 
+def test_who_is_not_given_a_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever: it might be kept busy from inside."""
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda *_args, **_named: -1)
+    monkeypatch.setattr(signal, "signal", lambda *_args: None)
+    made = Stage(Inside("python3 -Ic 'while True: pass'"))
+    try:
+        while not processes.is_waiting_its_turn(made.inside.process.pid):
+            pass
+        for _ in range(int(LONGEST_S / EXECUTE_S) - 1):
+            made.much_later()
+            assert made.inside.process.poll() is None
+        made.much_later()
+        assert made.inside.process.wait(30) == -signal.SIGKILL
+    finally:
+        made.close()
+
+
 def test_who_never_says_so_makes_room_for_another(stage: Stage) -> None:
     inside = stage.inside
+    inside.rests()
     stage.much_later()
     assert inside.process.wait(30) == -signal.SIGKILL
     inside.executed()

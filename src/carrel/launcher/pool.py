@@ -20,6 +20,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from carrel.launcher import child, wire
@@ -147,7 +148,10 @@ class ChildPool:
 # Children inside a sandbox
 
 EXECUTE_S = 2.0
-"""From the orders to the execution; one that takes longer was stopped from inside."""
+"""From the orders to the execution, which takes milliseconds. One that takes longer was stopped
+from inside, or has not been given a processor yet: it is looked at again after as long."""
+LONGEST_S = 60.0
+"""Whatever it waits for, nobody waits for it any longer."""
 
 OnLaunched = Callable[[LauncherProblem | None], None]
 
@@ -218,7 +222,7 @@ class Standby:
         if self._closed:
             self._settle()
             return
-        self._loop.after(EXECUTE_S, self._too_late)
+        self._loop.after(EXECUTE_S, partial(self._look_after, LONGEST_S))
         try:
             if not plan["warm"]:
                 wire.send(self._channel, {}, streams)
@@ -229,11 +233,15 @@ class Standby:
             self._problem = failure("ending", str(error))
             self.discard()
 
-    def _too_late(self) -> None:
+    def _look_after(self, left: float) -> None:
         """Unless we are late ourselves: it may have executed, and nobody has looked. Its last word
         is read when it is dead: what has executed is not executed again."""
         self._status.look()
-        if not self._closed:
+        if self._closed:
+            return
+        if left > EXECUTE_S and self._ended is None and processes.is_waiting_its_turn(self.pid):
+            self._loop.after(EXECUTE_S, partial(self._look_after, left - EXECUTE_S))
+        else:
             self._kill()
 
     def discard(self) -> None:

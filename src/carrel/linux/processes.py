@@ -89,6 +89,11 @@ def is_stopped(pid: int) -> bool:
     return _states(pid) <= {b"T", b"t", b"Z", b"X"}
 
 
+def is_waiting_its_turn(pid: int) -> bool:
+    """For a processor or a disk, which others have: it needs nothing but time."""
+    return not _states(pid).isdisjoint({b"R", b"D"})
+
+
 def is_running(pid: int) -> bool:
     """Or could be at once: it neither is stopped, nor waits in the kernel, for a disk say."""
     return not _states(pid).isdisjoint({b"R", b"S"})
