@@ -2,8 +2,8 @@
 
     python bench/ssh.py [--megabytes 200] [--many 50] [--rounds 5] [--json]
 
-Both use the same client, key and key exchange. *Multiplexed* is a command on a connection that is there
-already; *idle* is what a space has running for SSH while nobody is connected.
+Both use the same client, key and key exchange. *Multiplexed* is a command on a connection that is
+there already; *idle* is what a space has running for SSH while nobody is connected.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bench.measuring import Board, Spread, say, settle
 from bench.own_spaces import Daemon, open_daemon
 from bench.places import add_common_options, positive, run_main, workplace
 from bench.reporting import Report, machine
+from carrel.client.http import operation
 from carrel.linux.processes import start_time
 from carrel.ssh.keys import find_server
 
@@ -125,7 +126,7 @@ def main() -> None:
         report, board = Report("ssh", shown, machine(place)), Board()
         with open_daemon(place / "data") as daemon:
             space = daemon.client.create(name="bench")
-            config = Path(daemon.client.link.json(access())["config"])
+            config = Path(daemon.client.link.json(operation("ssh.access"))["config"])
             own = Host(OWN, config, "bench.carrel", place)
             idle = processes_below(daemon)
             with own_sshd(place / "peer", config.parent / "id_ed25519") as peer:
@@ -156,12 +157,6 @@ def tell(report: Report, board: Board) -> None:
     for kind, wanted in zip(KINDS, (1.0, 1.1, 1 / 0.9, 1 / 0.9), strict=True):
         own, peer = f"{OWN}: {kind}", f"{PEER}: {kind}"
         report.at_most(kind, round(wanted, 2), "x", board.ratio(own, peer))
-
-
-def access() -> object:
-    from carrel.client.http import operation
-
-    return operation("ssh.access")
 
 
 def processes_below(daemon: Daemon) -> int:

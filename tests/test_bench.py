@@ -22,6 +22,8 @@ from bench.hub_jobs import Job
 from bench.hub_rivals import Unavailable, find_redis, open_redis
 from bench.measuring import UNSETTLED, Board, quantile
 from bench.places import mounts_below
+from carrel.domain.errors import SshUnavailable
+from carrel.ssh.keys import find_server
 from tests.agents.installed import require_programs
 from tests.instances.installed import require
 from tests.sampling import EXHAUSTIVE, every, whole_only
@@ -82,6 +84,9 @@ def arguments(place: Path, script: str, *options: str) -> list[str]:
     return [sys.executable, str(BENCH / script), *options, *common]
 
 
+SSH = ("ssh.py", "--megabytes=1", "--many=2")
+
+
 def report_of(
     place: Path, script: str, *options: str, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
@@ -122,6 +127,17 @@ def check_shape(report: dict[str, Any]) -> None:
 
 def names(report: dict[str, Any], part: str) -> set[str]:
     return {row["name"] for row in report[part]}
+
+
+def test_ssh(data: Path) -> None:
+    try:
+        find_server()
+    except SshUnavailable as error:
+        pytest.skip(f"{error.message} {error.hint}")
+    report = report_of(data, *SSH)
+    check_shape(report)
+    assert len(names(report, "rows")) == 8
+    assert {"connections at once", "idle"} < names(report, "targets")
 
 
 def test_trees(data: Path) -> None:
