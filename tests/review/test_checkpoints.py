@@ -249,6 +249,32 @@ async def test_a_budget(data: Path, repository: Repository) -> None:
         assert await said(services, space, "ls f5") == "f5\n"
 
 
+async def test_what_is_kept_is_not_counted_each_time(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That costs with every file that is kept, so the last would cost more than the first."""
+    counted: list[int] = []
+    real = SpaceStates.bytes_kept
+
+    def count(states: SpaceStates) -> int:
+        counted.append(real(states))
+        return counted[-1]
+
+    monkeypatch.setattr(SpaceStates, "bytes_kept", count)
+    space = await make(services, repository.path, name="desk")
+    for number in range(5):
+        await run(services, space, f"echo {number} > a.txt")
+        await services.checkpoints.take(LOCAL, "desk", "")
+    assert len(counted) == 1
+
+
+async def test_the_work_is_named_before_git(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk")
+    await run(services, space, "echo 1 > z.txt; git add z.txt; git commit -qm z")
+    found = await services.checkpoints.take(LOCAL, "desk", "")
+    assert found.named[0] == "z.txt" and found.named[1].startswith(".git/")
+
+
 async def test_what_is_gone_to_is_not_thinned_first(data: Path, repository: Repository) -> None:
     """Neither by the checkpoint before a rewind, nor by the one before that is taken back."""
     async with opened(data, checkpoints=2) as services:
