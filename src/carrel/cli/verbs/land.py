@@ -23,6 +23,7 @@ _BACK = {
     "rewind": "{} is as before the rewind.",
     "removal": "{} is there again, with its changes.",
 }
+_STATES = {(kind, "landed"): "done" for kind in ("take", *_BACK)}
 LANDINGS = AnswerTable(
     "landings",
     {
@@ -30,9 +31,9 @@ LANDINGS = AnswerTable(
         "KIND": "kind",
         "SPACE": "name",
         "BRANCH": "branch",
-        "FILES": lambda one: str(one["files"]),
-        "STATE": "state",
-        "LANDED": lambda one: age_of(one["created_at"]),
+        "FILES": lambda one: "-" if one["kind"] in _BACK else str(one["files"]),
+        "STATE": lambda one: _STATES.get((one["kind"], one["state"]), one["state"]),
+        "SINCE": lambda one: age_of(one["created_at"]),
         "PROJECT": "project",
     },
     shrink=("PROJECT", "BRANCH", "SPACE"),
