@@ -115,8 +115,10 @@ def tell_landed(call: VerbCall, done: dict[str, Any]) -> None:
         call.say(f"{file['kind']} {clean(file['path'])}")
     if (more := done["files"] - MOST_SHOWN) > 0:
         call.note(f"… and {more:,} more.")
-    branch = clean(done["branch"])
-    call.note(f"Landed on {branch} as {done['after'][:SHORT_ID]}. Take it back: carrel undo")
+    where = "in the project's files"
+    if branch := clean(done["branch"]):
+        where = f"on {branch} as {done['after'][:SHORT_ID]}"
+    call.note(f"Landed {where}. Take it back: carrel undo")
 
 
 @Verb(
@@ -171,4 +173,7 @@ def undo(call: VerbCall) -> None:
         call.note(_BACK[done["kind"]].format(clean(done["name"])))
         return
     what = "was moved back" if done["before"] else "was removed"
-    call.note(f"The branch {clean(done['branch'])} {what}. {clean(done['name'])} has its work.")
+    what = f"The branch {clean(done['branch'])} {what}"
+    if not done["branch"]:
+        what = "The project's files are as before"
+    call.note(f"{what}. {clean(done['name'])} has its work.")
