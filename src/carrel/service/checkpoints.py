@@ -41,6 +41,8 @@ from carrel.service.turns import Turns
 
 MOST_TURNS = 1000
 """That a rewind looks at."""
+_NEWEST = 10
+"""Turns that are looked at first."""
 MOST_OF_AGENTS = 10
 """Of those that the agent of a space asks for. They are counted for themselves, so that no code in
 a space can push out what was kept for its owner."""
@@ -172,7 +174,7 @@ class Checkpoints:
         space, states = opened.space, self._states(opened)
         space_id = space.space_id
         known = await self._store.checkpoints(space_id)
-        turns = [one for one in await self._store.turns(space_id, limit=MOST_TURNS) if one.ended]
+        last, goes_on_with = await self._last_turn(space)
         checkpoint_id = new_id("ck")
         with self._turns.waiting(space_id):
             agent = bool(space.agent) and (held or not self._turns.working(space_id))
@@ -181,7 +183,7 @@ class Checkpoints:
                 lambda: states.take(
                     checkpoint_id,
                     agent=agent,
-                    without=turns[0].secrets if turns else (),
+                    without=last.secrets if last is not None else (),
                     max_bytes=self._budget.bytes,
                 ),
             )
@@ -189,17 +191,15 @@ class Checkpoints:
             self._bytes[space_id] += kept.bytes_new
         if kind is CheckpointKind.AGENT:
             known = await self._make_room(opened, checkpoint_id, known)
-        said_before = next(filter(None, map(space.continuation_of, turns)), space.goes_on_with)
-        valid = [one for one in turns if one.created_at > space.rewound_at]
         taken = Checkpoint(
             checkpoint_id,
             space_id,
             space.name,
             max(self._journal.clock(), known[0].created_at + 1e-3 if known else 0.0),
             kind,
-            turn=valid[0].run_id if valid else "",
+            turn=last.run_id if last is not None and last.created_at > space.rewound_at else "",
             with_agent=agent,
-            continuation=said_before if agent else None,
+            continuation=goes_on_with if agent else None,
             files=kept.files,
             changed=kept.changed,
             named=kept.named,
@@ -219,6 +219,17 @@ class Checkpoints:
             await asyncio.shield(asyncio.to_thread(states.keep_only, left))
             raise
         return taken
+
+    async def _last_turn(self, space: Space) -> tuple[Turn | None, Continuation | None]:
+        """The last that has ended, and what the conversation can be gone on with, which nearly
+        always one of the newest says: to read a thousand would make the next turn wait."""
+        for limit in (_NEWEST, MOST_TURNS):
+            found = await self._store.turns(space.space_id, limit=limit)
+            turns = [one for one in found if one.ended]
+            said = next(filter(None, map(space.continuation_of, turns)), None)
+            if said is not None or len(found) < limit:
+                break
+        return turns[0] if turns else None, said or space.goes_on_with
 
     async def _thin(self, opened: OpenSpace) -> None:
         """The oldest go, never the newest; first those that the agent asked for."""
