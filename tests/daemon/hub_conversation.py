@@ -412,7 +412,9 @@ async def of_a_race(talk: Talk, told: Told) -> None:
     talk.tape.name(racer["space"], "sp_racer…")
     await told(EventType.RACE_BEGUN)
     good(talk.api("GET", f"turns/{racer['turn']}?wait_s=60"))
-    assert talk.api("POST", f"spaces/{racer['space']}/export", {"format": "tar"}).is_success
+    space = talk.make(name="exported")
+    good(talk.api("POST", f"spaces/{space}/exec", {"argv": ["sh", "-c", "echo idea > idea"]}))
+    assert talk.api("POST", f"spaces/{space}/export", {"format": "tar"}).is_success
     await told(EventType.EXPORTED)
 
 
