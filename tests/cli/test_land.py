@@ -57,6 +57,22 @@ def test_push_and_pull_request(carrel: Program, project: Path, tmp_path: Path) -
     assert git(remote, "show", f"{branch}:more.txt") == "more"
 
 
+def test_a_project_without_git(carrel: Program, project: Path) -> None:
+    """It has no branches, and none is told of."""
+    name = carrel.good("new", str(project)).strip()
+    carrel.good("exec", name, "--", "sh", "-c", "echo idea > idea.txt")
+    assert "Landed in the project's files. Take" in carrel("land", name).err
+    assert (project / "idea.txt").exists()
+    undone = carrel("undo").err
+    assert undone == f"The project's files are as before. {name} has its work.\n"
+    assert not (project / "idea.txt").exists()
+    carrel.good("checkpoint", name)
+    carrel.good("rewind", name)
+    [_, rewind, landing] = carrel.good("undo", "--list").splitlines()[:3]
+    assert rewind.split()[1:6] == ["rewind", name, "-", "-", "done"]
+    assert landing.split()[1:6] == ["landing", name, "-", "1", "undone"]
+
+
 def test_a_push_runs_nothing_of_what_landed(carrel: Program, project: Path, tmp_path: Path) -> None:
     """The person's git has its hooks in the project, where an agent has just written others."""
     git(project, "init", "-q", "-b", "main")

@@ -288,6 +288,7 @@ async def of_events(talk: Talk) -> None:
     await of_mishaps(talk, told)
     await of_a_landing(talk, told)
     await of_a_checkpoint(talk, told)
+    await of_a_race(talk, told)
     await app.leave()
 
 
@@ -412,6 +413,20 @@ async def of_a_checkpoint(talk: Talk, told: Told) -> None:
     forks = good(talk.api("POST", f"spaces/{space}/fork", {"checkpoint": kept["id"]}))
     talk.tape.name(forks["spaces"][0]["id"], "sp_fork…")
     await told(EventType.FORKED)
+
+
+async def of_a_race(talk: Talk, told: Told) -> None:
+    body = {"agents": ["scripted"], "turn": {"prompt": "write idea first"}}
+    made = good(talk.api("POST", "races", body))
+    talk.tape.name(made["id"], "rc_…")
+    [racer] = made["racers"]
+    talk.tape.name(racer["space"], "sp_racer…")
+    await told(EventType.RACE_BEGUN)
+    good(talk.api("GET", f"turns/{racer['turn']}?wait_s=60"))
+    space = talk.make(name="exported")
+    good(talk.api("POST", f"spaces/{space}/exec", {"argv": ["sh", "-c", "echo idea > idea"]}))
+    assert talk.api("POST", f"spaces/{space}/export", {"format": "tar"}).is_success
+    await told(EventType.EXPORTED)
 
 
 async def of_an_instance(talk: Talk, project: Path) -> None:

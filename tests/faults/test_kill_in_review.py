@@ -83,6 +83,13 @@ class Play:
         [take, *_] = await self.services.takes.list(10)
         await self.services.takes.undo(take.undo_id)
 
+    async def remove(self) -> None:
+        await self.services.spaces.remove(LOCAL, "desk", force=True)
+
+    async def unremove(self) -> None:
+        [trashed] = await self.services.spaces.trashed(LOCAL)
+        await self.services.spaces.undelete(LOCAL, trashed.space.space_id)
+
     async def land(self) -> None:
         await self.services.landings.land(LOCAL, "desk", LandRequest(branch="main"))
 
@@ -158,7 +165,11 @@ def clear(data: Path, repository: Repository, first: str) -> None:
 
 @pytest.mark.timeout(1800 if EXHAUSTIVE else 300)
 @pytest.mark.parametrize(
-    "what", ["checkpoint", "rewind", "unrewind", "fork", "take", "untake", "land", "unland"]
+    "what",
+    [
+        *("checkpoint", "rewind", "unrewind", "fork", "take", "untake", "unremove"),
+        *("land", "unland"),
+    ],
 )
 async def test_killed_at_its_steps(what: str, data: Path, tmp_path: Path) -> None:
     share_etc(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,56 @@ async def test_a_budget(data: Path, repository: Repository) -> None:
         await said(services, space, "rm large")
         await rewind(services, space)
         assert await said(services, space, "ls f5") == "f5\n"
+
+
+async def test_what_is_kept_is_not_counted_each_time(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That costs with every file that is kept, so the last would cost more than the first."""
+    counted: list[int] = []
+    real = SpaceStates.bytes_kept
+
+    def count(states: SpaceStates) -> int:
+        counted.append(real(states))
+        return counted[-1]
+
+    monkeypatch.setattr(SpaceStates, "bytes_kept", count)
+    space = await make(services, repository.path, name="desk")
+    for number in range(5):
+        await run(services, space, f"echo {number} > a.txt")
+        await services.checkpoints.take(LOCAL, "desk", "")
+    assert len(counted) == 1
+
+
+async def test_only_the_newest_turns_are_read(
+    services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = await make(services, repository.path, name="desk", agent="scripted")
+    last = await turn(services, space, "write idea.txt first", goes_on=False)
+    older = (
+        dataclasses.replace(last, run_id=f"ru_{number}", created_at=number, continuation=None)
+        for number in range(40)
+    )
+    await services.store.write(*older)
+    read: list[int] = []
+    real = services.store.turns
+
+    async def turns(space_id: str, *, limit: int = 100) -> Sequence[Turn]:
+        found = await real(space_id, limit=limit)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(services.checkpoints._store, "turns", turns)
+    found = await services.checkpoints.take(LOCAL, "desk", "")
+    assert found.turn == last.run_id and found.continuation == last.continuation is not None
+    assert sum(read) < 40
+
+
+async def test_the_work_is_named_before_git(services: Services, repository: Repository) -> None:
+    space = await make(services, repository.path, name="desk")
+    await run(services, space, "echo 1 > z.txt; git add z.txt; git commit -qm z")
+    found = await services.checkpoints.take(LOCAL, "desk", "")
+    assert found.named[0] == "z.txt" and found.named[1].startswith(".git/")
 
 
 async def test_what_is_gone_to_is_not_thinned_first(data: Path, repository: Repository) -> None:

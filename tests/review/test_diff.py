@@ -34,7 +34,7 @@ from carrel.trees.review import TreeReviews
 from tests.accounts import Account
 from tests.conformance.tree_rig import Rig, run_git
 from tests.machine import running_in
-from tests.sampling import examples
+from tests.sampling import EXHAUSTIVE, examples
 from tests.trees.again import run_again
 from tests.trees.test_properties import EACH_KIND, PROFILE, Step, do_all, steps
 from tests.trees.test_states import fork, keep, kept_of, small_base, small_project
@@ -563,6 +563,7 @@ def test_since_a_state(any_desk: Desk, project: Path) -> None:
         same_since(any_desk, tree, "without")
 
 
+@pytest.mark.timeout(1800 if EXHAUSTIVE else 120)
 @settings(PROFILE, max_examples=examples(3, exhaustive=300))
 @given(first=st.lists(steps, max_size=8), then=st.lists(steps, min_size=1, max_size=8))
 @example(first=EACH_KIND, then=EACH_KIND[::-1])

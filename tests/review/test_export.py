@@ -160,8 +160,9 @@ async def test_what_the_person_had_not_committed(
     landed = (other.path / "a.txt").read_text()
     assert "agent 3" in landed and "mine" not in landed
     await run(services, space, "sed -i 's/mine 15/agent 15/' a.txt")
-    with pytest.raises(LandingConflicts):
+    with pytest.raises(LandingConflicts, match="had not committed") as refused:
         await exported(exports, space, "bundle", tmp_path / "b")
+    assert "--patch" in (refused.value.hint or "")
 
 
 async def test_a_project_without_git(

@@ -144,6 +144,24 @@ async def test_what_the_person_had_not_committed_is_not_the_agents(
     assert changed.split("\n") == ["a.txt", "src/b.py"]
 
 
+async def test_work_on_what_the_person_had_not_committed(
+    services: Services, repository: Repository
+) -> None:
+    """It is no change of the project that is in the way, and committing is all that it takes."""
+    repository.write(old_txt="mine\n")
+    space = await make(services, repository.path, name="desk")
+    await work(services, space, "echo more >> old.txt")
+    with pytest.raises(LandingConflicts, match=r"not committed, in 1 file: old\.txt") as refused:
+        await land(services, space)
+    assert "Commit them" in (refused.value.hint or "")
+    repository.git("commit", "-qam", "mine")
+    assert (await land(services, space)).files == 1
+    assert repository.git("show", "carrel/desk:old.txt") == "mine\nmore"
+    repository.commit("meanwhile", old_txt="else\n")
+    with pytest.raises(LandingConflicts, match="The project changed the same"):
+        await land(services, space, branch="main")
+
+
 @pytest.mark.parametrize("kept", ["crlf", "lf"])
 async def test_line_ends_are_as_the_project_keeps_them(
     services: Services, repository: Repository, kept: str

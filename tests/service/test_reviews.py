@@ -185,6 +185,7 @@ async def test_work_that_only_a_submodule_has(services: Services, project: Path,
     assert record.exit is not None and record.exit.code == 0, said
     found = await services.spaces.review(LOCAL, space.space_id)
     assert (found.left_files, found.left_commits) == expected, found.left
+    assert {one.repository for one in found.commits} == ({name} if expected[1] else set())
     removal = await services.spaces.remove(LOCAL, space.space_id, force=True)
     assert removal.kept is not None
     back = await services.spaces.undelete(LOCAL, space.space_id)

@@ -27,7 +27,7 @@ from carrel.trees.states import SpaceStates
 from carrel.trees.writer import TreeWriter
 from tests.conformance.tree_rig import SANDBOX, Rig
 from tests.conformance.tree_views import Seen, do_much, fingerprint, look, make_project, owners
-from tests.sampling import examples
+from tests.sampling import EXHAUSTIVE, examples
 from tests.trees.test_properties import EACH_KIND, PROFILE, do_all, steps
 
 BIG = 1 << 30
@@ -402,6 +402,7 @@ acts = st.one_of(
 )
 
 
+@pytest.mark.timeout(3600 if EXHAUSTIVE else 120)
 @settings(PROFILE, max_examples=examples(4, exhaustive=1000))
 @given(work=st.lists(acts, min_size=4, max_size=20))
 @example(work=["keep", EACH_KIND, "keep", ("back", 0), EACH_KIND, ("back", 1), ("fork", 0)])

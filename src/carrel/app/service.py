@@ -423,7 +423,7 @@ def _assemble(
     )
     exporter = TreeExports(settings.data, app.bases, reviews.reviews, personal.identity)
     exporter.sweep()
-    exports = SpaceExports(spaces, files, open_spaces, shared, exporter)
+    exports = SpaceExports(journal, spaces, files, open_spaces, shared, exporter)
     takes = Takes(
         *(store, journal, spaces, open_spaces, shared),
         TreeTaker(settings.data / "takes", app.bases),

@@ -149,6 +149,8 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
     "forward.begun": lambda data: f"port {data.get('port')} is 127.0.0.1:{data.get('local')}",
     "forward.ended": lambda data: f"port {data.get('port')} is forwarded no more{_why(data)}",
     "space.forked": lambda data: f"forked from {data.get('from')}",
+    "space.exported": lambda data: f"its work was exported as a {data.get('format')}",
+    "race.begun": lambda data: f"is in the race {data.get('race')}",
     "landing.landed": lambda data: f"landed on {data.get('branch')}",
     "landing.queued": lambda data: f"is in line to land on {data.get('branch')}",
     "landing.checked": lambda data: (

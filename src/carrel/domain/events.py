@@ -57,6 +57,11 @@ class EventType(StrEnum):
     """`checkpoint_id`: the one before it, `to`; `undo` when that took a rewind back."""
     FORKED = "space.forked"
     """`from`: the space, `checkpoint_id`."""
+    EXPORTED = "space.exported"
+    """`format`: the work was written as a file, for whoever asked."""
+    RACE_BEGUN = "race.begun"
+    """`race`, `racers`: all its spaces. Of each of them; how it ends is told by their turns and
+    commands."""
     PORT_LISTENS = "port.listens"
     """`port`, `host`, `program`: something in the space begins to listen, while somebody looks."""
     PORT_CLOSED = "port.closed"

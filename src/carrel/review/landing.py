@@ -481,19 +481,34 @@ def merge_states(work: WorkRepository, first: str, now: str, start: str) -> str:
     if not start:
         return work.tree_of(now)
     merged = work.merge(first, now, start)
-    if merged.conflicts:
-        names = ", ".join(one.path for one in merged.conflicts[:3])
-        count = len(merged.conflicts)
-        raise LandingConflicts(
-            f"The project changed the same as the space in {count} file{'s'[: count != 1]}:"
-            f" {names}{', …' if count > 3 else ''}.",
-            hint="Have the agent merge the project's changes in the space, or land on another"
-            " branch: carrel land --into BRANCH",
-            conflicts=[{"path": one.path, "text": one.text} for one in merged.conflicts[:SHOWN]],
-            total=count,
-            commit=start,
-        )
-    return merged.tree
+    if not merged.conflicts:
+        return merged.tree
+    paths = [one.path for one in merged.conflicts]
+    count = f"{len(paths)} file{'s'[: len(paths) != 1]}"
+    said = f"The project changed the same as the space in {count}"
+    hint = "Have the agent merge the project's changes in the space, or land on another branch:"
+    hint += " carrel land --into BRANCH"
+    if _not_committed(work, first, start, paths):
+        said = f"The work stands on changes that you had not committed, in {count}"
+        hint = "Commit them in the project, and land again: carrel land. A patch has the work"
+        hint += " alone: carrel export --patch"
+    raise LandingConflicts(
+        f"{said}: {', '.join(paths[:3])}{', …' if len(paths) > 3 else ''}.",
+        hint=hint,
+        conflicts=[{"path": one.path, "text": one.text} for one in merged.conflicts[:SHOWN]],
+        total=len(paths),
+        commit=start,
+    )
+
+
+def _not_committed(work: WorkRepository, first: str, start: str, paths: Sequence[str]) -> bool:
+    """Whether the project has these files as it had them when the space began, where they were
+    other ones."""
+    [_, *began] = work.one("rev-list", "--parents", "-1", first).split()
+    if not began:
+        return False
+    then, given, here = (work.entries(one, paths) for one in (began[0], first, start))
+    return all(then.get(one) == here.get(one) != given.get(one) for one in paths)
 
 
 def expect_change(work: WorkRepository, first: str, now: str) -> None:

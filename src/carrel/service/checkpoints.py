@@ -41,6 +41,8 @@ from carrel.service.turns import Turns
 
 MOST_TURNS = 1000
 """That a rewind looks at."""
+_NEWEST = 10
+"""Turns that are looked at first."""
 MOST_OF_AGENTS = 10
 """Of those that the agent of a space asks for. They are counted for themselves, so that no code in
 a space can push out what was kept for its owner."""
@@ -98,6 +100,9 @@ class Checkpoints:
         self._states_of = states_of
         self._budget = budget
         self._for_agents: set[str] = set()
+        self._bytes: dict[str, int] = {}
+        """That are kept of a space, as it was counted last and with what came since: to count costs
+        with every file that is kept."""
 
     # Taking
 
@@ -169,7 +174,7 @@ class Checkpoints:
         space, states = opened.space, self._states(opened)
         space_id = space.space_id
         known = await self._store.checkpoints(space_id)
-        turns = [one for one in await self._store.turns(space_id, limit=MOST_TURNS) if one.ended]
+        last, goes_on_with = await self._last_turn(space)
         checkpoint_id = new_id("ck")
         with self._turns.waiting(space_id):
             agent = bool(space.agent) and (held or not self._turns.working(space_id))
@@ -178,23 +183,23 @@ class Checkpoints:
                 lambda: states.take(
                     checkpoint_id,
                     agent=agent,
-                    without=turns[0].secrets if turns else (),
+                    without=last.secrets if last is not None else (),
                     max_bytes=self._budget.bytes,
                 ),
             )
+        if space_id in self._bytes:
+            self._bytes[space_id] += kept.bytes_new
         if kind is CheckpointKind.AGENT:
-            known = await self._make_room(states, checkpoint_id, known)
-        said_before = next(filter(None, map(space.continuation_of, turns)), space.goes_on_with)
-        valid = [one for one in turns if one.created_at > space.rewound_at]
+            known = await self._make_room(opened, checkpoint_id, known)
         taken = Checkpoint(
             checkpoint_id,
             space_id,
             space.name,
             max(self._journal.clock(), known[0].created_at + 1e-3 if known else 0.0),
             kind,
-            turn=valid[0].run_id if valid else "",
+            turn=last.run_id if last is not None and last.created_at > space.rewound_at else "",
             with_agent=agent,
-            continuation=said_before if agent else None,
+            continuation=goes_on_with if agent else None,
             files=kept.files,
             changed=kept.changed,
             named=kept.named,
@@ -215,57 +220,75 @@ class Checkpoints:
             raise
         return taken
 
+    async def _last_turn(self, space: Space) -> tuple[Turn | None, Continuation | None]:
+        """The last that has ended, and what the conversation can be gone on with, which nearly
+        always one of the newest says: to read a thousand would make the next turn wait."""
+        for limit in (_NEWEST, MOST_TURNS):
+            found = await self._store.turns(space.space_id, limit=limit)
+            turns = [one for one in found if one.ended]
+            said = next(filter(None, map(space.continuation_of, turns)), None)
+            if said is not None or len(found) < limit:
+                break
+        return turns[0] if turns else None, said or space.goes_on_with
+
     async def _thin(self, opened: OpenSpace) -> None:
         """The oldest go, never the newest; first those that the agent asked for."""
-        states = self._states(opened)
         known = await self._store.checkpoints(opened.space.space_id)
         agents = [one for one in known if one.kind is CheckpointKind.AGENT]
         left = [one for one in known if one.kind is not CheckpointKind.AGENT]
-        await self._drop(states, agents[MOST_OF_AGENTS:], known)
+        await self._drop(opened, agents[MOST_OF_AGENTS:], known)
         del agents[MOST_OF_AGENTS:]
         while len(agents) + len(left) > 1:
             many = bool(self._budget.count) and len(left) > self._budget.count
-            if not many and not await self._too_large(states, (*agents, *left)):
+            if not many and not await self._too_large(opened, (*agents, *left)):
                 break
             going = agents if agents[known[0] in agents :] and not many else left
             count = min(_THINNED, max(1, len(going) // 4))
-            await self._drop(states, going[-count:], (*agents, *left))
+            await self._drop(opened, going[-count:], (*agents, *left))
             del going[-count:]
 
     async def _make_room(
-        self, states: States, new: str, known: Sequence[Checkpoint]
+        self, opened: OpenSpace, new: str, known: Sequence[Checkpoint]
     ) -> Sequence[Checkpoint]:
         """For one that the agent asked for: only others of these go. Gives those that are left."""
         left = [*known]
-        while await self._too_large(states, left, new):
+        while await self._too_large(opened, left, new):
             old = [one for one in left if one.kind is CheckpointKind.AGENT][-1:]
             if not old:
+                states = self._states(opened)
                 await asyncio.to_thread(states.keep_only, [one.checkpoint_id for one in left])
                 raise TooLarge(
                     "There is no room for it beside the space's other checkpoints.",
                     hint="Go on without, or ask the user to raise `checkpoint_bytes`.",
                 )
-            await self._drop(states, old, left, new)
+            await self._drop(opened, old, left, new)
             left.remove(old[0])
         return left
 
-    async def _too_large(self, states: States, left: Sequence[Checkpoint], *new: str) -> bool:
+    async def _too_large(self, opened: OpenSpace, left: Sequence[Checkpoint], *new: str) -> bool:
         """Counts no files of a state that was refused or is gone, nor what a daemon that died had
         begun to keep."""
+        space_id, states = opened.space.space_id, self._states(opened)
         names = [*(one.checkpoint_id for one in left), *new]
 
-        def look() -> bool:
-            if states.bytes_kept() <= self._budget.bytes:
-                return False
-            states.keep_only(names)
-            return states.bytes_kept() > self._budget.bytes
+        def count() -> int:
+            if (kept := states.bytes_kept()) > self._budget.bytes:
+                states.keep_only(names)
+                kept = states.bytes_kept()
+            return kept
 
-        return await asyncio.to_thread(look)
+        if self._bytes.get(space_id, self._budget.bytes + 1) > self._budget.bytes:
+            for gone in [one for one in self._bytes if self._journal.staying(one) is None]:
+                del self._bytes[gone]
+            self._bytes[space_id] = await asyncio.to_thread(count)
+        return self._bytes[space_id] > self._budget.bytes
 
     async def _drop(
-        self, states: States, old: Sequence[Checkpoint], known: Sequence[Checkpoint], *new: str
+        self, opened: OpenSpace, old: Sequence[Checkpoint], known: Sequence[Checkpoint], *new: str
     ) -> None:
         if old:
+            self._bytes.pop(opened.space.space_id, None)
+            states = self._states(opened)
             gone = [one.checkpoint_id for one in old]
             left = [one.checkpoint_id for one in known if one.checkpoint_id not in gone]
             await self._journal.write(Forget(checkpoints=tuple(gone)))

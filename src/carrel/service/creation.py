@@ -464,7 +464,8 @@ class Creator:
                 raise SpaceInvalid(
                     f"{other.name} and the new space run as the same user, so that one could speak"
                     " to sockets and pipes of the other.",
-                    hint="A daemon of root's gives each space a user. `carrel take` copies files.",
+                    hint="A daemon of root's gives each space a user. Here, `carrel take` copies"
+                    " files, and `carrel fork` begins with all of them.",
                 )
         await self.open_spaces.ensure_seen(dataclasses.replace(space, owner=owner))
 

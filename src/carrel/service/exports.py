@@ -7,10 +7,12 @@ from typing import BinaryIO
 
 from carrel.domain.access import Caller
 from carrel.domain.errors import StateConflict
+from carrel.domain.events import EventType
 from carrel.domain.review import Exporter, ExportFormat, ExportRequest
 from carrel.domain.trees import Skipped
 from carrel.service.access import require_admin
 from carrel.service.files import SpaceFiles, whole
+from carrel.service.journal import Journal
 from carrel.service.open_spaces import OpenSpaces
 from carrel.service.shared import Shared
 from carrel.service.spaces import Spaces
@@ -21,12 +23,14 @@ _PIECE = 1 << 18
 class SpaceExports:
     def __init__(
         self,
+        journal: Journal,
         spaces: Spaces,
         files: SpaceFiles,
         open_spaces: OpenSpaces,
         shared: Shared,
         exporter: Exporter,
     ) -> None:
+        self._journal = journal
         self._spaces = spaces
         self._files = files
         self._open_spaces = open_spaces
@@ -59,6 +63,10 @@ class SpaceExports:
                 ),
             )
             copy = self._files.begin_copy(caller, space.space_id, taking.done)
+            told = {"format": str(request.format)}
+            await self._journal.write(
+                self._journal.event(EventType.EXPORTED, space.space_id, **told)
+            )
         return copy.ticket, whole(_pieces(file), copy.sent)
 
 

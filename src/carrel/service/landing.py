@@ -309,7 +309,9 @@ class Landings(Undoables[Landing]):
                     hint="`carrel undo --list` lists them.",
                 )
         raise NotUndoable(
-            f"There is no landing {landing_id[:64]!r}." if landing_id else "Nothing has landed.",
+            f"There is no landing {landing_id[:64]!r}."
+            if landing_id
+            else "There is nothing to take back.",
             hint="`carrel undo --list` lists them.",
         )
 

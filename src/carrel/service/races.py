@@ -16,6 +16,7 @@ from typing import Any
 
 from carrel.domain.access import LOCAL, Caller
 from carrel.domain.errors import CarrelError, RaceNotFound, SpaceNotFound, StateConflict
+from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
 from carrel.domain.races import RACE, Race, RaceCheck, Racer
 from carrel.domain.runs import RunRecord, RunState
@@ -95,7 +96,9 @@ class Races:
                 await self.turns.start(caller, one.space_id, request.turn)
             ids = [one.space_id for one in made]
             begun = [self.journal.amend(each, race_begins=False) for each in ids]
-            await self.journal.write(*begun)
+            told = {"race": race_id, "racers": ids}
+            events = [self.journal.event(EventType.RACE_BEGUN, each, **told) for each in ids]
+            await self.journal.write(*begun, *events)
         except BaseException:
             for one in made:
                 await self._give_up(one.space_id)

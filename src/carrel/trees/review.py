@@ -280,8 +280,7 @@ class Look:
         effort, place = Effort(), ""
         try:
             for number, folder in enumerate(sorted(folders)):
-                place = folder.partition(f"{GIT}/")[0].rstrip("/").removesuffix(f"/{GIT}")
-                place = "" if place == GIT else place
+                place = _checkout_of(folder)
                 if number >= _MOST_REPOSITORIES:
                     raise HistoryUnread
                 made = new_commits(self.files, self.base, folder, effort)
@@ -291,6 +290,13 @@ class Look:
         except HistoryUnread:
             found.append(Commit(_UNREAD, "(there may be more, which cannot be read)", place))
         return tuple(found)
+
+
+def _checkout_of(folder: str) -> str:
+    """A submodule is named as in the repository around it, mostly by its path."""
+    above, _, within = f"/{folder}/".partition(f"/{GIT}/")
+    names = within.removeprefix("modules/").replace("/modules/", "/")
+    return f"{above}/{names}".strip("/")
 
 
 @dataclass

@@ -116,7 +116,8 @@ class SpaceStates:
                     "Something in the space keeps on writing, so there is no one state of it.",
                     hint="Stop what runs in it, and try again: carrel ps",
                 )
-        changed = list(_differing(before.tree, found.tree))
+        # People look for the work first: git's own files come last.
+        changed = sorted(_differing(before.tree, found.tree), key=_is_of_git)
         return StateSummary(
             files=sum(not stat.S_ISDIR(one.mode) for one in found.tree),
             changed=len(changed),
@@ -569,6 +570,10 @@ def _differing(before: Iterable[StateEntry], after: Iterable[StateEntry]) -> Ite
             continue
         if old is None or new is None or _what(old) != _what(new):
             yield path
+
+
+def _is_of_git(path: str) -> bool:
+    return ".git" in path.split("/")
 
 
 def _what(one: StateEntry) -> tuple[int, bytes]:

@@ -23,6 +23,7 @@ _BACK = {
     "rewind": "{} is as before the rewind.",
     "removal": "{} is there again, with its changes.",
 }
+_STATES = {(kind, "landed"): "done" for kind in ("take", *_BACK)}
 LANDINGS = AnswerTable(
     "landings",
     {
@@ -30,9 +31,9 @@ LANDINGS = AnswerTable(
         "KIND": "kind",
         "SPACE": "name",
         "BRANCH": "branch",
-        "FILES": lambda one: str(one["files"]),
-        "STATE": "state",
-        "LANDED": lambda one: age_of(one["created_at"]),
+        "FILES": lambda one: "-" if one["kind"] in _BACK else str(one["files"]),
+        "STATE": lambda one: _STATES.get((one["kind"], one["state"]), one["state"]),
+        "SINCE": lambda one: age_of(one["created_at"]),
         "PROJECT": "project",
     },
     shrink=("PROJECT", "BRANCH", "SPACE"),
@@ -114,8 +115,10 @@ def tell_landed(call: VerbCall, done: dict[str, Any]) -> None:
         call.say(f"{file['kind']} {clean(file['path'])}")
     if (more := done["files"] - MOST_SHOWN) > 0:
         call.note(f"… and {more:,} more.")
-    branch = clean(done["branch"])
-    call.note(f"Landed on {branch} as {done['after'][:SHORT_ID]}. Take it back: carrel undo")
+    where = "in the project's files"
+    if branch := clean(done["branch"]):
+        where = f"on {branch} as {done['after'][:SHORT_ID]}"
+    call.note(f"Landed {where}. Take it back: carrel undo")
 
 
 @Verb(
@@ -170,4 +173,7 @@ def undo(call: VerbCall) -> None:
         call.note(_BACK[done["kind"]].format(clean(done["name"])))
         return
     what = "was moved back" if done["before"] else "was removed"
-    call.note(f"The branch {clean(done['branch'])} {what}. {clean(done['name'])} has its work.")
+    what = f"The branch {clean(done['branch'])} {what}"
+    if not done["branch"]:
+        what = "The project's files are as before"
+    call.note(f"{what}. {clean(done['name'])} has its work.")
