@@ -59,6 +59,21 @@ def build_key(build: ImageBuild) -> str:
             return _with_features(build, project, digest.digest())
 
 
+def has_mounts(build: ImageBuild) -> bool:
+    """Whether a step of its Dockerfile has mounts: podman and buildah take what such a step has
+    made in an earlier build, whatever was in its mounts then. Raises as `build_key`."""
+    if build.dockerfile.endswith(".in"):
+        # It goes through the preprocessor first, and may have anything then.
+        return True
+    with Descriptor(_root(build)) as project:
+        dockerfile = _read(project, build.dockerfile)
+    try:
+        script = parse_script(dockerfile.decode("utf-8", "replace"))
+    except MalformedFile:
+        return True
+    return any("--mount" in one.rest for one in script.instructions if one.keyword == "RUN")
+
+
 def _with_features(build: ImageBuild, project: int, image: bytes) -> str:
     """With the features, and all that is beside the file that names them: some may be there."""
     if not build.features:

@@ -27,6 +27,7 @@ from carrel.domain.errors import (
     ImageBuildFailed,
     ImageNotInEngine,
 )
+from carrel.environments.engines.contents import has_mounts
 from carrel.environments.engines.features import FeatureTool
 from carrel.environments.engines.place import EnginePlace, remove_folder
 from carrel.environments.engines.processes import (
@@ -187,7 +188,9 @@ class OwnEngine:
 
     def _build(self, build: ImageBuild, image: str, watch: EngineWatch) -> None:
         with self._place.working() as work:
-            command = ["build", *self._options(work), "--tag", image, *build_words(build)]
+            # Else another project's files would be in this image.
+            anew = ["--no-cache"] if has_mounts(build) else []
+            command = ["build", *self._options(work), *anew, "--tag", image, *build_words(build)]
             said = self._run(work, command, build.most_s, watch, project=build.project)
         if said.code != 0:
             raise build_failure(said)
