@@ -41,6 +41,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "ignoring": lambda root: (root / ".dockerignore").write_text("x"),
     "gone": lambda root: (root / "package.json").unlink(),
     "link": lambda root: (root / "src/l").symlink_to("a.py"),
+    "ignoring for one file": lambda root: (root / "Dockerfile.dockerignore").write_text("x"),
 }
 
 
@@ -67,12 +68,26 @@ WHOLE = [
     "FROM debian:12\nONBUILD COPY . /\nRUN true\n",
     "FROM debian:12\nCOPY ../ /app\n",
     "FROM debian:12\nRUN <<EOF\nnever ends\n",
+    "# syntax = elsewhere/language:1\nFROM debian:12\nRUN true\n",
 ]
 
 
 @pytest.mark.parametrize("dockerfile", WHOLE)
 def test_what_is_not_certain_is_the_whole_context(tmp_path: Path, dockerfile: str) -> None:
     assert changed(tmp_path, dockerfile, lambda root: (root / "README.md").write_text("more"))
+
+
+def test_what_the_preprocessor_may_include_counts(tmp_path: Path) -> None:
+    make(tmp_path, ALL)
+    (tmp_path / "Dockerfile.in").write_text('FROM debian:12\n#include "README.md"\nRUN true\n')
+    before = build_key(ImageBuild(tmp_path, "Dockerfile.in"))
+    (tmp_path / "README.md").write_text("COPY src /app\n")
+    assert build_key(ImageBuild(tmp_path, "Dockerfile.in")) != before
+
+
+def test_the_usual_language_is_read(tmp_path: Path) -> None:
+    dockerfile = f"# syntax=docker/dockerfile:1\n{SOME}"
+    assert not changed(tmp_path, dockerfile, lambda root: (root / "README.md").write_text("more"))
 
 
 def test_a_source_that_is_a_link_is_the_whole_context(tmp_path: Path) -> None:

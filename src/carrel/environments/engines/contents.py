@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from carrel.domain.engines import ImageBuild
 from carrel.domain.errors import EnvironmentRefused
@@ -28,6 +29,7 @@ MOST_FILES = 1_000_000
 """More is no context that a person sends."""
 _VERSION = "1"
 """Of this function; another gives all builds other keys."""
+_LANGUAGE = re.compile(rb"^\s*#\s*syntax\s*=(?!\s*docker/dockerfile[:@\s])", re.IGNORECASE | re.M)
 _UNSURE = frozenset("$[]\\`{}\"'<")
 
 
@@ -41,7 +43,7 @@ def build_key(build: ImageBuild) -> str:
         dockerfile = _read(project, build.dockerfile)
         context = _folder(project, build.context)
         with Descriptor(context):
-            sources = _sources(dockerfile)
+            sources = None if _is_translated(build, dockerfile) else _sources(dockerfile)
             digest = hashlib.sha256()
             digest.update(
                 json.dumps(
@@ -55,6 +57,8 @@ def build_key(build: ImageBuild) -> str:
                 ).encode()
             )
             digest.update(hashlib.sha256(dockerfile).digest())
+            ignored = f"{build.dockerfile}.dockerignore", f"{build.dockerfile}.containerignore"
+            _Context(project, digest).take_files(ignored)
             _Context(context, digest).take(sources)
             return _with_features(build, project, digest.digest())
 
@@ -62,11 +66,10 @@ def build_key(build: ImageBuild) -> str:
 def has_mounts(build: ImageBuild) -> bool:
     """Whether a step of its Dockerfile has mounts: podman and buildah take what such a step has
     made in an earlier build, whatever was in its mounts then. Raises as `build_key`."""
-    if build.dockerfile.endswith(".in"):
-        # It goes through the preprocessor first, and may have anything then.
-        return True
     with Descriptor(_root(build)) as project:
         dockerfile = _read(project, build.dockerfile)
+    if _is_translated(build, dockerfile):
+        return True
     try:
         script = parse_script(dockerfile.decode("utf-8", "replace"))
     except MalformedFile:
@@ -125,6 +128,12 @@ def _unreadable(path: str, error: OSError) -> EnvironmentRefused:
 # What it copies
 
 
+def _is_translated(build: ImageBuild, dockerfile: bytes) -> bool:
+    """Whether its steps are others than those that stand there: by the preprocessor, or by a
+    language of its own."""
+    return build.dockerfile.endswith(".in") or _LANGUAGE.search(dockerfile) is not None
+
+
 def _sources(dockerfile: bytes) -> frozenset[str] | None:
     """The paths and patterns of its COPY and ADD, in the context; None: all of it."""
     try:
@@ -174,6 +183,12 @@ class _Context:
         ignored = (name for name in (".dockerignore", ".containerignore") if self._kind(name))
         for path in sorted({*ignored, *self._matching(sources)}):
             self._entry(path)
+
+    def take_files(self, names: Iterable[str]) -> None:
+        """Those that are there."""
+        for name in names:
+            if self._kind(name):
+                self._entry(name)
 
     def _matching(self, sources: frozenset[str]) -> Iterator[str]:
         for source in sources:
