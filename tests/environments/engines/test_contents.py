@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from carrel.domain.engines import ImageBuild
+from carrel.domain.engines import BuildNetwork, ImageBuild
 from carrel.domain.errors import EnvironmentRefused
-from carrel.environments.engines.contents import build_key
+from carrel.environments.engines.contents import build_key, check_networks
 
 SOME = "FROM debian:12\nCOPY package*.json src /app/\nRUN true\n"
 ALL = "FROM debian:12\nCOPY . /app\n"
@@ -121,3 +122,31 @@ def test_special_files_are_not_read(tmp_path: Path) -> None:
     make(tmp_path, ALL)
     os.mkfifo(tmp_path / "pipe")
     build_key(ImageBuild(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("network", "option", "refused"),
+    [
+        (BuildNetwork.ENGINE, "--network=host", True),
+        (BuildNetwork.ENGINE, "--mount=type=tmpfs,target=/x --network='host'", True),
+        (BuildNetwork.ENGINE, "--net\\\nwork=host", True),
+        (BuildNetwork.ENGINE, "--network=default", False),
+        (BuildNetwork.ENGINE, "echo --network=host", False),
+        (BuildNetwork.NONE, "--network=default", True),
+        (BuildNetwork.NONE, "--network=none", False),
+        (BuildNetwork.HOST, "--network=host", False),
+    ],
+)
+def test_a_step_has_no_wider_network_than_the_build(
+    tmp_path: Path, network: BuildNetwork, option: str, refused: bool
+) -> None:
+    make(tmp_path, f"FROM debian:12\nRUN {option} true\n")
+    with pytest.raises(EnvironmentRefused) if refused else contextlib.nullcontext():
+        check_networks(ImageBuild(tmp_path, network=network))
+
+
+def test_nobody_can_tell_the_networks_behind_a_preprocessor(tmp_path: Path) -> None:
+    make(tmp_path, SOME)
+    (tmp_path / "Dockerfile.in").write_text(SOME)
+    with pytest.raises(EnvironmentRefused, match="preprocessor"):
+        check_networks(ImageBuild(tmp_path, "Dockerfile.in"))

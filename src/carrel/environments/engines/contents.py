@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-from carrel.domain.engines import ImageBuild
+from carrel.domain.engines import BuildNetwork, ImageBuild
 from carrel.domain.errors import EnvironmentRefused
 from carrel.environments.dockerfile_syntax import Instruction, parse_script, split_words
 from carrel.environments.files import MalformedFile
@@ -27,8 +28,14 @@ from carrel.linux.openat2 import open_beneath
 MOST_DOCKERFILE = 1 << 20
 MOST_FILES = 1_000_000
 """More is no context that a person sends."""
+PREPROCESSED = ".in"
+"""So ends the name of a Dockerfile that podman and buildah give to the C preprocessor."""
 _VERSION = "1"
 """Of this function; another gives all builds other keys."""
+_NETWORKS = {
+    BuildNetwork.NONE: frozenset({"none"}),
+    BuildNetwork.ENGINE: frozenset({"none", "default"}),
+}
 _LANGUAGE = re.compile(rb"^\s*#\s*syntax\s*=(?!\s*docker/dockerfile[:@\s])", re.IGNORECASE | re.M)
 _UNSURE = frozenset("$[]\\`{}\"'<")
 
@@ -66,15 +73,41 @@ def build_key(build: ImageBuild) -> str:
 def has_mounts(build: ImageBuild) -> bool:
     """Whether a step of its Dockerfile has mounts: podman and buildah take what such a step has
     made in an earlier build, whatever was in its mounts then. Raises as `build_key`."""
+    steps = _steps(build)
+    return steps is None or any("--mount" in step for step in steps)
+
+
+def check_networks(build: ImageBuild) -> None:
+    """Newer engines take the host's network from a step that asks for it. Raises
+    `EnvironmentRefused` unless whoever builds has said so, and as `build_key`."""
+    if build.network is BuildNetwork.HOST:
+        return
+    if build.dockerfile.endswith(PREPROCESSED):
+        raise EnvironmentRefused(
+            f"{build.dockerfile} is for a preprocessor, so nobody can tell what its steps reach.",
+            hint="Build from what that makes of it, or with --build-network host.",
+        )
+    for step in _steps(build) or ():
+        for word in itertools.takewhile(lambda one: one.startswith("--"), step.split()):
+            wanted = word.removeprefix("--network=").strip("\"'")
+            if wanted != word and wanted not in _NETWORKS[build.network]:
+                raise EnvironmentRefused(
+                    f"A step of {build.dockerfile} asks for the network {wanted[:40]!r}.",
+                    hint="Remove that, or build with --build-network host.",
+                )
+
+
+def _steps(build: ImageBuild) -> list[str] | None:
+    """What stands behind each RUN; None where that cannot be told."""
     with Descriptor(_root(build)) as project:
         dockerfile = _read(project, build.dockerfile)
-    if _is_translated(build, dockerfile):
-        return True
+    if build.dockerfile.endswith(PREPROCESSED):
+        return None
     try:
         script = parse_script(dockerfile.decode("utf-8", "replace"))
     except MalformedFile:
-        return True
-    return any("--mount" in one.rest for one in script.instructions if one.keyword == "RUN")
+        return None
+    return [one.rest for one in script.instructions if one.keyword == "RUN"]
 
 
 def _with_features(build: ImageBuild, project: int, image: bytes) -> str:
@@ -131,7 +164,7 @@ def _unreadable(path: str, error: OSError) -> EnvironmentRefused:
 def _is_translated(build: ImageBuild, dockerfile: bytes) -> bool:
     """Whether its steps are others than those that stand there: by the preprocessor, or by a
     language of its own."""
-    return build.dockerfile.endswith(".in") or _LANGUAGE.search(dockerfile) is not None
+    return build.dockerfile.endswith(PREPROCESSED) or _LANGUAGE.search(dockerfile) is not None
 
 
 def _sources(dockerfile: bytes) -> frozenset[str] | None:
