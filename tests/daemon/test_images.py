@@ -286,6 +286,82 @@ def test_a_killed_daemon_loses_no_command_of_the_shell(image: Path, data: Path) 
         assert ended["exit"]["code"] == 4, ended
 
 
+def test_who_hangs_up_ends_its_command(client: httpx.Client, image: Path, shared: Daemon) -> None:
+    space = make(client, image)
+    with _connected(shared, space) as connection:
+        with open(os.devnull, "r+b") as nothing:
+            _ask(connection, {"argv": ["sh", "-c", "echo $$ > pid; exec sleep 1000"]}, nothing)
+        assert "run" in json.loads(connection.makefile().readline())
+        while sh(client, space, "test -s pid")[0]:
+            pass
+    while sh(client, space, "test -d /proc/$(cat pid)")[0] == 0:
+        pass
+    until = time.monotonic() + 60
+    runs = shared.data / "spaces" / space / "runs"
+    while any(path.name.startswith("sh_") for path in runs.iterdir()):
+        assert time.monotonic() < until, "its folder stays"
+        time.sleep(LOOK_S)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"\0\0\0\0",
+        b"\xff\xff\xff\xff",
+        struct.pack("!I", 4) + b"[[[[",
+        struct.pack("!I", 2) + b"{}",
+        struct.pack("!I", 30) + b'{"attach": "../../../etc/pass"}',
+        struct.pack("!I", 19) + b'{"argv": ["sh", 1]}',
+    ],
+)
+def test_nonsense_ends_a_connection_and_nothing_else(
+    client: httpx.Client, image: Path, shared: Daemon, packet: bytes
+) -> None:
+    space = make(client, image)
+    with _connected(shared, space) as connection:
+        connection.sendall(packet)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile().read()
+    assert not answer or "message" in json.loads(answer)
+    assert sh(client, space, "echo fine") == (0, "fine\n")
+    assert "Traceback" not in shared.log()
+
+
+def test_only_shells_come_that_way(client: httpx.Client, image: Path, shared: Daemon) -> None:
+    space = make(client, image)
+    with _connected(shared, space) as connection, open(os.devnull, "r+b") as nothing:
+        _ask(connection, {"argv": ["ls"]}, nothing)
+        assert "shells" in json.loads(connection.makefile().readline())["message"]
+
+
+def test_only_commands_of_its_shell_are_taken_up_and_ended(
+    client: httpx.Client, image: Path, shared: Daemon
+) -> None:
+    """Neither those of another space, nor what somebody has run in this one, nor what is kept of
+    it."""
+    space, other = make(client, image), make(client, image)
+    body = {"argv": ["sh", "-c", "mkfifo gate; cat gate"]}
+    theirs = good(client.post(f"/v1/spaces/{other}/runs", json=body))["id"]
+    with _connected(shared, other) as connection, open(os.devnull, "r+b") as nothing:
+        _ask(connection, {"argv": ["sh", "-c", "exec sleep 1000"]}, nothing)
+        running = json.loads(connection.makefile().readline())["run"]
+        done = good(client.post(f"/v1/spaces/{space}/exec", json={"argv": ["echo", "kept"]}))
+        ended = done["run"]["id"]
+        for run in (theirs, running, ended):
+            with _connected(shared, space) as hostile:
+                body = {"attach": run}
+                hostile.sendall(struct.pack("!I", len(json.dumps(body))))
+                hostile.sendall(json.dumps(body).encode())
+                assert "no run" in json.loads(hostile.makefile().readline())["message"]
+        assert good(client.get(f"/v1/runs/{theirs}"))["state"] == "running"
+        assert client.get(f"/v1/runs/{ended}/output").text == "kept\n"
+        with _connected(shared, other) as again:
+            body = {"attach": running}
+            again.sendall(struct.pack("!I", len(json.dumps(body))) + json.dumps(body).encode())
+            assert json.loads(again.makefile().readline()) == {"run": running}
+
+
 def test_who_hangs_up_at_once_leaves_nothing_and_no_word(
     client: httpx.Client, image: Path, shared: Daemon
 ) -> None:
@@ -302,7 +378,7 @@ def test_who_hangs_up_at_once_leaves_nothing_and_no_word(
     until = time.monotonic() + 60
     while any((shared.data / "spaces" / space / "runs").glob("sh_*")):
         assert time.monotonic() < until
-        time.sleep(0.05)
+        time.sleep(LOOK_S)
     assert "Traceback" not in (shared.data / "daemon" / "log").read_text()
 
 
