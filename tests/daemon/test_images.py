@@ -362,6 +362,26 @@ def test_only_commands_of_its_shell_are_taken_up_and_ended(
             assert json.loads(again.makefile().readline()) == {"run": running}
 
 
+def test_who_hangs_up_at_once_leaves_nothing_and_no_word(
+    client: httpx.Client, image: Path, shared: Daemon
+) -> None:
+    """As often as an agent likes: the daemon's log is for other things."""
+    space = make(client, image)
+    with open(os.devnull, "r+b") as nothing:
+        for _ in range(10):
+            with _connected(shared, space) as connection:
+                _ask(connection, {"argv": ["sh", "-c", "exec sleep 1000"]}, nothing)
+        with _connected(shared, space) as connection:
+            _ask(connection, {"argv": ["sh", "-c", "exit 3"]}, nothing)
+            said = [json.loads(line) for line in connection.makefile()]
+    assert said[-1]["code"] == 3
+    until = time.monotonic() + 60
+    while any((shared.data / "spaces" / space / "runs").glob("sh_*")):
+        assert time.monotonic() < until
+        time.sleep(LOOK_S)
+    assert "Traceback" not in (shared.data / "daemon" / "log").read_text()
+
+
 LINGERS_S = 45
 LINGERING = """
 import signal, socket, struct, sys

@@ -137,6 +137,25 @@ OTHER = {"docker/dev.Dockerfile": "FROM fedora:40\n"}
 DEV = {PLACE: '{"image": "dev:1"}', ".devcontainer/b/devcontainer.json": '{"image": "dev:2"}'}
 
 
+def test_arguments_that_are_the_engines_own_are_not_a_files() -> None:
+    """Engines do not count them when they look for what is built already: another project with the
+    same steps would get what was fetched by this one's proxy."""
+    given = {
+        "VERSION": "3",
+        "http_proxy": "http://192.0.2.1",
+        "HTTPS_PROXY": "http://192.0.2.1",
+        "all_proxy=http://192.0.2.1": "",
+        "BUILDKIT_SYNTAX": "elsewhere/frontend",
+    }
+    config = {"build": {"dockerfile": "../Dockerfile", "args": given}}
+    files = {PLACE: json.dumps(config), "Dockerfile": "FROM debian\nRUN true\n"}
+    made = plan(files, PlanRequest(by_devcontainer=True))
+    assert made.build is not None
+    assert made.build.args == {"VERSION": "3"}
+    dropped = [one.what for one in made.dropped if one.what.startswith("build.args: ")]
+    assert len(dropped) == len(given) - 1
+
+
 @pytest.mark.parametrize(
     ("request_", "kind", "image"),
     [

@@ -19,6 +19,7 @@ from carrel.domain.trees import Owner, Tree
 from carrel.launcher.client import Launcher
 from carrel.linux import files
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import FIRST_RANGE
 from carrel.runtimes.bubblewrap import BubblewrapRuntime
 from carrel.runtimes.landlock import LandlockRuntime
 from carrel.runtimes.process import ProcessRuntime
@@ -73,6 +74,26 @@ def edited(tmp_path: Path, driver: str = "copy") -> _EditedTree:
     tree.path.mkdir()
     os.chown(tree.path, OWNER.uid, OWNER.gid)
     return _EditedTree(HostEdits(), tree)
+
+
+def test_what_users_of_an_image_have_stays_theirs(edits: HostEdits, rig: Rig) -> None:
+    """Commands in the space have given it to them: a service keeps its data in the tree."""
+    tree = rig.tree(rig.base_of(None))
+    mine = os.stat(tree.path).st_uid
+    for name, uid, gid in (("data", 33, 44), ("of a group", 0, 44), ("log", 33, 0)):
+        (tree.path / name).touch()
+        users = [FIRST_RANGE + one if one else mine for one in (uid, gid)]
+        os.chown(tree.path / name, *users)
+    (tree.path / "people's").touch()
+    before = [os.lstat(tree.path / name) for name in ("data", "of a group", "log")]
+    edits.watch(tree, own_mount=True)
+    given(tree, "people's")
+    (tree.path / "later").touch()
+    given(tree, "later")
+    after = [os.lstat(tree.path / name) for name in ("data", "of a group", "log")]
+    assert [(one.st_uid, one.st_gid) for one in after] == [
+        (one.st_uid, one.st_gid) for one in before
+    ]
 
 
 def test_a_large_folder_is_looked_at_in_part(

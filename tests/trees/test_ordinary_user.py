@@ -28,3 +28,10 @@ def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> Non
     first, *others = [str(Path(__file__).with_name(name)) for name in FILES]
     words = () if EXHAUSTIVE else ("-k", SAMPLE)
     run_again(first, ordinary_user, data, *words, *others)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
+def test_states_of_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
+    """Whom the modes of files keep out."""
+    words = () if EXHAUSTIVE else ("-k", "overlay and (odd or back_and_forth or forks_share)")
+    run_again(str(Path(__file__).with_name("test_states.py")), ordinary_user, data, *words)

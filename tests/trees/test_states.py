@@ -363,6 +363,8 @@ def test_odd_entries(any_rig: Rig, base: Base) -> None:
         os.makedirs("closed/inner")
         Path("closed/inner/file").write_text("x")
         Path("closed/inner").chmod(0)
+        Path("unread").write_text("z")
+        Path("unread").chmod(0)
         os.link("-rf\n*", "second name")
         Path("attributes").write_text("a")
         os.setxattr("attributes", "user.colour", b"blue")
@@ -378,7 +380,7 @@ def test_odd_entries(any_rig: Rig, base: Base) -> None:
     made = fork(any_rig, tree, "odd")
     for one in (tree, made):
         assert any_rig.changes(one) == before
-        assert any_rig.act(one, _facts) == (1, True, b"blue", b"in the middle", "x")
+        assert any_rig.act(one, _facts) == (1, True, b"blue", b"in the middle", "xz")
 
 
 def _facts() -> tuple[int, bool, bytes, bytes, str]:
@@ -389,6 +391,9 @@ def _facts() -> tuple[int, bool, bytes, bytes, str]:
     Path("closed/inner").chmod(0o700)
     inner = Path("closed/inner/file").read_text()
     Path("closed/inner").chmod(0)
+    Path("unread").chmod(0o600)
+    inner += Path("unread").read_text()
+    Path("unread").chmod(0)
     sparse = os.stat("huge").st_blocks < 1000
     return len(names), sparse, os.getxattr("attributes", "user.colour"), middle, inner
 

@@ -33,6 +33,15 @@ from carrel.environments.files import MalformedFile, ProjectReader, dig, join
 Complain = Callable[[str], None]
 
 OWN_HOSTS = ("", "localhost", "127.0.0.1", "0.0.0.0")
+_ENGINES_OWN = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy"})
+"""Arguments that engines know without being told, and leave out when they look whether a step has
+been done before. What a step has fetched by one project's proxy would be in others' images."""
+
+
+def is_engines_own(argument: str) -> bool:
+    """An argument that a build takes from its owner alone."""
+    name = argument.partition("=")[0]
+    return name.lower() in _ENGINES_OWN or name.upper().startswith("BUILDKIT_")
 
 
 def as_strings(value: object, complain: Complain) -> list[str]:
@@ -289,7 +298,7 @@ class _Devcontainer:
         given = {name: text for name, text in value.items() if isinstance(text, str)}
         if len(given) < len(value):
             self._note("Some of build.args are not strings.")
-        return given
+        return {name: text for name, text in given.items() if not is_engines_own(name)}
 
     def _beside(self, name: str) -> str:
         """A path in the file is relative to its folder; empty when it leads out."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from carrel.domain.environments import SetupCommand, Variable
 from carrel.domain.plans import DroppedRequest, PlannedMount
+from carrel.environments.devcontainer import is_engines_own
 
 WORKSPACE = "/workspace"
 """Where sandboxes show a space's tree."""
@@ -179,6 +180,10 @@ class Vetting:
                 self._drop("build.options", "they are options of the host's engine")
             if options.get("cacheFrom"):
                 self._drop("build.cacheFrom", "nothing is fetched that nobody named")
+            args = options.get("args")
+            for name in args if isinstance(args, dict) else ():
+                if is_engines_own(name):
+                    self._drop(f"build.args: {name}", "it would count for builds of others too")
         if self._config.get("hostRequirements"):
             self._drop(
                 "hostRequirements", "limits are given with --tier or --cpus, --memory, --disk"

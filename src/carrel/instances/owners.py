@@ -4,7 +4,8 @@ Who connects shows no token: the kernel is asked. The user alone says little: wh
 with the machine's network may have the same. So the processes that hold the other end are looked
 up, and each of them has to be as free as the daemon itself is. What runs in a space never is: it
 has other namespaces, or a filter of system calls and no way to new privileges, none of which a
-process can undo. Where nothing confines it (the runtime `process`), it is below the launcher.
+process can undo. Where nothing confines it (the runtime `process`), it is below the launcher. What
+the daemon itself has open it was sent out of a space, by a Unix socket.
 
 A look goes through all processes, so those who come meanwhile are looked at together, and in the
 order of their coming: however often what runs in a space connects, the owner's turn comes.
@@ -38,6 +39,9 @@ class OwnersConnections:
         self._restraints = _restraints("/proc/self")
         self._asked: list[tuple[socket.socket, asyncio.Future[bool]]] = []
         self._looking: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        self._peers.close()
 
     async def __call__(self, connection: socket.socket) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -103,15 +107,19 @@ class OwnersConnections:
             os.close(about)
 
     def _is_run(self, pid: int) -> bool:
-        """Whether the launcher has started it. What loses its parent there becomes its child."""
-        try:
-            launcher = int(self._launcher.read_text())
-        except FileNotFoundError:
-            return False
+        """Whether the launcher has started it, or we have, or it is one of us: the connections that
+        we hold were sent to us out of spaces. What loses its parent there becomes the launcher's
+        child."""
+        if pid == os.getpid():
+            return True
+        # The first process of a container has all orphans there.
+        ours = {os.getpid()} - {1}
+        with contextlib.suppress(FileNotFoundError):
+            ours.add(int(self._launcher.read_text()))
         above: int | None = pid
-        while above and above != launcher:
+        while above and above not in ours:
             above = processes.parent(above)
-        return above == launcher
+        return above in ours
 
 
 def _processes() -> list[int]:

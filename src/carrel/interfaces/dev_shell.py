@@ -172,7 +172,9 @@ def _refuse(streams: list[int]) -> NoReturn:
 
 
 def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(_line(message))
+    # Who has hung up hears nothing, and an agent does so as often as it likes.
+    if not writer.is_closing():
+        writer.write(_line(message))
 
 
 def _line(message: dict[str, Any]) -> bytes:

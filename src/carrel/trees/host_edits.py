@@ -38,6 +38,7 @@ from carrel.domain.errors import CarrelError
 from carrel.domain.trees import DIRECT, Owner, Tree
 from carrel.linux import files
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import FIRST_RANGE, RANGE, RANGES
 from carrel.linux.libc import AT_EMPTY_PATH, call
 from carrel.linux.mounts import clone_mount, descriptor_path, is_mounted
 from carrel.linux.openat2 import (
@@ -479,8 +480,13 @@ def _owner_of(top: int) -> Owner:
 def _is_others(status: os.stat_result, owner: Owner) -> bool:
     mode = status.st_mode
     alone = stat.S_ISDIR(mode) or status.st_nlink == 1
-    is_owners = (status.st_uid, status.st_gid) == (owner.uid, owner.gid)
-    return alone and not is_owners and any(kind(mode) for kind in _KINDS)
+    spaces_own = _is_own(status.st_uid, owner.uid) and _is_own(status.st_gid, owner.gid)
+    return alone and not spaces_own and any(kind(mode) for kind in _KINDS)
+
+
+def _is_own(number: int, owner: int) -> bool:
+    """Nobody on the host has the ids of an image's users: what is theirs was made in the space."""
+    return number == owner or FIRST_RANGE <= number < FIRST_RANGE + RANGE * RANGES
 
 
 def _give(descriptor: int, owner: Owner) -> bool:

@@ -46,7 +46,7 @@ from carrel.trees.drivers.common import (
     tree_errors,
 )
 from carrel.trees.files import once_freed
-from carrel.trees.folders import Root, split, walk
+from carrel.trees.folders import Root, open_own, split, walk
 from carrel.trees.kept import (
     VERSION,
     FilesState,
@@ -382,6 +382,9 @@ class _Keeping:
             inode = (status.st_dev, status.st_ino)
             if status.st_nlink > 1 and inode in self._linked:
                 return self._linked[inode], status
+            if _is_closed(status):
+                # What is written to it while it is read shows.
+                settle(self._objects.parent)
             self._count(status.st_blocks * 512)
             # Begins to write it out. Until then a program that has it mapped can write to it again
             # without a new ctime.
@@ -478,9 +481,11 @@ class _Restoring:
         if (first := self._linked.setdefault(wanted.content, path)) != path:
             self._writer.link(path, first)
             return
-        with Descriptor(
-            os.open(self._objects / os.fsdecode(wanted.content), os.O_RDONLY | os.O_NOFOLLOW)
-        ) as source:
+        kept = self._objects / os.fsdecode(wanted.content)
+        with (
+            Descriptor(os.open(kept, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as place,
+            Descriptor(open_own(place)) as source,
+        ):
             self._writer.write(path, lambda target: _copy(source, target, wanted.mode))
 
     def _make_as_base(self, path: str) -> None:
@@ -557,7 +562,13 @@ def _is_marked(one: StateEntry, status: os.stat_result | None, settled_ns: int) 
     if stat.S_ISDIR(status.st_mode):
         # To look into one that its mode keeps us out of gives it a new ctime.
         return (one.mode, one.mtime_ns) == (status.st_mode, status.st_mtime_ns)
-    return status.st_ctime_ns < settled_ns and one.mark == mark_of(status)
+    still = status.st_ctime_ns < settled_ns or _is_closed(status)
+    return still and one.mark == mark_of(status)
+
+
+def _is_closed(status: os.stat_result) -> bool:
+    """Its mode keeps us out, so it has the ctime of when we opened it all the same."""
+    return os.geteuid() != 0 and not status.st_mode & stat.S_IRUSR
 
 
 def _differing(before: Iterable[StateEntry], after: Iterable[StateEntry]) -> Iterator[str]:

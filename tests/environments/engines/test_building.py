@@ -66,6 +66,24 @@ def test_an_image_has_what_its_dockerfile_says(
     assert_nothing_left(engines._place.folder)
 
 
+@pytest.mark.parametrize("option", ["--mount", "--mo\\\nunt"], ids=["plain", "in two lines"])
+def test_what_a_step_finds_in_its_mounts_counts(
+    engines: Engines, engine: str, tmp_path: Path, option: str
+) -> None:
+    """Two projects have the same Dockerfile, which runs a file of each: none gets what the other
+    has made."""
+    dockerfile = FROM + f"RUN {option}=type=bind,target=/project sh /project/install\n"
+    for word in ("one", "other"):
+        place = project(tmp_path / word, dockerfile, {"install": f"echo {word} >/made\n"})
+        try:
+            found = built(engines, build(place), engine=engine)
+        except ImageBuildFailed as error:
+            # The old builder of docker knows no mounts.
+            assert engine == "docker" and "requires BuildKit" in error.message
+            return
+        assert found["made"] == f"{word}\n".encode()
+
+
 def test_a_step_that_fails_is_shown(engines: Engines, engine: str, tmp_path: Path) -> None:
     place = project(tmp_path / "project", FROM + "RUN echo the reason >&2; exit 7\n")
     with pytest.raises(ImageBuildFailed) as caught:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from carrel.domain.engines import ImageBuild
+from carrel.domain.engines import BuildNetwork, ImageBuild
 from carrel.domain.errors import EnvironmentRefused
-from carrel.environments.engines.contents import build_key
+from carrel.environments.engines.contents import build_key, check_networks
 
 SOME = "FROM debian:12\nCOPY package*.json src /app/\nRUN true\n"
 ALL = "FROM debian:12\nCOPY . /app\n"
@@ -41,6 +42,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "ignoring": lambda root: (root / ".dockerignore").write_text("x"),
     "gone": lambda root: (root / "package.json").unlink(),
     "link": lambda root: (root / "src/l").symlink_to("a.py"),
+    "ignoring for one file": lambda root: (root / "Dockerfile.dockerignore").write_text("x"),
 }
 
 
@@ -67,12 +69,26 @@ WHOLE = [
     "FROM debian:12\nONBUILD COPY . /\nRUN true\n",
     "FROM debian:12\nCOPY ../ /app\n",
     "FROM debian:12\nRUN <<EOF\nnever ends\n",
+    "# syntax = elsewhere/language:1\nFROM debian:12\nRUN true\n",
 ]
 
 
 @pytest.mark.parametrize("dockerfile", WHOLE)
 def test_what_is_not_certain_is_the_whole_context(tmp_path: Path, dockerfile: str) -> None:
     assert changed(tmp_path, dockerfile, lambda root: (root / "README.md").write_text("more"))
+
+
+def test_what_the_preprocessor_may_include_counts(tmp_path: Path) -> None:
+    make(tmp_path, ALL)
+    (tmp_path / "Dockerfile.in").write_text('FROM debian:12\n#include "README.md"\nRUN true\n')
+    before = build_key(ImageBuild(tmp_path, "Dockerfile.in"))
+    (tmp_path / "README.md").write_text("COPY src /app\n")
+    assert build_key(ImageBuild(tmp_path, "Dockerfile.in")) != before
+
+
+def test_the_usual_language_is_read(tmp_path: Path) -> None:
+    dockerfile = f"# syntax=docker/dockerfile:1\n{SOME}"
+    assert not changed(tmp_path, dockerfile, lambda root: (root / "README.md").write_text("more"))
 
 
 def test_a_source_that_is_a_link_is_the_whole_context(tmp_path: Path) -> None:
@@ -106,3 +122,31 @@ def test_special_files_are_not_read(tmp_path: Path) -> None:
     make(tmp_path, ALL)
     os.mkfifo(tmp_path / "pipe")
     build_key(ImageBuild(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("network", "option", "refused"),
+    [
+        (BuildNetwork.ENGINE, "--network=host", True),
+        (BuildNetwork.ENGINE, "--mount=type=tmpfs,target=/x --network='host'", True),
+        (BuildNetwork.ENGINE, "--net\\\nwork=host", True),
+        (BuildNetwork.ENGINE, "--network=default", False),
+        (BuildNetwork.ENGINE, "echo --network=host", False),
+        (BuildNetwork.NONE, "--network=default", True),
+        (BuildNetwork.NONE, "--network=none", False),
+        (BuildNetwork.HOST, "--network=host", False),
+    ],
+)
+def test_a_step_has_no_wider_network_than_the_build(
+    tmp_path: Path, network: BuildNetwork, option: str, refused: bool
+) -> None:
+    make(tmp_path, f"FROM debian:12\nRUN {option} true\n")
+    with pytest.raises(EnvironmentRefused) if refused else contextlib.nullcontext():
+        check_networks(ImageBuild(tmp_path, network=network))
+
+
+def test_nobody_can_tell_the_networks_behind_a_preprocessor(tmp_path: Path) -> None:
+    make(tmp_path, SOME)
+    (tmp_path / "Dockerfile.in").write_text(SOME)
+    with pytest.raises(EnvironmentRefused, match="preprocessor"):
+        check_networks(ImageBuild(tmp_path, "Dockerfile.in"))

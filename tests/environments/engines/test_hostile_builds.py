@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.errors import CarrelError, EngineError
+from carrel.domain.engines import BuildNetwork
+from carrel.domain.errors import CarrelError, EngineError, EnvironmentRefused
 from carrel.environments.engines.catalogue import Engines
 from tests.environments.engines.rig import FROM, build, built, project, rootfs
 
@@ -40,7 +41,7 @@ def said(engines: Engines, engine: str, place: Path, **options: object) -> str:
     try:
         return repr(built(engines, build(place, **options), engine=engine))
     except CarrelError as error:
-        assert isinstance(error, EngineError)
+        assert isinstance(error, EngineError | EnvironmentRefused)
         return str(error)
 
 
@@ -65,7 +66,9 @@ def test_a_dockerfile_that_is_a_link(engines: Engines, engine: str, host: Path) 
 
 def test_a_dockerfile_for_the_preprocessor(engines: Engines, engine: str, host: Path) -> None:
     place = project(host / "project", FROM, {"Dockerfile.in": f'#include "{host}/secret"\n{FROM}'})
-    assert SECRET not in said(engines, engine, place, dockerfile="Dockerfile.in")
+    for network in (BuildNetwork.NONE, BuildNetwork.HOST):
+        found = said(engines, engine, place, dockerfile="Dockerfile.in", network=network)
+        assert SECRET not in found
 
 
 def test_a_context_that_leads_out(engines: Engines, engine: str, host: Path) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import platform
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from carrel.domain.engines import ImageBuild
+from carrel.domain.engines import BuildNetwork, ImageBuild
 from carrel.domain.errors import EnvironmentRefused
 from carrel.environments.dockerfile_syntax import Instruction, parse_script, split_words
 from carrel.environments.files import MalformedFile
@@ -26,8 +28,15 @@ from carrel.linux.openat2 import open_beneath
 MOST_DOCKERFILE = 1 << 20
 MOST_FILES = 1_000_000
 """More is no context that a person sends."""
+PREPROCESSED = ".in"
+"""So ends the name of a Dockerfile that podman and buildah give to the C preprocessor."""
 _VERSION = "1"
 """Of this function; another gives all builds other keys."""
+_NETWORKS = {
+    BuildNetwork.NONE: frozenset({"none"}),
+    BuildNetwork.ENGINE: frozenset({"none", "default"}),
+}
+_LANGUAGE = re.compile(rb"^\s*#\s*syntax\s*=(?!\s*docker/dockerfile[:@\s])", re.IGNORECASE | re.M)
 _UNSURE = frozenset("$[]\\`{}\"'<")
 
 
@@ -41,7 +50,7 @@ def build_key(build: ImageBuild) -> str:
         dockerfile = _read(project, build.dockerfile)
         context = _folder(project, build.context)
         with Descriptor(context):
-            sources = _sources(dockerfile)
+            sources = None if _is_translated(build, dockerfile) else _sources(dockerfile)
             digest = hashlib.sha256()
             digest.update(
                 json.dumps(
@@ -55,8 +64,50 @@ def build_key(build: ImageBuild) -> str:
                 ).encode()
             )
             digest.update(hashlib.sha256(dockerfile).digest())
+            ignored = f"{build.dockerfile}.dockerignore", f"{build.dockerfile}.containerignore"
+            _Context(project, digest).take_files(ignored)
             _Context(context, digest).take(sources)
             return _with_features(build, project, digest.digest())
+
+
+def has_mounts(build: ImageBuild) -> bool:
+    """Whether a step of its Dockerfile has mounts: podman and buildah take what such a step has
+    made in an earlier build, whatever was in its mounts then. Raises as `build_key`."""
+    steps = _steps(build)
+    return steps is None or any("--mount" in step for step in steps)
+
+
+def check_networks(build: ImageBuild) -> None:
+    """Newer engines take the host's network from a step that asks for it. Raises
+    `EnvironmentRefused` unless whoever builds has said so, and as `build_key`."""
+    if build.network is BuildNetwork.HOST:
+        return
+    if build.dockerfile.endswith(PREPROCESSED):
+        raise EnvironmentRefused(
+            f"{build.dockerfile} is for a preprocessor, so nobody can tell what its steps reach.",
+            hint="Build from what that makes of it, or with --build-network host.",
+        )
+    for step in _steps(build) or ():
+        for word in itertools.takewhile(lambda one: one.startswith("--"), step.split()):
+            wanted = word.removeprefix("--network=").strip("\"'")
+            if wanted != word and wanted not in _NETWORKS[build.network]:
+                raise EnvironmentRefused(
+                    f"A step of {build.dockerfile} asks for the network {wanted[:40]!r}.",
+                    hint="Remove that, or build with --build-network host.",
+                )
+
+
+def _steps(build: ImageBuild) -> list[str] | None:
+    """What stands behind each RUN; None where that cannot be told."""
+    with Descriptor(_root(build)) as project:
+        dockerfile = _read(project, build.dockerfile)
+    if build.dockerfile.endswith(PREPROCESSED):
+        return None
+    try:
+        script = parse_script(dockerfile.decode("utf-8", "replace"))
+    except MalformedFile:
+        return None
+    return [one.rest for one in script.instructions if one.keyword == "RUN"]
 
 
 def _with_features(build: ImageBuild, project: int, image: bytes) -> str:
@@ -110,6 +161,12 @@ def _unreadable(path: str, error: OSError) -> EnvironmentRefused:
 # What it copies
 
 
+def _is_translated(build: ImageBuild, dockerfile: bytes) -> bool:
+    """Whether its steps are others than those that stand there: by the preprocessor, or by a
+    language of its own."""
+    return build.dockerfile.endswith(PREPROCESSED) or _LANGUAGE.search(dockerfile) is not None
+
+
 def _sources(dockerfile: bytes) -> frozenset[str] | None:
     """The paths and patterns of its COPY and ADD, in the context; None: all of it."""
     try:
@@ -159,6 +216,12 @@ class _Context:
         ignored = (name for name in (".dockerignore", ".containerignore") if self._kind(name))
         for path in sorted({*ignored, *self._matching(sources)}):
             self._entry(path)
+
+    def take_files(self, names: Iterable[str]) -> None:
+        """Those that are there."""
+        for name in names:
+            if self._kind(name):
+                self._entry(name)
 
     def _matching(self, sources: frozenset[str]) -> Iterator[str]:
         for source in sources:

@@ -27,6 +27,7 @@ from carrel.domain.errors import (
     ImageBuildFailed,
     ImageNotInEngine,
 )
+from carrel.environments.engines.contents import check_networks, has_mounts
 from carrel.environments.engines.features import FeatureTool
 from carrel.environments.engines.place import EnginePlace, remove_folder
 from carrel.environments.engines.processes import (
@@ -186,8 +187,11 @@ class OwnEngine:
                 self._run(work, ("untag" if self.name == "podman" else "rmi", name), PROBE_S)
 
     def _build(self, build: ImageBuild, image: str, watch: EngineWatch) -> None:
+        check_networks(build)
         with self._place.working() as work:
-            command = ["build", *self._options(work), "--tag", image, *build_words(build)]
+            # Else another project's files would be in this image.
+            anew = ["--no-cache"] if has_mounts(build) else []
+            command = ["build", *self._options(work), *anew, "--tag", image, *build_words(build)]
             said = self._run(work, command, build.most_s, watch, project=build.project)
         if said.code != 0:
             raise build_failure(said)

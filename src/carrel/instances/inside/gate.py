@@ -84,6 +84,9 @@ class Peers:
         self._uids = uids
         self._number = 0
 
+    def close(self) -> None:
+        self._diag.close()
+
     def admits(self, client: socket) -> bool:
         return self.inode(client) != 0
 
