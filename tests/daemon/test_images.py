@@ -270,6 +270,37 @@ def test_its_shell_runs_what_it_says_in_the_image(client: httpx.Client, image: P
     assert (ended["code"], ended["signal"]) in ((None, 9), (137, None))
 
 
+def test_its_git_runs_there_too(client: httpx.Client, image: Path) -> None:
+    """Beside the agent it would run what the image has put into the tree's configuration."""
+    space = make(client, image)
+    planted = (
+        "echo in-image: $0 $* ; id -u",
+        "[core]\n\trepositoryformatversion = 0\n\tfsmonitor = /workspace/evil\n",
+    )
+    script = (
+        "mkdir -p .git/objects .git/refs; echo ref: refs/heads/main > .git/HEAD; touch a;"
+        f"printf '{planted[1]}' > .git/config;"
+        "printf '#!/bin/sh\\nid -u > /workspace/ran\\n' > evil; chmod +x evil;"
+        f"printf '#!/bin/sh\\n{planted[0]}\\n' > /bin/git; chmod +x /bin/git"
+    )
+    assert sh(client, space, script) == (0, "")
+
+    def git(words: str, env: dict[str, str] | None = None) -> str:
+        start = f"PATH=/run/carrel/dev:$PATH exec {words}"
+        body = {"argv": ["/bin/sh", "-c", start], "place": "agent", "env": env or {}}
+        return str(good(client.post(f"/v1/spaces/{space}/exec", json=body))["stdout"])
+
+    elsewhere = "env -C /home/user git"
+    assert git("git status") == "in-image: /bin/git status\n0\n"
+    for words in ("-C /workspace status", "--git-dir=/workspace/.git status", "-C ../../workspace"):
+        git(f"{elsewhere} {words}")
+    git(f"{elsewhere} status", {"GIT_DIR": "/workspace/.git"})
+    assert sh(client, space, "test -e ran")[0] == 1
+    # What is the agent's own alone is done beside it.
+    git(f"{elsewhere} init -q made")
+    assert "No commits yet" in git("env -C /home/user/made git status")
+
+
 def test_a_killed_daemon_loses_no_command_of_the_shell(image: Path, data: Path) -> None:
     with fresh_daemon() as own:
         client = own.local()

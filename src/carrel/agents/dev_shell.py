@@ -1,4 +1,5 @@
-"""What an agent finds as its shell in a space with an image: the command runs where the image is.
+"""What an agent finds as its shell, and as git, in a space with an image: the command runs where
+the image is.
 
 The program hands its own standard streams to the daemon, which gives them to the command, so that
 no byte passes through here. It sends on the signals that it gets, and ends as the command did. If
@@ -31,6 +32,9 @@ PASSED = re.compile(
 )
 """Variables that the command gets too. The agent's keys are in others, and stay with it."""
 CANNOT_RUN = 126
+GIT = "git"
+GIT_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
+PASSED_TO_GIT = frozenset((*GIT_PLACES, "GIT_OPTIONAL_LOCKS", "GIT_LITERAL_PATHSPECS"))
 TAKEN = "CARREL_SHELL_TERMINAL"
 """Set where nobody else needs the terminal: a person came in by SSH."""
 
@@ -75,7 +79,7 @@ class DevShell:
             self._connection = connection
             asked: dict[str, object] = {"attach": self._run}
             if not self._run:
-                env = {name: one for name, one in os.environ.items() if PASSED.fullmatch(name)}
+                env = {name: one for name, one in os.environ.items() if self._passes(name)}
                 asked = {"argv": self._argv, "env": env, "cwd": os.getcwd()}
                 asked["terminal"] = self._terminal
             body = json.dumps(asked).encode()
@@ -95,6 +99,10 @@ class DevShell:
                 raise OSError(0, "it said nothing")
             self._connection = None
             return None
+
+    def _passes(self, name: str) -> bool:
+        git = self._argv[:1] == [GIT] and name in PASSED_TO_GIT
+        return git or PASSED.fullmatch(name) is not None
 
     @staticmethod
     def _give_up_terminal() -> None:
@@ -139,5 +147,32 @@ class DevShell:
         return CANNOT_RUN
 
 
+def is_own(words: list[str]) -> bool:
+    """Whether git has to do with nothing but the agent's home, which the image cannot write: then
+    it runs here."""
+    home = os.path.realpath(os.environ.get("HOME") or "/nonexistent")
+
+    def below(path: str) -> bool:
+        return os.path.realpath(path).startswith(f"{home}/")
+
+    places = [os.environ[name] for name in GIT_PLACES if name in os.environ]
+    named = [part for word in words for part in (word, word.partition("=")[2]) if part]
+    places += [part for part in named if os.path.lexists(part) or part.startswith("file:")]
+    return below(f"{os.getcwd()}/.git") and all(map(below, places))
+
+
+def run_own(words: list[str], without: str) -> int:
+    """As the next one on the PATH."""
+    folders = os.environ.get("PATH", os.defpath).split(":")
+    os.environ["PATH"] = ":".join(one for one in folders if os.path.realpath(one) != without)
+    try:
+        os.execvp(GIT, [GIT, *words])
+    except OSError as error:
+        sys.stderr.write(f"carrel: git: {error.strerror}\n")
+        return CANNOT_RUN
+
+
 if __name__ == "__main__":
+    if sys.argv[2] == GIT and is_own(sys.argv[3:]):
+        sys.exit(run_own(sys.argv[3:], os.path.realpath(f"{os.path.dirname(sys.argv[1])}/dev")))
     sys.exit(DevShell(sys.argv[1], sys.argv[2:]).main())

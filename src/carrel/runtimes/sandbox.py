@@ -25,7 +25,9 @@ from carrel.linux import ids
 WORKSPACE = "/workspace"
 HOME = "/home/user"
 HUB = "/run/carrel"
-SHELL_NAMES = ("bash", "sh", "zsh")
+SHELL_NAMES = ("bash", "sh", "zsh", "git")
+"""What an agent starts by these names runs in the image. A git beside the agent would do what files
+of the tree tell it to, which the image may have written."""
 INSIDE_ID = 1000
 """Every sandbox with a user namespace shows its own user as this one."""
 
@@ -108,8 +110,8 @@ class SandboxFolders:
         _put_script(self.hub / "carrel", script)
 
     def put_shells(self, command: tuple[str, ...]) -> None:
-        """Puts shells there whose commands run in the space's image: for an agent, which has them
-        first on its PATH. `command` takes the socket, the shell's name and its arguments."""
+        """Puts programs there that run in the space's image: for an agent, which has them first on
+        its PATH. `command` takes the socket, the program's name and its arguments."""
         if not command:
             return
         folder = self.hub / SHELLS

@@ -32,6 +32,7 @@ from carrel.service.shared import Shared
 MOST = 64
 """At the same time, of one space: an agent runs a few."""
 _SHELL = re.compile(r"bash|zsh|sh")
+_GIT = "git"
 SHELL_RUN = "sh"
 """What ids of such commands begin with: no others are the agent's to take up, and end."""
 
@@ -71,8 +72,8 @@ class DevShells:
     ) -> AsyncIterator[Run]:
         """The command, which has these streams, and goes on after the context. Raises what
         `Runtime.run` does."""
-        if not call.argv or not _SHELL.fullmatch(call.argv[0]):
-            raise CommandInvalid("Only shells come this way.", hint="Run: bash -c COMMAND")
+        if not call.argv or not (_SHELL.fullmatch(call.argv[0]) or call.argv[0] == _GIT):
+            raise CommandInvalid("Only shells and git come this way.", hint="Run: bash -c COMMAND")
         if self._count[space_id] >= MOST:
             raise RateLimited(
                 f"{MOST} commands of the agent run already.", hint="Let some of them end."
@@ -132,7 +133,7 @@ class DevShells:
         try:
             return await self._open_spaces.run(opened, wanted, CommandPlace.DEV)
         except CommandNotFound:
-            if call.argv[0] == "sh":
+            if call.argv[0] in ("sh", _GIT):
                 raise
             plain = dataclasses.replace(
                 wanted, argv=("sh", *call.argv[1:]), run_id=new_id(SHELL_RUN)
