@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from carrel.domain.access import Caller
@@ -210,14 +210,14 @@ class Turns:
             return self._parts.frontends.in_terminal(asked.frontend)
         return self._parts.frontends.get(asked.frontend)
 
-    def check(
-        self, caller: Caller, frontend: str, env: Mapping[str, str], network: Network
-    ) -> None:
-        """Whether a turn of this caller's could be run with those. Raises `VariableRefused`,
-        `LoginExpired`, `NetworkNeeded` and `UnsupportedFrontend`. Blocking, quick."""
-        found = self._parts.frontends.get(frontend)
-        check_network(found, network, env)
-        self._parts.keys.given(found, env, owner=is_owner(caller))
+    def check(self, caller: Caller, wanted: TurnRequest, network: Network) -> None:
+        """Whether such a turn of this caller's could be run. Raises `VariableRefused`,
+        `LoginExpired`, `NetworkNeeded`, `ModelNotSupported` and `UnsupportedFrontend`. Blocking,
+        quick."""
+        found = self._parts.frontends.get(wanted.frontend)
+        check_network(found, network, wanted.env)
+        self._parts.keys.given(found, wanted.env, owner=is_owner(caller))
+        self._parts.frontends.check_model(wanted.frontend, wanted.model, wanted.env)
 
     async def _start(
         self, space_id: str, frontend: Frontend, request: TurnRequest, *, owner: bool

@@ -65,6 +65,7 @@ def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
     return SpaceRequest(
         project=asked.project or Project(ProjectKind.EMPTY),
         place=place,
+        named=_named(asked.workspace_path, place),
         space_id=request.space_id,
         driver=DIRECT if place else "auto",
         tier=asked.tier or parts.rules.tier,
@@ -84,6 +85,12 @@ def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
         realm=request.realm,
         account=request.realm,
     )
+
+
+def _named(path: str, place: str) -> str:
+    """As its caller writes it, where that is another way to the place."""
+    named = path.rstrip("/")
+    return named if named != place else ""
 
 
 async def wanted_space(parts: RequestParts, book: RequestBook, request: Request) -> SpaceRequest:
