@@ -11,7 +11,7 @@ import os
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def until_gone(client: httpx.Client, path: str) -> dict[str, Any]:
     return dict(found)
 
 
-def frames(daemon: Daemon, **asked: Any) -> Iterator[dict[str, Any]]:
+def frames(daemon: Daemon, **asked: Any) -> Generator[dict[str, Any], dict[str, Any] | None, None]:
     """Of one request, to its outcome; what is sent answers its questions."""
     with daemon.websocket("/v1/requests") as socket:
         socket.send(json.dumps({"type": "generate", "frontend": "scripted", **asked}))

@@ -88,7 +88,7 @@ def test_a_turn_says_how_it_went(owner: httpx.Client, space: str) -> None:
 
 def test_events_of_a_turn(owner: httpx.Client, space: str) -> None:
     turn = turned(owner, space, "run echo hi\nsay done")
-    wanted = {"after": 0, "space": space.rpartition("/")[2]}
+    wanted: dict[str, str | int] = {"after": 0, "space": space.rpartition("/")[2]}
     headers = {"Accept": "application/json"}
     found = good(owner.get("/v1/events", params=wanted, headers=headers))["events"]
     own = [one for one in found if one["type"].startswith("agent.")]
