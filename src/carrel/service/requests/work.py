@@ -114,7 +114,8 @@ async def _leave(parts: RequestParts, book: RequestBook, folder: str) -> bool:
             with contextlib.suppress(SpaceNotFound):
                 await parts.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.0)
             return True
-    return False
+    # It may have gone by itself since the folder was looked at.
+    return all(space.place != folder for space in parts.journal.all())
 
 
 def telling(book: RequestBook, live: LiveRequest) -> OnProgress:
