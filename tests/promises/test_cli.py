@@ -137,6 +137,9 @@ def test_turns_and_their_exit_codes(carrel: Program) -> None:
     *events, turn = (json.loads(line) for line in lines)
     assert events and turn["result"]["final_output"] == "two"
     assert carrel("send", "nobody", "x").code == 3
+    for words, code in ((("--agent", "nobody"), 2), (("--model", "none"), 2)):
+        assert carrel("send", space, "x", *words).code == code
+    assert carrel("send", space, "x", "--agent", "gemini").code == 7
     assert carrel("turns", space).code == 0 and "no luck" in carrel("turns", space).out
     carrel("rm", "--force", space)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,39 @@ def test_a_folder_is_seen_at_its_own_path_and_is_free_afterwards(
         assert refused["hint"]
         good(client.delete("/v1/requests/lasting"))
     assert sorted(os.listdir(folder / "src")) == [f"{number}.py" for number in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["link", "/var/tmp"])
+def test_a_folder_is_seen_where_its_caller_says_it_is(
+    daemon: Daemon, folder: Path, kind: str
+) -> None:
+    """By a way with links, and where sandboxes have a folder of their own."""
+    named = folder.parent / "named"
+    if kind == "link":
+        named.symlink_to(folder)
+    else:
+        named = Path(tempfile.mkdtemp(dir=kind))
+        named.chmod(0o777)
+    try:
+        steps = f"run mkdir -p {named}/made && echo x > {named}/made/a.py"
+        asked = {"tool": "codesmith", "instructions": steps, "frontend": "scripted"}
+        with daemon.websocket("/v1/requests") as socket:
+            *_, result = ask(socket, **asked, workspace_path=f"{named}/")
+        assert [one["path"] for one in result["files"]] == ["made/a.py"], result
+        assert (named / "made" / "a.py").read_text() == "x\n"
+    finally:
+        if kind != "link":
+            shutil.rmtree(named)
+
+
+def test_an_unknown_model_makes_no_workspace(daemon: Daemon) -> None:
+    asked = {"instructions": "say x", "frontend": "scripted", "model": "none"}
+    with daemon.local() as client:
+        refused = bad(client.post("/v1/requests", json=asked), 422, "model_not_supported")
+        assert refused["known"] == ["scripted"] and "scripted" in refused["detail"]
+    with daemon.websocket("/v1/requests") as socket:
+        (told,) = ask(socket, type="generate", request_id="none", **asked)
+        assert told["code"] == "model_not_supported" and told["step"] == "accept"
 
 
 def test_every_frame_says_where_and_when(daemon: Daemon) -> None:

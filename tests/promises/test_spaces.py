@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,27 @@ def edits_on_the_host(space: Space) -> None:
     space.remove(force=True)
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root copies with owners")
+def test_what_is_copied_with_its_owners_is_the_agents_too(
+    client: carrel.Client, project: Path, tmp_path: Path, driver: str
+) -> None:
+    """`cp -a`, `rsync -a` and `tar` say only at the end whose a file or folder is, and that of the
+    tree's own folder as well."""
+    for number in range(100):
+        (tmp_path / "stuff" / f"{number}" / "in").mkdir(parents=True)
+        (tmp_path / "stuff" / f"{number}" / "in" / "file").touch()
+    os.chown(tmp_path / "stuff", 4321, 4321)
+    space = client.create(project, driver=driver)
+    subprocess.run(["cp", "-a", f"{tmp_path}/stuff/.", tree(space)], check=True)
+    everything = '[ -z "$(find . ! -user $(id -u))" ] && touch top 7/in/new && rm 9/in/file'
+    writes(space, everything)
+    # And what is there already.
+    os.chown(tree(space) / "src" / "a.py", 4321, 4321)
+    writes(space, "echo more >> src/a.py")
+    space.remove(force=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes file systems")
 def test_the_same_on_btrfs(project: Path) -> None:
     """Whose free room tells late of what was written, and whose trees are another user's."""
@@ -82,6 +104,10 @@ def test_the_same_on_btrfs(project: Path) -> None:
         pytest.skip("needs btrfs-progs")
     with volume("btrfs") as folder, running(folder / "data") as client:
         edits_on_the_host(client.create(project, driver="btrfs"))
+        copied = client.create(project, driver="btrfs")
+        subprocess.run(["cp", "-a", f"{project}/.", tree(copied)], check=True)
+        writes(copied, "touch top src/new && echo more >> src/a.py")
+        copied.remove(force=True)
         space = client.create(None, limits=Limits(disk_bytes=20_000_000))
         assert space.info.driver == "btrfs"
         script = "head -c 200M /dev/zero > f; sleep 60"

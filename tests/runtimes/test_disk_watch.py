@@ -139,11 +139,38 @@ async def test_a_command_does_not_pay_for_what_one_wrote_that_is_gone(again: boo
     if again:
         watch = stage.watch(watch.remembered)
     else:
-        watch.rest()
+        watch.rest(None)
     stage.sizes = [20, 20, 12, 14]
     for expected in ([], [], [], [14]):
         await watch.look()
         assert stage.hits == expected
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_command_of_who_is_over_is_not_forgiven_what_it_writes_before_a_look(
+    ended: bool,
+) -> None:
+    """Whether its predecessor was ended for it, or was too quick for that."""
+    stage = Stage([20 if ended else 5])
+    watch = stage.watch()
+    stage.free -= 15 * MIB
+    await watch.look()
+    stage.free -= 0 if ended else 15 * MIB
+    assert stage.hits == ([20] if ended else []) and watch.may_be_over
+    stage.sizes = [20, 200, 190, 20]
+    used = await watch.at_rest()
+    assert used == Use(20 * MIB, 1)
+    watch.rest(used)
+    for expected in ([200], [200]):
+        await watch.look()
+        assert stage.hits[ended:] == expected
+
+
+async def test_who_is_below_its_limit_is_not_walked_through_for_a_command() -> None:
+    stage = Stage([5])
+    watch = stage.watch()
+    await watch.look()
+    assert not watch.may_be_over and await watch.at_rest() is None and stage.walks == 1
 
 
 async def test_a_new_sandbox_is_walked_through_when_its_first_command_lasts() -> None:

@@ -36,11 +36,25 @@ def test_at_a_projects_own_path(path: str) -> None:
     [
         *("", "/", "/home", "/home/user", "/tmp", "/var", "/workspace", "/workspace/sub"),
         *("/usr/src/p", "/etc/p", "/dev/p", "/proc/p", "/run/user/1/p", "/lib/p", "/bin"),
-        *("relative", "/a/../etc", "/a//b", "/agent", "/var/tmp/p"),
+        *("relative", "/a/../etc", "/a//b", "/agent"),
     ],
 )
 def test_not_where_the_sandbox_has_something_else(path: str) -> None:
     assert shown(path, Bind(Path("/x"), "/agent/state")) == ["/workspace"]
+
+
+def test_by_another_name_too() -> None:
+    """Not within itself, where a link of the tree's own could be."""
+    folder = Path("/data/sp_x")
+    spec = SandboxSpec("sp_x", folder, folder / "project", Owner(1, 1), also_at="/srv/p")
+    named = ["/workspace", "/srv/p", "/home/ada/p"]
+    assert tree_places(replace(spec, and_at="/home/ada/p")) == named
+    for path in ("/srv/p", "/srv/p/link", "/srv", "/etc/p", "/srv/q/../p"):
+        assert tree_places(replace(spec, and_at=path)) == ["/workspace", "/srv/p"]
+
+
+def test_below_what_is_a_link_in_the_sandbox() -> None:
+    assert shown("/var/tmp/x/p") == ["/workspace", "/tmp/x/p"]
 
 
 def test_not_where_another_sandbox_of_the_pod_writes(tmp_path: Path) -> None:
@@ -48,6 +62,7 @@ def test_not_where_another_sandbox_of_the_pod_writes(tmp_path: Path) -> None:
     spec = SandboxSpec("sp_x", tmp_path, tmp_path / "project", Owner(1, 1), also_at="/tmp/x/p")
     assert tree_places(spec) == ["/workspace", "/tmp/x/p"]
     assert tree_places(replace(spec, pod="sp_x")) == ["/workspace"]
+    assert tree_places(replace(spec, pod="sp_x", also_at="/var/tmp/p")) == ["/workspace"]
     assert tree_places(replace(spec, pod="sp_x", also_at="/srv/p")) == ["/workspace", "/srv/p"]
 
 

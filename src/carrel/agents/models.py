@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from carrel.domain.errors import ModelNotSupported
 from carrel.domain.keys import VARIABLES, names_service
-from carrel.domain.turns import TurnRequest
 
 
 @dataclass(frozen=True)
@@ -100,13 +99,13 @@ def by_key(frontend: str, env: Mapping[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-def check(request: TurnRequest, frontend: str) -> None:
+def check(name: str, frontend: str, env: Mapping[str, str]) -> None:
     """Raises `ModelNotSupported`."""
-    name, models = request.model, of(frontend)
+    models = of(frontend)
     if name.startswith("-") or not name.isprintable():
         # It is a word of a command.
         raise ModelNotSupported(f"{name[:80]!r} cannot be a model's name.")
-    if not name or not models.known or name in models.known or names_service(request.env):
+    if not name or not models.known or name in models.known or names_service(env):
         return
     if not re.fullmatch(models.more, name):
         raise ModelNotSupported(

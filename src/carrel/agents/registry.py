@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
+from carrel.agents import models
 from carrel.agents.programs import Locator
 from carrel.agents.terminals.frontend import InTerminal, attaching
 from carrel.domain.agents import Attaching, FoundFrontend, Frontend, FrontendKind
@@ -73,6 +74,9 @@ class Registry:
 
     def in_terminal(self, name: str) -> Frontend:
         return InTerminal(self.get(name), self._unit_s)
+
+    def check_model(self, name: str, model: str, env: Mapping[str, str]) -> None:
+        models.check(model, name, env)
 
     def attaching(self, state: str, *, read_only: bool, prefix: str) -> Attaching:
         return attaching(state, read_only=read_only, prefix=prefix)

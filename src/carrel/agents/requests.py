@@ -16,7 +16,7 @@ def check(request: TurnRequest, frontend: str, provider: Provider) -> None:
     """Raises `ResolveFailed`, `ModelNotSupported`, `ProviderMismatch`."""
     if request.kits:
         raise ResolveFailed("Kits are not supported yet.", kits=list(request.kits))
-    models.check(request, frontend)
+    models.check(request.model, frontend, request.env)
     asked = request.continuation
     if asked is not None and asked.provider != provider:
         raise ProviderMismatch(

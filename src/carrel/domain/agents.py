@@ -263,6 +263,10 @@ class Frontends(Protocol):
         """The same, in a terminal of its own. Raises `UnsupportedFrontend`."""
         ...
 
+    def check_model(self, name: str, model: str, env: Mapping[str, str]) -> None:
+        """As far as that can be known before it starts. Raises `ModelNotSupported`."""
+        ...
+
     def attaching(self, state: str, *, read_only: bool, prefix: str) -> Attaching:
         """How one attaches to the terminal of the agent whose state that is; see `PREFIX`."""
         ...

@@ -69,6 +69,8 @@ class SandboxSpec:
     also_at: str = ""
     """Where the tree is shown too, by a runtime that shows it at /workspace, unless its sandboxes
     have something else there."""
+    and_at: str = ""
+    """The same, by another name of that folder: the one by which it was asked for."""
     family: str = ""
     """Sandboxes of one family have the same limits, and have them together; empty: none else."""
     carrel: tuple[str, ...] = ()

@@ -96,6 +96,8 @@ class SpaceRequest:
     place: str = ""
     """A real folder of the host that is to be its tree, with the driver for that. Never a
     caller's own word: the service has checked it."""
+    named: str = ""
+    """That folder as its caller named it, if by a way with links."""
     space_id: str = ""
     """Given by who has written it down already; never a caller's own word either."""
     transient: bool = False
@@ -226,6 +228,8 @@ class Space:
     """The MCP servers that live in it as long as it does, by name."""
     place: str = ""
     """The folder of the host that is its tree."""
+    named: str = ""
+    """That folder as its caller named it, if by a way with links."""
     transient: bool = False
     """Nothing is kept of it when it goes."""
     setting_up: bool = False

@@ -123,7 +123,7 @@ def sealed_copy(path: str, name: str) -> int:
 
 # Changes
 
-WATCH_MODIFY = 0x2
+WATCH_MODIFY, WATCH_ATTRIBUTES = 0x2, 0x4
 WATCH_CREATE, WATCH_MOVED_TO = 0x100, 0x80
 WATCH_ONLY_FOLDERS, WATCH_ONCE = 0x01000000, 0x80000000
 """Once: the watch ends with its first event. A second event says that the watch is gone, as it does

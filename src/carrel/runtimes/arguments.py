@@ -130,10 +130,16 @@ def _passes(folder: str) -> bool:
 
 def tree_places(spec: SandboxSpec) -> list[str]:
     """Where the sandbox shows its tree."""
-    # Another sandbox of its pod could put a link there while this one is being set up.
-    shared = bool(spec.pod) and is_below(spec.also_at, "/tmp")
-    free = not shared and _is_free(spec.also_at, spec.binds)
-    return [WORKSPACE, *([spec.also_at] if free else [])]
+    places = [WORKSPACE]
+    for path in (spec.also_at, spec.and_at):
+        # A link to /tmp there.
+        at = f"/tmp{path.removeprefix('/var/tmp')}" if path.startswith("/var/tmp/") else path
+        # Another sandbox of its pod could put a link there while this one is being set up.
+        shared = bool(spec.pod) and is_below(at, "/tmp")
+        nested = any(is_below(at, one) or is_below(one, at) for one in places)
+        if not shared and not nested and _is_free(at, spec.binds):
+            places.append(at)
+    return places
 
 
 def _is_free(path: str, binds: tuple[Bind, ...]) -> bool:

@@ -80,8 +80,7 @@ class Prover:
         with self._targets(name, sandbox.spec) as targets:
             targets["uncovered"] = list(uncovered)
             shown = [str(path) for path in tree.read_only]
-            if sandbox.spec.also_at:
-                shown.append(sandbox.spec.also_at)
+            shown += [path for path in (sandbox.spec.also_at, sandbox.spec.and_at) if path]
             targets["shown"] = [bind.target for bind in sandbox.spec.binds] + shown
             command = Command(argv=("probe",), output=Output.PIPES, timeout_s=PROBE_S)
             run = await execute(targets, command)

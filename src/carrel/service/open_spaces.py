@@ -177,6 +177,7 @@ class OpenSpaces:
             path_last=space.tools.path_last,
             account=space.counts_for,
             also_at=own_path(space),
+            and_at=space.named,
             pod=space.space_id if space.image is not None else "",
             shells=self._program.shell if space.image is not None else (),
         )

@@ -76,7 +76,8 @@ class Races:
         for agent in dict.fromkeys(request.agents):
             wanted = dataclasses.replace(request.space, agent=agent, name="")
             found = self.spaces.check(caller, wanted)
-            self.turns.check(caller, agent, env, found.network)
+            turn = dataclasses.replace(request.turn, frontend=agent, env=env)
+            self.turns.check(caller, turn, found.network)
         race_id = new_id("rc")
         await self.shared.tasks.see_through(self._create(caller, race_id, request))
         return await self.show(caller, race_id, counted=False)

@@ -26,7 +26,7 @@ _BETWEEN = frozenset({SpaceState.CREATING, SpaceState.REMOVING, SpaceState.REMOV
 _LEFT_OUT = frozenset(
     {
         *("space_id", "place", "transient", "setting_up", "guest", "realm", "account", "family"),
-        *("race", "race_begins", "environment"),
+        *("named", "race", "race_begins", "environment"),
     }
 )
 """Of a request: what is never a caller's own word."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from carrel.domain.access import Caller
@@ -72,7 +72,7 @@ from carrel.service.spaces import Spaces
 from carrel.service.tokens import Tokens
 from carrel.service.trust import Trust
 from carrel.service.turn_follower import Followed, Following, plus
-from carrel.service.turn_queue import TurnQueue
+from carrel.service.turn_queue import QueuedTurn, TurnQueue
 from carrel.service.turn_setup import TurnSetup, place_of, request_of, resolved
 
 GIVEN_S = 2.0
@@ -119,6 +119,8 @@ class Turns:
         self._setup = TurnSetup(parts.agent_folders, parts.keys)
         self._inputs = Inputs(parts.runs)
         self._queue = TurnQueue()
+        self._beginning: dict[str, QueuedTurn] = {}
+        """Out of the queue, and do not run yet."""
         self._starting: set[asyncio.Task[None]] = set()
         self._closing = False
         self._live: dict[str, LiveTurn] = {}
@@ -191,6 +193,7 @@ class Turns:
         request = dataclasses.replace(
             request_of(turn), attachments=turn.attachments, answer_s=turn.answer_s, queue=True
         )
+        self._beginning[turn.run_id] = taken
         try:
             if not await self._parts.tokens.reaches(turn.caller, turn.space_id):
                 raise Forbidden("The token that asked for it opens nothing any more.")
@@ -202,6 +205,7 @@ class Turns:
             if known is not None and not known.ended:
                 await self._failed(turn, TurnError(told.code, told.message))
         finally:
+            del self._beginning[turn.run_id]
             taken.begun.set()
             self._begin_next(turn.space_id)
 
@@ -210,14 +214,14 @@ class Turns:
             return self._parts.frontends.in_terminal(asked.frontend)
         return self._parts.frontends.get(asked.frontend)
 
-    def check(
-        self, caller: Caller, frontend: str, env: Mapping[str, str], network: Network
-    ) -> None:
-        """Whether a turn of this caller's could be run with those. Raises `VariableRefused`,
-        `LoginExpired`, `NetworkNeeded` and `UnsupportedFrontend`. Blocking, quick."""
-        found = self._parts.frontends.get(frontend)
-        check_network(found, network, env)
-        self._parts.keys.given(found, env, owner=is_owner(caller))
+    def check(self, caller: Caller, wanted: TurnRequest, network: Network) -> None:
+        """Whether such a turn of this caller's could be run. Raises `VariableRefused`,
+        `LoginExpired`, `NetworkNeeded`, `ModelNotSupported` and `UnsupportedFrontend`. Blocking,
+        quick."""
+        found = self._parts.frontends.get(wanted.frontend)
+        check_network(found, network, wanted.env)
+        self._parts.keys.given(found, wanted.env, owner=is_owner(caller))
+        self._parts.frontends.check_model(wanted.frontend, wanted.model, wanted.env)
 
     async def _start(
         self, space_id: str, frontend: Frontend, request: TurnRequest, *, owner: bool
@@ -545,7 +549,8 @@ class Turns:
         turn = await self.get(caller, run_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                if (queued := self._queue.find(run_id)) is not None:
+                queued = self._queue.find(run_id) or self._beginning.get(run_id)
+                if queued is not None:
                     await queued.begun.wait()
                     turn = await self.get(caller, run_id)
                 if (live := self._live.get(run_id)) is not None:
@@ -559,7 +564,8 @@ class Turns:
 
     def pending(self, space_id: str) -> str:
         """The turn that runs there, or is the next to; empty when its agent has nothing to do."""
-        queued = self._queue.of(space_id)
+        beginning = [one for one in self._beginning.values() if one.turn.space_id == space_id]
+        queued = [*beginning, *self._queue.of(space_id)]
         return self.working(space_id) or (queued[0].turn.run_id if queued else "")
 
     def has_keys(self, space_id: str, wanted: frozenset[str]) -> bool:

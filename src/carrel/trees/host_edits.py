@@ -12,6 +12,9 @@ host trust them. So it is given to the space as soon as the kernel tells of it:
 - Otherwise, and of new folders, the folder around them tells (inotify): the uppermost folders of
   each tree are watched. A watch ends with its first event, and the look that follows begins it
   again: however much a space makes, each of its folders takes one place in the queue of all.
+- Programs that copy as they find things (`cp -a`, `rsync -a`, `tar`) say whose it is when all of it
+  is there, the tree's own folder too. Folders tell of that as well; and where something was given,
+  a second look follows (`AGAIN_S`).
 
 A space can cause looks. So busy trees have a small share of one processor together, and one that
 was quiet is looked at first.
@@ -38,7 +41,7 @@ from carrel.domain.errors import CarrelError
 from carrel.domain.trees import DIRECT, Owner, Tree
 from carrel.linux import files
 from carrel.linux.descriptors import Descriptor
-from carrel.linux.ids import FIRST_RANGE, RANGE, RANGES
+from carrel.linux.ids import FIRST_RANGE, RANGE, RANGES, store_gid, store_uid
 from carrel.linux.libc import AT_EMPTY_PATH, call
 from carrel.linux.mounts import clone_mount, descriptor_path, is_mounted
 from carrel.linux.openat2 import (
@@ -50,7 +53,7 @@ from carrel.linux.openat2 import (
 )
 from carrel.trees.folders import Root, walk
 
-OVERLAY = "overlay"
+OVERLAY, BTRFS = "overlay", "btrfs"
 FOLDERS_BY_MOUNT, FOLDERS = 64, 1024
 """Of one tree that are watched, from the top down: each takes some 2 KiB of the kernel's memory.
 Where the mount tells of files, only for new folders in them."""
@@ -70,12 +73,16 @@ FIRST_S = 0.5
 """Before a tree is looked through at first, so that its making is not slowed down."""
 REST_S, REST_SHARE = 0.02, 15
 """After a look, and how many times as long as it took, for each tree that is busy."""
+AGAIN_S = 1.0
+"""Between two times at which folders are taken up in which something was given: each is looked at
+again after one to two of these. An overlay does not tell of new owners further down."""
 LOOKS, LOOK_WAIT_S = 2, 5.0
 """At once. Who waited so long looks all the same: code in a space can hold one in the kernel."""
 
 _BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_EVENTS = files.WATCH_CREATE | files.WATCH_MOVED_TO | files.WATCH_ONLY_FOLDERS | files.WATCH_ONCE
+_EVENTS = files.WATCH_CREATE | files.WATCH_MOVED_TO | files.WATCH_ATTRIBUTES
+_WATCH = _EVENTS | files.WATCH_ONLY_FOLDERS | files.WATCH_ONCE
 _KINDS = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
 _MOST_WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
 
@@ -230,7 +237,7 @@ class HostEdits:
             if own >= share or self._trees.get(tree.tree_id) is not tree:
                 return False
             try:
-                number = files.add_watch(self._queue, descriptor_path(folder), _EVENTS)
+                number = files.add_watch(self._queue, descriptor_path(folder), _WATCH)
             except OSError:
                 # Others of this user have taken all watches of the machine.
                 return False
@@ -280,6 +287,9 @@ class _EditedTree:
         self._edits = edits
         self.tree_id = tree.tree_id
         self.place = str(tree.path)
+        # A snapshot keeps the store's user on the disk.
+        is_stores = tree.driver == BTRFS
+        self.owner = Owner(store_uid(), store_gid()) if is_stores else tree.owner
         self.by_mount = False
         """The kernel tells of files that are written, wherever they are."""
         self._upper = tree.folder / "tree" / "upper" if tree.driver == OVERLAY else None
@@ -287,6 +297,10 @@ class _EditedTree:
         self._written: deque[tuple[int, bytes]] = deque()
         self._folders: dict[bytes, None] = {}
         self._unseen = False
+        self._recent: dict[bytes, None] = {}
+        self._again: dict[bytes, None] = {}
+        """Folders in which something was given, and those of the time before."""
+        self._again_at = 0.0
         self.watched: set[bytes] = set()
         """Folders whose watch has not told yet."""
         self.is_working = False
@@ -343,32 +357,54 @@ class _EditedTree:
         while True:
             with self._changed:
                 # Files are not kept waiting by looks that the space has caused.
-                rest = max(rests_until - time.monotonic(), 0.0)
-                self._changed.wait_for(lambda: self._written or self._is_gone, rest)
+                while not (self._written or self._is_gone):
+                    if (left := self._left(rests_until)) <= 0:
+                        break
+                    self._changed.wait(left)
                 written, self._written = self._written, deque()
-                rested = time.monotonic() >= rests_until
-                looks = rested and bool(self._folders or self._unseen)
-                if self._is_gone or (rested and not looks and not written):
+                looks = bool(self._folders or self._unseen) and time.monotonic() >= rests_until
+                if self._is_gone or not (looks or written):
                     self.is_working = False
                     break
             self._give_written(written)
             if looks:
                 rests_until = self._edits.in_turn(self._look) + time.monotonic()
 
+    def _left(self, rests_until: float) -> float:
+        """Until there is something to do; or nothing is left to be done, and the time is over."""
+        now = time.monotonic()
+        if (self._again or self._recent) and now >= self._again_at:
+            for folder in self._again:
+                self._note(folder)
+            self._again, self._recent, self._again_at = self._recent, {}, now + AGAIN_S
+        waits = (self._again or self._recent) and not (self._folders or self._unseen)
+        return (max(rests_until, self._again_at) if waits else rests_until) - now
+
+    def see_again(self, folder: bytes) -> None:
+        with self._changed:
+            if not (self._again or self._recent):
+                self._again_at = time.monotonic() + AGAIN_S
+            self._recent[folder] = None
+            if len(self._recent) > MOST_FOLDERS:
+                self._recent.clear()
+                self._unseen = True
+
     def _give_written(self, written: Iterable[tuple[int, bytes]]) -> None:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
             for descriptor, _folder in written:
                 opened.callback(os.close, descriptor)
             top = opened.enter_context(self._top())
-            owner = _owner_of(top)
             for descriptor, folder in written:
                 with contextlib.suppress(OSError):
-                    _give(descriptor, owner)
+                    _give(descriptor, self.owner)
+                # Whoever wrote it may say only now whose it is.
+                self.see_again(folder)
                 # The folders around it are new as well, if they are not the space's.
                 parts = folder.split(b"/") if folder else []
                 for path in itertools.accumulate(parts, lambda one, two: one + b"/" + two):
                     with contextlib.suppress(OSError), _beneath(top, path) as found:
-                        _give(found, owner)
+                        if _give(found, self.owner):
+                            self.see_again(os.path.dirname(path))
 
     def _look(self) -> None:
         with self._changed:
@@ -390,8 +426,15 @@ class _EditedTree:
             if first and self._upper is not None:
                 look.at_upper(self._upper)
 
-    def _top(self) -> Descriptor:
-        return Descriptor(os.open(self.place, _FOLDER | os.O_CLOEXEC))
+    @contextlib.contextmanager
+    def _top(self) -> Iterator[int]:
+        """The tree's own folder, which is given back as well. Raises OSError."""
+        if self.owner.uid == 0:
+            raise PermissionError("the tree is root's")
+        with Descriptor(os.open(self.place, _FOLDER | os.O_CLOEXEC)) as top:
+            if _give(top, self.owner):
+                self.see_again(b"")
+            yield top
 
     def watch_folder(self, folder: int, path: bytes) -> bool:
         """Whether there is room for more."""
@@ -407,7 +450,7 @@ class _Look:
     def __init__(self, tree: _EditedTree, top: int) -> None:
         self._tree = tree
         self._top = top
-        self._owner = _owner_of(top)
+        self._owner = tree.owner
         self.left = MOST_ENTRIES
         self.only_folders = False
         """An overlay has to look up each other entry in all of its layers, and `at_upper` sees to
@@ -439,6 +482,8 @@ class _Look:
                 inner = path + b"/" + name if path else name
                 status = entry.stat(follow_symlinks=False)
                 given = _is_others(status, self._owner) and self._give(folder, name)
+                if given:
+                    self._tree.see_again(path)
                 unseen = given or (has_room and inner not in self._tree.watched)
                 if unseen and stat.S_ISDIR(status.st_mode) and len(inner) <= LONGEST:
                     yield inner
@@ -450,7 +495,8 @@ class _Look:
                 if _is_others(status, self._owner):
                     above, name = os.path.split(os.fsencode(path))
                     with contextlib.suppress(OSError), _beneath(self._top, above) as folder:
-                        self._give(folder, name)
+                        if self._give(folder, name):
+                            self._tree.see_again(above)
 
     def _give(self, folder: int, name: bytes) -> bool:
         """Counts names while it has this one: another's file that was linked to here, opened, and
@@ -467,14 +513,6 @@ class _Look:
 def _beneath(top: int, path: bytes, flags: int = _FOLDER) -> Descriptor:
     """Without a symlink or a mount on the way. Raises OSError."""
     return Descriptor(openat2(top, path or b".", flags, resolve=_BENEATH))
-
-
-def _owner_of(top: int) -> Owner:
-    """To whom all of a tree belongs: the owner of its folder. Raises OSError."""
-    found = os.fstat(top)
-    if found.st_uid == 0:
-        raise PermissionError("the tree is root's")
-    return Owner(found.st_uid, found.st_gid)
 
 
 def _is_others(status: os.stat_result, owner: Owner) -> bool:

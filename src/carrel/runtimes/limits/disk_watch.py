@@ -57,9 +57,10 @@ class _Bound:
         self._slack = slack
         self._allowed: int | None = None
 
-    def forgive(self) -> None:
-        """What is in use at the next look, which nobody wrote who could be ended for it."""
-        self._allowed = sys.maxsize
+    def forgive(self, used: int | None = None) -> None:
+        """What is in use, which nobody wrote who could be ended for it; or at the next look, where
+        nobody knows how much that is."""
+        self._allowed = sys.maxsize if used is None else max(self.limit, used + self._slack)
 
     def forget(self) -> None:
         self._allowed = None
@@ -226,19 +227,34 @@ class DiskWatch:
     def may_be_over(self) -> bool:
         """If all was its own that the disk has lost since it was measured; or the disk is full."""
         free = self._free()
-        return is_short(free) or _is_above(self._with_lost(free), self._limit)
+        above = _is_above(self._with_lost(free), self._limit)
+        return self._told or above or is_short(free)
 
-    def rest(self) -> None:
+    async def at_rest(self) -> Use | None:
+        """What is in use while nobody is in the sandbox; None where that is below the limit for all
+        that is known. For `rest`."""
+        if not self._told and not _is_above(self._with_lost(self._free()), self._limit):
+            return None
+        async with self._turn():
+            self._found_with, began = self._free(), self._clock()
+            self._found = await self._measure(False)
+            self._took = self._clock() - began
+        return self._found
+
+    def rest(self, used: Use | None) -> None:
         """Nobody is in the sandbox: what was written until now is no growth of what comes after,
-        the command that makes room say, and nobody moves files away from the walk."""
+        the command that makes room say, and nobody moves files away from the walk. `used` is all
+        that is forgiven: without it, a command could write as much as it likes before the first
+        look at it."""
         free = self._free()
-        self._forgive()
+        self._forgive(used)
         self._known, self._when_full, self._then, self._most = None, None, free, Use(0, 0)
+        self._told = self._told and used is None
         self._deep = None if self._deep is None else free.bytes
 
-    def _forgive(self) -> None:
-        self._bytes.forgive()
-        self._files.forgive()
+    def _forgive(self, used: Use | None = None) -> None:
+        self._bytes.forgive(None if used is None else used.bytes)
+        self._files.forgive(None if used is None else used.files)
 
     async def excess(self, *, far: bool, written: int = 0) -> Use | None:
         """What is in use, when it is above the limit, or `far` above it. Where it may be, it is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -109,8 +110,15 @@ class LimitWatch:
         await self._ended_all()
         if self._disk is None or self._running or not self._disk.may_be_over:
             return
-        if not await self._inhabitants.find():
-            self._disk.rest()
+        if await self._inhabitants.find():
+            return
+        found, begun = None, time.monotonic()
+        with contextlib.suppress(CarrelError, OSError, RuntimeError):
+            found = await self._disk.at_rest()
+        if not self._running and not await self._inhabitants.find():
+            # A walk that had no time to come to its end has seen too little.
+            whole = time.monotonic() - begun < WALK_S
+            self._disk.rest(found if whole else None)
 
     async def _ended_all(self) -> None:
         if self._ending is not None:

@@ -30,7 +30,7 @@ from carrel.domain.requests import (
     RequestState,
     Workspace,
 )
-from carrel.domain.turns import Control, ControlKind
+from carrel.domain.turns import Control, ControlKind, TurnRequest
 from carrel.service.requests import intake
 from carrel.service.requests.book import LiveRequest, RequestParts
 from carrel.service.requests.retention import MANY, series_lock
@@ -112,7 +112,8 @@ class Requests(RequestReads):
         if asked.mcp:
             await self._parts.spaces.check_servers(asked.mcp)
         asked = dataclasses.replace(asked, labels=dict(admitted.labels), frontend=admitted.agent)
-        self._parts.turns.check(caller, asked.frontend, asked.env, admitted.network)
+        turn = TurnRequest(asked.frontend, "", model=asked.model, env=asked.env)
+        self._parts.turns.check(caller, turn, admitted.network)
         guest, realm = admitted.guest, admitted.realm
         return dataclasses.replace(request, asked=asked, guest=guest, realm=realm)
 

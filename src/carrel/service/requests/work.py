@@ -65,6 +65,7 @@ def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
     return SpaceRequest(
         project=asked.project or Project(ProjectKind.EMPTY),
         place=place,
+        named=_named(asked.workspace_path, place),
         space_id=request.space_id,
         driver=DIRECT if place else "auto",
         tier=asked.tier or parts.rules.tier,
@@ -84,6 +85,12 @@ def space_request(parts: RequestParts, request: Request) -> SpaceRequest:
         realm=request.realm,
         account=request.realm,
     )
+
+
+def _named(path: str, place: str) -> str:
+    """As its caller writes it, where that is another way to the place."""
+    named = path.rstrip("/")
+    return named if named != place else ""
 
 
 async def wanted_space(parts: RequestParts, book: RequestBook, request: Request) -> SpaceRequest:
@@ -107,7 +114,8 @@ async def _leave(parts: RequestParts, book: RequestBook, folder: str) -> bool:
             with contextlib.suppress(SpaceNotFound):
                 await parts.spaces.remove(LOCAL, space.space_id, force=True, grace_s=0.0)
             return True
-    return False
+    # It may have gone by itself since the folder was looked at.
+    return all(space.place != folder for space in parts.journal.all())
 
 
 def telling(book: RequestBook, live: LiveRequest) -> OnProgress:
