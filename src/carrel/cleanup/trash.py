@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from carrel.domain.checkpoints import PartsKept, PartStates
 from carrel.domain.cleanup import Bundler
 from carrel.domain.errors import InsufficientDisk, SpaceInvalid, SpaceNotFound, TreeUnavailable
 from carrel.domain.ids import is_id
@@ -23,6 +24,7 @@ from carrel.domain.spaces import Space, Trashed
 from carrel.domain.trees import Tree, TreeDriver
 
 _CHANGES = "changes"
+_PARTS = "parts"
 
 
 class Trash:
@@ -44,7 +46,9 @@ class Trash:
         self._bundler = bundler
         self._clock = clock
 
-    def keep(self, space: Space, tree: Tree, driver: TreeDriver) -> Trashed | None:
+    def keep(
+        self, space: Space, tree: Tree, driver: TreeDriver, parts: PartStates | None = None
+    ) -> Trashed | None:
         """None when nothing was changed. What was kept of the space before is replaced.
 
         Raises `TooLarge` when it is more than the budget, `InsufficientDisk`, and what the
@@ -60,16 +64,23 @@ class Trash:
             bundle = self._bundler.pack(
                 driver, tree, space.base_id, folder / _CHANGES, self._budget_bytes
             )
+            kept = PartsKept(0, 0)
+            if parts is not None:
+                kept = parts.pack_parts(folder / _PARTS, self._budget_bytes - bundle.bytes)
         except BaseException:
+            self._remove(folder / _PARTS)
             with contextlib.suppress(OSError):
                 folder.rmdir()
             raise
-        if not bundle.changes:
+        if not bundle.changes and not kept.files:
             self._remove(folder)
             return None
-        return Trashed(space, self._clock(), bundle.bytes, bundle.changes)
+        size = bundle.bytes + kept.bytes
+        return Trashed(space, self._clock(), size, bundle.changes, kept.files)
 
-    def restore(self, trashed: Trashed, tree: Tree, driver: TreeDriver) -> None:
+    def restore(
+        self, trashed: Trashed, tree: Tree, driver: TreeDriver, parts: PartStates | None = None
+    ) -> None:
         """Into a fresh tree of the same base; what is kept stays. Raises `SpaceNotFound`
         when it is gone, `TreeDamaged`, and what the tree's driver raises."""
         bundle = self._place(trashed.space.space_id) / _CHANGES
@@ -79,6 +90,8 @@ class Trash:
                 hint="They were older than the trash keeps them, or somebody removed them.",
             )
         self._bundler.restore(driver, tree, bundle)
+        if parts is not None:
+            parts.unpack_parts(self._place(trashed.space.space_id) / _PARTS)
 
     def purge(self, trashed: Trashed) -> None:
         """For good; nothing there is fine."""

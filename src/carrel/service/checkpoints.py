@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,12 @@ from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
 from carrel.domain.store import Forget, Store
+from carrel.domain.systems import Part
 from carrel.domain.trees import Tree, TreeDriver, TreeLayer
 from carrel.domain.turns import Continuation, Turn
 from carrel.service.access import realm_of
 from carrel.service.journal import Journal
-from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.open_spaces import STILL_S, OpenSpace, OpenSpaces
 from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
@@ -48,7 +50,7 @@ _THINNED = 10
 """Removed at once, when there are too many: what they share with others is to be looked for."""
 _log = logging.getLogger("carrel")
 
-StatesOf = Callable[[TreeDriver, Tree], States]
+StatesOf = Callable[[TreeDriver, Tree, tuple[Part, ...]], States]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,14 @@ class Forks:
     checkpoint: str
     conversation: bool
     """They can go on with a copy of it."""
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """What forks begin with, above their base and their images."""
+
+    tree: TreeLayer | None
+    parts: Mapping[str, TreeLayer]
 
 
 class Checkpoints:
@@ -180,6 +190,7 @@ class Checkpoints:
                     agent=agent,
                     without=turns[0].secrets if turns else (),
                     max_bytes=self._budget.bytes,
+                    still=self._still(opened),
                 ),
             )
         if kind is CheckpointKind.AGENT:
@@ -272,7 +283,25 @@ class Checkpoints:
             await asyncio.to_thread(states.keep_only, [*left, *new])
 
     def _states(self, opened: OpenSpace) -> States:
-        return self._states_of(opened.driver, opened.tree)
+        parts = self._open_spaces.parts(opened.space)
+        return self._states_of(opened.driver, opened.tree, parts)
+
+    def _still(self, opened: OpenSpace) -> Callable[[], AbstractContextManager[None]]:
+        """For a thread: what runs in the space stands still within."""
+        loop = asyncio.get_running_loop()
+
+        def done(work: Coroutine[Any, Any, None]) -> None:
+            asyncio.run_coroutine_threadsafe(work, loop).result(STILL_S)
+
+        @contextlib.contextmanager
+        def still() -> Iterator[None]:
+            try:
+                done(self._open_spaces.pause(opened))
+                yield
+            finally:
+                done(self._open_spaces.resume(opened))
+
+        return still
 
     # Asking
 
@@ -447,17 +476,20 @@ class Checkpoints:
                 goes_on = None
             try:
                 state = found.checkpoint_id if found is not None else START
-                layer = None
-                if opened.driver.capabilities.layers:
-                    layer = await asyncio.to_thread(self._states(opened).layer, state)
+                layers = await asyncio.to_thread(self._layers, opened, state)
                 for name in self._names(space, realm, request):
-                    made.append(await self._forked(opened, found, name, realm, goes_on, layer))
+                    made.append(await self._forked(opened, found, name, realm, goes_on, layers))
             except BaseException:
                 for one in made:
                     await self._spaces.remove(LOCAL, one.space_id, force=True)
                 raise
         to = found.checkpoint_id if found is not None else START
         return Forks(tuple(made), to, goes_on is not None)
+
+    def _layers(self, opened: OpenSpace, state: str) -> _Layers:
+        states = self._states(opened)
+        tree = states.layer(state) if opened.driver.capabilities.layers else None
+        return _Layers(tree, states.part_layers(state))
 
     async def _forked(
         self,
@@ -466,14 +498,14 @@ class Checkpoints:
         name: str,
         realm: str,
         goes_on_with: Continuation | None,
-        layer: TreeLayer | None,
+        layers: _Layers,
     ) -> Space:
         state = found.checkpoint_id if found is not None else START
         states = self._states(opened)
         layered = opened.driver.capabilities.layers
 
-        def fill(_driver: TreeDriver, tree: Tree) -> None:
-            states.give(state, tree, files=not layered)
+        def fill(_driver: TreeDriver, tree: Tree, parts: tuple[Part, ...]) -> None:
+            states.give(state, tree, parts, files=not layered)
 
         event = self._journal.event(
             EventType.FORKED, "", checkpoint_id=state, **{"from": opened.space.space_id}
@@ -484,7 +516,8 @@ class Checkpoints:
             realm,
             event,
             fill,
-            layer,
+            layers.tree,
+            layers.parts,
             goes_on_with=goes_on_with,
             merged=found.merged if found is not None else {},
         )

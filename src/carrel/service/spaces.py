@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.agents import Frontends
+from carrel.domain.checkpoints import PartStatesOf
 from carrel.domain.collaborators import Taking, TrashCan
 from carrel.domain.errors import (
     CarrelError,
@@ -40,6 +41,7 @@ from carrel.domain.spaces import (
     Trashed,
 )
 from carrel.domain.store import Claim, Forget, Record, Store
+from carrel.domain.systems import Part
 from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeLayer, TreeUsage
 from carrel.domain.turns import Continuation
 from carrel.lifecycle.table import LIVE
@@ -111,6 +113,7 @@ class Parts:
     remover: Remover
     runs: Runs
     trash: TrashCan
+    states_of: PartStatesOf
     shared: Shared
     policy: CallerPolicy
     frontends: Frontends
@@ -128,6 +131,7 @@ class Spaces:
         self._reviews = parts.remover.reviews
         self._runs = parts.runs
         self._trash = parts.trash
+        self._states_of = parts.states_of
         self._locks = parts.shared.locks
         self._tasks = parts.shared.tasks
         self._policy = parts.policy
@@ -580,6 +584,7 @@ class Spaces:
         forked: NewEvent,
         fill: Fill,
         layer: TreeLayer | None,
+        part_layers: Mapping[str, TreeLayer],
         goes_on_with: Continuation | None,
         merged: Mapping[str, str],
     ) -> Space:
@@ -598,6 +603,7 @@ class Spaces:
                 event,
                 fill=fill,
                 layer=layer,
+                part_layers=part_layers,
             )
         self._servers.begin(space)
         return space
@@ -610,8 +616,8 @@ class Spaces:
             EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}
         )
 
-        def fill(driver: TreeDriver, tree: Tree) -> None:
-            self._trash.restore(trashed, tree, driver)
+        def fill(driver: TreeDriver, tree: Tree, parts: tuple[Part, ...]) -> None:
+            self._trash.restore(trashed, tree, driver, self._states_of(driver, tree, parts))
 
         async with self._locks.alone(draft.space_id), self._locks.alone(f"trash\0{old.space_id}"):
             space = await self._creator.create(draft, request, ignore_progress, restored, fill=fill)
