@@ -181,6 +181,7 @@ class Checkpoints:
         known = await self._store.checkpoints(space_id)
         turns = [one for one in await self._store.turns(space_id, limit=MOST_TURNS) if one.ended]
         checkpoint_id = new_id("ck")
+        still = self._still(opened)
         with self._turns.waiting(space_id):
             agent = bool(space.agent) and (held or not self._turns.working(space_id))
             kept = await self._open_spaces.look(
@@ -190,7 +191,7 @@ class Checkpoints:
                     agent=agent,
                     without=turns[0].secrets if turns else (),
                     max_bytes=self._budget.bytes,
-                    still=self._still(opened),
+                    still=still,
                 ),
             )
         if kind is CheckpointKind.AGENT:

@@ -374,6 +374,8 @@ class TrashedInfo(Answer, frozen=True, kw_only=True):
     trashed_at: Moment
     bytes_kept: int
     changes: int
+    system: int = 0
+    """Files of its system, beside these: what was written over its image."""
 
 
 class RemovalInfo(Answer, frozen=True, kw_only=True):
@@ -382,7 +384,7 @@ class RemovalInfo(Answer, frozen=True, kw_only=True):
     kept: TrashedInfo | None = None
     """What `undelete` can bring back."""
     lost: str = ""
-    """Why nothing could be kept, in a sentence."""
+    """Why nothing could be kept, or not what was written in its system, in a sentence."""
 
 
 class TrashList(Answer, frozen=True, kw_only=True):

@@ -71,6 +71,7 @@ class SpaceViews:
             trashed_at=moment(kept.trashed_at),
             bytes_kept=kept.bytes_kept,
             changes=kept.changes,
+            system=kept.system,
         )
 
     async def removal(self, caller: Caller, removal: Removal) -> types.RemovalInfo:
