@@ -38,7 +38,7 @@ MUCH = """
 echo mine > /etc/motd; rm /bin/true; mkdir -p /opt/a/b /var/lib/x; echo deep > /opt/a/b/c
 ln -s ../opt /var/link; mkfifo /var/pipe; printf 1 > /opt/one; ln /opt/one /opt/two
 rm -r /root; echo 'a file now' > /root; chmod 700 /opt/a; touch -d '2001-02-03 04:05:06' /opt/one
-chmod 4755 /opt/a/b/c; chmod 1777 /var/lib/x; echo secret > /opt/k; chmod 600 /opt/k
+chmod 750 /opt/a/b/c; chmod 1777 /var/lib/x; echo secret > /opt/k; chmod 600 /opt/k
 """
 OWNERS = """
 chown 1234:1234 /opt/a/b/c /opt/k /bin/false; chown -h 7:8 /var/link; chown 9:10 /var/lib /etc
