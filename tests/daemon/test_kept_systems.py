@@ -50,7 +50,6 @@ chmod 4755 /opt/a/b/c; chown 33:33 /var/pipe
 def shared() -> Iterator[Daemon]:
     with fresh_daemon() as found:
         yield found
-        print(found.log()[-6000:])
 
 
 @pytest.fixture
@@ -127,9 +126,7 @@ def test_there_and_back(client: httpx.Client, image: Path) -> None:
     assert look(client, space) == much
 
 
-def test_a_fork_has_it_with_its_own_ids(
-    client: httpx.Client, image: Path, shared: Daemon
-) -> None:
+def test_a_fork_has_it_with_its_own_ids(client: httpx.Client, image: Path, shared: Daemon) -> None:
     space = make(client, image)
     work(client, space)
     much = look(client, space)
@@ -197,12 +194,46 @@ def test_too_much_of_it_loses_no_work(image: Path, data: Path) -> None:
         with fresh_daemon() as own:
             client = own.local()
             space = make(client, image)
-            do(client, space, "busybox head -c 3000000 /dev/urandom > /big; echo work > /workspace/w")
+            do(
+                client,
+                space,
+                "busybox head -c 3000000 /dev/urandom > /big; echo work > /workspace/w",
+            )
             removal = remove(client, space)
             assert removal["kept"]["changes"] == 1 and removal["kept"]["system"] == 0
             assert "system is not kept" in removal["lost"]
             back = str(good(client.post(f"/v1/trash/{space}/restore", json={}))["id"])
             assert do(client, back, "cat /workspace/w; test ! -e /big") == "work\n"
+
+
+def test_its_changes_are_told(client: httpx.Client, image: Path) -> None:
+    space = make(client, image)
+    do(client, space, "echo x > a; echo mine > /etc/motd; rm -r /lib/inner; chmod 600 /lib/file")
+    do(client, space, "mkdir -p /opt/new; mv /etc/group /opt/new/group")
+    if ROOT:
+        do(client, space, "chown 5:6 /bin/busybox")
+    listed = good(client.get(f"/v1/spaces/{space}/changes", params={"system": True}))
+    found = {one["path"]: (one["kind"], one["old_path"]) for one in listed["changes"]}
+    wanted = {
+        "/etc/motd": ("added", None),
+        "/lib/file": ("mode", None),
+        "/lib/inner/file": ("deleted", None),
+        "/opt/new/group": ("renamed", "/etc/group"),
+        **({"/bin/busybox": ("mode", None)} if ROOT else {}),
+    }
+    assert found == wanted and listed["total"] == len(wanted)
+    some = good(client.get(f"/v1/spaces/{space}/changes", params={"system": True, "limit": 1}))
+    assert (len(some["changes"]), some["total"]) == (1, len(wanted))
+    # A fork's are those of both.
+    forked = fork(client, space)
+    do(client, forked, "echo x > /opt/more; rm /etc/motd")
+    listed = good(client.get(f"/v1/spaces/{forked}/changes", params={"system": True}))
+    wanted = {**wanted, "/opt/more": ("added", None)}
+    del wanted["/etc/motd"]
+    assert {one["path"] for one in listed["changes"]} == wanted.keys()
+    plain = good(client.post("/v1/spaces", json={}))["id"]
+    asked = client.get(f"/v1/spaces/{plain}/changes", params={"system": True})
+    bad(asked, 422, "space_invalid")
 
 
 def test_random_work_against_a_model(image: Path, data: Path) -> None:
@@ -218,17 +249,17 @@ STEPS = (
     *("chmod {m} {p}", "ln -f {p} {q}", "ln -s {n} {q}", "chown -h {u}:{u} {p}", "mkfifo {q}"),
     "rm -rf {p}; mkdir {p}; touch -d '2001-01-01 00:00:{s}' {p}",
 )
-PLACES = ("/lib/file", "/lib/inner", "/lib", "/opt", "/opt/x", "/lib/new", "/bin/true", "/root")
+PLACES = ("/lib/file", "/lib/inner", "/lib", "/opt", "/opt/x", "/lib/new", "/etc/group", "/root")
 
 
 class _Model:
     def __init__(self, daemon: Daemon, image: Path, chance: random.Random) -> None:
         self.daemon, self.chance = daemon, chance
         self.client = daemon.local()
-        self.spaces = {make(self.client, image): {}}
+        first = make(self.client, image)
         self.trash: dict[str, list[str]] = {}
-        self.kept: dict[str, dict[str, list[str]]] = {space: {} for space in self.spaces}
-        self.seen = {space: look(self.client, space) for space in self.spaces}
+        self.kept: dict[str, dict[str, list[str]]] = {first: {}}
+        self.seen = {first: look(self.client, first)}
 
     def run(self, steps: int) -> None:
         actions = (*[self.work] * 4, self.keep, self.keep, *[self.rewind] * 2)

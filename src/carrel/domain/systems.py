@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from carrel.domain.environments import Port, SetupCommand
-from carrel.domain.trees import Owner, TreeLayer
+from carrel.domain.trees import Change, Owner, TreeLayer
 
 MOST_IDS = 65_536
 """That a system of an image counts with."""
@@ -183,6 +183,10 @@ class SystemMounts(Protocol):
     def ensure(self, system: System, layer: TreeLayer | None = None) -> None:
         """Makes and mounts it; idempotent. A new one begins with the `layer` above its image.
         Raises `TreeDamaged`, `TreeUnavailable`."""
+        ...
+
+    def changes(self, system: System) -> Iterator[Change]:
+        """From its image, sorted by path. Raises `TreeUnavailable`."""
         ...
 
     def drop(self, system: System) -> None:

@@ -31,7 +31,7 @@ from carrel.domain.runtimes import (
 )
 from carrel.domain.spaces import Space
 from carrel.domain.systems import CommandPlace, Part, System, SystemMounts
-from carrel.domain.trees import Owner, Tree, TreeDriver, TreeLayer, TreeMount
+from carrel.domain.trees import Change, Owner, Tree, TreeDriver, TreeLayer, TreeMount
 
 T = TypeVar("T")
 STILL_S = 30.0
@@ -152,6 +152,11 @@ class OpenSpaces:
         """All of its systems, first that of its image."""
         system = self.system(space)
         return () if system is None else (system,)
+
+    def system_changes(self, space: Space) -> Iterator[Change]:
+        """How the first of them differs from its image. Blocking."""
+        systems = self.systems(space)
+        return self._systems.changes(systems[0]) if systems and self._systems else iter(())
 
     def parts(self, space: Space) -> tuple[Part, ...]:
         """What it has beside its tree, and belongs to its work."""

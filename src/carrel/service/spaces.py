@@ -676,6 +676,12 @@ class Spaces:
         async with self._looks.of(caller.account):
             return await self._reviews.of(space, query)
 
+    async def system_changes(self, caller: Caller, word: str, most: int) -> Review:
+        """How the system of its image differs from that."""
+        space = await self.existing(caller, word)
+        async with self._looks.of(caller.account):
+            return await self._reviews.of_system(space, most)
+
     async def taking(self, caller: Caller, opened: OpenSpace, path: str) -> Taking:
         """For who is about to send what is there."""
         async with self._looks.of(caller.account):

@@ -18,7 +18,7 @@ from pathlib import Path
 from carrel.domain.errors import ImageInvalid, TreeDamaged
 from carrel.domain.launching import MountHelper, OverlayMount
 from carrel.domain.systems import ImageAccount, Part, System
-from carrel.domain.trees import TreeLayer
+from carrel.domain.trees import Change, TreeLayer
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import RANGE, open_ids
@@ -26,7 +26,7 @@ from carrel.linux.mounts import Overlay
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.drivers.common import tree_errors
 from carrel.trees.drivers.overlay import BackgroundCloser, attached, no_id_maps
-from carrel.trees.parts import BELOW, UPPER, SpacePart, part_of
+from carrel.trees.parts import BELOW, UPPER, SpacePart, SystemPart, part_of
 from carrel.trees.removal import remove_tree
 from carrel.trees.shared_layers import SharedLayers
 
@@ -89,6 +89,11 @@ class Systems:
                     beside=system.beside,
                 ),
             )
+
+    def changes(self, system: System) -> Iterator[Change]:
+        part = SystemPart(system, system.folder.name, self._layers, self._helper)
+        with tree_errors("compare the system"):
+            yield from part.changes()
 
     def drop(self, system: System) -> None:
         """Idempotent, whatever there is of it."""

@@ -202,6 +202,9 @@ class ChangesQuery(Query, frozen=True, kw_only=True):
     """List files that git ignores too."""
     git: bool = False
     """List git's own files too."""
+    system: bool = False
+    """Instead of the project's files, those of the system of its image: what was installed or
+    written in it. Paths begin with a slash."""
 
 
 class UsageQuery(Query, frozen=True, kw_only=True):

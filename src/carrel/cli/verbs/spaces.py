@@ -360,12 +360,15 @@ def pages(
     Option("--ignored", "List files that git ignores too."),
     Option("--git", "List git's own files too."),
     Option("--all", "List both."),
+    Option("--system", "List what was installed or written in the system of its image instead."),
 )
 def changes(call: VerbCall) -> None:
     """List what differs from the project that a space started from: commits and files."""
     all = call.flag("all")
     ignored, git = call.flag("ignored") or all, call.flag("git") or all
     query = [("limit", MOST_CHANGES), ("ignored", ignored), ("git", git)]
+    if call.flag("system"):
+        query.append(("system", True))
     answer = call.ask("spaces.changes", call.text("space"), query=query)
     if call.json:
         call.show(answer)
