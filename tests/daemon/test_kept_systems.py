@@ -206,6 +206,33 @@ def test_too_much_of_it_loses_no_work(image: Path, data: Path) -> None:
             assert do(client, back, "cat /workspace/w; test ! -e /big") == "work\n"
 
 
+def test_too_large_a_system_takes_no_checkpoints_away(image: Path, data: Path) -> None:
+    """They say so, and a rewind leaves it alone."""
+    config = data / "config.toml"
+    config.write_text("checkpoint_bytes = 1000000\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CARREL_CONFIG", str(config))
+        with fresh_daemon() as own:
+            client = own.local()
+            space = make(client, image)
+            do(client, space, "echo small > /small; echo one > w")
+            small = keep(client, space)
+            do(client, space, "busybox head -c 3000000 /dev/urandom > /big; echo two > w")
+            for _ in range(2):
+                kept = good(client.post(f"/v1/spaces/{space}/checkpoints", json={}))
+                assert "checkpoint_bytes" in kept["left_out"] and kept["files"] == 1
+            before = good(client.post(f"/v1/spaces/{space}/rewind", json={"checkpoint": small}))
+            assert (
+                before["left_out"] and do(client, space, "cat w; wc -c < /big") == "one\n3000000\n"
+            )
+            bad(client.post(f"/v1/spaces/{space}/fork", json={}), 413, "too_large")
+            do(client, space, "rm /big /small")
+            good(client.post(f"/v1/spaces/{space}/fork", json={}))
+            assert good(client.post(f"/v1/spaces/{space}/checkpoints", json={}))["left_out"] == ""
+            rewind(client, space, small)
+            assert do(client, space, "cat w /small; test ! -e /big") == "one\nsmall\n"
+
+
 def test_its_changes_are_told(client: httpx.Client, image: Path) -> None:
     space = make(client, image)
     do(client, space, "echo x > a; echo mine > /etc/motd; rm -r /lib/inner; chmod 600 /lib/file")

@@ -14,6 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from carrel.domain.checkpoints import PartsKept, PartStates
@@ -76,7 +77,7 @@ class Trash:
             self._remove(folder)
             return None
         size = bundle.bytes + kept.bytes
-        return Trashed(space, self._clock(), size, bundle.changes, kept.files)
+        return Trashed(space, self._clock(), size, bundle.changes, kept.files, kept.bytes)
 
     def restore(
         self, trashed: Trashed, tree: Tree, driver: TreeDriver, parts: PartStates | None = None
@@ -96,6 +97,22 @@ class Trash:
     def purge(self, trashed: Trashed) -> None:
         """For good; nothing there is fine."""
         self._remove(self._place(trashed.space.space_id))
+
+    def lighten(self, entries: Sequence[Trashed]) -> list[Trashed]:
+        """Systems go before anybody's work: what was installed can be installed again."""
+        rest = Counter[str]()
+        for one in entries:
+            rest[_whose(one)] += one.bytes_kept
+        lighter = []
+        for one in sorted(entries, key=lambda one: (one.trashed_at, one.space.space_id)):
+            if one.system_bytes and rest[_whose(one)] > self._budget_bytes:
+                rest[_whose(one)] -= one.system_bytes
+                left = one.bytes_kept - one.system_bytes
+                lighter.append(replace(one, bytes_kept=left, system=0, system_bytes=0))
+        return lighter
+
+    def drop_system(self, trashed: Trashed) -> None:
+        self._remove(self._place(trashed.space.space_id) / _PARTS)
 
     def expire(self, entries: Sequence[Trashed], now: float) -> list[Trashed]:
         """Which are to be purged, the oldest first: what is too old, and then of each who

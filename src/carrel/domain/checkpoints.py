@@ -72,6 +72,8 @@ class Checkpoint:
     """The rewind has begun, and has not ended."""
     undone: bool = False
     """The rewind was taken back."""
+    left_out: str = ""
+    """Why it has the tree alone, and not the space's system, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,20 @@ class States(Protocol):
         without: Collection[str] = (),
         max_bytes: int,
         still: Callable[[], AbstractContextManager[object]] = nullcontext,
+        parts: bool = True,
     ) -> StateSummary:
-        """Keeps what there is now. `without`: files of the agent's folder that are not kept. When
-        something is written meanwhile it looks again, `still`: in there, what runs in the space may
-        be made to stand still. Raises `TooLarge` for more than so many new bytes,
+        """Keeps what there is now. `without`: files of the agent's folder that are not kept. Without
+        `parts` it is only the tree, and going back to it leaves them be. When something is
+        written meanwhile it looks again, `still`: in there, what runs in the space may be made to
+        stand still. Raises `TooLarge` for more than so many new bytes,
         `TreeUnavailable` when something keeps on writing, and leaves nothing then."""
         ...
 
-    def put_back(self, name: str) -> bool:
+    def parts_fit(self, max_bytes: int) -> bool:
+        """What the space has beside its tree, if nothing of it was kept yet."""
+        ...
+
+    def put_back(self, name: str, *, parts: bool = True) -> bool:
         """Makes the files those of this state, or `START`; who is killed meanwhile does it again.
         Whether the agent's folder was in it. Raises `TreeDamaged` before anything is changed."""
         ...

@@ -254,6 +254,15 @@ class TrashCan(Protocol):
         """Idempotent."""
         ...
 
+    def lighten(self, entries: Sequence[Trashed]) -> builtins.list[Trashed]:
+        """Beyond the budget, systems go before anybody's work: the records as they are without, of
+        the oldest."""
+        ...
+
+    def drop_system(self, trashed: Trashed) -> None:
+        """Idempotent."""
+        ...
+
     def expire(self, entries: Sequence[Trashed], now: float) -> builtins.list[Trashed]:
         """Which are to be purged: too old, or the oldest beyond the budget."""
         ...

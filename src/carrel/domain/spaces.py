@@ -299,6 +299,8 @@ class Trashed:
     changes: int
     system: int = 0
     """Files that are kept of its system, beside these."""
+    system_bytes: int = 0
+    """Of `bytes_kept`, what these take."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from carrel.domain.access import LOCAL, Caller, ScopeKind
-from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind, States
+from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind, States, StateSummary
 from carrel.domain.errors import (
     CarrelError,
     CheckpointNotFound,
@@ -181,19 +182,18 @@ class Checkpoints:
         known = await self._store.checkpoints(space_id)
         turns = [one for one in await self._store.turns(space_id, limit=MOST_TURNS) if one.ended]
         checkpoint_id = new_id("ck")
-        still = self._still(opened)
         with self._turns.waiting(space_id):
             agent = bool(space.agent) and (held or not self._turns.working(space_id))
-            kept = await self._open_spaces.look(
-                opened,
-                lambda: states.take(
-                    checkpoint_id,
-                    agent=agent,
-                    without=turns[0].secrets if turns else (),
-                    max_bytes=self._budget.bytes,
-                    still=still,
-                ),
+            take = partial(
+                states.take,
+                checkpoint_id,
+                agent=agent,
+                without=turns[0].secrets if turns else (),
+                max_bytes=self._budget.bytes,
+                still=self._still(opened),
             )
+            before = known[0].left_out if known else ""
+            kept, left_out = await self._kept(opened, take, before)
         if kind is CheckpointKind.AGENT:
             known = await self._make_room(states, checkpoint_id, known)
         said_before = next(filter(None, map(space.continuation_of, turns)), space.goes_on_with)
@@ -213,6 +213,7 @@ class Checkpoints:
             bytes_new=kept.bytes_new,
             environment=_environment(space),
             merged=space.merged,
+            left_out=left_out,
             **said,
         )
         told = {"kind": str(kind), "files": taken.files, "changed": taken.changed}
@@ -226,6 +227,25 @@ class Checkpoints:
             await asyncio.shield(asyncio.to_thread(states.keep_only, left))
             raise
         return taken
+
+    async def _kept(
+        self, opened: OpenSpace, take: Callable[..., StateSummary], left_out: str
+    ) -> tuple[StateSummary, str]:
+        """And why the system is not in it. What was worked on comes first: a system that is too
+        large takes nobody's checkpoints away. `left_out`: it was so the last time."""
+        states, most = self._states(opened), self._budget.bytes
+        fits = not left_out or await self._open_spaces.look(opened, lambda: states.parts_fit(most))
+        try:
+            if fits:
+                return await self._open_spaces.look(opened, take), ""
+        except TooLarge:
+            if not self._open_spaces.parts(opened.space):
+                raise
+        kept = await self._open_spaces.look(opened, partial(take, parts=False))
+        return kept, (
+            "What was written in the system is more than `checkpoint_bytes`, so only the tree is"
+            " kept."
+        )
 
     async def _thin(self, opened: OpenSpace) -> None:
         """The oldest go, never the newest; first those that the agent asked for."""
@@ -327,7 +347,7 @@ class Checkpoints:
                     opened, CheckpointKind.REWIND, held=True, to=to, rewinding=True
                 )
                 try:
-                    done = await self._go_to(opened, before, to)
+                    done = await self._go_to(opened, before, to, parts=not before.left_out)
                 except Exception:
                     await self._give_up(opened, before)
                     raise
@@ -349,11 +369,18 @@ class Checkpoints:
             ) from error
 
     async def _go_to(
-        self, opened: OpenSpace, before: Checkpoint, to: str, *, undone: bool = False
+        self,
+        opened: OpenSpace,
+        before: Checkpoint,
+        to: str,
+        *,
+        undone: bool = False,
+        parts: bool = True,
     ) -> Checkpoint:
-        """Files first: who died between both does all of it again."""
+        """Files first: who died between both does all of it again. Without `parts` the system
+        stays as it is: nobody could bring back what it was."""
         states = self._states(opened)
-        with_agent = await self._open_spaces.look(opened, lambda: states.put_back(to))
+        with_agent = await self._open_spaces.look(opened, lambda: states.put_back(to, parts=parts))
         done = dataclasses.replace(before, rewinding=False, undone=undone)
         space_id = opened.space.space_id
         undo = {"undo": True} if undone else {}
@@ -398,7 +425,8 @@ class Checkpoints:
                 )
                 await self._journal.write(dataclasses.replace(found, rewinding=True, undone=True))
                 try:
-                    done = await self._go_to(opened, found, checkpoint_id, undone=True)
+                    parts = not before.left_out
+                    done = await self._go_to(opened, found, checkpoint_id, undone=True, parts=parts)
                 except Exception:
                     await self._leave_undone(opened, found, before.checkpoint_id)
                     raise
@@ -442,8 +470,9 @@ class Checkpoints:
                 async with self._locks.shared(space_id), self._locks.alone(files_key(space_id)):
                     opened = await self._open(self._journal.current(space_id))
                     kind, message = CheckpointKind.ASKED, "before a rewind was finished"
-                    await self._taken(opened, kind, held=True, message=message)
-                    await self._go_to(opened, one, to, undone=one.undone)
+                    now = await self._taken(opened, kind, held=True, message=message)
+                    parts = not (one.left_out or now.left_out)
+                    await self._go_to(opened, one, to, undone=one.undone, parts=parts)
                     await self._thin(opened)
 
     # Forking
@@ -466,6 +495,11 @@ class Checkpoints:
         else:
             found = await self._taken_now(
                 space.space_id, CheckpointKind.ASKED, message="for a fork"
+            )
+        if found is not None and found.left_out:
+            raise TooLarge(
+                f"A fork would not have the system of {space.name}: it is more than may be kept.",
+                hint="Raise `checkpoint_bytes`, or remove what is not needed in the system.",
             )
         made: list[Space] = []
         # Nobody thins what is being given.

@@ -497,8 +497,15 @@ class Spaces:
 
     async def trim_trash(self) -> None:
         """To what it may hold: who removes one space after the other fills no disk with it."""
+        await self.lighten_trash()
         for one in self._trash.expire(await self._store.trash(), self._journal.clock()):
             await self.purge(one)
+
+    async def lighten_trash(self) -> None:
+        for one in self._trash.lighten(await self._store.trash()):
+            async with self._locks.alone(f"trash\0{one.space.space_id}"):
+                await self._journal.write(one)
+                await asyncio.to_thread(self._trash.drop_system, one)
 
     async def _remove_children(self, space: Space, grace_s: float) -> None:
         for child in self._going_with(space):

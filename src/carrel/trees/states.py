@@ -100,7 +100,11 @@ class SpaceStates:
         without: Collection[str] = (),
         max_bytes: int,
         still: Callable[[], AbstractContextManager[object]] = nullcontext,
+        parts: bool = True,
     ) -> StateSummary:
+        if not parts:
+            alone = SpaceStates(self._driver, self._tree, self._base)
+            return alone.take(name, agent=agent, without=without, max_bytes=max_bytes, still=still)
         with tree_errors("keep the state"):
             self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
             before = self._read(_HEAD)
@@ -203,9 +207,22 @@ class SpaceStates:
     def _agent_root(self) -> Root:
         return Root(_open_agent(self._tree))
 
+    def parts_fit(self, max_bytes: int) -> bool:
+        left = max_bytes
+        with tree_errors("measure the system"):
+            for part in self._parts.values():
+                with Root(part.open_root()) as root:
+                    for _, status in part.now(root):
+                        left -= status.st_blocks * STAT_BLOCK if status is not None else 0
+                        if left < 0:
+                            return False
+        return True
+
     # Putting back
 
-    def put_back(self, name: str) -> bool:
+    def put_back(self, name: str, *, parts: bool = True) -> bool:
+        if not parts:
+            return SpaceStates(self._driver, self._tree, self._base).put_back(name)
         state = self._read(name)
         with tree_errors("put the state back"), open_roots(self._base.layers) as roots:
             self._check(state.all())
@@ -214,7 +231,7 @@ class SpaceStates:
                 now = dict(self._now(root, whole=True))
             entries = KeptEntries(state.tree, base)
             tree = self._restored(self._driver.open_root(self._tree), now, entries)
-            parts = {
+            restored = {
                 name: self._restored_part(part, state.parts[name])
                 for name, part in self._parts.items()
                 if name in state.parts
@@ -225,7 +242,7 @@ class SpaceStates:
                     now = dict(_all(root))
                 entries = KeptEntries(state.agent, None)
                 agent = self._restored(_open_agent(self._tree), now, entries)
-            self._write(_HEAD, FilesState(VERSION, self._tree.base_id, tree, agent, parts))
+            self._write(_HEAD, FilesState(VERSION, self._tree.base_id, tree, agent, restored))
         return agent is not None
 
     def _restored_part(
