@@ -272,7 +272,12 @@ def test_random_work_against_a_model(image: Path, data: Path) -> None:
 
 
 STEPS = (
-    *("echo {n} > {p}", "rm -rf {p}", "mkdir -p {p}; echo {n} > {p}/in", "mv {p} {q}"),
+    *(
+        "test -p {p} || echo {n} > {p}",
+        "rm -rf {p}",
+        "mkdir -p {p}; echo {n} > {p}/in",
+        "mv {p} {q}",
+    ),
     *("chmod {m} {p}", "ln -f {p} {q}", "ln -s {n} {q}", "chown -h {u}:{u} {p}", "mkfifo {q}"),
     "rm -rf {p}; mkdir {p}; touch -d '2001-01-01 00:00:{s}' {p}",
 )
