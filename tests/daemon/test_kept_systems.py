@@ -206,6 +206,42 @@ def test_too_much_of_it_loses_no_work(image: Path, data: Path) -> None:
             assert do(client, back, "cat /workspace/w; test ! -e /big") == "work\n"
 
 
+def test_what_is_being_written_is_kept_as_at_one_moment(
+    client: httpx.Client, image: Path, shared: Daemon
+) -> None:
+    """Something writes all the time, first to the system and then to the tree: it stands still for
+    the copy, and goes on. Where nothing can stand still, the answer says so."""
+    space = make(client, image)
+    do(client, space, "busybox head -c 20000000 /dev/zero > /large")
+    # So many, without programs of their own, that on a busy machine too one of them always writes.
+    script = "for i in 1 2 3 4 5 6 7 8; do (while true; do echo $i > /w$i; done) & done; "
+    script += "n=0; while true; do n=$((n+1)); echo $n > /first; echo $n > second; done"
+    run = {"argv": ["sh", "-c", script]}
+    run_id = good(client.post(f"/v1/spaces/{space}/runs", json=run))["id"]
+    do(client, space, "until test -s second; do :; done")
+    if not _stands_still(client, space):
+        bad(client.post(f"/v1/spaces/{space}/checkpoints", json={}), 503, "tree_unavailable")
+        return
+    kept = [keep(client, space) for _ in range(3)]
+    for one in kept:
+        forked = fork(client, space, one)
+        seen = [do(client, forked, f"cat {path}").strip() for path in ("/first", "second")]
+        first, second = (int(one) if one else None for one in seen)
+        # One of both may be empty at that moment, as a shell writes.
+        assert None in (first, second) or second in (first, first - 1), (first, second)
+        assert (first, second) != (None, None)
+        remove(client, forked)
+    now = max(int(one or "0") for one in seen)
+    do(client, space, f'until test "0$(cat second)" -gt {now}; do :; done')
+    assert good(client.get(f"/v1/runs/{run_id}"))["state"] == "running"
+
+
+def _stands_still(client: httpx.Client, space: str) -> bool:
+    """Whether the kernel has a control group for it."""
+    used = good(client.get(f"/v1/spaces/{space}/usage", params={"disk": False}))
+    return used["pids"] is not None
+
+
 def test_too_large_a_system_takes_no_checkpoints_away(image: Path, data: Path) -> None:
     """They say so, and a rewind leaves it alone."""
     config = data / "config.toml"

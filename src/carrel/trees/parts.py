@@ -40,6 +40,9 @@ class Ids(Protocol):
         """Of a file's mode that are kept."""
         ...
 
+    @property
+    def folder_bits(self) -> int: ...
+
     def stored(self, owner: tuple[int, int]) -> Owner:
         """Whom its kept file belongs to on the disk: as layers have them."""
         ...
@@ -199,6 +202,7 @@ class OneOwner:
     """Everything in a tree is its owner's, and in bases the store's."""
 
     bits = 0o777
+    folder_bits = 0o3777
 
     def __init__(self, owner: Owner, store: Owner) -> None:
         self._owner = owner
@@ -217,7 +221,7 @@ class OneOwner:
 class _IdsOf:
     """Set-id bits stay: whoever makes them can have them, and they give nothing outside."""
 
-    bits = 0o7777
+    bits = folder_bits = 0o7777
 
     def __init__(self, system: System) -> None:
         self._system = system

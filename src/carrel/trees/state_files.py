@@ -29,7 +29,6 @@ from carrel.trees.writer import TreeWriter
 
 LEFT_FREE = 256 << 20
 """On the disk: states are a comfort, and fill no disk."""
-FOLDER_BITS = 0o3777
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK, stat.S_ISFIFO, stat.S_ISSOCK)
 
@@ -200,7 +199,7 @@ class Restoring:
         self._writer.give_to(owner)
         if stat.S_ISDIR(wanted.mode):
             self._writer.reach(path)
-            mode = wanted.mode & FOLDER_BITS
+            mode = wanted.mode & self._ids.folder_bits
             self._writer.note_folder(path, mode, wanted.mtime_ns, owner)
         elif wanted.is_file:
             self._make_file(path, wanted)

@@ -52,7 +52,7 @@ from carrel.trees.kept import (
 )
 from carrel.trees.layers import Layers
 from carrel.trees.parts import Ids, OneOwner, PartOf, Seen, SpacePart, no_parts
-from carrel.trees.state_files import FOLDER_BITS, Keeping, Restoring, is_kept, make_other
+from carrel.trees.state_files import Keeping, Restoring, is_kept, make_other
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
@@ -343,7 +343,7 @@ class SpaceStates:
                 writer.give_to(owner)
                 if stat.S_ISDIR(one.mode):
                     writer.reach(path)
-                    writer.note_folder(path, one.mode & FOLDER_BITS, one.mtime_ns, owner)
+                    writer.note_folder(path, one.mode & ids.folder_bits, one.mtime_ns, owner)
                 elif not one.mode:
                     hidden.hide(writer.folder(above), os.fsencode(last))
                 elif one.is_file:
