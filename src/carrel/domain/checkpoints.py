@@ -98,8 +98,8 @@ class States(Protocol):
         still: Callable[[], AbstractContextManager[object]] = nullcontext,
         parts: bool = True,
     ) -> StateSummary:
-        """Keeps what there is now. `without`: files of the agent's folder that are not kept. Without
-        `parts` it is only the tree, and going back to it leaves them be. When something is
+        """Keeps what there is now, but for the files of the agent's folder that `without` names.
+        Without `parts` it is only the tree, and going back to it leaves them be. When something is
         written meanwhile it looks again, `still`: in there, what runs in the space may be made to
         stand still. Raises `TooLarge` for more than so many new bytes,
         `TreeUnavailable` when something keeps on writing, and leaves nothing then."""
