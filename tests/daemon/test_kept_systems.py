@@ -39,6 +39,7 @@ echo mine > /etc/motd; rm /bin/true; mkdir -p /opt/a/b /var/lib/x; echo deep > /
 ln -s ../opt /var/link; mkfifo /var/pipe; printf 1 > /opt/one; ln /opt/one /opt/two
 rm -r /root; echo 'a file now' > /root; chmod 700 /opt/a; touch -d '2001-02-03 04:05:06' /opt/one
 chmod 750 /opt/a/b/c; chmod 1777 /var/lib/x; echo secret > /opt/k; chmod 600 /opt/k
+echo none > /opt/none; chmod 000 /opt/none
 """
 OWNERS = """
 chown 1234:1234 /opt/a/b/c /opt/k /bin/false; chown -h 7:8 /var/link; chown 9:10 /var/lib /etc
@@ -165,14 +166,19 @@ def test_a_fork_has_it_with_its_own_ids(client: httpx.Client, image: Path, share
     assert [one for one in (shared.data / "layers").iterdir() if one.name[0] != "."] == []
 
 
-def test_the_trash_brings_it_back(client: httpx.Client, image: Path) -> None:
+def test_the_trash_brings_it_back(client: httpx.Client, image: Path, shared: Daemon) -> None:
     space = make(client, image, name="desk")
     work(client, space)
     much = look(client, space)
     keep(client, space)
     do(client, space, "echo since > /opt/since")
     since = look(client, space)
+    upper = shared.data / "spaces" / space / "system/upper"
+    (since_is,) = {(upper / "opt/since").stat().st_ino}
     removal = remove(client, space)
+    # Nothing is copied that only has to get another name.
+    files = (shared.data / "trash" / space / "parts/files").iterdir()
+    assert since_is in {path.stat().st_ino for path in files}
     assert removal["kept"] and removal["kept"]["system"] > 5, removal
     listed = good(client.get("/v1/trash"))["trash"]
     (entry,) = [one for one in listed if one["space"]["id"] == space]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carrel.domain.environments import Port, SetupCommand
-from carrel.domain.trees import Change, Owner, TreeLayer
+from carrel.domain.trees import Change, Owner, TreeLayer, TreeUsage
 
 MOST_IDS = 65_536
 """That a system of an image counts with."""
@@ -187,6 +187,10 @@ class SystemMounts(Protocol):
 
     def changes(self, system: System) -> Iterator[Change]:
         """From its image, sorted by path. Raises `TreeUnavailable`."""
+        ...
+
+    def usage(self, system: System) -> TreeUsage:
+        """What it costs beside its image. Raises `TreeUnavailable`."""
         ...
 
     def drop(self, system: System) -> None:

@@ -31,7 +31,7 @@ from carrel.domain.runtimes import (
 )
 from carrel.domain.spaces import Space
 from carrel.domain.systems import CommandPlace, Part, System, SystemMounts
-from carrel.domain.trees import Change, Owner, Tree, TreeDriver, TreeLayer, TreeMount
+from carrel.domain.trees import Change, Owner, Tree, TreeDriver, TreeLayer, TreeMount, TreeUsage
 
 T = TypeVar("T")
 STILL_S = 30.0
@@ -152,6 +152,14 @@ class OpenSpaces:
         """All of its systems, first that of its image."""
         system = self.system(space)
         return () if system is None else (system,)
+
+    def disk_use(self, opened: OpenSpace) -> TreeUsage:
+        """What the space has written: in its tree, and in its systems. Blocking."""
+        found = [opened.driver.usage(opened.tree)]
+        if self._systems is not None:
+            found += [self._systems.usage(one) for one in self.systems(opened.space)]
+        files = sum(one.files_used for one in found)
+        return TreeUsage(sum(one.bytes_used for one in found), files)
 
     def system_changes(self, space: Space) -> Iterator[Change]:
         """How the first of them differs from its image. Blocking."""

@@ -720,7 +720,7 @@ class Spaces:
         tree = None
         if disk:
             async with self._looks.of(caller.account):
-                tree = await asyncio.to_thread(opened.driver.usage, opened.tree)
+                tree = await asyncio.to_thread(self._open_spaces.disk_use, opened)
         return SpaceUsage(space.space_id, together(used), tree)
 
     async def verify(self, caller: Caller, word: str) -> Proof:

@@ -73,6 +73,12 @@ class SpacePart(Protocol):
     def ids(self) -> Ids: ...
 
     @property
+    def own(self) -> Path:
+        """The folder of the disk with what was written, in which files have their own paths: some
+        of those that `open_root` shows."""
+        ...
+
+    @property
     def stays(self) -> frozenset[str]:
         """Folders with a mount in them, which are not removed."""
         ...
@@ -104,6 +110,7 @@ class SystemPart:
         self.ids: Ids = _IdsOf(system)
         self.name = name
         self.base_id = system.image_id
+        self.own = system.folder / UPPER
         self.layered = True
         self._layers = layers
         self._helper = helper
@@ -165,13 +172,13 @@ class VolumePart:
     layered = False
 
     def __init__(self, volume: Volume, name: str) -> None:
-        self._folder = volume.folder
+        self.own = volume.folder
         self.ids: Ids = _IdsOf(volume.system)
         self.name = name
 
     def open_root(self) -> int:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(self._folder, flags)
+        return os.open(self.own, flags)
 
     @contextlib.contextmanager
     def base(self) -> Iterator[Layers | None]:

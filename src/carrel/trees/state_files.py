@@ -6,10 +6,12 @@ that has not been touched is not read again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -21,15 +23,18 @@ from carrel.linux.reserve import free_room
 from carrel.trees.bundle_format import read_attributes
 from carrel.trees.bundles import set_attributes
 from carrel.trees.contents import STAT_BLOCK
+from carrel.trees.drivers.common import settle
 from carrel.trees.files import once_freed
-from carrel.trees.folders import Root
+from carrel.trees.folders import Root, open_own, split
 from carrel.trees.kept import KeptEntries, StateEntry, by_path, mark_of
+from carrel.trees.layers import TRUSTED
 from carrel.trees.parts import Ids, Seen
 from carrel.trees.writer import TreeWriter
 
 LEFT_FREE = 256 << 20
 """On the disk: states are a comfort, and fill no disk."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINK = (errno.EXDEV, errno.EMLINK, errno.EPERM)
 _KEPT = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK, stat.S_ISFIFO, stat.S_ISSOCK)
 
 
@@ -43,10 +48,43 @@ class Keeping:
     def __init__(self, objects: Path, max_bytes: int) -> None:
         self._objects = objects
         self._left = max_bytes
+        self._going: Root | None = None
+        self.sure: set[bytes] = set()
+        """Copies that were begun after their files had been touched last, by us: an ordinary user
+        is let into a file without permissions by a new mode alone."""
         self._made: dict[bytes, int] = {}
         """The names of the copies, and what each takes."""
         self._linked: dict[tuple[int, int], bytes] = {}
         """Of files with several names, by their inode."""
+
+    @contextlib.contextmanager
+    def taking_over(self, folder: Path) -> Iterator[None]:
+        """Within, files of this folder are not copied, but get a further name: of a space that
+        goes, in which nothing runs any more."""
+        with Root.at(folder) as going:
+            self._going = going
+            try:
+                yield
+            finally:
+                self._going = None
+
+    def _take_over(self, path: str, status: os.stat_result, target: Path) -> bool:
+        """Not what has its bytes elsewhere: in the image, after a change of its mode say."""
+        going = self._going
+        there = going.status(path) if going is not None else None
+        if going is None or there is None or not stat.S_ISREG(there.st_mode):
+            return False
+        bare = there.st_size != status.st_size or there.st_mtime_ns != status.st_mtime_ns
+        if bare or going.xattr(path, f"{TRUSTED}metacopy") is not None:
+            return False
+        above, name = split(path)
+        try:
+            os.link(name, target, src_dir_fd=going.folder(above), follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return False
+        return True
 
     @property
     def bytes_new(self) -> int:
@@ -98,6 +136,10 @@ class Keeping:
                 return self._linked[inode], status
             name = secrets.token_hex(10).encode()
             self._count(name, status.st_blocks * STAT_BLOCK)
+            if self._take_over(path, status, self._objects / os.fsdecode(name)):
+                self._note_linked(inode, status, name)
+                return name, status
+            status = self._calm(source, status, name)
             # Begins to write it out. Until then a program that has it mapped can write to it again
             # without a new ctime.
             begin_write_out(source, status.st_size)
@@ -110,9 +152,21 @@ class Keeping:
                     owner = ids.stored(ids.inside(status))
                     os.fchown(copy, owner.uid, owner.gid)
                 os.fchmod(copy, status.st_mode & ids.bits)
+        self._note_linked(inode, status, name)
+        return name, status
+
+    def _calm(self, source: int, status: os.stat_result, name: bytes) -> os.stat_result:
+        if os.geteuid() == 0 or status.st_mode & stat.S_IRUSR:
+            return status
+        settle(self._objects.parent)
+        now = os.fstat(source)
+        if now.st_ctime_ns == status.st_ctime_ns:
+            self.sure.add(name)
+        return now
+
+    def _note_linked(self, inode: tuple[int, int], status: os.stat_result, name: bytes) -> None:
         if status.st_nlink > 1:
             self._linked[inode] = name
-        return name, status
 
     def _count(self, name: bytes, size: int) -> None:
         self._made[name] = size
@@ -210,9 +264,7 @@ class Restoring:
         if (first := self._linked.setdefault(wanted.content, path)) != path:
             self._writer.link(path, first)
             return
-        with Descriptor(
-            os.open(self._objects / os.fsdecode(wanted.content), os.O_RDONLY | os.O_NOFOLLOW)
-        ) as source:
+        with Descriptor(open_kept(self._objects / os.fsdecode(wanted.content))) as source:
             mode = wanted.mode & self._ids.bits
             self._writer.write(path, lambda target: _copy(source, target, mode))
 
@@ -233,6 +285,15 @@ class Restoring:
                 self._writer.write(path, lambda target: _copy(source, target, bits, mtime_ns))
         elif stat.S_ISLNK(mode):
             self._writer.symlink(path, content.root.link(content.path), mtime_ns)
+
+
+def open_kept(path: Path) -> int:
+    """A kept file, which has the mode of the one that it is a copy of."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except PermissionError:
+        with Descriptor(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as place:
+            return open_own(place)
 
 
 def _copy(source: int, target: int, mode: int, mtime_ns: int | None = None) -> None:

@@ -52,7 +52,8 @@ from carrel.trees.kept import (
 )
 from carrel.trees.layers import Layers
 from carrel.trees.parts import Ids, OneOwner, PartOf, Seen, SpacePart, no_parts
-from carrel.trees.state_files import Keeping, Restoring, is_kept, make_other
+from carrel.trees.paths import sync_folder
+from carrel.trees.state_files import Keeping, Restoring, is_kept, make_other, open_kept
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
@@ -144,7 +145,7 @@ class SpaceStates:
                 found = self._kept(keeping, known, agent, without)
                 if found is not None and self._is_still(found, settled, without):
                     return found
-                known = before if found is None else _untouched(found, settled)
+                known = before if found is None else _untouched(found, settled, keeping.sure)
                 keeping.forget(but={one.content for one in known.files()})
         raise TreeUnavailable(
             "Something in the space keeps on writing, so there is no one state of it.",
@@ -395,7 +396,10 @@ class SpaceStates:
             objects.mkdir(mode=0o700, parents=True)
             before = self._read(_HEAD)
             keeping = Keeping(objects, max_bytes)
-            parts = {name: self._kept_part(keeping, before, name) for name in self._parts}
+            parts = {}
+            for name, part in self._parts.items():
+                with keeping.taking_over(part.own):
+                    parts[name] = self._kept_part(keeping, before, name)
             state = FilesState(VERSION, self._tree.base_id, parts=parts)
             used = keeping.bytes_new
             for one in {one.content: one for one in state.files()}.values():
@@ -407,6 +411,12 @@ class SpaceStates:
                     used += size
                     os.link(kept, path)
             write_state(target / _STATE, state)
+            # All at the end: the first has the disk write down what it knows of the others.
+            for path in (*objects.iterdir(), target / _STATE):
+                with Descriptor(open_kept(path)) as file:
+                    os.fsync(file)
+            sync_folder(objects)
+            sync_folder(target)
         return PartsKept(used, sum(not stat.S_ISDIR(one.mode) for one in _all_parts(state)))
 
     def unpack_parts(self, source: Path) -> None:
@@ -506,11 +516,11 @@ def _has_files(part: SpacePart) -> bool:
         )
 
 
-def _untouched(state: FilesState, settled_ns: int) -> FilesState:
+def _untouched(state: FilesState, settled_ns: int, sure: Collection[bytes]) -> FilesState:
     """What nobody can have touched since then without a newer mark."""
 
     def old(entries: Iterable[StateEntry]) -> tuple[StateEntry, ...]:
-        return tuple(one for one in entries if one.mark[1] < settled_ns)
+        return tuple(one for one in entries if one.mark[1] < settled_ns or one.content in sure)
 
     parts = {name: old(entries) for name, entries in state.parts.items()}
     agent = None if state.agent is None else old(state.agent)

@@ -18,14 +18,15 @@ from pathlib import Path
 from carrel.domain.errors import ImageInvalid, TreeDamaged
 from carrel.domain.launching import MountHelper, OverlayMount
 from carrel.domain.systems import ImageAccount, Part, System
-from carrel.domain.trees import Change, TreeLayer
+from carrel.domain.trees import Change, TreeLayer, TreeUsage
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import RANGE, open_ids
 from carrel.linux.mounts import Overlay
 from carrel.linux.openat2 import open_beneath
-from carrel.trees.drivers.common import tree_errors
+from carrel.trees.drivers.common import all_blocks, measure, tree_errors
 from carrel.trees.drivers.overlay import BackgroundCloser, attached, no_id_maps
+from carrel.trees.folders import Root
 from carrel.trees.parts import BELOW, UPPER, SpacePart, SystemPart, part_of
 from carrel.trees.removal import remove_tree
 from carrel.trees.shared_layers import SharedLayers
@@ -94,6 +95,13 @@ class Systems:
         part = SystemPart(system, system.folder.name, self._layers, self._helper)
         with tree_errors("compare the system"):
             yield from part.changes()
+
+    def usage(self, system: System) -> TreeUsage:
+        with tree_errors("measure the system"):
+            if not (system.folder / UPPER).is_dir():
+                return TreeUsage(0, 0)
+            with Root.at(system.folder / UPPER) as root:
+                return measure(root, all_blocks)
 
     def drop(self, system: System) -> None:
         """Idempotent, whatever there is of it."""
