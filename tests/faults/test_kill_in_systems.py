@@ -23,7 +23,7 @@ from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.systems import CommandPlace
 from carrel.service.checkpoints import ForkRequest
 from carrel.trees.shared_layers import SharedLayers
-from carrel.trees.state_files import Keeping, Restoring
+from carrel.trees.state_files import FileKeeping, Restoring
 from carrel.trees.states import SpaceStates
 from tests.busybox import busybox_image
 from tests.daemon.test_kept_systems import LOOK, MUCH, OWNERS
@@ -43,7 +43,7 @@ MOST_STEPS = 120
 WORK = MUCH + (OWNERS if os.geteuid() == 0 else "") + "echo work > /workspace/w"
 STEPS = (
     *((SpaceStates, "_write"), (SpaceStates, "_fill_layer"), (SpaceStates, "keep_only")),
-    *((Restoring, "_make"), (Keeping, "_file"), (SharedLayers, "lend"), (SharedLayers, "tidy")),
+    *((Restoring, "_make"), (FileKeeping, "_file"), (SharedLayers, "lend"), (SharedLayers, "tidy")),
     *((SpaceStates, "pack_parts"), (SpaceStates, "unpack_parts"), (Trash, "purge")),
 )
 

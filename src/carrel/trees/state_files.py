@@ -42,7 +42,7 @@ def is_kept(status: os.stat_result) -> bool:
     return any(kind(status.st_mode) for kind in _KEPT)
 
 
-class Keeping:
+class FileKeeping:
     """Copies of files, of one state that is being kept."""
 
     def __init__(self, objects: Path, max_bytes: int) -> None:

@@ -53,7 +53,7 @@ from carrel.trees.kept import (
 from carrel.trees.layers import Layers
 from carrel.trees.parts import Ids, OneOwner, PartOf, Seen, SpacePart, no_parts
 from carrel.trees.paths import sync_folder
-from carrel.trees.state_files import Keeping, Restoring, is_kept, make_other, open_kept
+from carrel.trees.state_files import FileKeeping, Restoring, is_kept, make_other, open_kept
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
@@ -91,7 +91,7 @@ class SpaceStates:
         found = (self._part_of(part, tree.folder) for part in parts)
         return {part.name: part for part in found}
 
-    # Keeping
+    # FileKeeping
 
     def take(
         self,
@@ -109,7 +109,7 @@ class SpaceStates:
         with tree_errors("keep the state"):
             self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
             before = self._read(_HEAD)
-            keeping = Keeping(self._objects, max_bytes)
+            keeping = FileKeeping(self._objects, max_bytes)
             try:
                 found = self._at_one_moment(keeping, before, agent, frozenset(without), still)
                 self._write(name, found)
@@ -128,7 +128,7 @@ class SpaceStates:
 
     def _at_one_moment(
         self,
-        keeping: Keeping,
+        keeping: FileKeeping,
         before: FilesState,
         agent: bool,
         without: frozenset[str],
@@ -153,7 +153,7 @@ class SpaceStates:
         )
 
     def _kept(
-        self, keeping: Keeping, before: FilesState, agent: bool, without: frozenset[str]
+        self, keeping: FileKeeping, before: FilesState, agent: bool, without: frozenset[str]
     ) -> FilesState | None:
         """None when something went while it was read."""
         try:
@@ -168,7 +168,9 @@ class SpaceStates:
             return None
         return FilesState(VERSION, self._tree.base_id, tree, own, parts)
 
-    def _kept_part(self, keeping: Keeping, before: FilesState, name: str) -> tuple[StateEntry, ...]:
+    def _kept_part(
+        self, keeping: FileKeeping, before: FilesState, name: str
+    ) -> tuple[StateEntry, ...]:
         part = self._parts[name]
         with Root(part.open_root()) as root:
             return keeping.all(root, part.now(root), before.parts.get(name, ()), part.ids)
@@ -395,7 +397,7 @@ class SpaceStates:
             objects = target / FILES
             objects.mkdir(mode=0o700, parents=True)
             before = self._read(_HEAD)
-            keeping = Keeping(objects, max_bytes)
+            keeping = FileKeeping(objects, max_bytes)
             parts = {}
             for name, part in self._parts.items():
                 with keeping.taking_over(part.own):
