@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from carrel.cleanup.trash import Trash
+from carrel.domain.checkpoints import PartsKept
 from carrel.domain.cleanup import Bundle
 from carrel.domain.collaborators import TrashCan
 from carrel.domain.errors import SpaceInvalid, SpaceNotFound, TooLarge, TreeDamaged
@@ -241,3 +242,56 @@ def test_both(trash: Trash) -> None:
     old = entry(AGE_S + 1, BUDGET)
     fitting = entry(1, BUDGET)
     assert trash.expire([fitting, old], NOW) == [old]
+
+
+class Installed:
+    """A system with so many bytes in it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def has_parts_to_keep(self) -> bool:
+        return True
+
+    def pack_parts(self, target: Path, max_bytes: int) -> PartsKept:
+        target.mkdir()
+        (target / "file").write_bytes(bytes(min(self.size, max_bytes)))
+        if self.size > max_bytes:
+            raise TooLarge("too large")
+        return PartsKept(self.size, 1)
+
+    def unpack_parts(self, source: Path) -> None:
+        assert (source / "file").stat().st_size == self.size
+
+
+def test_systems_go_before_work(rig: Rig, trash: Trash, folder: Path) -> None:
+    kept = []
+    for number in range(4):
+        tree = rig.tree(rig.base_of(None))
+        change(rig, tree, b"work")
+        found = trash.keep(space_of(tree), tree, rig.driver, Installed(BUDGET // 3))
+        assert found is not None and found.system == 1
+        kept.append(dataclasses.replace(found, trashed_at=NOW + number))
+    lighter = trash.lighten(kept)
+    assert [one.space.space_id for one in lighter] == [one.space.space_id for one in kept[:2]]
+    for one in lighter:
+        trash.drop_system(one)
+        trash.drop_system(one)
+        assert (one.system, one.system_bytes) == (0, 0) and one.bytes_kept < BUDGET // 3
+        assert os.listdir(folder / one.space.space_id) == ["changes"]
+    left = [*lighter, *kept[2:]]
+    assert trash.lighten(left) == [] and trash.expire(left, NOW) == []
+    fresh = rig.tree(rig.base_of(None))
+    trash.restore(kept[3], fresh, rig.driver, Installed(BUDGET // 3))
+    assert rig.act(fresh, lambda: Path("file").read_bytes()) == b"work"
+
+
+def test_what_is_too_large_beside_the_work_leaves_nothing(
+    rig: Rig, tree: Tree, trash: Trash, folder: Path
+) -> None:
+    change(rig, tree)
+    with pytest.raises(TooLarge):
+        trash.keep(space_of(tree), tree, rig.driver, Installed(BUDGET))
+    assert list(folder.rglob("file")) == []
+    kept = trash.keep(space_of(tree), tree, rig.driver)
+    assert kept is not None and kept.system == 0

@@ -45,6 +45,7 @@ from carrel.runtimes.process import ProcessRuntime
 from carrel.runtimes.proof import Prover
 from carrel.runtimes.recordings import FileRecordings, Readers
 from carrel.runtimes.sandbox import Identities
+from carrel.trees.shared_layers import SharedLayers
 from carrel.trees.systems import Systems
 from tests.container_engines import docker_socket, forget_podman, missing
 from tests.etc import share_etc
@@ -113,7 +114,7 @@ class Rig:
         self.identities = Identities(self.data)
         self.cgroups = Cgroups()
         self.readers = Readers(self.launcher)
-        self.systems = Systems(self.launcher)
+        self.systems = Systems(self.launcher, SharedLayers(self.data / "layers"))
         self.runtime = self.make_runtime()
 
     def make_runtime(self) -> LocalRuntime:

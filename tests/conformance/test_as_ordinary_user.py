@@ -59,6 +59,11 @@ def test_images(ordinary_user: Account, data: Path) -> None:
     )
 
 
+def test_kept_systems(ordinary_user: Account, data: Path) -> None:
+    words = () if EXHAUSTIVE else ("-k", "there or fork")
+    _suite(ordinary_user, data, "tests/daemon/test_kept_systems.py", *words)
+
+
 def test_ports(ordinary_user: Account, data: Path) -> None:
     _suite(ordinary_user, data, "tests/conformance/test_ports.py", "-k", "not container")
 

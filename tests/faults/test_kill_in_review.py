@@ -27,7 +27,8 @@ from carrel.review.project import ProjectRepository
 from carrel.review.work import WorkRepositories
 from carrel.service.checkpoints import ForkRequest
 from carrel.service.takes import TakeRequest
-from carrel.trees.states import SpaceStates, _Restoring
+from carrel.trees.state_files import Restoring
+from carrel.trees.states import SpaceStates
 from tests.etc import share_etc
 from tests.faults.rig import everything
 from tests.faults.test_kill_in_landing import CHILD_S, StepKiller
@@ -46,7 +47,7 @@ LOOK = (
 )
 STEPS = (
     *((SpaceStates, "_write"), (SpaceStates, "_fill_layer"), (SpaceStates, "keep_only")),
-    *((_Restoring, "_make"), (WorkRepositories, "keep"), (WorkRepositories, "forget")),
+    *((Restoring, "_make"), (WorkRepositories, "keep"), (WorkRepositories, "forget")),
     *((ProjectRepository, "move"), (CheckoutWriter, "bring")),
 )
 

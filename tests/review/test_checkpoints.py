@@ -176,7 +176,7 @@ async def test_a_failed_rewind_leaves_all_as_it_was(
     real = SpaceStates.put_back
     left = [1]
 
-    def put_back(self: SpaceStates, name: str) -> bool:
+    def put_back(self: SpaceStates, name: str, **_more: bool) -> bool:
         done = real(self, name)
         if left.pop() if left else 0:
             raise InsufficientDisk("There is no room.")
@@ -340,7 +340,7 @@ async def test_a_rewind_that_failed_is_not_done_later(
             assert await said(services, space, "cat notes.txt") == "two\n"
 
 
-def _no_room(*_args: object) -> bool:
+def _no_room(*_args: object, **_more: object) -> bool:
     raise InsufficientDisk("There is no room.")
 
 
@@ -419,7 +419,7 @@ async def test_nothing_is_taken_of_what_is_being_rewound(
     going, may_go = threading.Event(), threading.Event()
     real = SpaceStates.put_back
 
-    def put_back(self: SpaceStates, name: str) -> bool:
+    def put_back(self: SpaceStates, name: str, **_more: bool) -> bool:
         going.set()
         assert may_go.wait(RUN_S)
         return real(self, name)

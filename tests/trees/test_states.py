@@ -302,6 +302,30 @@ def test_what_a_program_has_mapped_is_kept(any_rig: Rig, base: Base) -> None:
             assert (content[size // 2], content[-1]) == (number, number), size
 
 
+def test_a_file_that_its_owner_may_not_read(any_rig: Rig, base: Base) -> None:
+    """To look into it, its own user has to change its mode, and with that its ctime."""
+    tree = any_rig.tree(base)
+
+    def act() -> None:
+        Path("closed").write_text("1")
+        os.chmod("closed", 0)
+
+    def seen() -> tuple[int, str]:
+        mode = os.lstat("closed").st_mode
+        os.chmod("closed", 0o600)
+        return mode & 0o777, Path("closed").read_text()
+
+    any_rig.act(tree, act)
+    agent_folder(any_rig, tree)
+    kept = kept_of(any_rig, tree)
+    kept.take("kept", agent=True, max_bytes=BIG)
+    assert any_rig.act(fork(any_rig, tree, "kept"), seen) == (0, "1")
+    any_rig.act(tree, lambda: os.unlink("closed"))
+    kept.put_back("kept")
+    assert kept.take("again", agent=True, max_bytes=BIG).changed == 0
+    assert any_rig.act(tree, seen) == (0, "1")
+
+
 def test_a_state_is_written_whole(
     any_rig: Rig, base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from carrel.domain.systems import ImageAccount
+from carrel.trees.shared_layers import SharedLayers
 from carrel.trees.systems import Systems
 
 
@@ -27,4 +28,4 @@ def test_what_every_command_gets_of_it_is_plain(
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text(f"{line}\n")
     wanted = "root" if line.startswith("root") else "0"
-    assert Systems(helper).account(tmp_path, wanted) == found
+    assert Systems(helper, SharedLayers(tmp_path / "layers")).account(tmp_path, wanted) == found

@@ -246,7 +246,7 @@ OPERATIONS = (
         answer="ChangeList",
         again=True,
         long=True,
-        errors=(*SPACE, *CHANGING),
+        errors=(*SPACE, *CHANGING, "space_invalid"),
     ),
     Operation(
         *("spaces.usage", "GET", "/v1/spaces/{space}/usage", "hidden"),

@@ -32,6 +32,8 @@ from carrel.domain.events import Event, EventType
 from carrel.domain.ids import space_of
 from carrel.domain.runtimes import LimitHit, LimitsChanged
 from carrel.domain.spaces import Space
+from carrel.domain.systems import Part
+from carrel.domain.trees import Tree, TreeDriver
 from carrel.environments.discovery import asks_for_setup
 from carrel.environments.engines.catalogue import Engines
 from carrel.environments.engines.maker import ProjectImages
@@ -126,10 +128,12 @@ from carrel.ssh.keys import SshFiles
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
 from carrel.trees.download_caches import DownloadCaches
+from carrel.trees.drivers.overlay import LAYERS
 from carrel.trees.git.personal import PersonalGit
 from carrel.trees.git.version import merging_git
 from carrel.trees.removal import remove_tree
 from carrel.trees.review import TreeReviews
+from carrel.trees.shared_layers import SharedLayers
 from carrel.trees.states import SpaceStates
 from carrel.trees.systems import Systems
 
@@ -281,7 +285,12 @@ def _assemble(
     downloads = DownloadCaches(
         settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
     )
-    images, systems = app.images, Systems(app.launcher)
+    images = app.images
+    systems = Systems(app.launcher, SharedLayers(settings.data / LAYERS))
+
+    def states_of(driver: TreeDriver, tree: Tree, parts: tuple[Part, ...]) -> SpaceStates:
+        return SpaceStates(driver, tree, app.bases.get(tree.base_id), parts, systems.part)
+
     open_spaces = OpenSpaces(
         *(folder, machine, agents.agent_folders, own_program(), downloads),
         edits=app.edits,
@@ -294,6 +303,7 @@ def _assemble(
     reviews = SpaceReviews(open_spaces, tree_reviews)
     remover = Remover(
         *(app.identities, open_spaces, journal, reviews, trash, downloads, images, remove_tree),
+        states_of=states_of,
         locks=shared.locks,
     )
     creator = Creator(
@@ -328,6 +338,7 @@ def _assemble(
                 remover,
                 runs,
                 trash,
+                states_of,
                 shared,
                 policy,
                 frontends,
@@ -431,7 +442,7 @@ def _assemble(
     comments = Comments(store, journal, spaces, files, turns, shared, comment_lines)
     checkpoints = Checkpoints(
         *(store, journal, spaces, open_spaces, shared, turns),
-        lambda driver, tree: SpaceStates(driver, tree, app.bases.get(tree.base_id)),
+        states_of,
         CheckpointBudget(settings.checkpoints, settings.checkpoint_bytes),
     )
     turns.after_turn = checkpoints.after_turn

@@ -14,8 +14,10 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from carrel.domain.checkpoints import PartsKept, PartStates
 from carrel.domain.cleanup import Bundler
 from carrel.domain.errors import InsufficientDisk, SpaceInvalid, SpaceNotFound, TreeUnavailable
 from carrel.domain.ids import is_id
@@ -23,6 +25,7 @@ from carrel.domain.spaces import Space, Trashed
 from carrel.domain.trees import Tree, TreeDriver
 
 _CHANGES = "changes"
+_PARTS = "parts"
 
 
 class Trash:
@@ -44,7 +47,9 @@ class Trash:
         self._bundler = bundler
         self._clock = clock
 
-    def keep(self, space: Space, tree: Tree, driver: TreeDriver) -> Trashed | None:
+    def keep(
+        self, space: Space, tree: Tree, driver: TreeDriver, parts: PartStates | None = None
+    ) -> Trashed | None:
         """None when nothing was changed. What was kept of the space before is replaced.
 
         Raises `TooLarge` when it is more than the budget, `InsufficientDisk`, and what the
@@ -60,16 +65,23 @@ class Trash:
             bundle = self._bundler.pack(
                 driver, tree, space.base_id, folder / _CHANGES, self._budget_bytes
             )
+            kept = PartsKept(0, 0)
+            if parts is not None:
+                kept = parts.pack_parts(folder / _PARTS, self._budget_bytes - bundle.bytes)
         except BaseException:
+            self._remove(folder / _PARTS)
             with contextlib.suppress(OSError):
                 folder.rmdir()
             raise
-        if not bundle.changes:
+        if not bundle.changes and not kept.files:
             self._remove(folder)
             return None
-        return Trashed(space, self._clock(), bundle.bytes, bundle.changes)
+        size = bundle.bytes + kept.bytes
+        return Trashed(space, self._clock(), size, bundle.changes, kept.files, kept.bytes)
 
-    def restore(self, trashed: Trashed, tree: Tree, driver: TreeDriver) -> None:
+    def restore(
+        self, trashed: Trashed, tree: Tree, driver: TreeDriver, parts: PartStates | None = None
+    ) -> None:
         """Into a fresh tree of the same base; what is kept stays. Raises `SpaceNotFound`
         when it is gone, `TreeDamaged`, and what the tree's driver raises."""
         bundle = self._place(trashed.space.space_id) / _CHANGES
@@ -79,10 +91,28 @@ class Trash:
                 hint="They were older than the trash keeps them, or somebody removed them.",
             )
         self._bundler.restore(driver, tree, bundle)
+        if parts is not None:
+            parts.unpack_parts(self._place(trashed.space.space_id) / _PARTS)
 
     def purge(self, trashed: Trashed) -> None:
         """For good; nothing there is fine."""
         self._remove(self._place(trashed.space.space_id))
+
+    def lighten(self, entries: Sequence[Trashed]) -> list[Trashed]:
+        """Systems go before anybody's work: what was installed can be installed again."""
+        rest = Counter[str]()
+        for one in entries:
+            rest[_whose(one)] += one.bytes_kept
+        lighter = []
+        for one in sorted(entries, key=lambda one: (one.trashed_at, one.space.space_id)):
+            if one.system_bytes and rest[_whose(one)] > self._budget_bytes:
+                rest[_whose(one)] -= one.system_bytes
+                left = one.bytes_kept - one.system_bytes
+                lighter.append(replace(one, bytes_kept=left, system=0, system_bytes=0))
+        return lighter
+
+    def drop_system(self, trashed: Trashed) -> None:
+        self._remove(self._place(trashed.space.space_id) / _PARTS)
 
     def expire(self, entries: Sequence[Trashed], now: float) -> list[Trashed]:
         """Which are to be purged, the oldest first: what is too old, and then of each who

@@ -270,10 +270,11 @@ class AsyncSpace:
 
     # Looking
 
-    async def changes(self) -> list[models.Change]:
-        """What differs from its base."""
+    async def changes(self, *, system: bool = False) -> list[models.Change]:
+        """What differs from its base; with `system`, from its image, in the system."""
+        query = [("system", system)]
         return await self._link.call(
-            list[models.Change], "spaces.changes", self.id, member="changes"
+            list[models.Change], "spaces.changes", self.id, query=query, member="changes"
         )
 
     async def diff(

@@ -261,9 +261,12 @@ class Space:
 
     # Looking
 
-    def changes(self) -> list[models.Change]:
-        """What differs from its base."""
-        return self._link.call(list[models.Change], "spaces.changes", self.id, member="changes")
+    def changes(self, *, system: bool = False) -> list[models.Change]:
+        """What differs from its base; with `system`, from its image, in the system."""
+        query = [("system", system)]
+        return self._link.call(
+            list[models.Change], "spaces.changes", self.id, query=query, member="changes"
+        )
 
     def diff(
         self, *paths: str, ignored: bool = False, to: str = "", since: str = ""

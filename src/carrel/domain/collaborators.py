@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from carrel.domain.checkpoints import PartStates
 from carrel.domain.cleanup import Action
 from carrel.domain.environments import HomeTools, PackageSettings
 from carrel.domain.files import Files
@@ -238,13 +239,27 @@ class WorkFolders(Protocol):
 class TrashCan(Protocol):
     """What is kept of removed spaces. Blocking; the records are the caller's to write."""
 
-    def keep(self, space: Space, tree: Tree, driver: TreeDriver) -> Trashed | None:
-        """None: nothing was changed. `TooLarge` when it would be more than the budget."""
+    def keep(
+        self, space: Space, tree: Tree, driver: TreeDriver, parts: PartStates | None = None
+    ) -> Trashed | None:
+        """`parts`: what it has beside its tree and is to be kept. None: nothing was changed.
+        `TooLarge` when it would be more than the budget."""
         ...
 
-    def restore(self, trashed: Trashed, tree: Tree, driver: TreeDriver) -> None: ...
+    def restore(
+        self, trashed: Trashed, tree: Tree, driver: TreeDriver, parts: PartStates | None = None
+    ) -> None: ...
 
     def purge(self, trashed: Trashed) -> None:
+        """Idempotent."""
+        ...
+
+    def lighten(self, entries: Sequence[Trashed]) -> builtins.list[Trashed]:
+        """Beyond the budget, systems go before anybody's work: the records as they are without, of
+        the oldest."""
+        ...
+
+    def drop_system(self, trashed: Trashed) -> None:
         """Idempotent."""
         ...
 

@@ -503,6 +503,21 @@ class EagerRuntime(Protocol):
 
 
 @runtime_checkable
+class StillRuntime(Protocol):
+    """A runtime that can have a sandbox stand still, while its files are copied say."""
+
+    async def pause(self, sandbox: Sandbox, seconds: float) -> bool:
+        """Returns when nothing runs in it any more; commands that are to start wait. It goes on by
+        itself after so long. False: it cannot be done here, or not all stood still. Raises
+        `LauncherUnavailable`."""
+        ...
+
+    async def resume(self, sandbox: Sandbox) -> None:
+        """Idempotent. Raises `LauncherUnavailable`."""
+        ...
+
+
+@runtime_checkable
 class WarmRuntime(Protocol):
     """A runtime that can fork commands from a process that has loaded what they need."""
 

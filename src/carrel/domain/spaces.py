@@ -301,12 +301,16 @@ class Trashed:
     trashed_at: float
     bytes_kept: int
     changes: int
+    system: int = 0
+    """Files that are kept of its system, beside these."""
+    system_bytes: int = 0
+    """Of `bytes_kept`, what these take."""
 
 
 @dataclass(frozen=True)
 class Removal:
     """What a removal did. `kept` is what `undelete` can bring back, if there was something
-    to keep; `lost` says in a sentence why there is not."""
+    to keep; `lost` says in a sentence why there is not, or not all of it."""
 
     space_id: str
     changes: int

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from carrel.domain.environments import Port, SetupCommand
-from carrel.domain.trees import Owner
+from carrel.domain.trees import Change, Owner, TreeLayer, TreeUsage
+
+MOST_IDS = 65_536
+"""That a system of an image counts with."""
+MOUNTED = (
+    *("proc", "sys", "dev", "tmp", "workspace", "run/carrel"),
+    *("etc/hosts", "etc/hostname", "etc/resolv.conf"),
+)
+"""Where every sandbox with a system mounts something, relative to that."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,9 @@ class System:
     home: str = "/root"
     shell: str = "/bin/sh"
     env: Mapping[str, str] = field(default_factory=dict)
+    mounted: tuple[str, ...] = ()
+    """Where its sandbox mounts things beside `MOUNTED`, relative to its root. What is there is no
+    part of the system: removing it would take the mounts away from a sandbox that runs."""
 
     @property
     def root(self) -> Path:
@@ -59,11 +70,40 @@ class System:
             gid, self.gid, self.owner.gid, self.first_id
         )
 
+    def inside(self, uid: int, gid: int) -> tuple[int, int]:
+        """Ids of the host, or of the files of the image, as the image has them. Those of nobody in
+        there are its root's."""
+        return _inside(uid, self.uid, self.owner.uid, self.first_id), _inside(
+            gid, self.gid, self.owner.gid, self.first_id
+        )
+
 
 def _shown(number: int, own: int, host: int, first: int | None) -> int:
     if number == own or first is None:
         return host
     return first + number
+
+
+def _inside(number: int, own: int, host: int, first: int | None) -> int:
+    if first is None or number == host:
+        return own
+    if number < MOST_IDS:
+        return number
+    return number - first if first <= number < first + MOST_IDS else 0
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A plain folder of a space, which its sandboxes show."""
+
+    folder: Path
+    """Below the space's folder."""
+    system: System
+    """Whose ids it has."""
+
+
+Part = System | Volume
+"""What belongs to a space beside its tree: checkpoints, forks and the trash have it."""
 
 
 class CommandPlace(StrEnum):
@@ -140,8 +180,17 @@ class SystemMounts(Protocol):
         `ImageInvalid` for one that is not there."""
         ...
 
-    def ensure(self, system: System) -> None:
-        """Makes and mounts it; idempotent. Raises `TreeDamaged`, `TreeUnavailable`."""
+    def ensure(self, system: System, layer: TreeLayer | None = None) -> None:
+        """Makes and mounts it; idempotent. A new one begins with the `layer` above its image.
+        Raises `TreeDamaged`, `TreeUnavailable`."""
+        ...
+
+    def changes(self, system: System) -> Iterator[Change]:
+        """From its image, sorted by path. Raises `TreeUnavailable`."""
+        ...
+
+    def usage(self, system: System) -> TreeUsage:
+        """What it costs beside its image. Raises `TreeUnavailable`."""
         ...
 
     def drop(self, system: System) -> None:

@@ -397,6 +397,18 @@ class Engine:
             still = still and reply.get("still", True)
         return still
 
+    async def pause(self, sandbox: Sandbox, seconds: float) -> bool:
+        """By its control groups alone: a signal is something that its programs can see."""
+        members = self._requests.members(sandbox)
+        if not members["groups"]:
+            return False
+        fields: messages.PauseRequest = {**members, "seconds": seconds}
+        reply, _ = await self._launcher.ask("pause", fields, [])
+        return reply.get("problem") is None and bool(reply.get("still", False))
+
+    async def resume(self, sandbox: Sandbox) -> None:
+        await self._launcher.ask("resume", self._requests.members(sandbox), [])
+
     async def _end_all(self, sandbox: Sandbox, reason: str) -> None:
         """As a stop, but for the limits: the next command finds the sandbox as it was."""
         fields = self._requests.stop(sandbox, 0.0, reason)
@@ -548,6 +560,12 @@ class EngineRuntime(ABC):
 
     async def stop(self, sandbox: Sandbox, grace_s: float = 2.0) -> None:
         await self._engine.stop(sandbox, grace_s)
+
+    async def pause(self, sandbox: Sandbox, seconds: float) -> bool:
+        return await self._engine.pause(sandbox, seconds)
+
+    async def resume(self, sandbox: Sandbox) -> None:
+        await self._engine.resume(sandbox)
 
     async def _run_probe(
         self, sandbox: Sandbox, tree: TreeMount, targets: dict[str, Any], command: Command

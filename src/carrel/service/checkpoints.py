@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from carrel.domain.access import LOCAL, Caller, ScopeKind
-from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind, States
+from carrel.domain.checkpoints import START, Checkpoint, CheckpointKind, States, StateSummary
 from carrel.domain.errors import (
     CarrelError,
     CheckpointNotFound,
@@ -30,11 +32,12 @@ from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
 from carrel.domain.store import Forget, Store
+from carrel.domain.systems import Part
 from carrel.domain.trees import Tree, TreeDriver, TreeLayer
 from carrel.domain.turns import Continuation, Turn
 from carrel.service.access import realm_of
 from carrel.service.journal import Journal
-from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.open_spaces import STILL_S, OpenSpace, OpenSpaces
 from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
@@ -50,7 +53,7 @@ _THINNED = 10
 """Removed at once, when there are too many: what they share with others is to be looked for."""
 _log = logging.getLogger("carrel")
 
-StatesOf = Callable[[TreeDriver, Tree], States]
+StatesOf = Callable[[TreeDriver, Tree, tuple[Part, ...]], States]
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ class Forks:
     checkpoint: str
     conversation: bool
     """They can go on with a copy of it."""
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """What forks begin with, above their base and their images."""
+
+    tree: TreeLayer | None
+    parts: Mapping[str, TreeLayer]
 
 
 class Checkpoints:
@@ -178,15 +189,16 @@ class Checkpoints:
         checkpoint_id = new_id("ck")
         with self._turns.waiting(space_id):
             agent = bool(space.agent) and (held or not self._turns.working(space_id))
-            kept = await self._open_spaces.look(
-                opened,
-                lambda: states.take(
-                    checkpoint_id,
-                    agent=agent,
-                    without=last.secrets if last is not None else (),
-                    max_bytes=self._budget.bytes,
-                ),
+            take = partial(
+                states.take,
+                checkpoint_id,
+                agent=agent,
+                without=last.secrets if last is not None else (),
+                max_bytes=self._budget.bytes,
+                still=self._still(opened),
             )
+            before = known[0].left_out if known else ""
+            kept, left_out = await self._kept(opened, take, before)
         if space_id in self._bytes:
             self._bytes[space_id] += kept.bytes_new
         if kind is CheckpointKind.AGENT:
@@ -206,6 +218,7 @@ class Checkpoints:
             bytes_new=kept.bytes_new,
             environment=_environment(space),
             merged=space.merged,
+            left_out=left_out,
             **said,
         )
         told = {"kind": str(kind), "files": taken.files, "changed": taken.changed}
@@ -230,6 +243,25 @@ class Checkpoints:
             if said is not None or len(found) < limit:
                 break
         return turns[0] if turns else None, said or space.goes_on_with
+
+    async def _kept(
+        self, opened: OpenSpace, take: Callable[..., StateSummary], left_out: str
+    ) -> tuple[StateSummary, str]:
+        """And why the system is not in it. What was worked on comes first: a system that is too
+        large takes nobody's checkpoints away. `left_out`: it was so the last time."""
+        states, most = self._states(opened), self._budget.bytes
+        fits = not left_out or await self._open_spaces.look(opened, lambda: states.parts_fit(most))
+        try:
+            if fits:
+                return await self._open_spaces.look(opened, take), ""
+        except TooLarge:
+            if not self._open_spaces.parts(opened.space):
+                raise
+        kept = await self._open_spaces.look(opened, partial(take, parts=False))
+        return kept, (
+            "What was written in the system is more than `checkpoint_bytes`, so only the tree is"
+            " kept."
+        )
 
     async def _thin(self, opened: OpenSpace) -> None:
         """The oldest go, never the newest; first those that the agent asked for."""
@@ -295,7 +327,25 @@ class Checkpoints:
             await asyncio.to_thread(states.keep_only, [*left, *new])
 
     def _states(self, opened: OpenSpace) -> States:
-        return self._states_of(opened.driver, opened.tree)
+        parts = self._open_spaces.parts(opened.space)
+        return self._states_of(opened.driver, opened.tree, parts)
+
+    def _still(self, opened: OpenSpace) -> Callable[[], AbstractContextManager[None]]:
+        """For a thread: what runs in the space stands still within."""
+        loop = asyncio.get_running_loop()
+
+        def done(work: Coroutine[Any, Any, None]) -> None:
+            asyncio.run_coroutine_threadsafe(work, loop).result(STILL_S)
+
+        @contextlib.contextmanager
+        def still() -> Iterator[None]:
+            try:
+                done(self._open_spaces.pause(opened))
+                yield
+            finally:
+                done(self._open_spaces.resume(opened))
+
+        return still
 
     # Asking
 
@@ -320,7 +370,7 @@ class Checkpoints:
                     opened, CheckpointKind.REWIND, held=True, to=to, rewinding=True
                 )
                 try:
-                    done = await self._go_to(opened, before, to)
+                    done = await self._go_to(opened, before, to, parts=not before.left_out)
                 except Exception:
                     await self._give_up(opened, before)
                     raise
@@ -342,11 +392,18 @@ class Checkpoints:
             ) from error
 
     async def _go_to(
-        self, opened: OpenSpace, before: Checkpoint, to: str, *, undone: bool = False
+        self,
+        opened: OpenSpace,
+        before: Checkpoint,
+        to: str,
+        *,
+        undone: bool = False,
+        parts: bool = True,
     ) -> Checkpoint:
-        """Files first: who died between both does all of it again."""
+        """Files first: who died between both does all of it again. Without `parts` the system
+        stays as it is: nobody could bring back what it was."""
         states = self._states(opened)
-        with_agent = await self._open_spaces.look(opened, lambda: states.put_back(to))
+        with_agent = await self._open_spaces.look(opened, lambda: states.put_back(to, parts=parts))
         done = dataclasses.replace(before, rewinding=False, undone=undone)
         space_id = opened.space.space_id
         undo = {"undo": True} if undone else {}
@@ -391,7 +448,8 @@ class Checkpoints:
                 )
                 await self._journal.write(dataclasses.replace(found, rewinding=True, undone=True))
                 try:
-                    done = await self._go_to(opened, found, checkpoint_id, undone=True)
+                    parts = not before.left_out
+                    done = await self._go_to(opened, found, checkpoint_id, undone=True, parts=parts)
                 except Exception:
                     await self._leave_undone(opened, found, before.checkpoint_id)
                     raise
@@ -435,8 +493,9 @@ class Checkpoints:
                 async with self._locks.shared(space_id), self._locks.alone(files_key(space_id)):
                     opened = await self._open(self._journal.current(space_id))
                     kind, message = CheckpointKind.ASKED, "before a rewind was finished"
-                    await self._taken(opened, kind, held=True, message=message)
-                    await self._go_to(opened, one, to, undone=one.undone)
+                    now = await self._taken(opened, kind, held=True, message=message)
+                    parts = not (one.left_out or now.left_out)
+                    await self._go_to(opened, one, to, undone=one.undone, parts=parts)
                     await self._thin(opened)
 
     # Forking
@@ -460,6 +519,11 @@ class Checkpoints:
             found = await self._taken_now(
                 space.space_id, CheckpointKind.ASKED, message="for a fork"
             )
+        if found is not None and found.left_out:
+            raise TooLarge(
+                f"A fork would not have the system of {space.name}: it is more than may be kept.",
+                hint="Raise `checkpoint_bytes`, or remove what is not needed in the system.",
+            )
         made: list[Space] = []
         # Nobody thins what is being given.
         async with self._locks.shared(space.space_id), self._locks.alone(files_key(space.space_id)):
@@ -470,17 +534,20 @@ class Checkpoints:
                 goes_on = None
             try:
                 state = found.checkpoint_id if found is not None else START
-                layer = None
-                if opened.driver.capabilities.layers:
-                    layer = await asyncio.to_thread(self._states(opened).layer, state)
+                layers = await asyncio.to_thread(self._layers, opened, state)
                 for name in self._names(space, realm, request):
-                    made.append(await self._forked(opened, found, name, realm, goes_on, layer))
+                    made.append(await self._forked(opened, found, name, realm, goes_on, layers))
             except BaseException:
                 for one in made:
                     await self._spaces.remove(LOCAL, one.space_id, force=True)
                 raise
         to = found.checkpoint_id if found is not None else START
         return Forks(tuple(made), to, goes_on is not None)
+
+    def _layers(self, opened: OpenSpace, state: str) -> _Layers:
+        states = self._states(opened)
+        tree = states.layer(state) if opened.driver.capabilities.layers else None
+        return _Layers(tree, states.part_layers(state))
 
     async def _forked(
         self,
@@ -489,14 +556,14 @@ class Checkpoints:
         name: str,
         realm: str,
         goes_on_with: Continuation | None,
-        layer: TreeLayer | None,
+        layers: _Layers,
     ) -> Space:
         state = found.checkpoint_id if found is not None else START
         states = self._states(opened)
         layered = opened.driver.capabilities.layers
 
-        def fill(_driver: TreeDriver, tree: Tree) -> None:
-            states.give(state, tree, files=not layered)
+        def fill(_driver: TreeDriver, tree: Tree, parts: tuple[Part, ...]) -> None:
+            states.give(state, tree, parts, files=not layered)
 
         event = self._journal.event(
             EventType.FORKED, "", checkpoint_id=state, **{"from": opened.space.space_id}
@@ -507,7 +574,8 @@ class Checkpoints:
             realm,
             event,
             fill,
-            layer,
+            layers.tree,
+            layers.parts,
             goes_on_with=goes_on_with,
             merged=found.merged if found is not None else {},
         )

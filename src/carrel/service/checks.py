@@ -22,6 +22,7 @@ from carrel.domain.projects import ignore_progress
 from carrel.domain.runs import RunRecord, Stream
 from carrel.domain.runtimes import Command, ExitReason
 from carrel.domain.spaces import Retention, Space
+from carrel.domain.systems import Part
 from carrel.domain.trees import Tree, TreeDriver
 from carrel.service.creation import Creator, request_again
 from carrel.service.runs import Runs
@@ -97,7 +98,7 @@ class LandingChecks:
             setup=space.setup,
         )
 
-        def fill(driver: TreeDriver, tree: Tree) -> None:
+        def fill(driver: TreeDriver, tree: Tree, _parts: tuple[Part, ...]) -> None:
             self.check_out(landing, driver, tree)
 
         async with self.shared.locks.alone(draft.space_id):

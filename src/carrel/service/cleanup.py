@@ -162,6 +162,8 @@ class Collector:
         )
 
     async def _expire_trash(self, dry_run: bool) -> list[Action]:
+        if not dry_run:
+            await self._spaces.lighten_trash()
         entries = await self._store.trash()
         actions = []
         for entry in self._trash.expire(entries, self._journal.clock()):

@@ -47,7 +47,7 @@ from carrel.domain.races import RACE
 from carrel.domain.runtimes import EagerRuntime, Network, Runtime
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
 from carrel.domain.store import Record
-from carrel.domain.systems import SpaceEnvironment, SpaceImage, SystemMounts
+from carrel.domain.systems import Part, SpaceEnvironment, SpaceImage, SystemMounts
 from carrel.domain.trees import (
     DIRECT,
     Base,
@@ -268,8 +268,9 @@ _SHOWN = 20
 """So many things that a space does not have are named in its record."""
 _MOVED = "something kept writing to it; the space has it as it was at one moment"
 
-Fill = Callable[[TreeDriver, Tree], None]
+Fill = Callable[[TreeDriver, Tree, tuple[Part, ...]], None]
 """Puts something into a new tree before anybody sees it; blocking."""
+NO_LAYERS: Mapping[str, TreeLayer] = {}
 Undo = Callable[[str, JournaledOperation, BaseException], Awaitable[None]]
 AGAIN_S = 0.05
 """A base that clean-up removes is out of sight in a moment."""
@@ -345,6 +346,7 @@ class Creator:
         *records: Record,
         fill: Fill | None = None,
         layer: TreeLayer | None = None,
+        part_layers: Mapping[str, TreeLayer] = NO_LAYERS,
     ) -> Space:
         """`records` are written together with the new space's own. Raises what the step
         that failed raised, when all of the space is gone again."""
@@ -389,10 +391,10 @@ class Creator:
             self.open_spaces.made(tree, runtime)
             made = {"owner": owner, "tree_created_ns": tree.created_ns}
             space = self.journal.amend(space_id, **made)
-            await self.open_spaces.make_system(space)
+            await self.open_spaces.make_systems(space, part_layers)
             if fill is not None:
                 await operation.begin(FILL, space)
-                await asyncio.to_thread(fill, driver, tree)
+                await asyncio.to_thread(fill, driver, tree, self.open_spaces.parts(space))
             await operation.begin(SANDBOX, space)
             return await self._start(space, runtime, driver, tree, operation, home)
         except BaseException as error:

@@ -20,7 +20,10 @@ from carrel.service.journal import Journal
 
 BUDGET_S = 20.0
 """For all of it: some million files. What is not measured then is shown without a size."""
-SPACE = ("tree", "project", "home", "tmp", "runs", "agent", "checkpoints")
+SPACE = (
+    *("tree", "project", "system", "services", "volumes"),
+    *("home", "tmp", "runs", "agent", "checkpoints"),
+)
 """What a space's size is said to consist of."""
 KINDS = {
     "trash": "trash",

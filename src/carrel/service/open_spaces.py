@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,12 +20,23 @@ from carrel.domain.errors import LauncherUnavailable, StateConflict, TreeDamaged
 from carrel.domain.ids import dev_id
 from carrel.domain.limits import Limits
 from carrel.domain.projects import ProjectKind
-from carrel.domain.runtimes import Bind, Command, Run, Runtime, Sandbox, SandboxSpec
+from carrel.domain.runtimes import (
+    Bind,
+    Command,
+    Run,
+    Runtime,
+    Sandbox,
+    SandboxSpec,
+    StillRuntime,
+)
 from carrel.domain.spaces import Space
-from carrel.domain.systems import CommandPlace, System, SystemMounts
-from carrel.domain.trees import Owner, Tree, TreeDriver, TreeMount
+from carrel.domain.systems import CommandPlace, Part, System, SystemMounts
+from carrel.domain.trees import Change, Owner, Tree, TreeDriver, TreeLayer, TreeMount, TreeUsage
 
 T = TypeVar("T")
+STILL_S = 30.0
+"""So long a space stands still at most for a copy of its files: what waits there is waited for by
+clients of its own."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,37 @@ class OpenSpaces:
             home=image.home,
             shell=image.shell,
             env=image.env,
+            mounted=self._mounted(space),
         )
+
+    def systems(self, space: Space) -> tuple[System, ...]:
+        """All of its systems, first that of its image."""
+        system = self.system(space)
+        return () if system is None else (system,)
+
+    def disk_use(self, opened: OpenSpace) -> TreeUsage:
+        """What the space has written: in its tree, and in its systems. Blocking."""
+        found = [opened.driver.usage(opened.tree)]
+        if self._systems is not None:
+            found += [self._systems.usage(one) for one in self.systems(opened.space)]
+        files = sum(one.files_used for one in found)
+        return TreeUsage(sum(one.bytes_used for one in found), files)
+
+    def system_changes(self, space: Space) -> Iterator[Change]:
+        """How the first of them differs from its image. Blocking."""
+        systems = self.systems(space)
+        return self._systems.changes(systems[0]) if systems and self._systems else iter(())
+
+    def parts(self, space: Space) -> tuple[Part, ...]:
+        """What it has beside its tree, and belongs to its work."""
+        return self.systems(space)
+
+    def _mounted(self, space: Space) -> tuple[str, ...]:
+        """Where its sandbox shows the tree, and folders of the host."""
+        shown = [own_path(space), *space.shown]
+        if self._agent_folders is not None:
+            shown.append(self._agent_folders.documents(self.folder(space.space_id)).target)
+        return tuple(path[1:] for path in shown if path)
 
     def _dev_spec(self, space: Space, spec: SandboxSpec, system: System) -> SandboxSpec:
         """The owner's toolchains are for the host's libraries; what else was shown is shown."""
@@ -323,24 +365,40 @@ class OpenSpaces:
 
     def _ensure(self, opened: OpenSpace) -> None:
         opened.driver.ensure(opened.tree)
-        system = self.system(opened.space)
-        if system is not None and self._systems is not None:
-            self._systems.ensure(system)
+        for system in self.systems(opened.space):
+            if self._systems is not None:
+                self._systems.ensure(system)
 
-    async def make_system(self, space: Space) -> None:
-        """Of a new space with an image, whose tree is there."""
-        system = self.system(space)
-        if system is not None and self._systems is not None:
-            await asyncio.to_thread(self._systems.ensure, system)
+    async def make_systems(self, space: Space, layers: Mapping[str, TreeLayer]) -> None:
+        """Of a new space, whose tree is there. `layers`: what they begin with, see
+        `States.part_layers`."""
+        for system in self.systems(space):
+            name = system.folder.relative_to(self.folder(space.space_id)).as_posix()
+            if self._systems is not None:
+                await asyncio.to_thread(self._systems.ensure, system, layers.get(name))
 
     async def drop(self, opened: OpenSpace) -> None:
-        """Its tree, and its system, as far as they were made."""
+        """Its tree, and its systems, as far as they were made."""
         for one in opened.sandboxes:
             self._late.pop(one.spec.sandbox_id, None)
-        system = self.system(opened.space)
-        if system is not None and self._systems is not None:
-            await asyncio.to_thread(self._systems.drop, system)
+        for system in self.systems(opened.space):
+            if self._systems is not None:
+                await asyncio.to_thread(self._systems.drop, system)
         await asyncio.to_thread(opened.driver.drop, opened.tree)
+
+    async def pause(self, opened: OpenSpace) -> None:
+        """Has all that runs in it stand still, where that can be done, until `resume`; not for
+        longer than `STILL_S`."""
+        if isinstance(opened.runtime, StillRuntime):
+            with contextlib.suppress(LauncherUnavailable):
+                for one in opened.sandboxes:
+                    await opened.runtime.pause(one, STILL_S)
+
+    async def resume(self, opened: OpenSpace) -> None:
+        if isinstance(opened.runtime, StillRuntime):
+            with contextlib.suppress(LauncherUnavailable):
+                for one in opened.sandboxes:
+                    await opened.runtime.resume(one)
 
     async def mend(self, opened: OpenSpace) -> None:
         """Looks at it again: its mount may have gone with what held it."""

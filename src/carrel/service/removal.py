@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from carrel.domain.checkpoints import PartStates, PartStatesOf
 from carrel.domain.collaborators import Downloads, TrashCan, Users
 from carrel.domain.environments import NO_SETTINGS
 from carrel.domain.errors import CarrelError, LauncherUnavailable, TooLarge
 from carrel.domain.images import Images
 from carrel.domain.keys import looks_like_key
-from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
+from carrel.domain.spaces import AUTO, Removal, Space, SpaceState, Trashed
 from carrel.domain.store import Forget
 from carrel.domain.trees import Owner, Review, ReviewQuery
 from carrel.service.journal import Journal, JournaledOperation, problem_of
@@ -52,6 +53,7 @@ class Remover:
     images: Images
     remove_folder: RemoveFolder
     """Blocking, idempotent, follows no symlink."""
+    states_of: PartStatesOf
     locks: Locks
 
     async def stop(self, space_id: str, grace_s: float, operation: JournaledOperation) -> Space:
@@ -162,16 +164,23 @@ class Remover:
             return Removal(space.space_id, 0)
         try:
             found = await self._reviewed(space, query)
-            if found is not None and not found.worth_keeping:
+            opened = await self.open_spaces.of(space)
+            parts = await self._parts(opened)
+            if found is not None and not found.worth_keeping and parts is None:
                 return Removal(space.space_id, 0)
             # Keys are not kept: whoever wants it back gives them again.
             plain = [one for one in space.env.items() if not looks_like_key(*one)]
             packages = NO_SETTINGS if space.packages.credentials else space.packages
             bare = dataclasses.replace(space, env=dict(plain), packages=packages)
-            opened = await self.open_spaces.of(space)
-            kept = await self.open_spaces.look(
-                opened, lambda: self.trash.keep(bare, opened.tree, driver)
-            )
+            lost = ""
+            try:
+                kept = await self._kept(opened, bare, parts)
+            except TooLarge as error:
+                if parts is None:
+                    raise
+                # What was worked on comes first: what was installed can be installed again.
+                kept = await self._kept(opened, bare, None)
+                lost = f"What was written in its system is not kept: {error.message}"
         except TooLarge as error:
             return Removal(space.space_id, found.files if found else 0, lost=error.message)
         except LauncherUnavailable:
@@ -181,10 +190,27 @@ class Remover:
             # A tree that cannot be read any more has nothing to keep, and must be removable.
             return Removal(space.space_id, 0, lost=f"The changes could not be read: {error}")
         if found is None:
-            return Removal(space.space_id, kept.changes if kept else 0, kept)
+            return Removal(space.space_id, kept.changes if kept else 0, kept, lost)
         if kept is not None:
             kept = dataclasses.replace(kept, changes=found.files)
-        return Removal(space.space_id, found.files, kept)
+        return Removal(space.space_id, found.files, kept, lost)
+
+    async def _parts(self, opened: OpenSpace) -> PartStates | None:
+        """What it has beside its tree, if there is something to be kept."""
+        parts = self.open_spaces.parts(opened.space)
+        if not parts:
+            return None
+        states = self.states_of(opened.driver, opened.tree, parts)
+        found = await self.open_spaces.look(opened, states.has_parts_to_keep)
+        return states if found else None
+
+    async def _kept(
+        self, opened: OpenSpace, bare: Space, parts: PartStates | None
+    ) -> Trashed | None:
+        tree, driver = opened.tree, opened.driver
+        return await self.open_spaces.look(
+            opened, lambda: self.trash.keep(bare, tree, driver, parts)
+        )
 
     async def _reviewed(self, space: Space, query: ReviewQuery) -> Review | None:
         """Whatever strangers wrote, a space can be removed. None: what changed cannot be told, so

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from carrel.domain.collaborators import Reviews, Taking
 from carrel.domain.errors import (
+    SpaceInvalid,
     StateConflict,
     TreeDamaged,
     TreeNotFound,
@@ -14,12 +15,14 @@ from carrel.domain.errors import (
     counted,
 )
 from carrel.domain.spaces import Space
-from carrel.domain.trees import Review, ReviewQuery
+from carrel.domain.trees import ChangeKind, EntryType, Review, ReviewQuery
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
 
 COUNTED = ReviewQuery()
 """Only the numbers are wanted."""
 ROUGH = ReviewQuery(rough=True)
+_OF_FOLDERS = (ChangeKind.ADDED, ChangeKind.DELETED)
+"""What is in a folder counts, it does not itself."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,31 @@ class SpaceReviews:
         return await self.open_spaces.look(
             opened, lambda: self.reviews.review(opened.driver, opened.tree, asked)
         )
+
+    async def of_system(self, space: Space, most: int) -> Review:
+        """As `Review.listed` and `Review.total`, of what was written over its image. Raises
+        `SpaceInvalid` for a space without one."""
+        opened = await self.open_spaces.of(space)
+        if not self.open_spaces.systems(space):
+            raise SpaceInvalid(
+                f"{space.name} has no image, so it has no system of its own.",
+                hint="Leave --system out.",
+            )
+
+        def look() -> Review:
+            listed, total = [], 0
+            for change in self.open_spaces.system_changes(space):
+                kind = change.new_type or change.old_type
+                if kind is EntryType.FOLDER and change.kind in _OF_FOLDERS:
+                    continue
+                total += 1
+                if total <= most:
+                    old = None if change.old_path is None else f"/{change.old_path}"
+                    shown = dataclasses.replace(change, path=f"/{change.path}", old_path=old)
+                    listed.append(shown)
+            return Review(listed=tuple(listed), total=total)
+
+        return await self.open_spaces.look(opened, look)
 
     async def left(self, space: Space) -> Review:
         """The same for a space that goes: of one that is half gone nothing can be lost."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from carrel.domain.access import Caller, ScopeKind
 from carrel.domain.agents import Frontends
+from carrel.domain.checkpoints import PartStatesOf
 from carrel.domain.collaborators import Taking, TrashCan
 from carrel.domain.errors import (
     CarrelError,
@@ -40,6 +41,7 @@ from carrel.domain.spaces import (
     Trashed,
 )
 from carrel.domain.store import Claim, Forget, Record, Store
+from carrel.domain.systems import Part
 from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeLayer, TreeUsage
 from carrel.domain.turns import Continuation
 from carrel.lifecycle.table import LIVE
@@ -111,6 +113,7 @@ class Parts:
     remover: Remover
     runs: Runs
     trash: TrashCan
+    states_of: PartStatesOf
     shared: Shared
     policy: CallerPolicy
     frontends: Frontends
@@ -128,6 +131,7 @@ class Spaces:
         self._reviews = parts.remover.reviews
         self._runs = parts.runs
         self._trash = parts.trash
+        self._states_of = parts.states_of
         self._locks = parts.shared.locks
         self._tasks = parts.shared.tasks
         self._policy = parts.policy
@@ -493,8 +497,15 @@ class Spaces:
 
     async def trim_trash(self) -> None:
         """To what it may hold: who removes one space after the other fills no disk with it."""
+        await self.lighten_trash()
         for one in self._trash.expire(await self._store.trash(), self._journal.clock()):
             await self.purge(one)
+
+    async def lighten_trash(self) -> None:
+        for one in self._trash.lighten(await self._store.trash()):
+            async with self._locks.alone(f"trash\0{one.space.space_id}"):
+                await self._journal.write(one)
+                await asyncio.to_thread(self._trash.drop_system, one)
 
     async def _remove_children(self, space: Space, grace_s: float) -> None:
         for child in self._going_with(space):
@@ -580,6 +591,7 @@ class Spaces:
         forked: NewEvent,
         fill: Fill,
         layer: TreeLayer | None,
+        part_layers: Mapping[str, TreeLayer],
         goes_on_with: Continuation | None,
         merged: Mapping[str, str],
     ) -> Space:
@@ -598,6 +610,7 @@ class Spaces:
                 event,
                 fill=fill,
                 layer=layer,
+                part_layers=part_layers,
             )
         self._servers.begin(space)
         return space
@@ -610,8 +623,8 @@ class Spaces:
             EventType.SPACE_RESTORED, draft.space_id, **{"from": old.space_id}
         )
 
-        def fill(driver: TreeDriver, tree: Tree) -> None:
-            self._trash.restore(trashed, tree, driver)
+        def fill(driver: TreeDriver, tree: Tree, parts: tuple[Part, ...]) -> None:
+            self._trash.restore(trashed, tree, driver, self._states_of(driver, tree, parts))
 
         async with self._locks.alone(draft.space_id), self._locks.alone(f"trash\0{old.space_id}"):
             space = await self._creator.create(draft, request, ignore_progress, restored, fill=fill)
@@ -670,6 +683,12 @@ class Spaces:
         async with self._looks.of(caller.account):
             return await self._reviews.of(space, query)
 
+    async def system_changes(self, caller: Caller, word: str, most: int) -> Review:
+        """How the system of its image differs from that."""
+        space = await self.existing(caller, word)
+        async with self._looks.of(caller.account):
+            return await self._reviews.of_system(space, most)
+
     async def taking(self, caller: Caller, opened: OpenSpace, path: str) -> Taking:
         """For who is about to send what is there."""
         async with self._looks.of(caller.account):
@@ -701,7 +720,7 @@ class Spaces:
         tree = None
         if disk:
             async with self._looks.of(caller.account):
-                tree = await asyncio.to_thread(opened.driver.usage, opened.tree)
+                tree = await asyncio.to_thread(self._open_spaces.disk_use, opened)
         return SpaceUsage(space.space_id, together(used), tree)
 
     async def verify(self, caller: Caller, word: str) -> Proof:

@@ -174,7 +174,8 @@ class Comparison:
     claim that. None where there are no copies. What `ignore` names is not compared. With
     `links`, a file that got or lost other names is `modified` too. Files whose path fits `renames`
     are paired, which takes all of them in memory; with None each change is told as it is found.
-    Without `into_added`, a folder that the base does not have is told, and nothing in it.
+    Without `into_added`, a folder that the base does not have is told, and nothing in it. With
+    `same_owner`, what belongs to somebody else now is told as if its mode had changed.
     """
 
     tree: Layers
@@ -184,6 +185,7 @@ class Comparison:
     links: bool = False
     renames: PathTest | None = every_path
     into_added: bool = True
+    same_owner: Callable[[LayerEntry, LayerEntry], bool] | None = None
 
     def changes(self) -> Iterator[Change]:
         """Sorted by path. The root folder itself is not compared."""
@@ -266,7 +268,8 @@ class Comparison:
             return ChangeKind.TYPE
         if not self._same_content(new, old) or (self.links and _parted(new, old)):
             return ChangeKind.MODIFIED
-        return ChangeKind.MODE if _mode(new) != _mode(old) else None
+        given = self.same_owner is not None and not self.same_owner(new, old)
+        return ChangeKind.MODE if given or _mode(new) != _mode(old) else None
 
     def _same_content(self, new: LayerEntry, old: LayerEntry) -> bool:
         if new.is_folder or new.key == old.key:

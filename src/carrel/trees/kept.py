@@ -11,6 +11,7 @@ import secrets
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,8 @@ class StateEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size: int = 0
     content: bytes = b""
     mark: tuple[int, int] = (0, 0)
+    owner: tuple[int, int] = (0, 0)
+    """Uid and gid as the image has them; only of the parts of a space beside its tree."""
 
     @property
     def is_file(self) -> bool:
@@ -48,9 +51,14 @@ class FilesState(msgspec.Struct, frozen=True):
     tree: tuple[StateEntry, ...] = ()
     agent: tuple[StateEntry, ...] | None = None
     """None: only the files were kept."""
+    parts: dict[str, tuple[StateEntry, ...]] = {}
+    """Of what the space has beside its tree, by name. A part that is not named was not there."""
+
+    def all(self) -> Iterator[StateEntry]:
+        return chain(self.tree, self.agent or (), *self.parts.values())
 
     def files(self) -> Iterator[StateEntry]:
-        return (one for one in (*self.tree, *(self.agent or ())) if one.is_file)
+        return (one for one in self.all() if one.is_file)
 
 
 def mark_of(status: os.stat_result) -> tuple[int, int]:

@@ -13,30 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
-from carrel.domain.checkpoints import START, StateSummary
-from carrel.domain.errors import (
-    InsufficientDisk,
-    TooLarge,
-    TreeDamaged,
-    TreeUnavailable,
-)
+from carrel.domain.checkpoints import START, PartsKept, StateSummary
+from carrel.domain.errors import TreeDamaged, TreeUnavailable
+from carrel.domain.systems import Part
 from carrel.domain.trees import Base, ChangeKind, EntryType, Owner, Tree, TreeDriver, TreeLayer
 from carrel.linux.descriptors import Descriptor
-from carrel.linux.files import begin_write_out
-from carrel.linux.reflink import clone_file, copy_file
-from carrel.linux.reserve import free_room
 from carrel.trees.bases.disk import LayeredLayout
-from carrel.trees.bundle_format import read_attributes
-from carrel.trees.bundles import set_attributes
+from carrel.trees.contents import STAT_BLOCK
 from carrel.trees.drivers.common import (
     Comparable,
     Restful,
@@ -45,8 +37,7 @@ from carrel.trees.drivers.common import (
     settle,
     tree_errors,
 )
-from carrel.trees.files import once_freed
-from carrel.trees.folders import Root, open_own, split, walk
+from carrel.trees.folders import Root, split, walk
 from carrel.trees.kept import (
     VERSION,
     FilesState,
@@ -60,97 +51,146 @@ from carrel.trees.kept import (
     write_state,
 )
 from carrel.trees.layers import Layers
+from carrel.trees.parts import Ids, OneOwner, PartOf, Seen, SpacePart, no_parts
+from carrel.trees.paths import sync_folder
+from carrel.trees.state_files import FileKeeping, Restoring, is_kept, make_other, open_kept
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
 """At a tree that is being written to, until it is given up."""
 NAMED = 20
 """Of the files that changed since the state before."""
-LEFT_FREE = 256 << 20
-"""On the disk: states are a comfort, and fill no disk."""
-_FILE_BITS, _FOLDER_BITS = 0o777, 0o3777
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK, stat.S_ISFIFO, stat.S_ISSOCK)
 _HEAD = "head"
 """The state with the marks that the files have now."""
 FOLDER = "checkpoints"
-
-
-Seen = tuple[str, os.stat_result | None]
-"""A path, and what is there; None: nothing is, and the base has something."""
+FILES, _STATE = "files", "state"
 
 
 class SpaceStates:
     """Implements `carrel.domain.checkpoints.States`, in a folder that only we enter."""
 
-    def __init__(self, driver: TreeDriver, tree: Tree, base: Base) -> None:
+    def __init__(
+        self,
+        driver: TreeDriver,
+        tree: Tree,
+        base: Base,
+        parts: Sequence[Part] = (),
+        part_of: PartOf = no_parts,
+    ) -> None:
+        """`parts`: what the space has beside its tree."""
         self._folder = tree.folder / FOLDER
-        self._objects = self._folder / "files"
+        self._objects = self._folder / FILES
         self._driver = driver
         self._tree = tree
         self._base = base
+        self._part_of = part_of
+        self._parts = self._named(parts, tree)
+        self._ids = OneOwner(tree.owner, base.store_owner)
 
-    # Keeping
+    def _named(self, parts: Sequence[Part], tree: Tree) -> Mapping[str, SpacePart]:
+        found = (self._part_of(part, tree.folder) for part in parts)
+        return {part.name: part for part in found}
+
+    # FileKeeping
 
     def take(
-        self, name: str, *, agent: bool, without: Collection[str] = (), max_bytes: int
+        self,
+        name: str,
+        *,
+        agent: bool,
+        without: Collection[str] = (),
+        max_bytes: int,
+        still: Callable[[], AbstractContextManager[object]] = nullcontext,
+        parts: bool = True,
     ) -> StateSummary:
+        if not parts:
+            alone = SpaceStates(self._driver, self._tree, self._base)
+            return alone.take(name, agent=agent, without=without, max_bytes=max_bytes, still=still)
         with tree_errors("keep the state"):
             self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
             before = self._read(_HEAD)
-            for _ in range(LOOKS):
-                keeping = _Keeping(self._objects, self._base.store_owner, max_bytes)
-                try:
-                    settled = settle(self._folder)
-                    found = self._kept(keeping, before, agent, frozenset(without))
-                    if found is not None and self._is_still(found, settled, frozenset(without)):
-                        self._write(name, found)
-                        self._write(_HEAD, found)
-                        break
-                except BaseException:
-                    keeping.forget()
-                    raise
+            keeping = FileKeeping(self._objects, max_bytes)
+            try:
+                found = self._at_one_moment(keeping, before, agent, frozenset(without), still)
+                self._write(name, found)
+                self._write(_HEAD, found)
+            except BaseException:
                 keeping.forget()
-            else:
-                raise TreeUnavailable(
-                    "Something in the space keeps on writing, so there is no one state of it.",
-                    hint="Stop what runs in it, and try again: carrel ps",
-                )
+                raise
+            keeping.forget(but={one.content for one in found.files()})
         # People look for the work first: git's own files come last.
-        changed = sorted(_differing(before.tree, found.tree), key=_is_of_git)
+        changed = sorted(_differing(before, found), key=_is_of_git)
         return StateSummary(
-            files=sum(not stat.S_ISDIR(one.mode) for one in found.tree),
+            files=sum(not stat.S_ISDIR(one.mode) for one in (*found.tree, *_all_parts(found))),
             changed=len(changed),
             named=tuple(changed[:NAMED]),
             bytes_new=keeping.bytes_new,
         )
 
+    def _at_one_moment(
+        self,
+        keeping: FileKeeping,
+        before: FilesState,
+        agent: bool,
+        without: frozenset[str],
+        still: Callable[[], AbstractContextManager[object]],
+    ) -> FilesState:
+        """What was copied at a look that did not count is used at the next, if nobody has touched
+        it since."""
+        known = before
+        with ExitStack() as stack:
+            for look in range(LOOKS):
+                if look == 1:
+                    stack.enter_context(still())
+                settled = settle(self._folder)
+                found = self._kept(keeping, known, agent, without)
+                if found is not None and self._is_still(found, settled, without):
+                    return found
+                known = before if found is None else _untouched(found, settled, keeping.sure)
+                keeping.forget(but={one.content for one in known.files()})
+        raise TreeUnavailable(
+            "Something in the space keeps on writing, so there is no one state of it.",
+            hint="Stop what runs in it, and try again: carrel ps",
+        )
+
     def _kept(
-        self, keeping: _Keeping, before: FilesState, agent: bool, without: frozenset[str]
+        self, keeping: FileKeeping, before: FilesState, agent: bool, without: frozenset[str]
     ) -> FilesState | None:
         """None when something went while it was read."""
         try:
             with self._tree_root() as root:
-                tree = keeping.all(root, self._now(root), before.tree)
+                tree = keeping.all(root, self._now(root), before.tree, self._ids)
+            parts = {name: self._kept_part(keeping, before, name) for name in self._parts}
             if not agent:
-                return FilesState(VERSION, self._tree.base_id, tree)
+                return FilesState(VERSION, self._tree.base_id, tree, None, parts)
             with self._agent_root() as root:
-                own = keeping.all(root, _all(root, without), before.agent or ())
+                own = keeping.all(root, _all(root, without), before.agent or (), self._ids)
         except FileNotFoundError:
             return None
-        return FilesState(VERSION, self._tree.base_id, tree, own)
+        return FilesState(VERSION, self._tree.base_id, tree, own, parts)
+
+    def _kept_part(
+        self, keeping: FileKeeping, before: FilesState, name: str
+    ) -> tuple[StateEntry, ...]:
+        part = self._parts[name]
+        with Root(part.open_root()) as root:
+            return keeping.all(root, part.now(root), before.parts.get(name, ()), part.ids)
 
     def _is_still(self, found: FilesState, settled_ns: int, without: frozenset[str]) -> bool:
         """Whether what was kept is what there is, and was so since then."""
         driver = self._driver
         if not (isinstance(driver, Restful) and driver.is_untouched(self._tree, settled_ns)):
             with self._tree_root() as root:
-                if not _are_marked(found.tree, self._now(root), settled_ns):
+                if not _are_marked(found.tree, self._now(root), settled_ns, self._ids):
+                    return False
+        for name, part in self._parts.items():
+            with Root(part.open_root()) as root:
+                if not _are_marked(found.parts[name], part.now(root), settled_ns, part.ids):
                     return False
         if found.agent is None:
             return True
         with self._agent_root() as root:
-            return _are_marked(found.agent, _all(root, without), settled_ns)
+            return _are_marked(found.agent, _all(root, without), settled_ns, self._ids)
 
     def _now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
         """What differs from the base, as it is; of a folder that went only the folder, unless
@@ -171,58 +211,90 @@ class SpaceStates:
     def _agent_root(self) -> Root:
         return Root(_open_agent(self._tree))
 
+    def parts_fit(self, max_bytes: int) -> bool:
+        left = max_bytes
+        with tree_errors("measure the system"):
+            for part in self._parts.values():
+                with Root(part.open_root()) as root:
+                    for _, status in part.now(root):
+                        left -= status.st_blocks * STAT_BLOCK if status is not None else 0
+                        if left < 0:
+                            return False
+        return True
+
     # Putting back
 
-    def put_back(self, name: str) -> bool:
+    def put_back(self, name: str, *, parts: bool = True) -> bool:
+        if not parts:
+            return SpaceStates(self._driver, self._tree, self._base).put_back(name)
         state = self._read(name)
         with tree_errors("put the state back"), open_roots(self._base.layers) as roots:
-            self._check((*state.tree, *(state.agent or ())))
+            self._check(state.all())
             base = Layers(roots, note_prefix())
             with self._tree_root() as root:
                 now = dict(self._now(root, whole=True))
-            tree = self._restored(self._driver.open_root(self._tree), now, state.tree, base)
+            entries = KeptEntries(state.tree, base)
+            tree = self._restored(self._driver.open_root(self._tree), now, entries)
+            restored = {
+                name: self._restored_part(part, state.parts[name])
+                for name, part in self._parts.items()
+                if name in state.parts
+            }
             agent = None
             if state.agent is not None and _has_agent(self._tree):
                 with self._agent_root() as root:
                     now = dict(_all(root))
-                agent = self._restored(_open_agent(self._tree), now, state.agent, None)
-            self._write(_HEAD, FilesState(VERSION, self._tree.base_id, tree, agent))
+                entries = KeptEntries(state.agent, None)
+                agent = self._restored(_open_agent(self._tree), now, entries)
+            self._write(_HEAD, FilesState(VERSION, self._tree.base_id, tree, agent, restored))
         return agent is not None
+
+    def _restored_part(
+        self, part: SpacePart, wanted: Iterable[StateEntry], objects: Path | None = None
+    ) -> tuple[StateEntry, ...]:
+        with part.base() as base:
+            with Root(part.open_root()) as root:
+                now = dict(part.now(root, whole=True))
+            entries = KeptEntries(wanted, base)
+            return self._restored(part.open_root(), now, entries, part, objects)
 
     def _restored(
         self,
         descriptor: int,
         now: Mapping[str, os.stat_result | None],
-        entries: tuple[StateEntry, ...],
-        base: Layers | None,
+        wanted: KeptEntries,
+        part: SpacePart | None = None,
+        objects: Path | None = None,
     ) -> tuple[StateEntry, ...]:
         """The entries with the marks that they have now."""
         with Descriptor(descriptor) as root:
             status = os.fstat(root)
-            writer = TreeWriter(root, Owner(status.st_uid, status.st_gid))
+            owner = Owner(status.st_uid, status.st_gid)
+            ids: Ids = OneOwner(owner, owner) if part is None else part.ids
+            stays = part.stays if part is not None else ()
+            writer = TreeWriter(root, owner)
             try:
-                _Restoring(writer, self._objects, now, KeptEntries(entries, base)).run()
+                Restoring(writer, objects or self._objects, now, wanted, ids, stays).run()
                 writer.finish()
             finally:
                 writer.close()
             # Anew: a folder that was just finished may keep its owner out.
             with Root(os.dup(root)) as made:
+                entries = wanted.named.values()
                 return tuple(_marked(one, made.status(os.fsdecode(one.path))) for one in entries)
 
-    def _check(self, entries: Iterable[StateEntry]) -> None:
+    def _check(self, entries: Iterable[StateEntry], objects: Path | None = None) -> None:
         """That all of it is there: a machine that lost its power may have lost some of it."""
         for one in entries:
             if not one.is_file:
                 continue
+            path = (objects or self._objects) / os.fsdecode(one.content)
             try:
-                there = self._kept_file(one).stat().st_size == one.size
+                there = path.stat().st_size == one.size
             except FileNotFoundError:
                 there = False
             if not there:
                 raise damaged(f"{os.fsdecode(one.path)!r} is not as it was kept")
-
-    def _kept_file(self, one: StateEntry) -> Path:
-        return self._objects / os.fsdecode(one.content)
 
     # Giving to another tree
 
@@ -230,54 +302,136 @@ class SpaceStates:
         """States with the same files have the same layer."""
         state = self._read(name)
         self._check(state.tree)
-        if not state.tree:
-            return None
-        said = msgspec.msgpack.encode((state.base_id, state.tree))
-        return TreeLayer(sha256(said).hexdigest()[:32], partial(self._fill_layer, state.tree))
+        ids = OneOwner(self._base.store_owner, self._base.store_owner)
 
-    def _fill_layer(self, entries: tuple[StateEntry, ...], layer: Path) -> None:
+        def fill(layer: Path) -> None:
+            with open_roots(self._base.layers) as roots:
+                self._fill_layer(state.tree, layer, Layers(roots, note_prefix()), ids)
+
+        return _layer((state.base_id, state.tree), state.tree, fill)
+
+    def part_layers(self, name: str) -> Mapping[str, TreeLayer]:
+        state, layers = self._read(name), {}
+        for place, part in self._parts.items():
+            entries = state.parts.get(place, ())
+            self._check(entries)
+            fill = partial(self._fill_part, part, entries)
+            layer = _layer((place, part.base_id, entries), entries, fill)
+            if part.layered and layer is not None:
+                layers[place] = layer
+        return layers
+
+    def _fill_part(self, part: SpacePart, entries: tuple[StateEntry, ...], layer: Path) -> None:
+        with part.base() as base:
+            assert base is not None
+            self._fill_layer(entries, layer, base, part.ids)
+
+    def _fill_layer(
+        self, entries: tuple[StateEntry, ...], layer: Path, base: Layers, ids: Ids
+    ) -> None:
         """It shares the kept files. Folders on the way to them are as the base has them."""
-        hidden = LayeredLayout(self._base.store_owner)
+        top = ids.stored((0, 0))
+        hidden = LayeredLayout(top)
         with (
             tree_errors("fork the tree"),
-            open_roots(self._base.layers) as roots,
             Descriptor(os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
-            contextlib.closing(TreeWriter(root, self._base.store_owner)) as writer,
+            contextlib.closing(TreeWriter(root, top)) as writer,
         ):
             if os.geteuid() == 0:
-                os.chown(layer, self._base.store_owner.uid, self._base.store_owner.gid)
-            base = Layers(roots, note_prefix())
+                os.chown(layer, top.uid, top.gid)
             for one in entries:
                 path = os.fsdecode(one.path)
                 above, last = split(path)
-                self._reach(writer, above, base)
+                self._reach(writer, above, base, ids)
+                owner = ids.stored(one.owner)
+                writer.give_to(owner)
                 if stat.S_ISDIR(one.mode):
-                    writer.make_folder(path, one.mode & _FOLDER_BITS, one.mtime_ns)
+                    writer.reach(path)
+                    writer.note_folder(path, one.mode & ids.folder_bits, one.mtime_ns, owner)
                 elif not one.mode:
                     hidden.hide(writer.folder(above), os.fsencode(last))
                 elif one.is_file:
-                    os.link(self._kept_file(one), last, dst_dir_fd=writer.folder(above))
+                    kept = self._objects / os.fsdecode(one.content)
+                    os.link(kept, last, dst_dir_fd=writer.folder(above))
                 else:
-                    _make_other(writer, path, one)
+                    make_other(writer, path, one)
             writer.finish()
 
-    def give(self, name: str, other: Tree, *, files: bool) -> None:
+    def give(self, name: str, other: Tree, parts: Sequence[Part] = (), *, files: bool) -> None:
         state = self._read(name)
-        self._check((*(state.tree if files else ()), *(state.agent or ())))
+        copied = {
+            place: part
+            for place, part in self._named(parts, other).items()
+            if place in state.parts and not part.layered
+        }
+        entries = (state.tree if files else (), state.agent or ())
+        self._check(one for some in entries for one in some)
+        self._check(one for place in copied for one in state.parts[place])
         with tree_errors("fork the tree"), open_roots(self._base.layers) as roots:
             if files:
-                base = Layers(roots, note_prefix())
-                self._restored(self._driver.open_root(other), {}, state.tree, base)
+                wanted = KeptEntries(state.tree, Layers(roots, note_prefix()))
+                self._restored(self._driver.open_root(other), {}, wanted)
+            for place, part in copied.items():
+                self._restored_part(part, state.parts[place])
             if state.agent is not None and _has_agent(other):
-                self._restored(_open_agent(other), {}, state.agent, None)
+                self._restored(_open_agent(other), {}, KeptEntries(state.agent, None))
 
-    def _reach(self, writer: TreeWriter, folder: str, base: Layers) -> None:
+    def _reach(self, writer: TreeWriter, folder: str, base: Layers, ids: Ids) -> None:
         if not folder or writer.status(folder) is not None:
             return
-        self._reach(writer, split(folder)[0], base)
+        self._reach(writer, split(folder)[0], base, ids)
         found = base.find(folder)
         assert found is not None, "what the base does not have is an entry of its own"
+        owner = ids.stored(ids.inside(found.status))
+        writer.give_to(owner)
         writer.make_folder(folder, stat.S_IMODE(found.status.st_mode), found.status.st_mtime_ns)
+
+    # What is beside the tree, in the trash
+
+    def has_parts_to_keep(self) -> bool:
+        with tree_errors("look at the system"):
+            return any(_has_files(part) for part in self._parts.values())
+
+    def pack_parts(self, target: Path, max_bytes: int) -> PartsKept:
+        """Shares the kept files of what was not touched since."""
+        with tree_errors("keep the system"):
+            objects = target / FILES
+            objects.mkdir(mode=0o700, parents=True)
+            before = self._read(_HEAD)
+            keeping = FileKeeping(objects, max_bytes)
+            parts = {}
+            for name, part in self._parts.items():
+                with keeping.taking_over(part.own):
+                    parts[name] = self._kept_part(keeping, before, name)
+            state = FilesState(VERSION, self._tree.base_id, parts=parts)
+            used = keeping.bytes_new
+            for one in {one.content: one for one in state.files()}.values():
+                path = objects / os.fsdecode(one.content)
+                if not path.exists():
+                    kept = self._objects / os.fsdecode(one.content)
+                    size = kept.stat().st_blocks * STAT_BLOCK
+                    keeping.count(size)
+                    used += size
+                    os.link(kept, path)
+            write_state(target / _STATE, state)
+            # All at the end: the first has the disk write down what it knows of the others.
+            for path in (*objects.iterdir(), target / _STATE):
+                with Descriptor(open_kept(path)) as file:
+                    os.fsync(file)
+            sync_folder(objects)
+            sync_folder(target)
+        return PartsKept(used, sum(not stat.S_ISDIR(one.mode) for one in _all_parts(state)))
+
+    def unpack_parts(self, source: Path) -> None:
+        if not (source / _STATE).exists():
+            return
+        state = read_state(source / _STATE, self._tree.base_id)
+        objects = source / FILES
+        self._check(state.all(), objects)
+        with tree_errors("bring the system back"):
+            for name, part in self._parts.items():
+                if name in state.parts:
+                    self._restored_part(part, state.parts[name], objects)
 
     # Comparing
 
@@ -311,13 +465,14 @@ class SpaceStates:
 
     def bytes_kept(self) -> int:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._objects) as found:
-            return sum(entry.stat().st_blocks * 512 for entry in found)
+            return sum(entry.stat().st_blocks * STAT_BLOCK for entry in found)
         return 0
 
     def _read(self, name: str) -> FilesState:
         """What was never kept is what the tree began with."""
         if name == START:
-            return FilesState(VERSION, self._tree.base_id, agent=())
+            parts: dict[str, tuple[StateEntry, ...]] = {name: () for name in self._parts}
+            return FilesState(VERSION, self._tree.base_id, agent=(), parts=parts)
         try:
             return read_state(self._folder / name, self._tree.base_id)
         except FileNotFoundError:
@@ -332,177 +487,6 @@ class SpaceStates:
         write_state(self._folder / name, state)
 
 
-class _Keeping:
-    """Copies of files, of one state that is being kept."""
-
-    def __init__(self, objects: Path, owner: Owner, max_bytes: int) -> None:
-        self._objects = objects
-        self._owner = owner
-        self._left = max_bytes
-        self._made: list[Path] = []
-        self._linked: dict[tuple[int, int], bytes] = {}
-        """Of files with several names, by their inode."""
-        self.bytes_new = 0
-
-    def all(
-        self, root: Root, seen: Iterable[Seen], before: Iterable[StateEntry]
-    ) -> tuple[StateEntry, ...]:
-        known = by_path(before)
-        found = (self._one(root, path, status, known.get(path)) for path, status in seen)
-        return tuple(one for one in found if one is not None)
-
-    def _one(
-        self, root: Root, path: str, status: os.stat_result | None, known: StateEntry | None
-    ) -> StateEntry | None:
-        if status is None:
-            return StateEntry(os.fsencode(path))
-        if not _is_kept(status):
-            return None
-        if known is not None and known.mark == mark_of(status):
-            if known.is_file and status.st_nlink > 1:
-                self._linked[status.st_dev, status.st_ino] = known.content
-            return known
-        content = b""
-        if stat.S_ISLNK(status.st_mode):
-            content = root.link(path)
-        elif stat.S_ISREG(status.st_mode):
-            content, status = self._file(root, path)
-        return StateEntry(
-            os.fsencode(path),
-            status.st_mode,
-            status.st_mtime_ns,
-            status.st_size if stat.S_ISREG(status.st_mode) else 0,
-            content,
-            mark_of(status),
-        )
-
-    def _file(self, root: Root, path: str) -> tuple[bytes, os.stat_result]:
-        source, status = root.open_regular(path)
-        with Descriptor(source):
-            inode = (status.st_dev, status.st_ino)
-            if status.st_nlink > 1 and inode in self._linked:
-                return self._linked[inode], status
-            if _is_closed(status):
-                # What is written to it while it is read shows.
-                settle(self._objects.parent)
-            self._count(status.st_blocks * 512)
-            # Begins to write it out. Until then a program that has it mapped can write to it again
-            # without a new ctime.
-            begin_write_out(source, status.st_size)
-            target = self._objects / secrets.token_hex(10)
-            with Descriptor(os.open(target, _NEW, 0o600)) as copy:
-                self._made.append(target)
-                if not clone_file(source, copy):
-                    copy_file(source, copy, status.st_size)
-                set_attributes(copy, read_attributes(source))
-                os.utime(copy, ns=(status.st_mtime_ns, status.st_mtime_ns))
-                os.fchmod(copy, status.st_mode & _FILE_BITS)
-                if os.geteuid() == 0:
-                    os.fchown(copy, self._owner.uid, self._owner.gid)
-        content = os.fsencode(target.name)
-        if status.st_nlink > 1:
-            self._linked[inode] = content
-        return content, status
-
-    def _count(self, size: int) -> None:
-        self.bytes_new += size
-        self._left -= size
-        if self._left < 0:
-            raise TooLarge(
-                "The space has changed more than may be kept of it.",
-                hint="Remove what need not be kept, or let it be: carrel config",
-            )
-        if size > 1 << 20 and free_room(self._objects).bytes < size + LEFT_FREE:
-            raise InsufficientDisk(
-                "There is no room on the disk to keep the state.", hint="Make room: carrel gc"
-            )
-
-    def forget(self) -> None:
-        for path in self._made:
-            path.unlink(missing_ok=True)
-
-
-class _Restoring:
-    """One folder, made what a state says. What the state does not name is as the base has it."""
-
-    def __init__(
-        self,
-        writer: TreeWriter,
-        objects: Path,
-        now: Mapping[str, os.stat_result | None],
-        wanted: KeptEntries,
-    ) -> None:
-        self._writer = writer
-        self._objects = objects
-        self._now = now
-        self._wanted = wanted
-        self._linked: dict[bytes, str] = {}
-
-    def run(self) -> None:
-        paths = sorted({*self._now, *self._wanted.named})
-        todo = [path for path in paths if not self._is_as_wanted(path)]
-        for path in reversed(todo):
-            there = self._writer.status(path)
-            if there is not None and self._is_in_the_way(there, self._mode(path)):
-                self._writer.remove(path)
-        for path in todo:
-            once_freed(partial(self._make, path))
-
-    def _is_as_wanted(self, path: str) -> bool:
-        wanted, status = self._wanted.get(path), self._now.get(path)
-        if wanted is None or status is None or wanted.mark != mark_of(status):
-            return False
-        if wanted.is_file:
-            self._linked.setdefault(wanted.content, path)
-        return True
-
-    def _mode(self, path: str) -> int:
-        """What is to be there; 0: nothing."""
-        if (wanted := self._wanted.get(path)) is not None:
-            return wanted.mode
-        found = self._wanted.in_base(path)
-        return found.status.st_mode if found is not None else 0
-
-    def _is_in_the_way(self, there: os.stat_result, mode: int) -> bool:
-        return not mode or stat.S_ISDIR(there.st_mode) != stat.S_ISDIR(mode)
-
-    def _make(self, path: str) -> None:
-        wanted = self._wanted.get(path)
-        if wanted is None:
-            self._make_as_base(path)
-        elif stat.S_ISDIR(wanted.mode):
-            self._writer.make_folder(path, wanted.mode & _FOLDER_BITS, wanted.mtime_ns)
-        elif wanted.is_file:
-            self._make_file(path, wanted)
-        elif wanted.mode:
-            _make_other(self._writer, path, wanted)
-
-    def _make_file(self, path: str, wanted: StateEntry) -> None:
-        if (first := self._linked.setdefault(wanted.content, path)) != path:
-            self._writer.link(path, first)
-            return
-        kept = self._objects / os.fsdecode(wanted.content)
-        with (
-            Descriptor(os.open(kept, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as place,
-            Descriptor(open_own(place)) as source,
-        ):
-            self._writer.write(path, lambda target: _copy(source, target, wanted.mode))
-
-    def _make_as_base(self, path: str) -> None:
-        found = self._wanted.in_base(path)
-        if found is None:
-            return
-        mode, mtime_ns = found.status.st_mode, found.status.st_mtime_ns
-        content = found.content
-        if found.is_folder:
-            self._writer.make_folder(path, stat.S_IMODE(mode), mtime_ns)
-        elif found.is_file:
-            with Descriptor(content.root.open_file(content.path)) as source:
-                self._writer.write(path, lambda target: _copy(source, target, mode, mtime_ns))
-        elif stat.S_ISLNK(mode):
-            self._writer.symlink(path, content.root.link(content.path), mtime_ns)
-
-
 def _has_agent(tree: Tree) -> bool:
     return (tree.folder / "agent" / "state").is_dir()
 
@@ -512,25 +496,38 @@ def _open_agent(tree: Tree) -> int:
     return os.open(tree.folder / "agent" / "state", flags)
 
 
-def _copy(source: int, target: int, mode: int, mtime_ns: int | None = None) -> None:
-    status = os.fstat(source)
-    if not clone_file(source, target):
-        copy_file(source, target, status.st_size)
-    set_attributes(target, read_attributes(source))
-    when = status.st_mtime_ns if mtime_ns is None else mtime_ns
-    os.utime(target, ns=(when, when))
-    os.fchmod(target, mode & _FILE_BITS)
-
-
-def _make_other(writer: TreeWriter, path: str, one: StateEntry) -> None:
-    if stat.S_ISLNK(one.mode):
-        writer.symlink(path, one.content, one.mtime_ns)
-    else:
-        writer.node(path, one.mode, one.mtime_ns)
-
-
 def _all(root: Root, without: Collection[str] = ()) -> Iterator[Seen]:
     return ((path, status) for path, status in walk(root) if path not in without)
+
+
+def _layer(
+    said: object, entries: tuple[StateEntry, ...], fill: Callable[[Path], None]
+) -> TreeLayer | None:
+    if not entries:
+        return None
+    return TreeLayer(sha256(msgspec.msgpack.encode(said)).hexdigest()[:32], fill)
+
+
+def _all_parts(state: FilesState) -> Iterator[StateEntry]:
+    return (one for entries in state.parts.values() for one in entries)
+
+
+def _has_files(part: SpacePart) -> bool:
+    with Root(part.open_root()) as root:
+        return any(
+            status is None or not stat.S_ISDIR(status.st_mode) for _, status in part.now(root)
+        )
+
+
+def _untouched(state: FilesState, settled_ns: int, sure: Collection[bytes]) -> FilesState:
+    """What nobody can have touched since then without a newer mark."""
+
+    def old(entries: Iterable[StateEntry]) -> tuple[StateEntry, ...]:
+        return tuple(one for one in entries if one.mark[1] < settled_ns or one.content in sure)
+
+    parts = {name: old(entries) for name, entries in state.parts.items()}
+    agent = None if state.agent is None else old(state.agent)
+    return FilesState(state.version, state.base_id, old(state.tree), agent, parts)
 
 
 def _marked(one: StateEntry, status: os.stat_result | None) -> StateEntry:
@@ -541,38 +538,42 @@ def _marked(one: StateEntry, status: os.stat_result | None) -> StateEntry:
     return msgspec.structs.replace(one, mark=mark)
 
 
-def _is_kept(status: os.stat_result) -> bool:
-    return any(kind(status.st_mode) for kind in _KEPT)
-
-
-def _are_marked(entries: Iterable[StateEntry], seen: Iterable[Seen], settled_ns: int) -> bool:
+def _are_marked(
+    entries: Iterable[StateEntry], seen: Iterable[Seen], settled_ns: int, ids: Ids
+) -> bool:
     left = by_path(entries)
     for path, status in seen:
-        if status is not None and not _is_kept(status):
+        if status is not None and not is_kept(status):
             continue
         one = left.pop(path, None)
-        if one is None or not _is_marked(one, status, settled_ns):
+        if one is None or not _is_marked(one, status, settled_ns, ids):
             return False
     return not left
 
 
-def _is_marked(one: StateEntry, status: os.stat_result | None, settled_ns: int) -> bool:
+def _is_marked(one: StateEntry, status: os.stat_result | None, settled_ns: int, ids: Ids) -> bool:
     if status is None:
         return not one.mode
     if stat.S_ISDIR(status.st_mode):
         # To look into one that its mode keeps us out of gives it a new ctime.
-        return (one.mode, one.mtime_ns) == (status.st_mode, status.st_mtime_ns)
-    still = status.st_ctime_ns < settled_ns or _is_closed(status)
-    return still and one.mark == mark_of(status)
+        same = (one.mode, one.mtime_ns) == (status.st_mode, status.st_mtime_ns)
+        return same and one.owner == ids.inside(status)
+    return status.st_ctime_ns < settled_ns and one.mark == mark_of(status)
 
 
-def _is_closed(status: os.stat_result) -> bool:
-    """Its mode keeps us out, so it has the ctime of when we opened it all the same."""
-    return os.geteuid() != 0 and not status.st_mode & stat.S_IRUSR
+def _differing(before: FilesState, after: FilesState) -> Iterator[str]:
+    """The paths of files that are not the same in both, sorted; those of the tree first."""
+    yield from _differing_in(before.tree, after.tree)
+    for name, entries in after.parts.items():
+        for path in _differing_in(before.parts.get(name, ()), entries):
+            yield f"{name}:/{path}"
 
 
-def _differing(before: Iterable[StateEntry], after: Iterable[StateEntry]) -> Iterator[str]:
-    """The paths of files that are not the same in both, sorted."""
+def _is_of_git(path: str) -> bool:
+    return ".git" in path.split("/")
+
+
+def _differing_in(before: Iterable[StateEntry], after: Iterable[StateEntry]) -> Iterator[str]:
     one, two = by_path(before), by_path(after)
     for path in sorted(one.keys() | two.keys()):
         old, new = one.get(path), two.get(path)
@@ -583,9 +584,5 @@ def _differing(before: Iterable[StateEntry], after: Iterable[StateEntry]) -> Ite
             yield path
 
 
-def _is_of_git(path: str) -> bool:
-    return ".git" in path.split("/")
-
-
-def _what(one: StateEntry) -> tuple[int, bytes]:
-    return one.mode, one.content
+def _what(one: StateEntry) -> tuple[int, bytes, tuple[int, int]]:
+    return one.mode, one.content, one.owner

@@ -17,26 +17,35 @@ from pathlib import Path
 
 from carrel.domain.errors import ImageInvalid, TreeDamaged
 from carrel.domain.launching import MountHelper, OverlayMount
-from carrel.domain.systems import ImageAccount, System
+from carrel.domain.systems import ImageAccount, Part, System
+from carrel.domain.trees import Change, TreeLayer, TreeUsage
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import RANGE, open_ids
 from carrel.linux.mounts import Overlay
 from carrel.linux.openat2 import open_beneath
-from carrel.trees.drivers.common import tree_errors
+from carrel.trees.drivers.common import all_blocks, measure, tree_errors
 from carrel.trees.drivers.overlay import BackgroundCloser, attached, no_id_maps
+from carrel.trees.folders import Root
+from carrel.trees.parts import BELOW, UPPER, SpacePart, SystemPart, part_of
 from carrel.trees.removal import remove_tree
+from carrel.trees.shared_layers import SharedLayers
 
-UPPER, WORK, ROOT, LOWER = "upper", "work", "root", "lower"
+WORK, LOWER = "work", "lower"
 _OPTIONS = (("redirect_dir", "on"), ("metacopy", "on"), ("index", "off"), ("nfs_export", "off"))
 
 
 class Systems:
     """Implements `carrel.domain.systems.SystemMounts`. Blocking."""
 
-    def __init__(self, helper: MountHelper) -> None:
+    def __init__(self, helper: MountHelper, layers: SharedLayers) -> None:
         self._helper = helper
+        self._layers = layers
         self._closer = BackgroundCloser()
+
+    def part(self, part: Part, space: Path) -> SpacePart:
+        """To be kept with the space that has this folder."""
+        return part_of(part, space, self._layers, self._helper)
 
     def account(self, image: Path, wanted: str) -> ImageAccount:
         with Descriptor(os.open(image, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
@@ -46,7 +55,7 @@ class Systems:
         found = _user(users, name or "root")
         return found if not group else replace(found, gid=_group(groups, group))
 
-    def ensure(self, system: System) -> None:
+    def ensure(self, system: System, layer: TreeLayer | None = None) -> None:
         """Idempotent: mounts it where it is not. Raises `TreeDamaged` if the image is gone, and
         `TreeUnavailable`."""
         if not system.image.is_dir():
@@ -55,24 +64,44 @@ class Systems:
                 hint="Import or build the image again, and make a new space.",
             )
         with tree_errors("mount the system"):
+            if layer is not None and not (system.folder / UPPER).exists():
+                system.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._layers.lend(layer, system.folder / BELOW)
             _make_folders(system)
             if os.geteuid() != 0:
                 self._hold(system)
             elif not mounts.is_mounted(system.root):
-                _mount(system)
+                _mount(system, self._lowers(system))
+
+    def _lowers(self, system: System) -> tuple[Path, ...]:
+        """The uppermost first."""
+        below = self._layers.of(system.folder / BELOW)
+        return (system.image,) if below is None else (below, system.image)
 
     def _hold(self, system: System) -> None:
         if system.key not in self._helper.held():
             self._helper.mount_overlay(
                 system.key,
                 OverlayMount(
-                    lowers=(system.image,),
+                    lowers=self._lowers(system),
                     upper=system.folder / UPPER,
                     work=system.folder / WORK,
                     target=system.root,
                     beside=system.beside,
                 ),
             )
+
+    def changes(self, system: System) -> Iterator[Change]:
+        part = SystemPart(system, system.folder.name, self._layers, self._helper)
+        with tree_errors("compare the system"):
+            yield from part.changes()
+
+    def usage(self, system: System) -> TreeUsage:
+        with tree_errors("measure the system"):
+            if not (system.folder / UPPER).is_dir():
+                return TreeUsage(0, 0)
+            with Root.at(system.folder / UPPER) as root:
+                return measure(root, all_blocks)
 
     def drop(self, system: System) -> None:
         """Idempotent, whatever there is of it."""
@@ -85,10 +114,14 @@ class Systems:
                     if mounts.is_mounted(system.root):
                         held = os.open(system.root, os.O_PATH | os.O_CLOEXEC)
                     mounts.detach_all(str(system.root))
-                    mounts.detach_all(str(system.folder / LOWER / "0"))
+                    for number in (0, 1):
+                        mounts.detach_all(str(system.folder / LOWER / str(number)))
+            shared = (system.folder / BELOW).exists()
             try:
                 if system.folder.exists():
                     remove_tree(system.folder)
+                if shared:
+                    self._layers.tidy()
             finally:
                 if held is not None:
                     self._closer.close(held)
@@ -96,7 +129,7 @@ class Systems:
 
 def _make_folders(system: System) -> None:
     """The folder above has the mode and the owner of the image's root, as the space sees them."""
-    system.folder.mkdir(mode=0o700, exist_ok=True)
+    system.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (system.folder / WORK).mkdir(mode=0o700, exist_ok=True)
     system.root.mkdir(mode=0o755, exist_ok=True)
     upper = system.folder / UPPER
@@ -114,36 +147,39 @@ def _make_folders(system: System) -> None:
     draft.rename(upper)
 
 
-def _mount(system: System) -> None:
+def _mount(system: System, layers: tuple[Path, ...]) -> None:
     with contextlib.ExitStack() as stack:
         upper, work = mounts.open_layers([system.folder / UPPER, system.folder / WORK])
         stack.callback(mounts.close_all, (upper, work))
-        lower = stack.enter_context(_image(system))
-        overlay = Overlay((lower,), upper, work, _OPTIONS)
+        lowers = stack.enter_context(_mapped(system, layers))
+        overlay = Overlay(lowers, upper, work, _OPTIONS)
         try:
             mounts.mount_overlay(overlay, str(system.root))
         except OSError:
             # Before Linux 6.15, layers had to be attached somewhere, if only for a moment.
-            with attached((lower,), system.folder / LOWER) as lowers:
-                shown = Overlay(tuple(lowers), upper, work, _OPTIONS)
-                mounts.mount_overlay(shown, str(system.root))
+            with attached(lowers, system.folder / LOWER) as shown:
+                mounted = Overlay(tuple(shown), upper, work, _OPTIONS)
+                mounts.mount_overlay(mounted, str(system.root))
 
 
 @contextlib.contextmanager
-def _image(system: System) -> Iterator[int]:
-    """Its files as the space's own ids have them."""
-    clone = mounts.clone_mount(str(system.image))
+def _mapped(system: System, layers: tuple[Path, ...]) -> Iterator[tuple[int, ...]]:
+    """As the space's own ids have them."""
+    clones: list[int] = []
     try:
+        for layer in layers:
+            clones.append(mounts.clone_mount(str(layer)))
         namespace = open_ids(*system.ids)
         try:
-            mounts.map_ids(clone, namespace)
+            for clone in clones:
+                mounts.map_ids(clone, namespace)
         except OSError as error:
             raise no_id_maps(error) from error
         finally:
             os.close(namespace)
-        yield clone
+        yield tuple(clones)
     finally:
-        os.close(clone)
+        mounts.close_all(clones)
 
 
 # Who is who in an image

@@ -43,6 +43,7 @@ class _Final:
 
     mode: int | None = None
     mtime_ns: int | None = None
+    owner: Owner | None = None
 
 
 class TreeWriter(FolderCache):
@@ -54,10 +55,14 @@ class TreeWriter(FolderCache):
         thread, a new small file has its mode at once."""
         super().__init__()
         self._root = root
-        self._owner = owner
-        self._gives = os.geteuid() == 0 and owner != Owner(0, os.getegid())
+        self.give_to(owner)
         self._umask = umask
         self._final: dict[str, _Final] = {}
+
+    def give_to(self, owner: Owner) -> None:
+        """What is made from now on."""
+        self._owner = owner
+        self._gives = os.geteuid() == 0 and owner != Owner(0, os.getegid())
 
     def close(self) -> None:
         self.close_folders()
@@ -129,9 +134,12 @@ class TreeWriter(FolderCache):
             self._final.setdefault(path, _Final(mode))
         return True
 
-    def note_folder(self, path: str, mode: int | None, mtime_ns: int | None) -> None:
-        """For `finish`."""
+    def note_folder(
+        self, path: str, mode: int | None, mtime_ns: int | None, owner: Owner | None = None
+    ) -> None:
+        """For `finish`. As root, one that was there is given to `owner`."""
         noted = self._final.setdefault(path, _Final())
+        noted.owner = noted.owner if owner is None else owner
         noted.mode = noted.mode if mode is None else mode
         noted.mtime_ns = noted.mtime_ns if mtime_ns is None else mtime_ns
 
@@ -257,6 +265,8 @@ class TreeWriter(FolderCache):
         final = self._final.pop(path)
         if final.mtime_ns is not None:
             os.utime(folder, ns=(final.mtime_ns, final.mtime_ns))
+        if final.owner is not None:
+            give(folder, final.owner)
         if final.mode is not None:
             os.fchmod(folder, final.mode)
 

@@ -57,6 +57,8 @@ class CheckpointInfo(Answer, frozen=True, kw_only=True):
     """Of one that was taken before a rewind: where that went."""
     undone: bool = False
     """That rewind was taken back."""
+    left_out: str = ""
+    """Why it has the tree alone, and not the space's system, in a sentence."""
 
 
 class CheckpointList(Answer, frozen=True, kw_only=True):

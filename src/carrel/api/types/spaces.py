@@ -202,6 +202,9 @@ class ChangesQuery(Query, frozen=True, kw_only=True):
     """List files that git ignores too."""
     git: bool = False
     """List git's own files too."""
+    system: bool = False
+    """Instead of the project's files, those of the system of its image: what was installed or
+    written in it. Paths begin with a slash."""
 
 
 class UsageQuery(Query, frozen=True, kw_only=True):
@@ -374,6 +377,8 @@ class TrashedInfo(Answer, frozen=True, kw_only=True):
     trashed_at: Moment
     bytes_kept: int
     changes: int
+    system: int = 0
+    """Files of its system, beside these: what was written over its image."""
 
 
 class RemovalInfo(Answer, frozen=True, kw_only=True):
@@ -382,7 +387,7 @@ class RemovalInfo(Answer, frozen=True, kw_only=True):
     kept: TrashedInfo | None = None
     """What `undelete` can bring back."""
     lost: str = ""
-    """Why nothing could be kept, in a sentence."""
+    """Why nothing could be kept, or not what was written in its system, in a sentence."""
 
 
 class TrashList(Answer, frozen=True, kw_only=True):

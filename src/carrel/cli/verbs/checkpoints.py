@@ -50,6 +50,8 @@ def checkpoint(call: VerbCall) -> None:
     call.say(done["id"])
     if not done["with_agent"]:
         call.note("Only the files: an agent is at work, or there is none.")
+    if done["left_out"]:
+        call.note(done["left_out"])
 
 
 @Verb(SPACE)
@@ -71,6 +73,8 @@ def rewind(call: VerbCall) -> None:
     if call.json:
         call.show(done)
         return
+    if done["left_out"]:
+        call.note("Its system stays as it was: it is too large to be kept.")
     call.note(f"The space is as in {clean(done['to'])}. Take it back: carrel undo")
 
 

@@ -360,12 +360,15 @@ def pages(
     Option("--ignored", "List files that git ignores too."),
     Option("--git", "List git's own files too."),
     Option("--all", "List both."),
+    Option("--system", "List what was installed or written in the system of its image instead."),
 )
 def changes(call: VerbCall) -> None:
     """List what differs from the project that a space started from: commits and files."""
     all = call.flag("all")
     ignored, git = call.flag("ignored") or all, call.flag("git") or all
     query = [("limit", MOST_CHANGES), ("ignored", ignored), ("git", git)]
+    if call.flag("system"):
+        query.append(("system", True))
     answer = call.ask("spaces.changes", call.text("space"), query=query)
     if call.json:
         call.show(answer)
@@ -452,16 +455,26 @@ def rm(call: VerbCall) -> int:
     def work(space: str) -> Any:
         removal = call.ask("spaces.remove", space, query=query)
         if not call.json and removal["kept"]:
-            count, name = removal["kept"]["changes"], removal["kept"]["space"]["name"]
-            kept = "1 change is" if count == 1 else f"{count:,} changes are"
-            if not count:
-                kept = "What git ignores, and what is in .git, is"
-            call.note(f"{kept} kept for a while: carrel undelete {name}")
+            name = removal["kept"]["space"]["name"]
+            call.note(f"{_kept(removal['kept'])} kept for a while: carrel undelete {name}")
+            if removal["lost"]:
+                call.note(removal["lost"])
         elif not call.json and removal["lost"]:
             call.note(f"Nothing was kept: {removal['lost']}")
         return removal
 
     return each(call, call.texts("space"), work, names=False)
+
+
+def _kept(kept: Any) -> str:
+    count, system = kept["changes"], kept["system"]
+    if not count:
+        ignored = "What git ignores, and what is in .git, is"
+        return "What was written in its system is" if system else ignored
+    changes = "1 change" if count == 1 else f"{count:,} changes"
+    if system:
+        return f"{changes}, and what was written in its system, are"
+    return f"{changes} is" if count == 1 else f"{changes} are"
 
 
 @Verb(Argument("space", required=False))

@@ -71,6 +71,7 @@ class SpaceViews:
             trashed_at=moment(kept.trashed_at),
             bytes_kept=kept.bytes_kept,
             changes=kept.changes,
+            system=kept.system,
         )
 
     async def removal(self, caller: Caller, removal: Removal) -> types.RemovalInfo:
@@ -194,6 +195,9 @@ class SpaceOperations:
     async def changes(
         self, caller: Caller, space: str, asked: types.ChangesQuery
     ) -> types.ChangeList:
+        if asked.system:
+            found = await self._spaces.system_changes(caller, space, asked.limit)
+            return types.ChangeList(changes=found.listed, **shared(found, types.ChangeList))
         query = ReviewQuery(most=asked.limit, ignored=asked.ignored, git=asked.git)
         found = await self._spaces.review(caller, space, query)
         return types.ChangeList(changes=found.listed, **shared(found, types.ChangeList))
