@@ -20,6 +20,7 @@ from carrel.domain.errors import (
     EnvironmentRefused,
     Forbidden,
     ImageBuildFailed,
+    ImageInvalid,
     ImageNotFound,
     NameTaken,
     SetupFailed,
@@ -183,9 +184,8 @@ async def test_auto_says_why_there_is_no_image(plain: Services, project: Path) -
         await make(plain, project, dockerfile="Dockerfile")
     with pytest.raises(EnvironmentRefused, match="at once"):
         await make(plain, project, image="box:1", dockerfile="Dockerfile")
-    for none in ("", "none"):
-        space = await make(plain, project, image=none)
-        assert space.image is None and space.image_notes == ()
+    space = await make(plain, project, image="none")
+    assert space.image is None and space.image_notes == ()
     assert (await make(plain, image="auto")).image is None
     with pytest.raises(ImageNotFound, match="no-such") as missing:
         await make(plain, image="no-such")
@@ -219,17 +219,56 @@ async def test_guests_have_nothing_built(plain: Services, asked: dict[str, objec
     assert space.image is not None and space.image.name == "box:1"
 
 
-async def test_the_settings_may_say_auto(data: Path, project: Path, tmp_path: Path) -> None:
+async def test_auto_is_the_default(plain: Services, project: Path) -> None:
+    (project / "go.mod").write_text("module shop\n")
+    space = await make(plain, project)
+    assert space.image is None and "host's toolchain" in " ".join(space.image_notes)
     devcontainer(project)
-    async with opened(data, sandbox={"image": "auto"}) as services:
-        with_engines(services, NoEngines(tmp_path / "none"))
-        box = busybox_image(tmp_path)
-        take = services.app.images.take
-        await asyncio.to_thread(take, ImageImport("box:1", box), lambda _step: None)
-        assert (await make(services, project)).image is not None
-        assert (await make(services, project, image="none")).image is None
-        space = await make(services)
+    space = await make(plain, project)
+    assert space.image is not None and PLACE in " ".join(space.image_notes)
+    space = await make(plain, project, image="none")
+    assert space.image is None and space.image_notes == ()
+    # Of what is no folder nothing is looked at.
+    for space in (await make(plain), await make(plain, base_id=space.base_id)):
         assert space.image is None and space.image_notes == ()
+
+
+@pytest.mark.parametrize("by_default", ["auto", "none"])
+async def test_who_has_nothing_by_default(data: Path, project: Path, by_default: str) -> None:
+    (project / "Dockerfile").write_text(FROM)
+    guest = Caller("guest", Scope(ScopeKind.LABEL, "team=a"))
+    roots = [str(project)]
+    async with opened(data, sandbox={"image": by_default}, project_roots=roots) as services:
+        space = await services.spaces.create(guest, request(project))
+        assert space.image is None and space.image_notes == ()
+        if by_default == "none":
+            space = await make(services, project)
+            assert space.image is None and space.image_notes == ()
+
+
+async def test_nobody_is_kept_out_by_commands_that_nobody_asked_for(
+    plain: Services, project: Path
+) -> None:
+    devcontainer(
+        project,
+        onCreateCommand="echo here > here; echo it is broken; exit 3",
+        postCreateCommand="touch never",
+    )
+    space = await make(plain, project, name="desk")
+    assert not space.transient and not space.setting_up and space.image is not None
+    notes = "\n".join(space.image_notes)
+    assert "not set up" in notes and "exit 3" in notes and "  it is broken" in notes
+    assert await said(plain, space, "ls here never 2>&- || true") == "here\n"
+
+
+async def test_nobody_is_kept_out_by_a_user_that_the_image_has_not(
+    plain: Services, project: Path
+) -> None:
+    devcontainer(project, remoteUser="nobody-of-these")
+    with pytest.raises(ImageInvalid, match="nobody-of-these"):
+        await make(plain, project, image="auto")
+    space = await make(plain, project)
+    assert space.image is None and "nobody-of-these" in space.image_notes[0]
 
 
 @pytest.fixture
@@ -267,6 +306,27 @@ async def test_a_build_that_fails_leaves_nothing(podman: Services, tmp_path: Pat
     assert "nothing" in failed.value.message
     assert podman.app.images.list() == [] and leftovers(podman.settings.data) == []
     assert not list(podman.journal.all())
+
+
+async def test_nobody_is_kept_out_by_a_build_that_fails(podman: Services, tmp_path: Path) -> None:
+    place = with_dockerfile(tmp_path / "broken", FROM + "RUN echo by-a-step && exit 7\n")
+    steps: list[Progress] = []
+    space = await podman.spaces.create(LOCAL, request(place), steps.append)
+    assert any(step.building == "Dockerfile" and "by-a-step" in step.stage for step in steps)
+    assert space.image is None and await said(podman, space, "echo works") == "works\n"
+    notes = "\n".join(space.image_notes)
+    assert "host's toolchain is used: the image could not be built" in notes
+    assert "by-a-step" in notes and "carrel image build" in notes
+    # The next does not wait for the same again.
+    steps.clear()
+    again = await podman.spaces.create(LOCAL, request(place), steps.append)
+    assert again.image_notes == space.image_notes
+    assert not any(step.building for step in steps)
+    with pytest.raises(ImageBuildFailed):
+        await make(podman, place, image="auto")
+    # Other content is another build.
+    (place / "Dockerfile").write_text(FROM + "RUN echo mended\n")
+    assert (await make(podman, place)).image is not None
 
 
 async def test_a_build_ends_with_its_request(podman: Services, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ class PlanRequest:
     dockerfile: str = ""
     devcontainer: str = ""
     by_devcontainer: bool = False
+    unasked: bool = False
+    """Nobody said anything: what fails leaves the host's toolchain too."""
 
     @property
     def automatic(self) -> bool:
@@ -102,6 +104,10 @@ class ImageMeans(Protocol):
         """Whether an image of that name is kept already, by Carrel or by an engine."""
         ...
 
+    def keeps(self, image: str) -> bool:
+        """Whether Carrel keeps it, which is quickly found out."""
+        ...
+
 
 class NoImages:
     """Of a machine without an engine and without images."""
@@ -113,4 +119,7 @@ class NoImages:
         return Availability(False, "nothing that adds features was looked for")
 
     def has(self, image: str) -> bool:
+        return False
+
+    def keeps(self, image: str) -> bool:
         return False

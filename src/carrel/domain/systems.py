@@ -119,6 +119,8 @@ class SpaceEnvironment:
     ports: tuple[Port, ...] = ()
     notes: tuple[str, ...] = ()
     """What was decided and why, and what of the project's wishes was left out, in sentences."""
+    unasked: bool = False
+    """Nobody asked for it: commands that fail leave the space all the same."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,6 @@ from carrel.service.access import (
     check_untouched,
     check_visible,
     may_see,
-    names_files,
     narrow,
     not_found,
     realm_of,
@@ -205,7 +204,7 @@ class Spaces:
         limits = creation.check_request(request)
         if len(key) > MAX_KEY:
             raise MessageInvalid("The idempotency key is too long.", hint="Use up to 255 bytes.")
-        if names_files(request) and not key:
+        if not key:
             # Before somebody waits for an image; with a key the name may be taken by itself.
             self._check_free(request)
         found = request

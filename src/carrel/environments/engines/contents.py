@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from carrel.domain.engines import ImageBuild
 from carrel.domain.errors import EnvironmentRefused
 from carrel.environments.dockerfile_syntax import Instruction, parse_script, split_words
+from carrel.environments.engines.staging import staged_mode
 from carrel.environments.files import MalformedFile
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_beneath
@@ -28,6 +29,7 @@ MOST_FILES = 1_000_000
 """More is no context that a person sends."""
 _VERSION = "1"
 """Of this function; another gives all builds other keys."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _UNSURE = frozenset("$[]\\`{}\"'<")
 
 
@@ -55,7 +57,8 @@ def build_key(build: ImageBuild) -> str:
                 ).encode()
             )
             digest.update(hashlib.sha256(dockerfile).digest())
-            _Context(context, digest).take(sources)
+            beside = os.path.basename(build.dockerfile)
+            _Context(context, digest, f"{beside}.dockerignore").take(sources)
             return _with_features(build, project, digest.digest())
 
 
@@ -147,10 +150,29 @@ def _copied(instruction: Instruction, escape: str) -> set[str] | None:
 
 
 class _Context:
-    def __init__(self, root: int, digest: hashlib._Hash) -> None:
+    """Of a project as it is, or of the copy of it that is built from: both have the same key. What
+    is no file, folder or link is in no copy, and what vanishes meanwhile neither."""
+
+    def __init__(self, root: int, digest: hashlib._Hash, own_ignore: str | None = None) -> None:
         self._root = root
         self._digest = digest
         self._count = 0
+        self._ignored = self._plainly_ignored(own_ignore)
+
+    def _plainly_ignored(self, own_ignore: str | None) -> frozenset[str]:
+        """Paths that no engine gets, as far as that is certain: without patterns, exceptions and
+        another file that says it in place of this one. None: this is no context of a build."""
+        if own_ignore is None:
+            return frozenset()
+        others = any(map(self._kind, (".containerignore", own_ignore)))
+        if others or not stat.S_ISREG(self._kind(".dockerignore")):
+            return frozenset()
+        lines = _read(self._root, ".dockerignore").decode("utf-8", "replace").splitlines()
+        words = [line.strip() for line in lines if not line.startswith("#")]
+        if any(word.startswith("!") for word in words):
+            return frozenset()
+        plain = [word for word in words if word and not _UNSURE & set(word) and "*" not in word]
+        return frozenset(os.path.normpath("/" + one).lstrip("/") for one in plain if "?" not in one)
 
     def take(self, sources: frozenset[str] | None) -> None:
         if sources is None:
@@ -187,12 +209,16 @@ class _Context:
             return 0
 
     def _listing(self, folder: str) -> list[str]:
-        with Descriptor(open_beneath(self._root, os.fsencode(folder or "."))) as place:
-            descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY)
-            try:
+        try:
+            with (
+                Descriptor(open_beneath(self._root, os.fsencode(folder or "."))) as place,
+                Descriptor(os.open(f"/proc/self/fd/{place}", _FOLDER)) as descriptor,
+            ):
                 return sorted(os.listdir(descriptor))
-            finally:
-                os.close(descriptor)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(folder, error) from None
 
     def _tree(self, folder: str) -> None:
         pending = [folder]
@@ -213,6 +239,8 @@ class _Context:
 
     def _one(self, path: str) -> bool:
         """Whether it is a folder."""
+        if path in self._ignored:
+            return False
         self._count += 1
         if self._count > MOST_FILES:
             raise EnvironmentRefused(
@@ -222,6 +250,8 @@ class _Context:
         raw = os.fsencode(path)
         try:
             place = open_beneath(self._root, raw, follow=False)
+        except FileNotFoundError:
+            return False
         except OSError as error:
             raise _unreadable(path, error) from None
         with Descriptor(place):
@@ -230,11 +260,19 @@ class _Context:
             if stat.S_ISLNK(mode):
                 content = os.readlink(b"", dir_fd=place)
             elif stat.S_ISREG(mode):
-                content = _content(place)
+                mode, content = stat.S_IFREG | staged_mode(mode), _content(place)
+            elif stat.S_ISDIR(mode):
+                mode = stat.S_IFDIR | staged_mode(mode)
+            else:
+                return False
             self._digest.update(b"%d %o %d " % (len(raw), mode, len(content)) + raw + content)
             return stat.S_ISDIR(mode)
 
 
 def _content(place: int) -> bytes:
-    with open(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+    try:
+        opened = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable("A file", error) from None
+    with open(opened, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

@@ -46,6 +46,9 @@ class EngineMeans:
     def features(self) -> Availability:
         return self.engines.features()
 
+    def keeps(self, image: str) -> bool:
+        return self.kept(image)
+
     def has(self, image: str) -> bool:
         if self.kept(image):
             return True
@@ -110,10 +113,8 @@ class ProjectImages:
     ) -> str:
         if plan.build is None and not plan.features:
             return ""
-        with self.engines.workspace() as work:
-            copy = work / "project"
-            stage_project(project, copy, watch.check)
-            return _name(_build(copy, plan, options))
+        watch.check()
+        return _name(_build(project, plan, options))
 
     @contextlib.contextmanager
     def fetch(self, name: str, options: BuildOptions, watch: EngineWatch) -> Iterator[MadeImage]:
@@ -135,10 +136,10 @@ def _name(build: ImageBuild) -> str:
     return f"carrel-build:{build_key(build)[:40]}"
 
 
-def _build(copy: Path, plan: EnvironmentPlan, options: BuildOptions) -> ImageBuild:
+def _build(project: Path, plan: EnvironmentPlan, options: BuildOptions) -> ImageBuild:
     asked = plan.build or Build("")
     build = ImageBuild(
-        copy,
+        project,
         asked.dockerfile,
         asked.context,
         options.target or asked.target,
