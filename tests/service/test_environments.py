@@ -220,6 +220,8 @@ async def test_guests_have_nothing_built(plain: Services, asked: dict[str, objec
 
 
 async def test_auto_is_the_default(plain: Services, project: Path) -> None:
+    space = await make(plain, project)
+    assert space.image is None and space.image_notes == ()
     (project / "go.mod").write_text("module shop\n")
     space = await make(plain, project)
     assert space.image is None and "host's toolchain" in " ".join(space.image_notes)
@@ -229,8 +231,8 @@ async def test_auto_is_the_default(plain: Services, project: Path) -> None:
     space = await make(plain, project, image="none")
     assert space.image is None and space.image_notes == ()
     # Of what is no folder nothing is looked at.
-    for space in (await make(plain), await make(plain, base_id=space.base_id)):
-        assert space.image is None and space.image_notes == ()
+    for other in (await make(plain), await make(plain, base_id=space.base_id)):
+        assert other.image is None and other.image_notes == ()
 
 
 @pytest.mark.parametrize("by_default", ["auto", "none"])

@@ -32,6 +32,7 @@ from carrel.domain.systems import SpaceEnvironment
 from carrel.service.creation import Creator, check_environment, check_systems
 from carrel.service.images import ImageLibrary
 from carrel.service.journal import Journal
+from carrel.service.space_config import write_plan
 
 if TYPE_CHECKING:
     from carrel.service.setup import Setups
@@ -122,8 +123,12 @@ class SpaceEnvironments:
         if image is None:
             hooks = any(one.step for one in plan.hooks)
             more = (f"The commands of {plan.path} were not run.",) if hooks else ()
-            return _without(request, plan.why, *more)
+            # Nothing is to be said of files of which none asks for anything.
+            silent = asked.unasked and not plan.path
+            return _without(request, *() if silent else (plan.why, *more))
+        text = await asyncio.to_thread(self.library.maker.definition, folder, plan)
         environment = _environment(plan, image, request)
+        environment = dataclasses.replace(environment, plan=plan, definition=text)
         if asked.unasked:
             # A user that it does not have would be an error later, when the space is made.
             user = environment.user or image.config.user
@@ -140,6 +145,12 @@ class SpaceEnvironments:
             return None
         base = await self.creator.found_base(request, on_progress)
         return base.layers[0] if len(base.layers) == 1 else None
+
+    async def write_down(self, space: Space, request: SpaceRequest) -> None:
+        """For people to read, in the folder of a space that was made."""
+        if (found := request.environment) is not None and found.plan is not None:
+            folder = self.creator.open_spaces.folder(space.space_id)
+            await asyncio.to_thread(write_plan, folder, space, found)
 
     async def set_up(self, space: Space, request: SpaceRequest, on_progress: OnProgress) -> Space:
         """Runs the project's commands in a space that was made with `waiting`, which others have

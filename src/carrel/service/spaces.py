@@ -241,8 +241,10 @@ class Spaces:
         """Of a draft that nobody else knows."""
         async with self._locks.alone(space.space_id):
             space = await self._creator.create(space, request, on_progress, *records)
-        if space.setting_up and not request.setting_up and self.environments is not None:
-            space = await self.environments.set_up(space, request, on_progress)
+        if self.environments is not None:
+            await self.environments.write_down(space, request)
+            if space.setting_up and not request.setting_up:
+                space = await self.environments.set_up(space, request, on_progress)
         self._servers.begin(space)
         return space
 

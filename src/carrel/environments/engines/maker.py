@@ -21,6 +21,7 @@ from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
 from carrel.environments.engines.catalogue import Engines, check_image_name
 from carrel.environments.engines.contents import build_key
 from carrel.environments.engines.staging import stage_project
+from carrel.environments.files import ProjectReader, open_folder
 from carrel.environments.plans import plan_project
 
 Kept = Callable[[str], bool]
@@ -115,6 +116,12 @@ class ProjectImages:
             return ""
         watch.check()
         return _name(_build(project, plan, options))
+
+    def definition(self, project: Path, plan: EnvironmentPlan) -> str:
+        if plan.build is None:
+            return ""
+        with open_folder(project) as files:
+            return ProjectReader(files).text(plan.build.dockerfile) or ""
 
     @contextlib.contextmanager
     def fetch(self, name: str, options: BuildOptions, watch: EngineWatch) -> Iterator[MadeImage]:
