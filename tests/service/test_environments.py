@@ -129,6 +129,8 @@ async def test_a_devcontainer_of_an_image_that_is_there(plain: Services, project
     notes = " ".join(space.image_notes)
     assert "initializeCommand" in notes and "privileged" in notes and "BAD" in notes
     assert "box:1" in notes and space.image.image_id in notes
+    written = (plain.settings.data / "spaces" / space.space_id / "containers/plan.yaml").read_text()
+    assert "privileged" in written and "postStartCommand: echo start" in written
     # At each further start the last of them runs again.
     await plain.spaces.restart(LOCAL, space.space_id)
     assert (await said(plain, space, "cat log")).splitlines()[-2:] == ["start 1", "worker"]
@@ -289,11 +291,15 @@ async def test_a_dockerfile_is_built_once(podman: Services, tmp_path: Path) -> N
     first = await podman.spaces.create(LOCAL, request(place, image="auto"), steps.append)
     assert any("COPY" in step.stage for step in steps)
     assert await said(podman, first, "cat /one; echo $SAID") == "1word\n"
+    written = podman.settings.data / "spaces" / first.space_id / "containers"
+    assert (written / "Dockerfile").read_text() == (place / "Dockerfile").read_text()
+    assert first.image is not None
+    assert f"image_id: {json.dumps(first.image.image_id)}" in (written / "plan.yaml").read_text()
     with_engines(podman, NoEngines(tmp_path / "none"))
     # It is known by its content, for which no engine is needed.
     second = await make(podman, place, image="auto")
     third = await make(podman, place, dockerfile="Dockerfile")
-    assert first.image is not None and second.image is not None and third.image is not None
+    assert second.image is not None and third.image is not None
     assert first.image.image_id == second.image.image_id == third.image.image_id
 
 

@@ -127,28 +127,32 @@ class ImageLibrary:
             return plan, image
 
         def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
-            if (found := self._found(key)) is not None:
-                return found
             with self.maker.make(folder, plan, LOCAL_ONLY, self._kept, watch) as made:
                 return self._keep(made, "", f"built from {plan.path}", tell)
 
         def tell_build(step: Progress) -> None:
             on_progress(replace(step, building=plan.path))
 
+        def engine() -> EnvironmentPlan:
+            """With an engine that was tried: until now it was taken for granted."""
+            return self.maker.plan(folder, asked, self._kept, name=name)
+
         async with self.locks.alone(key):
             if asked.unasked:
                 self._check_failed(key)
+            image = await asyncio.to_thread(self._found, key)
+            if image is not None:
+                return plan, image
+            if (tried := await asyncio.to_thread(engine)).kind is PlanKind.HOST:
+                return tried, None
             try:
                 tell_build(Progress("image", 0, 0))
                 return plan, await self._work(LOCAL, work, tell_build)
             except (EngineUnavailable, ImageNotInEngine):
-                # That it can be had was taken for granted: whoever asked for it is told why not.
-                again = await asyncio.to_thread(
-                    self.maker.plan, folder, asked, self._kept, name=name
-                )
-                if again.kind is not PlanKind.HOST:
+                # It has gone meanwhile: whoever asked for it is told why.
+                if (tried := await asyncio.to_thread(engine)).kind is not PlanKind.HOST:
                     raise
-                return again, None
+                return tried, None
             except (ImageBuildFailed, EngineTimeout) as error:
                 self.failed[key] = FailedBuild(error, time.monotonic())
                 while len(self.failed) > MOST_FAILED:

@@ -104,7 +104,7 @@ def new(call: VerbCall) -> int:
     """
     if call.text("message") and call.text("network") == "none":
         _check_network(call)
-    steps = Steps(call)
+    steps = SpaceSteps(call)
     try:
         space = create(call.link, _content(call), steps.show)
     finally:
@@ -116,7 +116,7 @@ def new(call: VerbCall) -> int:
     return _first_turn(call, space)
 
 
-class Steps:
+class SpaceSteps:
     """What happens until the space is ready: where that is a terminal, as it happens; and in any
     case that an image is built first, which may take minutes."""
 
