@@ -42,7 +42,7 @@ CONTAINED = {"podman": "carrel: exec in a container of podman"}
 IMPORT, LOAD = "carrel: import an image", "podman load"
 PROGRAMS = ("sh", "sleep")
 PROCESSOR = "processor time: "
-AT_ONCE = 10
+AT_ONCE = 5
 """Spaces and commands for one figure of processor time, which the kernel counts in hundredths."""
 FILE_BYTES = 20_000
 """About what a file of a small Debian has."""
