@@ -337,6 +337,22 @@ async def test_nobody_is_kept_out_by_a_build_that_fails(podman: Services, tmp_pa
     assert (await make(podman, place)).image is not None
 
 
+async def test_an_engine_that_hangs_does_so_once(
+    podman: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = with_dockerfile(tmp_path / "project", FROM)
+    with monkeypatch.context() as patched:
+        patched.setattr("carrel.environments.engines.own.PROBE_S", 0.0)
+        patched.setattr("carrel.service.images.SLOW_S", 0.0)
+        space = await make(podman, place)
+    assert space.image is None and "hangs" in space.image_notes[0]
+    # Nobody asks it again for a while, who did not ask for an image.
+    again = await make(podman, place)
+    assert again.image is None and again.image_notes[0] == space.image_notes[0]
+    assert (await make(podman, place, image="auto")).image is not None
+    assert (await make(podman, place)).image is not None
+
+
 async def test_a_build_ends_with_its_request(podman: Services, tmp_path: Path) -> None:
     place = with_dockerfile(tmp_path / "slow", FROM + "RUN echo asleep && sleep 4322.5\n")
     begun, loop = asyncio.Event(), asyncio.get_running_loop()

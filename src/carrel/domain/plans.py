@@ -9,6 +9,9 @@ from typing import Protocol
 from carrel.domain.availability import Availability
 from carrel.domain.environments import Build, Feature, Port, SetupCommand, Variable
 
+HOST = "The host's toolchain is used: "
+"""How a sentence begins that says why a space has no image."""
+
 
 class PlanKind(StrEnum):
     """What it stands on."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from carrel.domain.environments import EnvironmentReport, Feature, Image, ReadFiles, Rule
 from carrel.domain.errors import EnvironmentRefused
 from carrel.domain.plans import (
+    HOST,
     DroppedRequest,
     EnvironmentPlan,
     ImageMeans,
@@ -160,7 +161,7 @@ class _Planning:
             return plan
         # Its variables may name what only the image has; its hooks were written for it too, but
         # set up the project.
-        host = f"The host's toolchain is used: {why}"
+        host = f"{HOST}{why}"
         return EnvironmentPlan(
             PlanKind.HOST, host, plan.path, hooks=plan.hooks, ports=plan.ports, dropped=plan.dropped
         )

@@ -25,7 +25,7 @@ from carrel.domain.errors import (
     SpaceNotFound,
 )
 from carrel.domain.images import RootImage
-from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
+from carrel.domain.plans import HOST, EnvironmentPlan, PlanKind, PlanRequest
 from carrel.domain.projects import OnProgress, ProjectKind, ignore_progress
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.systems import SpaceEnvironment
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MOST_NOTES = 20
 """Of what a hostile file asks for, nobody reads more."""
 MOST_HOOKS = 100
-HOST = "The host's toolchain is used: "
 MOST_LINES = 10
 LINE = 500
 SEE_BUILD = "`carrel image build` tries it again and says all; `--image none` leaves it out."
@@ -285,4 +284,6 @@ def _what(plan: EnvironmentPlan) -> str:
 
 
 def _small(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
+    """To stand behind other words; names of files stay as they are."""
+    first, space, rest = sentence.partition(" ")
+    return f"{first.lower()}{space}{rest}" if first in ("The", "A", "An", "No", "It") else sentence

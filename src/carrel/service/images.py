@@ -26,7 +26,7 @@ from carrel.domain.errors import (
     TreeDamaged,
 )
 from carrel.domain.images import ImageImport, Images, RootImage
-from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
+from carrel.domain.plans import HOST, EnvironmentPlan, PlanKind, PlanRequest
 from carrel.domain.projects import OnProgress, Progress, ignore_progress
 from carrel.service.access import require_admin
 from carrel.service.shared import CallerSlots, Locks
@@ -45,6 +45,8 @@ AGAIN_S = 3600.0
 """A build that nobody asked for and that failed is not tried again sooner, unless what it is built
 of has changed: every new space would wait for it."""
 MOST_FAILED = 100
+SLOW_S = 5.0
+"""An engine that takes longer to say that it does not work hangs; that counts as a failed build."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,10 @@ class ImageLibrary:
             image = await asyncio.to_thread(self._found, key)
             if image is not None:
                 return plan, image
+            begun = time.monotonic()
             if (tried := await asyncio.to_thread(engine)).kind is PlanKind.HOST:
+                if time.monotonic() - begun > SLOW_S:
+                    self._remember(key, EngineUnavailable(tried.why.removeprefix(HOST)))
                 return tried, None
             try:
                 tell_build(Progress("image", 0, 0))
@@ -154,10 +159,13 @@ class ImageLibrary:
                     raise
                 return tried, None
             except (ImageBuildFailed, EngineTimeout) as error:
-                self.failed[key] = FailedBuild(error, time.monotonic())
-                while len(self.failed) > MOST_FAILED:
-                    del self.failed[next(iter(self.failed))]
+                self._remember(key, error)
                 raise
+
+    def _remember(self, key: str, error: CarrelError) -> None:
+        self.failed[key] = FailedBuild(error, time.monotonic())
+        while len(self.failed) > MOST_FAILED:
+            del self.failed[next(iter(self.failed))]
 
     def _check_failed(self, key: str) -> None:
         """Raises what was raised then."""
