@@ -332,9 +332,17 @@ async def test_nobody_is_kept_out_by_a_build_that_fails(podman: Services, tmp_pa
     assert not any(step.building for step in steps)
     with pytest.raises(ImageBuildFailed):
         await make(podman, place, image="auto")
+    # Where nobody sees a build, there is none.
+    (place / "Dockerfile").write_text(FROM + "RUN echo unseen\n")
+    steps.clear()
+    unseen = dataclasses.replace(request(place), unwatched=True)
+    space = await podman.spaces.create(LOCAL, unseen, steps.append)
+    assert space.image is None and "carrel image build" in space.image_notes[0]
+    assert not any(step.building for step in steps)
     # Other content is another build.
     (place / "Dockerfile").write_text(FROM + "RUN echo mended\n")
     assert (await make(podman, place)).image is not None
+    assert (await podman.spaces.create(LOCAL, unseen)).image is not None
 
 
 async def test_an_engine_that_hangs_does_so_once(

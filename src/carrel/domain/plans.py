@@ -40,6 +40,8 @@ class PlanRequest:
     by_devcontainer: bool = False
     unasked: bool = False
     """Nobody said anything: what fails leaves the host's toolchain too."""
+    only_ready: bool = False
+    """And nobody would see a build: only an image that is there counts."""
 
     @property
     def automatic(self) -> bool:

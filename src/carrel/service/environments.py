@@ -96,7 +96,7 @@ class SpaceEnvironments:
         of_others = request.parent or request.base_id or request.place or request.transient
         folder = request.project.kind is ProjectKind.FOLDER
         wanted = self.usual == "auto" and folder and not of_others
-        return PlanRequest(unasked=True) if wanted else None
+        return PlanRequest(unasked=True, only_ready=request.unwatched) if wanted else None
 
     async def _named(self, request: SpaceRequest, on_progress: OnProgress) -> SpaceRequest:
         name = request.image

@@ -45,6 +45,7 @@ AGAIN_S = 3600.0
 """A build that nobody asked for and that failed is not tried again sooner, unless what it is built
 of has changed: every new space would wait for it."""
 MOST_FAILED = 100
+BUILD = "`carrel image build {}` builds it."
 SLOW_S = 5.0
 """An engine that takes longer to say that it does not work hangs; that counts as a failed build."""
 
@@ -127,6 +128,9 @@ class ImageLibrary:
         image = await asyncio.to_thread(self._found, key)
         if image is not None:
             return plan, image
+        if asked.only_ready:
+            why = f"{HOST}the image of {plan.path} is not there yet. {BUILD.format(folder)}"
+            return EnvironmentPlan(PlanKind.HOST, why, plan.path), None
 
         def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
             with self.maker.make(folder, plan, LOCAL_ONLY, self._kept, watch) as made:

@@ -29,7 +29,7 @@ _BETWEEN = frozenset({SpaceState.CREATING, SpaceState.REMOVING, SpaceState.REMOV
 _LEFT_OUT = frozenset(
     {
         *("space_id", "place", "transient", "setting_up", "guest", "realm", "account", "family"),
-        *("race", "race_begins", "environment"),
+        *("race", "race_begins", "environment", "unwatched"),
     }
 )
 """Of a request: what is never a caller's own word."""

@@ -142,8 +142,8 @@ class SystemRequests:
             description=asked.description,
             agent=asked.frontend,
             wake=asked.wake,
-            # Nobody watches a build here, and an answer has its deadline.
-            image="none",
+            # An answer has its deadline, too.
+            unwatched=True,
         )
         return await self._spaces.create(caller, request)
 
