@@ -102,8 +102,10 @@ def _control_groups_as_before() -> Iterator[None]:
 
 
 def _control_groups() -> set[Path]:
-    names = ("docker", "libpod_parent")
-    return {path for name in names for path in _HIERARCHIES.glob(f"**/{name}")}
+    """Those of others come and go meanwhile."""
+    names = {"docker", "libpod_parent"}
+    walked = os.walk(_HIERARCHIES)
+    return {Path(place, name) for place, folders, _ in walked for name in names & {*folders}}
 
 
 @contextmanager

@@ -57,9 +57,10 @@ class Daemon:
     # One at a time
 
     def interactive(self, **more: Any) -> tuple[Space, Times]:
-        """`more` is said of the space."""
+        """`more` is said of the space, which starts from the base unless that names a project."""
+        origin: dict[str, Any] = {} if "project" in more else {"base": self.base}
         begun = time.perf_counter()
-        space = self.client.create(base=self.base, **more)
+        space = self.client.create(**origin, **more)
         created = time.perf_counter()
         content = {**command_content(WORDS, {}), "stdin": False}
         with RunStream(self.client.link, RunExchange.starting(space.id, content)).open() as stream:
@@ -150,6 +151,10 @@ class Daemon:
         own = time.clock_gettime((~self.pid << 3) | _CPU_OF_PROCESS)
         return own + sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
 
+    def work_s(self) -> float:
+        """The processor time of the daemon and the launcher, with all of theirs that have ended."""
+        return self.cpu_s() + _processor_s(self.launcher_pid())
+
     def helpers(self) -> int:
         """All processes below the daemon and the launcher."""
         launcher = self.launcher_pid()
@@ -227,3 +232,9 @@ def open_daemon(data: Path) -> Iterator[Daemon]:
         daemon.client.close()
         daemon.stop()
         Launcher(data).shutdown(force=True)
+
+
+def _processor_s(pid: int) -> float:
+    """Of a process and its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+    return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")

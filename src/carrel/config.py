@@ -136,9 +136,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     package_settings: bool = True
     """Whether they get the settings of pip, uv, npm, cargo and apt, the proxies and the
     certificates of the daemon's user, without credentials."""
-    image: Literal["none", "auto"] = "none"
-    """What new spaces of folders run commands in, where `--image` does not say: the host's
-    toolchain, or with `auto` the image that the project's files describe, if it can be had."""
+    image: Literal["none", "auto"] = "auto"
+    """What new spaces of folders run commands in, where `--image` does not say: with `auto` the
+    image that the project's files describe, if it can be had; with `none` the host's toolchain."""
     caches_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2 << 30
     """What packages may take on the disk that spaces of one project share with one another; 0: they
     share none."""

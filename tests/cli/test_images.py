@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from carrel.environments.engines.own import PODMAN, OwnEngine
+from carrel.environments.engines.place import EnginePlace
 from tests.busybox import busybox_image
 from tests.cli.program import Program
 from tests.daemon.rig import Daemon
+from tests.environments.engines.rig import FROM
+from tests.environments.engines.rig import project as with_dockerfile
 from tests.trees.images.layouts import file, folder, layer, oci, saved
 from tests.trees.tars import entry
 
@@ -87,3 +93,29 @@ def test_a_space_as_its_project_describes_it(carrel: Program, tmp_path: Path) ->
     assert "host's toolchain" in done.err and carrel.json("show", "plain")["image"]["id"] == ""
     carrel.good("rm", "--force", "desk", "plain")
     carrel.good("image", "rm", "box:1")
+
+
+def test_an_image_is_built_by_default_and_not_silently(carrel: Program, tmp_path: Path) -> None:
+    if not OwnEngine(PODMAN, EnginePlace(tmp_path / "engine")).probe().available:
+        pytest.skip("podman does not work here")
+    place = with_dockerfile(tmp_path / "built", FROM + "ENV SAID=word\n")
+    done = carrel("new", str(place), "--name", "built")
+    assert done.code == 0 and done.out == "built\n"
+    assert "The image of Dockerfile is made first" in done.err
+    assert "runs on the image that Dockerfile builds" in done.err
+    assert carrel.good("exec", "built", "--", "sh", "-c", "echo $SAID") == "word\n"
+    done = carrel("new", str(place), "--name", "again", "--json")
+    assert done.code == 0 and "made first" not in done.err
+    images = {carrel.json("show", name)["image"]["id"] for name in ("built", "again")}
+    assert len(images) == 1
+    done = carrel("new", str(place), "--name", "host", "--image", "none")
+    assert done.code == 0 and done.err == ""
+    # What fails keeps nobody out, unless it was asked for.
+    (place / "Dockerfile").write_text(FROM + "COPY nothing /\n")
+    done = carrel("new", str(place), "--name", "broken")
+    assert done.code == 0 and "The host's toolchain is used: the image could not be" in done.err
+    assert "carrel image build" in done.err and "nothing" in done.err
+    assert carrel.good("exec", "broken", "--", "echo", "works") == "works\n"
+    refused = carrel("new", str(place), "--image", "auto")
+    assert refused.code == 1 and "carrel: The image could not be built" in refused.err
+    carrel.good("rm", "--force", "built", "again", "host", "broken")

@@ -19,7 +19,6 @@ from tests.conformance.runtime_rig import (
 )
 from tests.container_engines import end_docker
 from tests.daemon.rig import Daemon
-from tests.sampling import beyond
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +40,7 @@ def grounds() -> Iterator[Grounds]:
         yield found
 
 
-@pytest.fixture(params=[*RUNTIMES, *with_systems("podman", *beyond("docker"))])
+@pytest.fixture(params=[*RUNTIMES, *with_systems(*CONTAINERS)])
 async def rig(request: pytest.FixtureRequest, grounds: Grounds) -> AsyncIterator[Rig]:
     async with grounds.rig(request.param) as opened:
         yield opened

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -74,6 +75,28 @@ def test_commands_run_in_the_container_and_the_agent_beside_it(
     assert wait_for_port(client, space) == [3000]
     proof = good(client.post(f"/v1/spaces/{space}/verify", json={}))
     assert proof["holds"], proof
+
+
+def test_how_it_is_made_is_there_to_read(shared: Daemon, space: str) -> None:
+    text = (shared.data / "spaces" / space / "containers/podman.sh").read_text()
+    words = shlex.split(text, comments=True)
+    assert words[0] == "podman" and "run" in words and dev_id(space) in words
+    assert "never read back" in text
+
+
+def test_set_user_id_programs_of_an_image_give_nothing(
+    client: httpx.Client, shared: Daemon, tmp_path: Path
+) -> None:
+    """Nor do capabilities of files, which no image has: nobody gains rights by a program."""
+    image = busybox_image(tmp_path)
+    os.chmod(image / "bin/busybox", 0o4755)
+    space = make(client, image, runtime="podman")
+    code, text = sh(client, space, "busybox grep -E '^(NoNew|CapPrm|CapBnd)' /proc/self/status")
+    assert code == 0 and "NoNewPrivs:\t1" in text, text
+    pid = first_process(shared, space)
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert "NoNewPrivs:\t1" in status and "CapBnd:\t0000000000000000" in status
+    good(client.delete(f"/v1/spaces/{space}", params={"force": "true"}))
 
 
 def wait_for_port(client: httpx.Client, space: str) -> list[int]:

@@ -301,6 +301,33 @@ def test_its_git_runs_there_too(client: httpx.Client, image: Path) -> None:
     assert "No commits yet" in git("env -C /home/user/made git status")
 
 
+ON_A_TERMINAL = """
+import os, pty, sys
+status = pty.spawn(["/run/carrel/dev/bash", "-c", sys.argv[1]])
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_its_shell_has_the_terminal_of_the_agent(client: httpx.Client, image: Path) -> None:
+    space = make(client, image)
+    script = "test -t 0 && test -t 1 && test -t 2 && echo terminal; read x; echo got $x; exit 5"
+    argv = ["python3", "-c", ON_A_TERMINAL, f"test ! -e /usr && {script}"]
+    body = {"argv": argv, "place": "agent", "stdin": "typed\n"}
+    done = good(client.post(f"/v1/spaces/{space}/exec", json=body))
+    assert "terminal\r\n" in done["stdout"] and "got typed\r\n" in done["stdout"], done
+    assert done["run"]["exit"]["code"] == 5
+
+
+def test_its_shell_sends_signals_on(client: httpx.Client, image: Path) -> None:
+    space = make(client, image)
+    inside = "trap 'echo heard; exit 6' TERM; echo ready > ready; while :; do sleep 0.1; done"
+    script = f"""/run/carrel/dev/bash -c "{inside}" & shell=$!
+until test -s ready; do sleep 0.1; done; kill -TERM $shell; wait $shell"""
+    body = {"argv": ["/bin/sh", "-c", script], "place": "agent"}
+    done = good(client.post(f"/v1/spaces/{space}/exec", json=body))
+    assert (done["stdout"], done["run"]["exit"]["code"]) == ("heard\n", 6), done
+
+
 def test_a_killed_daemon_loses_no_command_of_the_shell(image: Path, data: Path) -> None:
     with fresh_daemon() as own:
         client = own.local()

@@ -44,6 +44,9 @@ class Engine:
     def has(self, image: str) -> bool:
         return image in self.images or self.images == ("*",)
 
+    def keeps(self, image: str) -> bool:
+        return self.has(image)
+
 
 EVERYTHING = Engine("*")
 

@@ -20,6 +20,7 @@ from carrel.domain.errors import (
     EnvironmentRefused,
     Forbidden,
     ImageBuildFailed,
+    ImageInvalid,
     ImageNotFound,
     NameTaken,
     SetupFailed,
@@ -128,6 +129,8 @@ async def test_a_devcontainer_of_an_image_that_is_there(plain: Services, project
     notes = " ".join(space.image_notes)
     assert "initializeCommand" in notes and "privileged" in notes and "BAD" in notes
     assert "box:1" in notes and space.image.image_id in notes
+    written = (plain.settings.data / "spaces" / space.space_id / "containers/plan.yaml").read_text()
+    assert "privileged" in written and "postStartCommand: echo start" in written
     # At each further start the last of them runs again.
     await plain.spaces.restart(LOCAL, space.space_id)
     assert (await said(plain, space, "cat log")).splitlines()[-2:] == ["start 1", "worker"]
@@ -183,9 +186,8 @@ async def test_auto_says_why_there_is_no_image(plain: Services, project: Path) -
         await make(plain, project, dockerfile="Dockerfile")
     with pytest.raises(EnvironmentRefused, match="at once"):
         await make(plain, project, image="box:1", dockerfile="Dockerfile")
-    for none in ("", "none"):
-        space = await make(plain, project, image=none)
-        assert space.image is None and space.image_notes == ()
+    space = await make(plain, project, image="none")
+    assert space.image is None and space.image_notes == ()
     assert (await make(plain, image="auto")).image is None
     with pytest.raises(ImageNotFound, match="no-such") as missing:
         await make(plain, image="no-such")
@@ -219,17 +221,58 @@ async def test_guests_have_nothing_built(plain: Services, asked: dict[str, objec
     assert space.image is not None and space.image.name == "box:1"
 
 
-async def test_the_settings_may_say_auto(data: Path, project: Path, tmp_path: Path) -> None:
+async def test_auto_is_the_default(plain: Services, project: Path) -> None:
+    space = await make(plain, project)
+    assert space.image is None and space.image_notes == ()
+    (project / "go.mod").write_text("module shop\n")
+    space = await make(plain, project)
+    assert space.image is None and "host's toolchain" in " ".join(space.image_notes)
     devcontainer(project)
-    async with opened(data, sandbox={"image": "auto"}) as services:
-        with_engines(services, NoEngines(tmp_path / "none"))
-        box = busybox_image(tmp_path)
-        take = services.app.images.take
-        await asyncio.to_thread(take, ImageImport("box:1", box), lambda _step: None)
-        assert (await make(services, project)).image is not None
-        assert (await make(services, project, image="none")).image is None
-        space = await make(services)
+    space = await make(plain, project)
+    assert space.image is not None and PLACE in " ".join(space.image_notes)
+    space = await make(plain, project, image="none")
+    assert space.image is None and space.image_notes == ()
+    # Of what is no folder nothing is looked at.
+    for other in (await make(plain), await make(plain, base_id=space.base_id)):
+        assert other.image is None and other.image_notes == ()
+
+
+@pytest.mark.parametrize("by_default", ["auto", "none"])
+async def test_who_has_nothing_by_default(data: Path, project: Path, by_default: str) -> None:
+    (project / "Dockerfile").write_text(FROM)
+    guest = Caller("guest", Scope(ScopeKind.LABEL, "team=a"))
+    roots = [str(project)]
+    async with opened(data, sandbox={"image": by_default}, project_roots=roots) as services:
+        space = await services.spaces.create(guest, request(project))
         assert space.image is None and space.image_notes == ()
+        if by_default == "none":
+            space = await make(services, project)
+            assert space.image is None and space.image_notes == ()
+
+
+async def test_nobody_is_kept_out_by_commands_that_nobody_asked_for(
+    plain: Services, project: Path
+) -> None:
+    devcontainer(
+        project,
+        onCreateCommand="echo here > here; echo it is broken; exit 3",
+        postCreateCommand="touch never",
+    )
+    space = await make(plain, project, name="desk")
+    assert not space.transient and not space.setting_up and space.image is not None
+    notes = "\n".join(space.image_notes)
+    assert "not set up" in notes and "exit 3" in notes and "  it is broken" in notes
+    assert await said(plain, space, "ls here never 2>&- || true") == "here\n"
+
+
+async def test_nobody_is_kept_out_by_a_user_that_the_image_has_not(
+    plain: Services, project: Path
+) -> None:
+    devcontainer(project, remoteUser="nobody-of-these")
+    with pytest.raises(ImageInvalid, match="nobody-of-these"):
+        await make(plain, project, image="auto")
+    space = await make(plain, project)
+    assert space.image is None and "nobody-of-these" in space.image_notes[0]
 
 
 @pytest.fixture
@@ -248,11 +291,15 @@ async def test_a_dockerfile_is_built_once(podman: Services, tmp_path: Path) -> N
     first = await podman.spaces.create(LOCAL, request(place, image="auto"), steps.append)
     assert any("COPY" in step.stage for step in steps)
     assert await said(podman, first, "cat /one; echo $SAID") == "1word\n"
+    written = podman.settings.data / "spaces" / first.space_id / "containers"
+    assert (written / "Dockerfile").read_text() == (place / "Dockerfile").read_text()
+    assert first.image is not None
+    assert f"image_id: {json.dumps(first.image.image_id)}" in (written / "plan.yaml").read_text()
     with_engines(podman, NoEngines(tmp_path / "none"))
     # It is known by its content, for which no engine is needed.
     second = await make(podman, place, image="auto")
     third = await make(podman, place, dockerfile="Dockerfile")
-    assert first.image is not None and second.image is not None and third.image is not None
+    assert second.image is not None and third.image is not None
     assert first.image.image_id == second.image.image_id == third.image.image_id
 
 
@@ -267,6 +314,51 @@ async def test_a_build_that_fails_leaves_nothing(podman: Services, tmp_path: Pat
     assert "nothing" in failed.value.message
     assert podman.app.images.list() == [] and leftovers(podman.settings.data) == []
     assert not list(podman.journal.all())
+
+
+async def test_nobody_is_kept_out_by_a_build_that_fails(podman: Services, tmp_path: Path) -> None:
+    place = with_dockerfile(tmp_path / "broken", FROM + "RUN echo by-a-step && exit 7\n")
+    steps: list[Progress] = []
+    space = await podman.spaces.create(LOCAL, request(place), steps.append)
+    assert any(step.building == "Dockerfile" and "by-a-step" in step.stage for step in steps)
+    assert space.image is None and await said(podman, space, "echo works") == "works\n"
+    notes = "\n".join(space.image_notes)
+    assert "host's toolchain is used: the image could not be built" in notes
+    assert "by-a-step" in notes and "carrel image build" in notes
+    # The next does not wait for the same again.
+    steps.clear()
+    again = await podman.spaces.create(LOCAL, request(place), steps.append)
+    assert again.image_notes == space.image_notes
+    assert not any(step.building for step in steps)
+    with pytest.raises(ImageBuildFailed):
+        await make(podman, place, image="auto")
+    # Where nobody sees a build, there is none.
+    (place / "Dockerfile").write_text(FROM + "RUN echo unseen\n")
+    steps.clear()
+    unseen = dataclasses.replace(request(place), unwatched=True)
+    space = await podman.spaces.create(LOCAL, unseen, steps.append)
+    assert space.image is None and "carrel image build" in space.image_notes[0]
+    assert not any(step.building for step in steps)
+    # Other content is another build.
+    (place / "Dockerfile").write_text(FROM + "RUN echo mended\n")
+    assert (await make(podman, place)).image is not None
+    assert (await podman.spaces.create(LOCAL, unseen)).image is not None
+
+
+async def test_an_engine_that_hangs_does_so_once(
+    podman: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = with_dockerfile(tmp_path / "project", FROM)
+    with monkeypatch.context() as patched:
+        patched.setattr("carrel.environments.engines.own.PROBE_S", 0.0)
+        patched.setattr("carrel.service.images.SLOW_S", 0.0)
+        space = await make(podman, place)
+    assert space.image is None and "hangs" in space.image_notes[0]
+    # Nobody asks it again for a while, who did not ask for an image.
+    again = await make(podman, place)
+    assert again.image is None and again.image_notes[0] == space.image_notes[0]
+    assert (await make(podman, place, image="auto")).image is not None
+    assert (await make(podman, place)).image is not None
 
 
 async def test_a_build_ends_with_its_request(podman: Services, tmp_path: Path) -> None:

@@ -166,6 +166,10 @@ class ImageMaker(Protocol):
         nothing to build."""
         ...
 
+    def definition(self, project: Path, plan: EnvironmentPlan) -> str:
+        """The text of the Dockerfile that it builds; empty: it builds none, or that is gone."""
+        ...
+
     def fetch(
         self, name: str, options: BuildOptions, watch: EngineWatch
     ) -> AbstractContextManager[MadeImage]:

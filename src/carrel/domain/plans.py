@@ -9,6 +9,9 @@ from typing import Protocol
 from carrel.domain.availability import Availability
 from carrel.domain.environments import Build, Feature, Port, SetupCommand, Variable
 
+HOST = "The host's toolchain is used: "
+"""How a sentence begins that says why a space has no image."""
+
 
 class PlanKind(StrEnum):
     """What it stands on."""
@@ -35,6 +38,10 @@ class PlanRequest:
     dockerfile: str = ""
     devcontainer: str = ""
     by_devcontainer: bool = False
+    unasked: bool = False
+    """Nobody said anything: what fails leaves the host's toolchain too."""
+    only_ready: bool = False
+    """And nobody would see a build: only an image that is there counts."""
 
     @property
     def automatic(self) -> bool:
@@ -102,6 +109,10 @@ class ImageMeans(Protocol):
         """Whether an image of that name is kept already, by Carrel or by an engine."""
         ...
 
+    def keeps(self, image: str) -> bool:
+        """Whether Carrel keeps it, which is quickly found out."""
+        ...
+
 
 class NoImages:
     """Of a machine without an engine and without images."""
@@ -113,4 +124,7 @@ class NoImages:
         return Availability(False, "nothing that adds features was looked for")
 
     def has(self, image: str) -> bool:
+        return False
+
+    def keeps(self, image: str) -> bool:
         return False

@@ -90,6 +90,8 @@ class Progress:
     done: int
     total: int
     bytes_done: int = 0
+    building: str = ""
+    """The file of a project whose image is built first, which may take minutes."""
 
 
 OnProgress = Callable[[Progress], None]

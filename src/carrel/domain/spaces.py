@@ -105,6 +105,9 @@ class SpaceRequest:
     setting_up: bool = False
     """Set-up commands run in it, whose result others begin with, or a landing is checked. Never a
     caller's own word."""
+    unwatched: bool = False
+    """Nobody sees its progress, so no image is built for it that nobody asked for. Never a caller's
+    own word."""
     follow_git: bool = False
     """Take what git needs from repositories outside that the project names."""
     home_tools: bool = True

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carrel.domain.environments import Port, SetupCommand
+from carrel.domain.plans import EnvironmentPlan
 from carrel.domain.trees import Change, Owner, TreeLayer, TreeUsage
 
 MOST_IDS = 65_536
@@ -159,6 +160,11 @@ class SpaceEnvironment:
     ports: tuple[Port, ...] = ()
     notes: tuple[str, ...] = ()
     """What was decided and why, and what of the project's wishes was left out, in sentences."""
+    unasked: bool = False
+    """Nobody asked for it: commands that fail leave the space all the same."""
+    plan: EnvironmentPlan | None = None
+    definition: str = ""
+    """The text of the Dockerfile that its image was built from."""
 
 
 @dataclass(frozen=True)

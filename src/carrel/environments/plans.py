@@ -14,6 +14,7 @@ from pathlib import Path
 from carrel.domain.environments import EnvironmentReport, Feature, Image, ReadFiles, Rule
 from carrel.domain.errors import EnvironmentRefused
 from carrel.domain.plans import (
+    HOST,
     DroppedRequest,
     EnvironmentPlan,
     ImageMeans,
@@ -160,7 +161,7 @@ class _Planning:
             return plan
         # Its variables may name what only the image has; its hooks were written for it too, but
         # set up the project.
-        host = f"The host's toolchain is used: {why}"
+        host = f"{HOST}{why}"
         return EnvironmentPlan(
             PlanKind.HOST, host, plan.path, hooks=plan.hooks, ports=plan.ports, dropped=plan.dropped
         )
@@ -180,9 +181,11 @@ class _Planning:
         return f"the image {image.reference} is not here. {PULL.format(image.reference)}"
 
     def _by_language(self, report: EnvironmentReport) -> EnvironmentPlan:
+        """No file of the project names this image. So it counts only when a person has given it to
+        Carrel, not when some engine happens to have it."""
         image, path = report.image.reference, report.decided.path
         shared = {"path": path, "hooks": report.setup}
-        if path and image and self.means.has(image):
+        if path and image and self.means.keeps(image):
             why = f"{report.decided.why} The image {image} is here."
             return EnvironmentPlan(PlanKind.IMAGE, why, image=image, **shared)  # type: ignore[arg-type]
         why = f"{report.decided.why} The host's toolchain is used."

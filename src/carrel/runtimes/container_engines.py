@@ -103,6 +103,17 @@ class ContainerEngine:
 
     def start(self, request: ContainerRequest) -> ContainerProcess:
         """One of that name that is there is replaced."""
+        words = self.definition(request)
+        try:
+            return self._process(request.name, self._run(words))
+        except BaseException:
+            # What was made and could not be started stays otherwise.
+            with contextlib.suppress(ContainerUnavailable):
+                self.remove(request.name)
+            raise
+
+    def definition(self, request: ContainerRequest) -> list[str]:
+        """The words of `run` that make it."""
         options = ["--detach", "--name", request.name]
         options += ["--label", f"{LABEL}={self._label}", "--label", f"{SPACE}={request.name}"]
         options += ["--network", "none" if request.own_network else "host", "--cgroupns", "private"]
@@ -114,14 +125,7 @@ class ContainerEngine:
         options += ["--volume", f"{request.holder}:{HOLD}:ro"]
         if request.own_network:
             options += ["--hostname", "carrel"]
-        words = [*options, *self.made_of(request)]
-        try:
-            return self._process(request.name, self._run(words))
-        except BaseException:
-            # What was made and could not be started stays otherwise.
-            with contextlib.suppress(ContainerUnavailable):
-                self.remove(request.name)
-            raise
+        return [*options, *self.made_of(request)]
 
     def made_of(self, request: ContainerRequest) -> Sequence[str]:
         """The end of the command line."""

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -69,6 +70,7 @@ TRIES = 2
 MOST_MOUNTS = 48
 """They go in one packet with the namespaces."""
 FOLDER = "containers"
+WRITTEN = "Written by Carrel and never read back. The launcher mounts what commands see in it."
 _NOT_FILLED = ("proc", "sys", "dev", "tmp")
 """Of the system's folders: the engine has its own, and so has the sandbox."""
 
@@ -185,16 +187,26 @@ class ContainerRuntime(EngineRuntime):
         self._used.parent.mkdir(mode=0o700, exist_ok=True)
         self._used.touch()
         self._mark(spec).touch()
-        return self._containers.start(
-            ContainerRequest(
-                name=spec.sandbox_id,
-                user=spec.owner,
-                holder=systems.holder(self._data).resolve(),
-                root=system.root,
-                own_network=spec.network is Network.NONE,
-                shared_memory=memory_files(spec.limits),
-            )
+        request = ContainerRequest(
+            name=spec.sandbox_id,
+            user=spec.owner,
+            holder=systems.holder(self._data).resolve(),
+            root=system.root,
+            own_network=spec.network is Network.NONE,
+            shared_memory=memory_files(spec.limits),
         )
+        self._write_down(spec, request)
+        return self._containers.start(request)
+
+    def _write_down(self, spec: SandboxSpec, request: ContainerRequest) -> None:
+        """How it is made, for people to read: nothing else reads it."""
+        words = [*self._containers.words(), "run", *self._containers.definition(request)]
+        place = spec.folder / FOLDER
+        with contextlib.suppress(OSError):
+            place.mkdir(mode=0o700, exist_ok=True)
+            path = place / f"{self.name}.sh"
+            path.write_text(f"# {WRITTEN}\n{shlex.join(words)}\n")
+            path.chmod(0o600)
 
     def _mark(self, spec: SandboxSpec) -> Path:
         """Says that there may be a container."""

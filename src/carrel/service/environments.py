@@ -16,15 +16,23 @@ from typing import TYPE_CHECKING
 
 from carrel.domain.access import LOCAL
 from carrel.domain.environments import SetupCommand, SetupStage
-from carrel.domain.errors import EnvironmentRefused, SpaceInvalid, SpaceNotFound
+from carrel.domain.errors import (
+    CarrelError,
+    EnvironmentRefused,
+    ImageBuildFailed,
+    SetupFailed,
+    SpaceInvalid,
+    SpaceNotFound,
+)
 from carrel.domain.images import RootImage
-from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
+from carrel.domain.plans import HOST, EnvironmentPlan, PlanKind, PlanRequest
 from carrel.domain.projects import OnProgress, ProjectKind, ignore_progress
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.systems import SpaceEnvironment
 from carrel.service.creation import Creator, check_environment, check_systems
 from carrel.service.images import ImageLibrary
 from carrel.service.journal import Journal
+from carrel.service.space_config import write_plan
 
 if TYPE_CHECKING:
     from carrel.service.setup import Setups
@@ -33,7 +41,10 @@ if TYPE_CHECKING:
 MOST_NOTES = 20
 """Of what a hostile file asks for, nobody reads more."""
 MOST_HOOKS = 100
-HOST = "The host's toolchain is used: "
+MOST_LINES = 10
+LINE = 500
+SEE_BUILD = "`carrel image build` tries it again and says all; `--image none` leaves it out."
+SET_UP = "The space is there, but it was not set up as its project says."
 
 
 @dataclass(frozen=True)
@@ -43,13 +54,14 @@ class SpaceEnvironments:
     spaces: Spaces
     journal: Journal
     setups: Setups
-    usual: str = "none"
+    usual: str = "auto"
     """What new spaces of folders have that say nothing: none or auto."""
 
     async def found(self, request: SpaceRequest, on_progress: OnProgress) -> SpaceRequest:
         """With its environment, which is built if need be. When the caller goes, the build
         ends, and nothing is left of it. Raises what `ImageLibrary.build` raises, `ImageNotFound`,
-        `SpaceInvalid`; what nobody asked for and cannot be had is no error."""
+        `SpaceInvalid`; what nobody asked for and cannot be had is no error, and then nobody is kept
+        from working by what fails."""
         asked = self._asked(request)
         if request.environment is not None or asked is None:
             return request
@@ -68,7 +80,14 @@ class SpaceEnvironments:
             if asked.automatic:
                 return _without(request, HOST + _small(error.message))
             raise
-        return await self._planned(request, asked, on_progress)
+        if runtime.capabilities.needs_image:
+            asked = dataclasses.replace(asked, unasked=False)
+        try:
+            return await self._planned(request, asked, on_progress)
+        except CarrelError as error:
+            if not asked.unasked:
+                raise
+            return _without(request, *_failure(error))
 
     def _asked(self, request: SpaceRequest) -> PlanRequest | None:
         files = (request.dockerfile, request.devcontainer, request.by_devcontainer)
@@ -76,7 +95,8 @@ class SpaceEnvironments:
             return PlanRequest(request.image or "auto", *files)
         of_others = request.parent or request.base_id or request.place or request.transient
         folder = request.project.kind is ProjectKind.FOLDER
-        return PlanRequest() if self.usual == "auto" and folder and not of_others else None
+        wanted = self.usual == "auto" and folder and not of_others
+        return PlanRequest(unasked=True, only_ready=request.unwatched) if wanted else None
 
     async def _named(self, request: SpaceRequest, on_progress: OnProgress) -> SpaceRequest:
         name = request.image
@@ -102,8 +122,18 @@ class SpaceEnvironments:
         if image is None:
             hooks = any(one.step for one in plan.hooks)
             more = (f"The commands of {plan.path} were not run.",) if hooks else ()
-            return _without(request, plan.why, *more)
-        return dataclasses.replace(request, environment=_environment(plan, image, request))
+            # Nothing is to be said of files of which none asks for anything.
+            silent = asked.unasked and not plan.path
+            return _without(request, *() if silent else (plan.why, *more))
+        text = await asyncio.to_thread(self.library.maker.definition, folder, plan)
+        environment = _environment(plan, image, request)
+        environment = dataclasses.replace(environment, plan=plan, definition=text)
+        if asked.unasked:
+            # A user that it does not have would be an error later, when the space is made.
+            user = environment.user or image.config.user
+            await asyncio.to_thread(self.creator.systems.account, image.folder, user)
+            environment = dataclasses.replace(environment, unasked=True)
+        return dataclasses.replace(request, environment=environment)
 
     async def _folder(self, request: SpaceRequest, on_progress: OnProgress) -> Path | None:
         """With the files of the project, as far as they are in one folder."""
@@ -115,19 +145,32 @@ class SpaceEnvironments:
         base = await self.creator.found_base(request, on_progress)
         return base.layers[0] if len(base.layers) == 1 else None
 
+    async def write_down(self, space: Space, request: SpaceRequest) -> None:
+        """For people to read, in the folder of a space that was made."""
+        if (found := request.environment) is not None and found.plan is not None:
+            folder = self.creator.open_spaces.folder(space.space_id)
+            await asyncio.to_thread(write_plan, folder, space, found)
+
     async def set_up(self, space: Space, request: SpaceRequest, on_progress: OnProgress) -> Space:
         """Runs the project's commands in a space that was made with `waiting`, which others have
-        afterwards. Raises `SetupFailed`; the space is gone then."""
+        afterwards. Raises `SetupFailed`; the space is gone then, unless nobody asked for them."""
+        found, notes = request.environment, space.image_notes
         try:
             for commands in _steps(request, space):
                 await self._side_by_side(space, commands, on_progress)
-        except BaseException:
-            # Its owner may have given it up.
-            with contextlib.suppress(SpaceNotFound):
-                await asyncio.shield(self.spaces.remove(LOCAL, space.space_id, force=True))
-            raise
+        except BaseException as error:
+            if isinstance(error, SetupFailed) and found is not None and found.unasked:
+                notes = (*notes, SET_UP, *_lines(error.message))
+            else:
+                # Its owner may have given it up.
+                with contextlib.suppress(SpaceNotFound):
+                    await asyncio.shield(self.spaces.remove(LOCAL, space.space_id, force=True))
+                raise
         ready = self.journal.amend(
-            space.space_id, transient=request.transient, setting_up=request.setting_up
+            space.space_id,
+            transient=request.transient,
+            setting_up=request.setting_up,
+            image_notes=notes,
         )
         await self.journal.write(ready)
         return ready
@@ -221,6 +264,19 @@ def _environment(
     )
 
 
+def _failure(error: CarrelError) -> tuple[str, ...]:
+    """What failed that nobody asked for, and how it is seen as a whole."""
+    first, *more = _lines(error.message)
+    hint = () if isinstance(error, ImageBuildFailed) or not error.hint else (error.hint,)
+    return (HOST + _small(first), *more, *hint, SEE_BUILD)
+
+
+def _lines(message: str) -> list[str]:
+    """The first, and the last of what a program has said."""
+    first, *said = [line[:LINE] for line in message.splitlines()] or [""]
+    return [first, *(f"  {line}" for line in said[-MOST_LINES:])]
+
+
 def _what(plan: EnvironmentPlan) -> str:
     if plan.kind is PlanKind.BUILD:
         return f"The space runs on the image that {plan.path} builds"
@@ -228,4 +284,6 @@ def _what(plan: EnvironmentPlan) -> str:
 
 
 def _small(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
+    """To stand behind other words; names of files stay as they are."""
+    first, space, rest = sentence.partition(" ")
+    return f"{first.lower()}{space}{rest}" if first in ("The", "A", "An", "No", "It") else sentence

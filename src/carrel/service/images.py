@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from carrel.domain.access import LOCAL, Caller
 from carrel.domain.engines import BuildOptions, EngineWatch, ImageMaker, MadeImage
 from carrel.domain.errors import (
+    CarrelError,
+    EngineTimeout,
     EngineUnavailable,
     EnvironmentRefused,
+    ImageBuildFailed,
     ImageInvalid,
     ImageNotFound,
     ImageNotInEngine,
@@ -22,7 +26,7 @@ from carrel.domain.errors import (
     TreeDamaged,
 )
 from carrel.domain.images import ImageImport, Images, RootImage
-from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
+from carrel.domain.plans import HOST, EnvironmentPlan, PlanKind, PlanRequest
 from carrel.domain.projects import OnProgress, Progress, ignore_progress
 from carrel.service.access import require_admin
 from carrel.service.shared import CallerSlots, Locks
@@ -37,6 +41,13 @@ LINE = 500
 
 
 LOCAL_ONLY = BuildOptions(local=True)
+AGAIN_S = 3600.0
+"""A build that nobody asked for and that failed is not tried again sooner, unless what it is built
+of has changed: every new space would wait for it."""
+MOST_FAILED = 100
+BUILD = "`carrel image build {}` builds it."
+SLOW_S = 5.0
+"""An engine that takes longer to say that it does not work hangs; that counts as a failed build."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +61,19 @@ class ImageForProject:
 
 
 @dataclass(frozen=True)
+class FailedBuild:
+    error: CarrelError
+    at: float
+
+
+@dataclass(frozen=True)
 class ImageLibrary:
     images: Images
     maker: ImageMaker
     slots: CallerSlots = field(default_factory=lambda: CallerSlots(IMPORTS))
     locks: Locks = field(default_factory=Locks)
+    failed: dict[str, FailedBuild] = field(default_factory=dict)
+    """By the content of a build."""
 
     async def take(
         self, caller: Caller, asked: ImageImport, on_progress: OnProgress = ignore_progress
@@ -93,7 +112,8 @@ class ImageLibrary:
         self, folder: Path, name: str, asked: PlanRequest, on_progress: OnProgress
     ) -> tuple[EnvironmentPlan, RootImage | None]:
         """For a space of the owner's: what its project's files describe, and its image, if it is to
-        have one. No registry is asked for an image that a file names. Raises what `build` does."""
+        have one. No registry is asked for an image that a file names. Raises what `build` does;
+        where nobody asked for it, at once for what has failed lately."""
 
         def look(_tell: OnProgress, watch: EngineWatch) -> tuple[EnvironmentPlan, str]:
             plan = self.maker.plan(folder, asked, self._kept, name=name, try_engine=False)
@@ -108,24 +128,55 @@ class ImageLibrary:
         image = await asyncio.to_thread(self._found, key)
         if image is not None:
             return plan, image
+        if asked.only_ready:
+            why = f"{HOST}the image of {plan.path} is not there yet. {BUILD.format(folder)}"
+            return EnvironmentPlan(PlanKind.HOST, why, plan.path), None
 
         def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
-            if (found := self._found(key)) is not None:
-                return found
             with self.maker.make(folder, plan, LOCAL_ONLY, self._kept, watch) as made:
                 return self._keep(made, "", f"built from {plan.path}", tell)
 
+        def tell_build(step: Progress) -> None:
+            on_progress(replace(step, building=plan.path))
+
+        def engine() -> EnvironmentPlan:
+            """With an engine that was tried: until now it was taken for granted."""
+            return self.maker.plan(folder, asked, self._kept, name=name)
+
         async with self.locks.alone(key):
+            if asked.unasked:
+                self._check_failed(key)
+            image = await asyncio.to_thread(self._found, key)
+            if image is not None:
+                return plan, image
+            begun = time.monotonic()
+            if (tried := await asyncio.to_thread(engine)).kind is PlanKind.HOST:
+                if time.monotonic() - begun > SLOW_S:
+                    self._remember(key, EngineUnavailable(tried.why.removeprefix(HOST)))
+                return tried, None
             try:
-                return plan, await self._work(LOCAL, work, on_progress)
+                tell_build(Progress("image", 0, 0))
+                return plan, await self._work(LOCAL, work, tell_build)
             except (EngineUnavailable, ImageNotInEngine):
-                # That it can be had was taken for granted: whoever asked for it is told why not.
-                again = await asyncio.to_thread(
-                    self.maker.plan, folder, asked, self._kept, name=name
-                )
-                if again.kind is not PlanKind.HOST:
+                # It has gone meanwhile: whoever asked for it is told why.
+                if (tried := await asyncio.to_thread(engine)).kind is not PlanKind.HOST:
                     raise
-                return again, None
+                return tried, None
+            except (ImageBuildFailed, EngineTimeout) as error:
+                self._remember(key, error)
+                raise
+
+    def _remember(self, key: str, error: CarrelError) -> None:
+        self.failed[key] = FailedBuild(error, time.monotonic())
+        while len(self.failed) > MOST_FAILED:
+            del self.failed[next(iter(self.failed))]
+
+    def _check_failed(self, key: str) -> None:
+        """Raises what was raised then."""
+        failed = self.failed.get(key)
+        if failed is not None and time.monotonic() - failed.at < AGAIN_S:
+            raise failed.error.with_traceback(None)
+        self.failed.pop(key, None)
 
     async def nearby(self, name: str, on_progress: OnProgress) -> RootImage:
         """For a space of the owner's: kept already, or taken from one of the owner's engines; no

@@ -87,7 +87,11 @@ class Races:
         names = self._names(request, realm_of(caller))
         labels = {**request.space.labels, RACE: race_id}
         common = dataclasses.replace(
-            request.space, labels=labels, race=request.rules, race_begins=True
+            request.space,
+            labels=labels,
+            race=request.rules,
+            race_begins=True,
+            unwatched=True,
         )
         try:
             for agent in request.agents:

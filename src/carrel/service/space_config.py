@@ -1,7 +1,8 @@
-"""`config.yaml` in the folder of each space, for people: what was asked for, and what came of it.
+"""`config.yaml` in the folder of each space, for people: what was asked for, and what came of it;
+and `containers/`, with what its project's files were understood to ask for.
 
-The record in the database is what holds. This file is written whenever that part of it changes, and
-nothing reads it. What looks like a key is left out, as it is in every answer.
+The record in the database is what holds. These files are written whenever that part of it changes,
+and nothing reads them. What looks like a key is left out, as it is in every answer.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from typing import Any
 
 from carrel.domain.keys import HIDDEN, keys_in, masked
 from carrel.domain.spaces import Space, SpaceRequest, SpaceState
+from carrel.domain.systems import SpaceEnvironment
 
 NAME = "config.yaml"
+CONTAINERS, PLAN = "containers", "plan.yaml"
 FIRST = "# Written by Carrel and never read back: `carrel show` tells what holds now.\n"
 _BETWEEN = frozenset({SpaceState.CREATING, SpaceState.REMOVING, SpaceState.REMOVED})
 _LEFT_OUT = frozenset(
     {
         *("space_id", "place", "transient", "setting_up", "guest", "realm", "account", "family"),
-        *("named", "race", "race_begins", "environment"),
+        *("named", "race", "race_begins", "environment", "unwatched"),
     }
 )
 """Of a request: what is never a caller's own word."""
@@ -70,6 +73,37 @@ class SpaceConfigs:
             with open(new, "w", opener=_private) as file:
                 file.write(text)
             os.replace(new, folder / NAME)
+
+
+def write_plan(folder: Path, space: Space, found: SpaceEnvironment) -> None:
+    """Into `containers/` below the folder of a space, once: the plan as it was vetted, and the text
+    of the Dockerfile. Blocking. A disk that is full keeps no space from anything."""
+    plan, place = found.plan, folder / CONTAINERS
+    if plan is None or space.image is None:
+        return
+    told = {
+        "decided": plan.why,
+        "file": plan.path,
+        "image": plan.image,
+        "image_id": space.image.image_id,
+        "build": plan.build and {**_plain(plan.build), "args": masked(plan.build.args)},
+        "features": {one.reference: dict(one.options) for one in plan.features},
+        "user": space.image.user,
+        "variables": masked(space.image.variables),
+        "commands": [f"{one.step}: {one.text}" for one in found.hooks],
+        "ports": [one.number for one in found.ports],
+        "mounts": {one.target: one.kind for one in plan.mounts},
+        "left_out": {one.what: one.why for one in plan.dropped},
+    }
+    there = {name: _plain(value) for name, value in told.items() if value}
+    with contextlib.suppress(OSError):
+        place.mkdir(mode=0o700, exist_ok=True)
+        files = {PLAN: FIRST + "".join(f"{line}\n" for line in _lines(there))}
+        if found.definition:
+            files["Dockerfile"] = found.definition
+        for name, text in files.items():
+            with open(place / name, "w", encoding="utf-8", opener=_private) as file:
+                file.write(text)
 
 
 def _private(path: str, flags: int) -> int:

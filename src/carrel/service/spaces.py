@@ -54,7 +54,6 @@ from carrel.service.access import (
     check_untouched,
     check_visible,
     may_see,
-    names_files,
     narrow,
     not_found,
     realm_of,
@@ -209,7 +208,7 @@ class Spaces:
         limits = creation.check_request(request)
         if len(key) > MAX_KEY:
             raise MessageInvalid("The idempotency key is too long.", hint="Use up to 255 bytes.")
-        if names_files(request) and not key:
+        if not key:
             # Before somebody waits for an image; with a key the name may be taken by itself.
             self._check_free(request)
         found = request
@@ -246,8 +245,10 @@ class Spaces:
         """Of a draft that nobody else knows."""
         async with self._locks.alone(space.space_id):
             space = await self._creator.create(space, request, on_progress, *records)
-        if space.setting_up and not request.setting_up and self.environments is not None:
-            space = await self.environments.set_up(space, request, on_progress)
+        if self.environments is not None:
+            await self.environments.write_down(space, request)
+            if space.setting_up and not request.setting_up:
+                space = await self.environments.set_up(space, request, on_progress)
         self._servers.begin(space)
         return space
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,14 +14,24 @@ import pytest
 
 from carrel.domain.engines import EngineWatch
 from carrel.domain.errors import (
+    EngineFailed,
     EngineTimeout,
+    EngineUnavailable,
     ImageBuildFailed,
     InsufficientDisk,
     RequestCancelled,
 )
 from carrel.environments.engines.catalogue import Engines
 from carrel.linux import cgroupfs
-from tests.environments.engines.rig import FROM, START_S, build, built, project, until
+from tests.environments.engines.rig import (
+    FROM,
+    START_S,
+    build,
+    built,
+    docker_daemon,
+    project,
+    until,
+)
 from tests.volumes import volume
 
 SLEEPS = FROM + "RUN echo asleep && sleep 4321.5\n"
@@ -109,6 +120,45 @@ def test_a_build_can_be_cancelled(engines: Engines, engine: str, tmp_path: Path)
 
     with pytest.raises(RequestCancelled):
         built(engines, build(place), EngineWatch(heard.append, check), engine)
+    until(lambda: _settled(engines._place.folder))
+
+
+def test_an_engine_that_dies_in_a_build(engines: Engines, engine: str, tmp_path: Path) -> None:
+    """Its program, by a signal: as the machine ends what takes too much memory."""
+    place = project(tmp_path / "project", SLEEPS)
+    killed: list[int] = []
+
+    def hear(line: str) -> None:
+        if "asleep" in line and "echo" not in line and not killed:
+            for one in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if one.name() == engine:
+                        one.kill()
+                        killed.append(one.pid)
+
+    with pytest.raises((ImageBuildFailed, EngineFailed)):
+        built(engines, build(place), EngineWatch(hear), engine)
+    assert killed
+    until(lambda: _settled(engines._place.folder))
+    # The next works.
+    place = project(tmp_path / "project", FROM)
+    assert "bin/busybox" in built(engines, build(place), engine=engine)
+
+
+def test_a_docker_daemon_that_goes_in_a_build(tmp_path: Path) -> None:
+    place = project(tmp_path / "project", SLEEPS)
+    with docker_daemon() as socket:
+        engines = Engines(tmp_path / "engines", docker=socket, keep_free=64 << 20)
+
+        def hear(line: str) -> None:
+            if "asleep" in line and "echo" not in line:
+                os.kill(int((socket.parent / "pid").read_text()), signal.SIGTERM)
+
+        with pytest.raises((ImageBuildFailed, EngineFailed)):
+            built(engines, build(place), EngineWatch(hear), "docker")
+        until(lambda: not engines.all[-1].probe().available)
+        with pytest.raises(EngineUnavailable):
+            built(engines, build(place), engine="docker")
     until(lambda: _settled(engines._place.folder))
 
 

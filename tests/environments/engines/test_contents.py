@@ -8,10 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from carrel.domain.engines import BuildNetwork, ImageBuild
+from carrel.domain.environments import Feature
 from carrel.domain.errors import EnvironmentRefused
 from carrel.environments.engines.contents import build_key, check_networks
+from carrel.environments.engines.staging import stage_project
+from tests.sampling import examples
 
 SOME = "FROM debian:12\nCOPY package*.json src /app/\nRUN true\n"
 ALL = "FROM debian:12\nCOPY . /app\n"
@@ -150,3 +155,90 @@ def test_nobody_can_tell_the_networks_behind_a_preprocessor(tmp_path: Path) -> N
     (tmp_path / "Dockerfile.in").write_text(SOME)
     with pytest.raises(EnvironmentRefused, match="preprocessor"):
         check_networks(ImageBuild(tmp_path, "Dockerfile.in"))
+
+
+IGNORED = {
+    "plain": ("# not these\nout\nlogs/\n", True),
+    "an exception": ("out\n!out/a\n", False),
+    "a pattern": ("ou?\n", False),
+    "nothing of it": ("other\n", False),
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_what_is_surely_ignored_does_not_count(tmp_path: Path, name: str) -> None:
+    text, ignored = IGNORED[name]
+    (tmp_path / ".dockerignore").write_text(text)
+
+    def change(root: Path) -> None:
+        (root / "out").mkdir()
+        (root / "out/a").write_text("a")
+
+    assert changed(tmp_path, ALL, change) is not ignored
+    # Another file says it instead.
+    for other in (".containerignore", "Dockerfile.dockerignore"):
+        (tmp_path / other).write_text("")
+        before = build_key(ImageBuild(tmp_path))
+        (tmp_path / "out/a").write_text(other)
+        assert build_key(ImageBuild(tmp_path)) != before
+        (tmp_path / other).unlink()
+
+
+def test_features_beside_an_ignored_file_count(tmp_path: Path) -> None:
+    make(tmp_path, ALL)
+    (tmp_path / ".dockerignore").write_text(".devcontainer\n")
+    place = tmp_path / ".devcontainer/feat"
+    place.mkdir(parents=True)
+    asked = ImageBuild(
+        tmp_path,
+        features=(Feature("./feat"),),
+        configuration=".devcontainer/devcontainer.json",
+    )
+    before = build_key(asked)
+    (place / "install.sh").write_text("true")
+    assert build_key(asked) != before
+
+
+NAMES = st.sampled_from(["a", "b", "c/d", "c/e", "c/f/g", ".dockerignore", "é", "x y"])
+KINDS = st.sampled_from(["file", "folder", "link", "broken", "pipe"])
+MODES = st.sampled_from([0o644, 0o755, 0o4755, 0o600, 0o444, 0o2771])
+
+
+@settings(max_examples=examples(40, exhaustive=2000), deadline=None)
+@given(
+    entries=st.dictionaries(NAMES, st.tuples(KINDS, MODES, st.text("ab!#\n/ ", max_size=6))),
+    dockerfile=st.lists(
+        st.sampled_from(
+            ["FROM scratch\n", "COPY . /\n", "ADD a* c /x/\n", "COPY c/f ", "RUN ", "--mount=x ",
+             "$A", "\\\n", "<<E\n", "E\n", "ONBUILD ", "[", '"a"', "*", "../..", "\x00"]
+        ),
+        max_size=12,
+    ).map("".join),
+)  # fmt: skip
+def test_a_project_and_its_copy_have_one_key(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: dict[str, tuple[str, int, str]],
+    dockerfile: str,
+) -> None:
+    """So an image is known without a copy; whatever is in the files, there is a key."""
+    folder = tmp_path_factory.mktemp("context")
+    root, copy = folder / "project", folder / "copy"
+    root.mkdir()
+    (root / "Dockerfile").write_text(dockerfile)
+    for name, (kind, mode, text) in entries.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) or not path.parent.is_dir():
+            continue
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "file":
+            path.write_text(text)
+        else:
+            path.symlink_to("Dockerfile" if kind == "link" else "/nowhere")
+        if kind in ("folder", "file"):
+            path.chmod(mode | 0o100 if kind == "folder" else mode)
+    stage_project(root, copy, lambda: None)
+    assert build_key(ImageBuild(root)) == build_key(ImageBuild(copy))

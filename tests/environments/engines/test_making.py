@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +13,17 @@ import pytest
 from carrel.domain.access import LOCAL
 from carrel.domain.engines import BuildNetwork, BuildOptions
 from carrel.domain.errors import EnvironmentRefused, ImageBuildFailed
-from carrel.domain.plans import PlanRequest
+from carrel.domain.images import ImageImport
+from carrel.domain.plans import PlanKind, PlanRequest
 from carrel.domain.projects import Progress
 from carrel.environments.engines.catalogue import Engines
 from carrel.environments.engines.maker import ProjectImages
 from carrel.service.images import ImageForProject, ImageLibrary
 from carrel.trees.images.store import ImageStore
 from tests.accounts import SOURCE
-from tests.environments.engines.rig import FROM, project
+from tests.busybox import busybox_image
+from tests.environments.devcontainers import DEVCONTAINERS, Devcontainer
+from tests.environments.engines.rig import FROM, project, rootfs
 
 OFFLINE = BuildOptions(network=BuildNetwork.NONE)
 PLACE = ".devcontainer/devcontainer.json"
@@ -135,3 +139,31 @@ async def test_features_are_added_by_the_reference_tool(
     assert (
         await library.build(LOCAL, asked(place, by_devcontainer=True))
     ).image_id == image.image_id
+
+
+def _offline(text: str) -> str:
+    """A Dockerfile of the corpus, on the only base that is here without a registry."""
+    return re.sub(r"^FROM \S+(.*)$", r"FROM scratch\1\nADD rootfs.tar /", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("case", DEVCONTAINERS, ids=lambda one: one.name)
+async def test_each_devcontainer_gives_an_image_or_a_reason(
+    library: ImageLibrary, case: Devcontainer, tmp_path: Path
+) -> None:
+    files = {name: _offline(text) for name, text in case.files.items()}
+    place = project(tmp_path / "app", "FROM nothing\n", {PLACE: case.text, **files})
+    (place / ".devcontainer/rootfs.tar").write_bytes(rootfs())
+    for name in re.findall(r'"image": "([^"$]+)"', case.text):
+        library.images.take(ImageImport(name, busybox_image(tmp_path)), lambda _step: None)
+    before = len(await library.list())
+    asked = PlanRequest(by_devcontainer=True)
+    making = library.of_project(place, "app", asked, lambda _step: None)
+    if case.refused:
+        with pytest.raises(EnvironmentRefused, match=case.refused):
+            await making
+        return
+    plan, image = await making
+    assert image is not None and (image.folder / "bin/busybox").exists()
+    built = len(await library.list()) - before
+    assert (plan.kind is PlanKind.BUILD, built) == (case.kind == "build", case.kind == "build")
+    assert [one.why for one in plan.dropped if not one.why] == []

@@ -184,7 +184,7 @@ def test_making_one_can_be_watched(client: httpx.Client, project: Path) -> None:
     events = _streamed(client, {"project": {"kind": "folder", "location": str(project)}})
     assert [name for name, _ in events][-1] == "space"
     assert {name for name, _ in events[:-1]} == {"progress"}
-    assert set(events[0][1]) == {"stage", "done", "total", "bytes_done"}
+    assert set(events[0][1]) == {"stage", "done", "total", "bytes_done", "building"}
     _remove(client, events[-1][1])
 
 

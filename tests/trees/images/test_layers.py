@@ -12,6 +12,7 @@ import pytest
 from carrel.domain.errors import CarrelError, ImageInvalid, InsufficientDisk, TooLarge
 from carrel.domain.images import ImageLimits
 from carrel.trees.images.store import ImageStore
+from tests.sampling import EXHAUSTIVE, examples
 from tests.trees.images.layouts import (
     PIPE,
     Member,
@@ -271,6 +272,19 @@ def test_a_disk_that_is_nearly_full(store: ImageStore, monkeypatch: pytest.Monke
     with pytest.raises(InsufficientDisk):
         take(store, oci(BASE))
     assert store.list() == []
+
+
+@pytest.mark.timeout(900 if EXHAUSTIVE else 120)
+def test_a_hundred_thousand_files(store: ImageStore) -> None:
+    """In one layer; the next deletes half of the folders, and what is below."""
+    folders = examples(20, exhaustive=1000)
+    many = layer(*(file(f"d{n}/{m}") for n in range(folders) for m in range(100)))
+    half = layer(*(gone(f".wh.d{n}") for n in range(0, folders, 2)))
+    image = take(store, oci(many, half))
+    assert len(listing(image)) == folders // 2 * 101
+    with pytest.raises(TooLarge):
+        take(store, oci(many), limits=ImageLimits(max_entries=folders * 50))
+    assert [one.image_id for one in store.list()] == [image.image_id]
 
 
 def test_many_files_and_layers(store: ImageStore) -> None:

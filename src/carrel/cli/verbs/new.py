@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _NOTED = 5
 """So much of what is left out is told at once; `carrel show` has more."""
+BUILDING = (
+    "The image of {} is made first, once for what it is built of: this may take minutes. "
+    "--image none uses the host's toolchain."
+)
 
 
 @Verb(
@@ -100,17 +104,34 @@ def new(call: VerbCall) -> int:
     """
     if call.text("message") and call.text("network") == "none":
         _check_network(call)
-    line = StatusLine()
-    progress = None if call.json or not line.live else lambda step: line.show(_progress(step))
+    steps = SpaceSteps(call)
     try:
-        space = create(call.link, _content(call), progress)
+        space = create(call.link, _content(call), steps.show)
     finally:
-        line.clear()
+        steps.line.clear()
     if call.json:
         call.show(space)
     else:
         _tell(call, space)
     return _first_turn(call, space)
+
+
+class SpaceSteps:
+    """What happens until the space is ready: where that is a terminal, as it happens; and in any
+    case that an image is built first, which may take minutes."""
+
+    def __init__(self, call: VerbCall) -> None:
+        self.line = StatusLine()
+        self._call = call
+        self._told = False
+
+    def show(self, step: dict[str, Any]) -> None:
+        if (path := step.get("building", "")) and not self._told:
+            self._told = True
+            self.line.clear()
+            self._call.note(BUILDING.format(clean(path)))
+        if not self._call.json:
+            self.line.show(_progress(step))
 
 
 def _check_network(call: VerbCall) -> None:

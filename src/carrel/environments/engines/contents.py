@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from carrel.domain.engines import BuildNetwork, ImageBuild
 from carrel.domain.errors import EnvironmentRefused
 from carrel.environments.dockerfile_syntax import Instruction, parse_script, split_words
+from carrel.environments.engines.staging import staged_mode
 from carrel.environments.files import MalformedFile
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.openat2 import open_beneath
@@ -37,6 +38,7 @@ _NETWORKS = {
     BuildNetwork.ENGINE: frozenset({"none", "default"}),
 }
 _LANGUAGE = re.compile(rb"^\s*#\s*syntax\s*=(?!\s*docker/dockerfile[:@\s])", re.IGNORECASE | re.M)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _UNSURE = frozenset("$[]\\`{}\"'<")
 
 
@@ -65,8 +67,10 @@ def build_key(build: ImageBuild) -> str:
             )
             digest.update(hashlib.sha256(dockerfile).digest())
             ignored = f"{build.dockerfile}.dockerignore", f"{build.dockerfile}.containerignore"
-            _Context(project, digest).take_files(ignored)
-            _Context(context, digest).take(sources)
+            # One of these says it in place of the context's own.
+            has_own = _Context(project, digest).take_files(ignored)
+            own = None if has_own else f"{os.path.basename(build.dockerfile)}.dockerignore"
+            _Context(context, digest, own).take(sources)
             return _with_features(build, project, digest.digest())
 
 
@@ -204,10 +208,29 @@ def _copied(instruction: Instruction, escape: str) -> set[str] | None:
 
 
 class _Context:
-    def __init__(self, root: int, digest: hashlib._Hash) -> None:
+    """Of a project as it is, or of the copy of it that is built from: both have the same key. What
+    is no file, folder or link is in no copy, and what vanishes meanwhile neither."""
+
+    def __init__(self, root: int, digest: hashlib._Hash, own_ignore: str | None = None) -> None:
         self._root = root
         self._digest = digest
         self._count = 0
+        self._ignored = self._plainly_ignored(own_ignore)
+
+    def _plainly_ignored(self, own_ignore: str | None) -> frozenset[str]:
+        """Paths that no engine gets, as far as that is certain: without patterns, exceptions and
+        another file that says it in place of this one. None: this is no context of a build."""
+        if own_ignore is None:
+            return frozenset()
+        others = any(map(self._kind, (".containerignore", own_ignore)))
+        if others or not stat.S_ISREG(self._kind(".dockerignore")):
+            return frozenset()
+        lines = _read(self._root, ".dockerignore").decode("utf-8", "replace").splitlines()
+        words = [line.strip() for line in lines if not line.startswith("#")]
+        if any(word.startswith("!") for word in words):
+            return frozenset()
+        plain = [word for word in words if word and not _UNSURE & set(word) and "*" not in word]
+        return frozenset(os.path.normpath("/" + one).lstrip("/") for one in plain if "?" not in one)
 
     def take(self, sources: frozenset[str] | None) -> None:
         if sources is None:
@@ -217,11 +240,12 @@ class _Context:
         for path in sorted({*ignored, *self._matching(sources)}):
             self._entry(path)
 
-    def take_files(self, names: Iterable[str]) -> None:
-        """Those that are there."""
-        for name in names:
-            if self._kind(name):
-                self._entry(name)
+    def take_files(self, names: Iterable[str]) -> bool:
+        """Those that are there, if any is."""
+        there = [name for name in names if self._kind(name)]
+        for name in there:
+            self._entry(name)
+        return bool(there)
 
     def _matching(self, sources: frozenset[str]) -> Iterator[str]:
         for source in sources:
@@ -250,12 +274,16 @@ class _Context:
             return 0
 
     def _listing(self, folder: str) -> list[str]:
-        with Descriptor(open_beneath(self._root, os.fsencode(folder or "."))) as place:
-            descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY)
-            try:
+        try:
+            with (
+                Descriptor(open_beneath(self._root, os.fsencode(folder or "."))) as place,
+                Descriptor(os.open(f"/proc/self/fd/{place}", _FOLDER)) as descriptor,
+            ):
                 return sorted(os.listdir(descriptor))
-            finally:
-                os.close(descriptor)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(folder, error) from None
 
     def _tree(self, folder: str) -> None:
         pending = [folder]
@@ -276,6 +304,8 @@ class _Context:
 
     def _one(self, path: str) -> bool:
         """Whether it is a folder."""
+        if path in self._ignored:
+            return False
         self._count += 1
         if self._count > MOST_FILES:
             raise EnvironmentRefused(
@@ -285,6 +315,8 @@ class _Context:
         raw = os.fsencode(path)
         try:
             place = open_beneath(self._root, raw, follow=False)
+        except FileNotFoundError:
+            return False
         except OSError as error:
             raise _unreadable(path, error) from None
         with Descriptor(place):
@@ -293,11 +325,19 @@ class _Context:
             if stat.S_ISLNK(mode):
                 content = os.readlink(b"", dir_fd=place)
             elif stat.S_ISREG(mode):
-                content = _content(place)
+                mode, content = stat.S_IFREG | staged_mode(mode), _content(place)
+            elif stat.S_ISDIR(mode):
+                mode = stat.S_IFDIR | staged_mode(mode)
+            else:
+                return False
             self._digest.update(b"%d %o %d " % (len(raw), mode, len(content)) + raw + content)
             return stat.S_ISDIR(mode)
 
 
 def _content(place: int) -> bytes:
-    with open(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+    try:
+        opened = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable("A file", error) from None
+    with open(opened, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

@@ -21,6 +21,7 @@ from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
 from carrel.environments.engines.catalogue import Engines, check_image_name
 from carrel.environments.engines.contents import build_key
 from carrel.environments.engines.staging import stage_project
+from carrel.environments.files import ProjectReader, open_folder
 from carrel.environments.plans import plan_project
 
 Kept = Callable[[str], bool]
@@ -45,6 +46,9 @@ class EngineMeans:
 
     def features(self) -> Availability:
         return self.engines.features()
+
+    def keeps(self, image: str) -> bool:
+        return self.kept(image)
 
     def has(self, image: str) -> bool:
         if self.kept(image):
@@ -110,10 +114,14 @@ class ProjectImages:
     ) -> str:
         if plan.build is None and not plan.features:
             return ""
-        with self.engines.workspace() as work:
-            copy = work / "project"
-            stage_project(project, copy, watch.check)
-            return _name(_build(copy, plan, options))
+        watch.check()
+        return _name(_build(project, plan, options))
+
+    def definition(self, project: Path, plan: EnvironmentPlan) -> str:
+        if plan.build is None:
+            return ""
+        with open_folder(project) as files:
+            return ProjectReader(files).text(plan.build.dockerfile) or ""
 
     @contextlib.contextmanager
     def fetch(self, name: str, options: BuildOptions, watch: EngineWatch) -> Iterator[MadeImage]:
@@ -135,10 +143,10 @@ def _name(build: ImageBuild) -> str:
     return f"carrel-build:{build_key(build)[:40]}"
 
 
-def _build(copy: Path, plan: EnvironmentPlan, options: BuildOptions) -> ImageBuild:
+def _build(project: Path, plan: EnvironmentPlan, options: BuildOptions) -> ImageBuild:
     asked = plan.build or Build("")
     build = ImageBuild(
-        copy,
+        project,
         asked.dockerfile,
         asked.context,
         options.target or asked.target,

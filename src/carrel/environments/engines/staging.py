@@ -40,6 +40,11 @@ def stage_project(project: Path, target: Path, check: Callable[[], None]) -> Non
         _Staging(check).folder(source, into, 0)
 
 
+def staged_mode(mode: int) -> int:
+    """What a copy has of a file's or folder's mode: it can be read whatever that is."""
+    return mode & 0o777 | (0o700 if stat.S_ISDIR(mode) else 0o400)
+
+
 class _Staging:
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -65,7 +70,7 @@ class _Staging:
                 os.mkdir(name, 0o700, dir_fd=into)
                 with Descriptor(os.open(name, _FOLDER, dir_fd=into)) as below:
                     self.folder(inner, below, depth + 1)
-                    os.fchmod(below, status.st_mode & 0o777 | 0o700)
+                    os.fchmod(below, staged_mode(status.st_mode))
         elif stat.S_ISREG(status.st_mode):
             with Descriptor(_opened(name, _FILE, source)) as reading:
                 self._file(reading, into, name)
@@ -82,7 +87,7 @@ class _Staging:
                     break
                 left -= copied
                 self._count(copied)
-            os.fchmod(writing, status.st_mode & 0o777 | 0o400)
+            os.fchmod(writing, staged_mode(status.st_mode))
             os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def _count(self, size: int = 0) -> None:

@@ -142,6 +142,8 @@ class SystemRequests:
             description=asked.description,
             agent=asked.frontend,
             wake=asked.wake,
+            # An answer has its deadline, too.
+            unwatched=True,
         )
         return await self._spaces.create(caller, request)
 
