@@ -209,7 +209,8 @@ class Remover:
             # Whatever is made is made for somebody.
             return
         opened = await self.open_spaces.of(dataclasses.replace(space, owner=owner))
-        if not ended:
+        # A second sandbox, which is prepared when it is first used, may have come since.
+        if not ended or len(opened.sandboxes) > 1:
             await opened.stop(UNDO_GRACE_S)
         await self.open_spaces.drop(opened)
 
