@@ -137,6 +137,33 @@ def test_files_of_an_overlay_are_looked_at_where_they_are_new(
     assert {new.stat().st_uid, new.parent.stat().st_uid} == {OWNER.uid}
 
 
+def test_folders_of_git_need_no_watch(edits: HostEdits, rig: Rig) -> None:
+    """What git makes on the host becomes the space's all the same: each new folder has a file."""
+    tree = rig.tree(rig.base_of(None))
+
+    def git(*words: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "safe.directory=*")
+        subprocess.run(["git", *identity, *words], cwd=tree.path, check=True, timeout=SEEN_S)
+
+    git("init", "--quiet")
+    for old in (tree.path / ".git", *(tree.path / ".git").rglob("*")):
+        os.chown(old, tree.owner.uid, tree.owner.gid)
+    (tree.path / "src").mkdir()
+    edits.watch(tree, own_mount=True)
+    given(tree, "src")
+    known = edits._trees[tree.tree_id]
+    assert {b"", b".git"} <= known.watched
+    assert not [path for path in known.watched if path.startswith(b".git/")]
+    (tree.path / "src" / "new").write_text("new")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "x")
+    git("branch", "topic/of/many/parts")
+    for made in (tree.path / ".git").rglob("*"):
+        given(tree, str(made.relative_to(tree.path)))
+    edits.forget(tree.tree_id)
+    assert not edits._watches
+
+
 def test_deep_folders_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_edits, "LONGEST", 20)
     tree = edited(tmp_path)

@@ -18,11 +18,11 @@ from carrel.launcher.control import Pauses, Stops, kill_run
 from carrel.launcher.loop import Loop, Timer
 from carrel.launcher.messages import Answer, failure
 from carrel.launcher.mounts import BareNamespaces, HeldMounts
+from carrel.launcher.networks import InnerSockets
 from carrel.launcher.pool import ChildPool
 from carrel.launcher.recorder import Recorder
 from carrel.launcher.runs import LaunchedRuns
 from carrel.launcher.sandboxes import LiveSandboxes
-from carrel.launcher.sockets import InnerSockets
 from carrel.launcher.wire import Message
 from carrel.launcher.zygotes import Zygotes
 from carrel.linux.reserve import Reserve

@@ -38,7 +38,6 @@ AT_ONCE = 16
 STOP_GRACE_S = 2.0
 _UNRECORDED = "no record says what it was, and it may hold work: look at it, and remove it yourself"
 _OVER = (RunState.ENDED, RunState.FAILED)
-REBOOTED = Problem("reboot", "machine_restarted", "The machine was restarted.", "Start it again.")
 
 MOST_TRIES = 8
 """Of daemons that ended while they kept the changes of one space. Work is lost by giving up, but

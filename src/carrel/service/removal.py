@@ -92,14 +92,17 @@ class Remover:
             rushed.cancel()
             stopping.cancel()
 
-    async def remove(self, space_id: str, operation: JournaledOperation) -> Removal:
-        """A space that is stopped, failed or was never completed."""
+    async def remove(
+        self, space_id: str, operation: JournaledOperation, *, ended: bool = False
+    ) -> Removal:
+        """A space that is stopped, failed or was never completed. `ended`: the caller has stopped
+        it, and has let nobody at it since, so that nothing of it can run."""
         await operation.begin(KEEP, *self.journal.moved(space_id, SpaceState.REMOVING))
         space = self.journal.current(space_id)
         if space.downloads:
             home = self.open_spaces.home(space)
             await asyncio.to_thread(self.downloads.gather, space.downloads, home)
-        return await self.carry_on_remove(space_id, operation, query=COUNTED)
+        return await self.carry_on_remove(space_id, operation, ended=ended, query=COUNTED)
 
     async def carry_on_remove(
         self,
@@ -107,6 +110,7 @@ class Remover:
         operation: JournaledOperation,
         *,
         kept: bool = False,
+        ended: bool = False,
         query: ReviewQuery = ROUGH,
     ) -> Removal:
         """`kept`: the changes are in the trash already, and the tree may be half gone. Nobody hears
@@ -117,7 +121,7 @@ class Remover:
             if not kept:
                 removal = await self._keep(space, query)
             await operation.begin(TREE, *([removal.kept] if removal.kept is not None else []))
-            await self._drop(space)
+            await self._drop(space, ended)
             await operation.begin(FOLDER)
             await asyncio.to_thread(self._clear, space)
         except Exception as error:
@@ -221,8 +225,8 @@ class Remover:
             _log.exception("the changes of %s cannot be told", space.space_id)
             return None
 
-    async def _drop(self, space: Space) -> None:
-        """The sandbox and the tree, as far as they were made."""
+    async def _drop(self, space: Space, ended: bool = False) -> None:
+        """The sandbox, unless it has `ended`, and the tree, as far as they were made."""
         self.open_spaces.forget(space.space_id)
         if not space.base_id or AUTO in (space.driver, space.runtime):
             return
@@ -231,7 +235,9 @@ class Remover:
             # Whatever is made is made for somebody.
             return
         opened = await self.open_spaces.of(dataclasses.replace(space, owner=owner))
-        await opened.stop(UNDO_GRACE_S)
+        # A second sandbox, which is prepared when it is first used, may have come since.
+        if not ended or len(opened.sandboxes) > 1:
+            await opened.stop(UNDO_GRACE_S)
         await self.open_spaces.drop(opened)
 
     def _clear(self, space: Space) -> None:

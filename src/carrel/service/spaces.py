@@ -522,14 +522,15 @@ class Spaces:
             space = self._journal.current(space_id)
             if not force:
                 await self._reviews.check_taken(space)
-            if space.state in LIVE:
+            lives = space.state in LIVE
+            if lives:
                 await self._stop_now(space_id, grace_s)
                 if not force:
                     # What ran may have written on its way out.
                     await self._reviews.check_taken(self._journal.current(space_id))
             await self._servers.leave(space_id)
             operation = self._journal.operation(space_id, "remove")
-            return await self._remover.remove(space_id, operation)
+            return await self._remover.remove(space_id, operation, ended=lives)
 
     def residents(self, space: Space) -> Sequence[ResidentServer]:
         """The MCP servers that it was made with, as they are."""

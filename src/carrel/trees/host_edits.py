@@ -10,8 +10,10 @@ host trust them. So it is given to the space as soon as the kernel tells of it:
   nothing; so does what is copied into it (`unwatched`). Where a space has no other, the mount is
   not watched.
 - Otherwise, and of new folders, the folder around them tells (inotify): the uppermost folders of
-  each tree are watched. A watch ends with its first event, and the look that follows begins it
-  again: however much a space makes, each of its folders takes one place in the queue of all.
+  each tree are watched. Where the kernel tells of files, those in `.git` are not: git puts a file
+  into each folder that it makes. A watch ends with its first event, and the look that follows
+  begins it again: however much a space makes, each of its folders takes one place in the queue of
+  all.
 - Programs that copy as they find things (`cp -a`, `rsync -a`, `tar`) say whose it is when all of it
   is there, the tree's own folder too. Folders tell of that as well; and where something was given,
   a second look follows (`AGAIN_S`).
@@ -53,7 +55,7 @@ from carrel.linux.openat2 import (
 )
 from carrel.trees.folders import Root, walk
 
-OVERLAY, BTRFS = "overlay", "btrfs"
+OVERLAY, BTRFS, GIT = "overlay", "btrfs", b".git"
 FOLDERS_BY_MOUNT, FOLDERS = 64, 1024
 """Of one tree that are watched, from the top down: each takes some 2 KiB of the kernel's memory.
 Where the mount tells of files, only for new folders in them."""
@@ -136,7 +138,11 @@ class HostEdits:
         """All of its folders."""
         with self._lock:
             tree.watched.clear()
-            for number in [one for one, (its, _path) in self._watches.items() if its is tree]:
+            numbers, tree.numbers = tree.numbers, set()
+            for number in numbers:
+                its, _path = self._watches.get(number, (None, b""))
+                if its is not tree:
+                    continue
                 del self._watches[number]
                 with contextlib.suppress(OSError):
                     files.remove_watch(self._queue, number)
@@ -213,6 +219,8 @@ class HostEdits:
             with self._lock:
                 # Not there: of a watch that has told already, and is gone now.
                 tree, path = self._watches.pop(number, (None, b""))
+                if tree is not None:
+                    tree.numbers.discard(number)
             if tree is not None:
                 tree.has_new(path)
 
@@ -221,6 +229,8 @@ class HostEdits:
         with self._lock, contextlib.suppress(OSError), Descriptor(files.open_watch_queue()) as new:
             os.dup2(new, queue, inheritable=False)
             self._watches.clear()
+            for tree in self._trees.values():
+                tree.numbers.clear()
         self._look_through()
 
     def _look_through(self) -> None:
@@ -245,6 +255,7 @@ class HostEdits:
             # It was moved.
             tree.watched.discard(before)
             tree.watched.add(path)
+            tree.numbers.add(number)
             self._watches[number] = (tree, path)
             return True
 
@@ -303,6 +314,8 @@ class _EditedTree:
         self._again_at = 0.0
         self.watched: set[bytes] = set()
         """Folders whose watch has not told yet."""
+        self.numbers: set[int] = set()
+        """Of its watches, as the kernel numbers them. Only `HostEdits` changes it."""
         self.is_working = False
         self._is_gone = False
 
@@ -471,6 +484,7 @@ class _Look:
     def _visit(self, folder: int, path: bytes) -> Iterator[bytes]:
         """Gives what is in a folder to the owner; names the folders in it that are to be seen."""
         has_room = self._tree.watch_folder(folder, path)
+        in_git = self._tree.by_mount and os.path.basename(path) == GIT
         with os.scandir(folder) as entries:
             for entry in entries:
                 self.left -= 1
@@ -484,7 +498,8 @@ class _Look:
                 given = _is_others(status, self._owner) and self._give(folder, name)
                 if given:
                     self._tree.see_again(path)
-                unseen = given or (has_room and inner not in self._tree.watched)
+                watches = has_room and not (in_git or inner in self._tree.watched)
+                unseen = given or watches
                 if unseen and stat.S_ISDIR(status.st_mode) and len(inner) <= LONGEST:
                     yield inner
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 _TABLE = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 """The kernel writes spaces and the like as octal numbers."""
+_ESCAPED = re.compile(rb"[ \t\n\\]")
+"""Those that it writes so."""
 _PSEUDO = frozenset(
     {
         "autofs",
@@ -111,15 +113,20 @@ def pseudo_file_system(device: int) -> str | None:
 def folder_times_tell(path: bytes) -> bool:
     """Whether every file system at or below a real path is of a kind whose folders show by
     their times that entries came or went. Network and user-space ones may not."""
-    # Asked for every space, with a mount for every space that there is: no object for each.
-    inside, here, best = path.rstrip(b"/") + b"/", b"", -1
-    for _device, _root, escaped, kind in _rows():
-        point = _plain(escaped).rstrip(b"/") + b"/"
-        below = point != inside and point.startswith(inside)
-        if below and kind.decode() not in _TRUSTED | _PSEUDO:
-            return False
-        if len(point) >= best and inside.startswith(point):
-            here, best = kind, len(point)
+    # Asked for every space, with a mount for every space that there is: nothing is read of a line
+    # but where it is mounted, if that is neither above nor below.
+    parts = path.strip(b"/").split(b"/")
+    above = {b"/", *(_escape(b"/" + b"/".join(parts[: end + 1])) for end in range(len(parts)))}
+    below, here, best = _escape(path.rstrip(b"/") + b"/"), b"", -1
+    for line in _TABLE.read_bytes().splitlines():
+        point = line.split(b" ", 5)[4]
+        if point in above:
+            if len(point) >= best:
+                here, best = _kind(line.split(b" ")), len(point)
+        elif point.startswith(below):
+            kind = _kind(line.split(b" ")).decode()
+            if kind not in _TRUSTED and kind not in _PSEUDO:
+                return False
     return here.decode() in _TRUSTED
 
 
@@ -138,11 +145,20 @@ def _rows() -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
     the kernel writes it."""
     for line in _TABLE.read_bytes().splitlines():
         fields = line.split(b" ")
-        yield fields[2], fields[3], fields[4], fields[fields.index(b"-", 6) + 1]
+        yield fields[2], fields[3], fields[4], _kind(fields)
+
+
+def _kind(fields: list[bytes]) -> bytes:
+    """Of a line: behind a dash, before which any number of words may be."""
+    return fields[fields.index(b"-", 6) + 1]
 
 
 def _unescape(field: bytes) -> str:
     return os.fsdecode(_plain(field))
+
+
+def _escape(path: bytes) -> bytes:
+    return _ESCAPED.sub(lambda match: b"\\%03o" % match[0][0], path)
 
 
 def _plain(field: bytes) -> bytes:

@@ -93,13 +93,14 @@ def test_recent_rows_are_not_trusted_next_time(project: Path) -> None:
 def test_whose_folder_times_tell(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert folder_times_tell(os.fsencode(project.resolve()))
     assert not folder_times_tell(b"/proc/self")
-    os.mkdir(project / "mounted")
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "none", str(project / "mounted")], check=True, timeout=20
-    )
+    # The kernel writes names of mount points in its own way.
+    mounted = project / "mounted \\ here"
+    mounted.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(mounted)], check=True, timeout=20)
     assert folder_times_tell(os.fsencode(project.resolve()))
     monkeypatch.setattr(mount_table, "_TRUSTED", frozenset({"ext4", "xfs", "btrfs", "overlay"}))
     assert not folder_times_tell(os.fsencode(project.resolve()))
+    assert not folder_times_tell(os.fsencode(mounted.resolve() / "inside"))
 
 
 def test_where_they_do_not_every_folder_is_listed_again(

@@ -22,7 +22,6 @@ from carrel.interfaces.http import (
     instances,
     operations,
     requests,
-    review,
     runs,
     spaces,
 )
@@ -68,8 +67,8 @@ async def _openapi(request: Request) -> Response:
 
 BY_HAND: operations.ByHand = {
     "spaces.create": spaces.create,
-    "review.diff": review.diff,
-    "review.export": review.export,
+    "review.diff": spaces.diff,
+    "review.export": spaces.export,
     "runs.execute": runs.execute,
     "runs.start": runs.start,
     "runs.wait": runs.wait,
