@@ -19,7 +19,7 @@ from carrel.domain.hub import ANSWER, MESSAGE, QUESTION, SIGNAL
 from carrel.domain.nesting import MAX_DEPTH, is_too_deep
 from carrel.domain.turns import Told
 from carrel.hub.envelopes import Said
-from tests.service.rig import make
+from tests.service.rig import make, request
 
 DEEP = 100_000
 """More than any parser takes."""
@@ -115,6 +115,27 @@ async def test_the_words_of_one_space_do_not_push_out_those_of_another(
     assert found == ["mine", *map(str, range(45, 50))]
     assert await services.inbox.dismiss(LOCAL) == 6
     assert await services.inbox.items(LOCAL) == []
+
+
+async def test_the_words_of_many_spaces_of_one_account_are_so_many(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quiet one among them keeps its own, and so does everybody else."""
+    monkeypatch.setattr("carrel.service.inbox.MOST_SIGNALS", 5)
+    monkeypatch.setattr("carrel.service.inbox.MOST_OF_ACCOUNT", 8)
+    blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+    spaces = [await services.spaces.create(blue, request(None)) for _ in range(3)]
+    other = await make(services)
+    word = msgspec.Raw(b'{"message": "look"}')
+    for place, (space, count) in enumerate(zip([*spaces, other], (1, 9, 9, 9), strict=True)):
+        said = [Said(SIGNAL, word, f"{place}.{number}") for number in range(count)]
+        await services.hub.record(space.space_id, said)
+    found = [one.item_id for one in await services.inbox.items(LOCAL)]
+    assert found == [
+        "0.0",
+        *(f"{place}.{number}" for place in (1, 2) for number in range(6, 9)),
+        *(f"3.{number}" for number in range(4, 9)),
+    ]
 
 
 async def test_an_answer_of_who_may_not_agree_is_none(services: Services) -> None:

@@ -261,3 +261,28 @@ async def test_removed_spaces_and_ended_runs_cost_nothing(tmp_path: Path) -> Non
         for name, question in QUESTIONS.items()
     }
     assert {name: cost for name, cost in costs.items() if cost[1] > 1.2 * cost[0]} == {}
+
+
+async def test_a_list_has_as_much_as_fits(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest, and one in any case; a page says that there is more."""
+    monkeypatch.setattr(reads, "LIST_BYTES", 100_000)
+    for number in range(1, 5):
+        space = records.space(number)
+        await store.write(replace(space, description="x" * 40_000))
+        run = replace(records.run(number, RunState.ENDED), argv=("x" * 40_000,))
+        await store.write(run, records.turn(number, prompt="y" * 40_000))
+    found = [numbers(one) async for one in every_page(store, SpaceQuery())]
+    assert found == [[4, 3], [2, 1]]
+    runs = await store.runs(records.space_id(1))
+    assert [one.pid for one in runs] == [4, 3]
+    turns = await store.turns(records.space_id(1))
+    assert [int(one.created_at) for one in turns] == [4, 3]
+    monkeypatch.setattr(reads, "LIST_BYTES", 1)
+    assert len(await store.turns(records.space_id(1))) == 1
+    assert [len(one.spaces) async for one in every_page(store, SpaceQuery())] == [1] * 4
+    # What was used counts to the first turn.
+    used = await store.usages(records.space_id(1))
+    assert [one.usage.input_tokens for one in used] == [1, 2, 3, 4]
+    assert {(one.prompt, one.result) for one in used} == {("", None)}

@@ -118,7 +118,7 @@ class Turns:
         self._parts = parts
         self._setup = TurnSetup(parts.agent_folders, parts.keys)
         self._inputs = Inputs(parts.runs)
-        self._queue = TurnQueue()
+        self._queue = TurnQueue(self._account)
         self._starting: set[asyncio.Task[None]] = set()
         self._closing = False
         self._live: dict[str, LiveTurn] = {}
@@ -128,6 +128,10 @@ class Turns:
         """What is done after the last turn of a space, before its next one begins."""
         self.after_turn: Callable[[Turn], Awaitable[None]] | None = None
         """Never raises."""
+
+    def _account(self, space_id: str) -> str:
+        space = self._parts.journal.get(space_id)
+        return space_id if space is None else space.counts_for
 
     # Starting
 
@@ -465,7 +469,7 @@ class Turns:
     async def _earlier(self, turn: Turn, events: Events) -> Usage:
         """What the conversation had used before this turn of it."""
         spent = NOTHING_SPENT
-        for other in await self._parts.store.turns(turn.space_id, limit=1 << 20):
+        for other in await self._parts.store.usages(turn.space_id):
             same = other.continuation is not None and other.continuation == events.continuation
             if same and other.run_id != turn.run_id:
                 spent = plus(spent, other.usage)
