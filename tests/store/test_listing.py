@@ -14,6 +14,8 @@ from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import EventQuery
 from carrel.domain.runs import RunState
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState
+from carrel.domain.store import Forget
+from carrel.domain.turns import TurnState
 from carrel.store import SqliteStore, open_store, reads, sqlite
 from tests.store import records
 from tests.store.records import space_id
@@ -286,3 +288,20 @@ async def test_a_list_has_as_much_as_fits(
     used = await store.usages(records.space_id(1))
     assert [one.usage.input_tokens for one in used] == [1, 2, 3, 4]
     assert {(one.prompt, one.result) for one in used} == {("", None)}
+
+
+async def test_turns_that_have_ended_are_so_many(store: SqliteStore) -> None:
+    for number in range(1, 7):
+        await store.write(records.turn(number, prompt="y" * 1000))
+    await store.write(replace(records.turn(1, of=2), run_id="ru_other"))
+    waits = replace(records.turn(9), state=TurnState.QUEUED, created_at=0.0)
+    await store.write(waits, Forget(turns_of=records.space_id(1), turns_but=4, turns_bytes=1 << 20))
+    found = await store.turns(records.space_id(1))
+    assert [int(one.created_at) for one in found] == [6, 5, 4, 3, 0]
+    await store.write(Forget(turns_of=records.space_id(1), turns_but=4, turns_bytes=3500))
+    found = await store.turns(records.space_id(1))
+    assert [int(one.created_at) for one in found] == [6, 5, 0]
+    # The newest stays, however long it is.
+    await store.write(Forget(turns_of=records.space_id(1), turns_but=4, turns_bytes=1))
+    assert len(await store.turns(records.space_id(1))) == 2
+    assert len(await store.turns(records.space_id(2))) == 1

@@ -74,6 +74,11 @@ class Forget:
     details_bytes: int = 0
     details_delivered: bool = True
     comment_id: str = ""
+    turns_of: str = ""
+    """Of the turns of a space that have ended, all but the newest so many, and what of these is
+    beyond `turns_bytes`."""
+    turns_but: int = 0
+    turns_bytes: int = 0
 
 
 Record = (

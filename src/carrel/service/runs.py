@@ -173,6 +173,7 @@ class Runs:
             record, state=RunState.FAILED, failure=str(error), failure_code=code
         )
         await self._journal.write(failed, *self._without(record))
+        await self._prune(record.space_id)
 
     # Watching
 
