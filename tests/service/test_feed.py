@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -14,11 +15,12 @@ from carrel.agents.frontends import lines
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import AgreementNeeded
-from carrel.domain.events import EventQuery
+from carrel.domain.events import Event, EventQuery
 from carrel.domain.hub import ANSWER, MESSAGE, QUESTION, SIGNAL
 from carrel.domain.nesting import MAX_DEPTH, is_too_deep
 from carrel.domain.turns import Told
 from carrel.hub.envelopes import Said
+from carrel.service.family import Family
 from tests.service.rig import make, request
 
 DEEP = 100_000
@@ -55,6 +57,28 @@ async def test_hundreds_of_readers_of_one_account_hold_up_nobody(services: Servi
     assert sum(one.done() for one in reads) < 150
     found = await asyncio.gather(*reads)
     assert len({after for _, after in found}) == 1 and found[0][1] > 0
+
+
+async def test_who_waits_for_a_space_reads_in_its_share(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in the owner's, which waits for nobody: code in a space may wait hundredfold."""
+    space = await make(services)
+    accounts, read = list[str](), services.feed.read
+
+    async def noted(caller: Caller, query: EventQuery) -> tuple[Sequence[Event], int]:
+        accounts.append(caller.account)
+        return await read(caller, query)
+
+    monkeypatch.setattr(services.feed, "read", noted)
+    here = (services.spaces, services.journal, services.feed, services.turns, services.inbox)
+    family = Family(*here, services.turns._parts.frontends)
+    waits = asyncio.create_task(family.wait(space.space_id, "", frozenset({"stopped"}), 60.0))
+    while not accounts:
+        await asyncio.sleep(0)
+    await services.spaces.stop(LOCAL, space.space_id, 0.0)
+    assert (await waits).state == "stopped"
+    assert set(accounts) == {space.counts_for} != {LOCAL.account}
 
 
 async def test_nothing_is_kept_in_memory_for_spaces_that_are_gone(services: Services) -> None:
