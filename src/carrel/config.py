@@ -205,7 +205,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hub_clients_in_space: int = 32
     """How many clients may be connected to the hub from inside one space."""
     hub_questions: int = 100
-    """How many questions of one space may wait for a person."""
+    """How many questions of one space may wait for a person; and five times as many of all spaces
+    of one label, or of one family, together."""
     hub_rate: float = 5000.0
     """How many messages a second one client may send for long; it may send twice as many at
     once."""

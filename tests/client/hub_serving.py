@@ -43,6 +43,9 @@ class KnownSpaces:
     def may_agree(self, caller: Caller, space_id: str) -> bool:
         return caller.scope.kind is ScopeKind.ADMIN
 
+    def account(self, space_id: str) -> str:
+        return space_id
+
 
 class Serving:
     """`socket` is the user's, `inside` that of the space DESK."""

@@ -44,6 +44,7 @@ from tests.conformance.runtime_rig import (
     finish,
     with_systems,
 )
+from tests.load.patience import SLOWER
 
 
 @pytest.fixture(
@@ -192,6 +193,9 @@ async def test_signals_reach_the_process_group(rig: Rig) -> None:
 
 # Whose fault it is
 
+SOON_S = 20.0 * SLOWER
+"""Less than the launcher is waited for."""
+
 
 async def test_a_missing_command_is_the_commands_fault(rig: Rig) -> None:
     sandbox = await rig.start()
@@ -211,6 +215,19 @@ async def test_what_cannot_be_executed(rig: Rig) -> None:
     for name in ("./text", "./folder", "./broken"):
         with pytest.raises(CommandNotExecutable):
             await rig.run(sandbox, name)
+
+
+@pytest.mark.parametrize("length", [300, 100_000])
+async def test_a_name_that_is_a_whole_script(rig: Rig, length: int) -> None:
+    """However long it is: it is told at once, and nothing of it stays in the sandbox."""
+    sandbox = await rig.start()
+    for name in ("/" + "x" * length, "./" + "ü" * (length // 2)):
+        async with asyncio.timeout(SOON_S):
+            with pytest.raises((CommandNotFound, CommandNotExecutable)) as refused:
+                await rig.run(sandbox, name)
+        assert len(str(refused.value)) < 500
+    assert (await rig.run(sandbox, "true")).exit.code == 0
+    await rig.runtime.stop(sandbox, 0.0)
 
 
 @pytest.mark.parametrize(

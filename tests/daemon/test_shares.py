@@ -298,6 +298,19 @@ def test_a_space_asks_so_much_and_no_more(small: Daemon) -> None:
     assert codes == ["in", "too_many_questions", "too_many_questions"]
 
 
+def test_spaces_of_one_label_ask_so_much_together(small: Daemon) -> None:
+    """Each asks less than it may."""
+    with small.tcp(small.token("label:team=asking")) as theirs:
+        spaces = [good(theirs.post("/v1/spaces", json={}))["id"] for _ in range(8)]
+    codes = []
+    for space in spaces:
+        asked = [question(space, f"q{number}", "Well?") for number in range(4)]
+        codes += [one.get("error", one).get("code", "in") for one in speak(small, space, *asked)]
+    assert codes == ["in"] * 25 + ["too_many_questions"] * 7
+    mine = make(small)
+    assert "code" not in speak(small, mine, question(mine, "mine", "And here?"))[0]
+
+
 async def test_who_sends_byte_by_byte_is_read_less_often(tmp_path: Path) -> None:
     """All connections of a space together, and what they send still arrives."""
     reads: list[int] = []

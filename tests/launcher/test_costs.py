@@ -19,6 +19,7 @@ import pytest
 from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.runtimes import Sandbox
 from carrel.launcher.loop import MOST_BYTES, LinePipe, Loop, Workers
+from carrel.launcher.messages import told
 from carrel.launcher.mounts import BareNamespaces
 from carrel.launcher.runs import LEAST_RUNS
 from carrel.linux import mounts, processes
@@ -326,6 +327,37 @@ def test_a_pipe_of_lines_is_heard_so_far(piece: bytes) -> None:
     assert heard.ends == 1
     assert sum(map(len, heard.lines)) <= MOST_BYTES
     pipe.parent_side()
+
+
+@pytest.mark.parametrize("said", [b"what\n", b"what", b"what\n" * 3])
+def test_the_end_of_a_pipe_is_told_whatever_was_said(said: bytes) -> None:
+    loop, heard = _Turns(), _Heard()
+
+    def fail(_line: bytes) -> None:
+        raise ValueError("this makes no sense")
+
+    pipe = LinePipe(loop, fail, heard.end)
+    os.write(pipe.write, said)
+    pipe.parent_side()
+    while heard.ends == 0:
+        with contextlib.suppress(ValueError):
+            loop.run()
+    assert heard.ends == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"{", b"[]", b"7", b'"pid"', b"[" * 10_000, b"{}", b'{"pid": "7"}'),
+        *(b'{"pid": true}', b'{"pid": null}', b'{"step": 7}', b'{"text": "x"}'),
+        b'{"step": "x", "errno": "y"}',
+    ],
+)
+def test_what_a_child_says_is_a_number_or_a_problem(line: bytes) -> None:
+    assert told(line, "pid")["step"] == "ending"
+    assert told(b'{"pid": 7}', "pid") == {"pid": 7}
+    problem = {"step": "exec", "errno": 2, "text": "no"}
+    assert told(json.dumps(problem).encode(), "pid") == problem
 
 
 def test_a_closed_pipe_of_lines_tells_nothing_more() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -14,12 +15,13 @@ from carrel.agents.frontends import lines
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
 from carrel.domain.errors import AgreementNeeded
-from carrel.domain.events import EventQuery
+from carrel.domain.events import Event, EventQuery
 from carrel.domain.hub import ANSWER, MESSAGE, QUESTION, SIGNAL
 from carrel.domain.nesting import MAX_DEPTH, is_too_deep
 from carrel.domain.turns import Told
 from carrel.hub.envelopes import Said
-from tests.service.rig import make
+from carrel.service.family import Family
+from tests.service.rig import make, request
 
 DEEP = 100_000
 """More than any parser takes."""
@@ -55,6 +57,28 @@ async def test_hundreds_of_readers_of_one_account_hold_up_nobody(services: Servi
     assert sum(one.done() for one in reads) < 150
     found = await asyncio.gather(*reads)
     assert len({after for _, after in found}) == 1 and found[0][1] > 0
+
+
+async def test_who_waits_for_a_space_reads_in_its_share(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in the owner's, which waits for nobody: code in a space may wait hundredfold."""
+    space = await make(services)
+    accounts, read = list[str](), services.feed.read
+
+    async def noted(caller: Caller, query: EventQuery) -> tuple[Sequence[Event], int]:
+        accounts.append(caller.account)
+        return await read(caller, query)
+
+    monkeypatch.setattr(services.feed, "read", noted)
+    here = (services.spaces, services.journal, services.feed, services.turns, services.inbox)
+    family = Family(*here, services.turns._parts.frontends)
+    waits = asyncio.create_task(family.wait(space.space_id, "", frozenset({"stopped"}), 60.0))
+    while not accounts:
+        await asyncio.sleep(0)
+    await services.spaces.stop(LOCAL, space.space_id, 0.0)
+    assert (await waits).state == "stopped"
+    assert set(accounts) == {space.counts_for} != {LOCAL.account}
 
 
 async def test_nothing_is_kept_in_memory_for_spaces_that_are_gone(services: Services) -> None:
@@ -115,6 +139,27 @@ async def test_the_words_of_one_space_do_not_push_out_those_of_another(
     assert found == ["mine", *map(str, range(45, 50))]
     assert await services.inbox.dismiss(LOCAL) == 6
     assert await services.inbox.items(LOCAL) == []
+
+
+async def test_the_words_of_many_spaces_of_one_account_are_so_many(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quiet one among them keeps its own, and so does everybody else."""
+    monkeypatch.setattr("carrel.service.inbox.MOST_SIGNALS", 5)
+    monkeypatch.setattr("carrel.service.inbox.MOST_OF_ACCOUNT", 8)
+    blue = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))
+    spaces = [await services.spaces.create(blue, request(None)) for _ in range(3)]
+    other = await make(services)
+    word = msgspec.Raw(b'{"message": "look"}')
+    for place, (space, count) in enumerate(zip([*spaces, other], (1, 9, 9, 9), strict=True)):
+        said = [Said(SIGNAL, word, f"{place}.{number}") for number in range(count)]
+        await services.hub.record(space.space_id, said)
+    found = [one.item_id for one in await services.inbox.items(LOCAL)]
+    assert found == [
+        "0.0",
+        *(f"{place}.{number}" for place in (1, 2) for number in range(6, 9)),
+        *(f"3.{number}" for number in range(4, 9)),
+    ]
 
 
 async def test_an_answer_of_who_may_not_agree_is_none(services: Services) -> None:

@@ -6,9 +6,17 @@ import dataclasses
 
 import pytest
 
+from carrel.api.types.admin import NewToken
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL, Caller, Scope, ScopeKind
-from carrel.domain.errors import Forbidden, KeyReused, NameTaken, SpaceAmbiguous, SpaceNotFound
+from carrel.domain.errors import (
+    Forbidden,
+    KeyReused,
+    NameTaken,
+    SpaceAmbiguous,
+    SpaceNotFound,
+    StateConflict,
+)
 from carrel.domain.spaces import Space
 from carrel.service.family import Child
 from carrel.service.spaces import SpaceChanges
@@ -185,3 +193,16 @@ async def test_a_name_of_ones_own_is_no_share_of_ones_own(services: Services) ->
         )
         child = await family.spawn(space.space_id, Child())
         assert {one.counts_for for one in (space, renamed, child)} == {account}
+
+
+async def test_a_label_tells_nobody_how_others_tokens_are_called(services: Services) -> None:
+    """Whoever guesses their labels."""
+    token = await services.tokens.create(LOCAL, NewToken(name="secret", scope="label:user=bob"))
+    await services.tokens.caller(token.secret)
+    space = await services.spaces.create(BLUE, request(labels={"user": "bob"}))
+    for caller, told in ((BLUE, False), (LOCAL, True)):
+        with pytest.raises(StateConflict) as refused:
+            await services.spaces.update(
+                caller, space.space_id, SpaceChanges(labels={"team": "blue"})
+            )
+        assert ("secret" in str(refused.value)) is told

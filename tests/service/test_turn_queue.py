@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
+from carrel.app.service import Services
+from carrel.domain.access import LOCAL
+from carrel.domain.errors import CommandNotFound
+from carrel.domain.runtimes import Command
+from carrel.domain.turns import TurnRequest
 from carrel.service.turn_queue import MOST_QUEUED
 from tests.daemon.rig import ANSWER_S, Daemon, bad, fresh_daemon, good
+from tests.service.rig import make
 
 
 @pytest.fixture
@@ -90,3 +97,29 @@ def test_what_a_token_left_does_not_begin_after_it_was_revoked(daemon: Daemon) -
     good(client.post(f"/v1/turns/{first}/interrupt"))
     assert end(client, own)["result"]["final_output"] == "turn 2: own"
     assert end(client, left)["result"]["error"]["code"] == "forbidden"
+
+
+async def test_those_that_never_ran_are_not_kept_for_ever(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither turns that were taken out, nor commands that are not there."""
+    monkeypatch.setattr("carrel.service.turns.KEEP_TURNS", 5)
+    monkeypatch.setattr("carrel.service.turns.PRUNE_EVERY", 3)
+    monkeypatch.setattr("carrel.service.runs.PRUNE_EVERY", 3)
+    keeping = dataclasses.replace(services.runs._keeping, runs=5)
+    monkeypatch.setattr(services.runs, "_keeping", keeping)
+    space = (await make(services, agent="scripted")).space_id
+    first = await services.turns.start(LOCAL, space, TurnRequest("", "sleep 600"))
+    for number in range(10):
+        waits = TurnRequest("", str(number), queue=True)
+        turn = await services.turns.start(LOCAL, space, waits)
+        await services.turns.interrupt(LOCAL, turn.run_id)
+        with pytest.raises(CommandNotFound):
+            await services.runs.start(space, Command(("./no",)))
+    turns = await services.turns.list(LOCAL, space)
+    assert first.run_id in [one.run_id for one in turns] and 5 < len(turns) <= 9
+    assert turns[0].prompt == "9"
+    store = services.store
+    assert 5 <= len(await store.runs(space)) <= 8
+    await services.turns.interrupt(LOCAL, first.run_id)
+    await services.turns.wait(LOCAL, first.run_id)

@@ -11,6 +11,7 @@ from carrel.domain.runtimes import Exit, ExitReason, Network
 from carrel.domain.spaces import Problem, Retention, Space, SpaceState, Trashed
 from carrel.domain.store import Claim, Step
 from carrel.domain.trees import Owner
+from carrel.domain.turns import Turn, TurnResult, TurnState, Usage
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -94,6 +95,23 @@ def run(
         timeout_s=1.5,
         pid=number,
         exit=ended if state is RunState.ENDED else None,
+    )
+
+
+def turn(number: int, *, of: int = 1, prompt: str = "do it") -> Turn:
+    return Turn(
+        f"ru_{space_id(number)[3:]}",
+        space_id(of),
+        "",
+        "scripted",
+        "any",
+        prompt,
+        TurnState.COMPLETE,
+        float(number),
+        system_prompt="be brief",
+        first=b"first",
+        result=TurnResult(True, final_output="done"),
+        usage=Usage(input_tokens=number),
     )
 
 

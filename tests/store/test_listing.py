@@ -14,6 +14,8 @@ from carrel.domain.errors import MessageInvalid
 from carrel.domain.events import EventQuery
 from carrel.domain.runs import RunState
 from carrel.domain.spaces import Space, SpacePage, SpaceQuery, SpaceState
+from carrel.domain.store import Forget
+from carrel.domain.turns import TurnState
 from carrel.store import SqliteStore, open_store, reads, sqlite
 from tests.store import records
 from tests.store.records import space_id
@@ -261,3 +263,45 @@ async def test_removed_spaces_and_ended_runs_cost_nothing(tmp_path: Path) -> Non
         for name, question in QUESTIONS.items()
     }
     assert {name: cost for name, cost in costs.items() if cost[1] > 1.2 * cost[0]} == {}
+
+
+async def test_a_list_has_as_much_as_fits(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest, and one in any case; a page says that there is more."""
+    monkeypatch.setattr(reads, "LIST_BYTES", 100_000)
+    for number in range(1, 5):
+        space = records.space(number)
+        await store.write(replace(space, description="x" * 40_000))
+        run = replace(records.run(number, RunState.ENDED), argv=("x" * 40_000,))
+        await store.write(run, records.turn(number, prompt="y" * 40_000))
+    found = [numbers(one) async for one in every_page(store, SpaceQuery())]
+    assert found == [[4, 3], [2, 1]]
+    runs = await store.runs(records.space_id(1))
+    assert [one.pid for one in runs] == [4, 3]
+    turns = await store.turns(records.space_id(1))
+    assert [int(one.created_at) for one in turns] == [4, 3]
+    monkeypatch.setattr(reads, "LIST_BYTES", 1)
+    assert len(await store.turns(records.space_id(1))) == 1
+    assert [len(one.spaces) async for one in every_page(store, SpaceQuery())] == [1] * 4
+    # What was used counts to the first turn.
+    used = await store.usages(records.space_id(1))
+    assert [one.usage.input_tokens for one in used] == [1, 2, 3, 4]
+    assert {(one.prompt, one.result) for one in used} == {("", None)}
+
+
+async def test_turns_that_have_ended_are_so_many(store: SqliteStore) -> None:
+    for number in range(1, 7):
+        await store.write(records.turn(number, prompt="y" * 1000))
+    await store.write(replace(records.turn(1, of=2), run_id="ru_other"))
+    waits = replace(records.turn(9), state=TurnState.QUEUED, created_at=0.0)
+    await store.write(waits, Forget(turns_of=records.space_id(1), turns_but=4, turns_bytes=1 << 20))
+    found = await store.turns(records.space_id(1))
+    assert [int(one.created_at) for one in found] == [6, 5, 4, 3, 0]
+    await store.write(Forget(turns_of=records.space_id(1), turns_but=4, turns_bytes=3500))
+    found = await store.turns(records.space_id(1))
+    assert [int(one.created_at) for one in found] == [6, 5, 0]
+    # The newest stays, however long it is.
+    await store.write(Forget(turns_of=records.space_id(1), turns_but=4, turns_bytes=1))
+    assert len(await store.turns(records.space_id(1))) == 2
+    assert len(await store.turns(records.space_id(2))) == 1

@@ -51,6 +51,11 @@ class Operation(NamedTuple):
     """When it is answered with 204 and nothing."""
 
     @property
+    def is_list(self) -> bool:
+        """It answers with many records, each as large as who made it liked."""
+        return self.method == "GET" and self.answer.endswith("List")
+
+    @property
     def group(self) -> str:
         return self.name.partition(".")[0]
 

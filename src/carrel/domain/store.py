@@ -74,6 +74,11 @@ class Forget:
     details_bytes: int = 0
     details_delivered: bool = True
     comment_id: str = ""
+    turns_of: str = ""
+    """Of the turns of a space that have ended, all but the newest so many, and what of these is
+    beyond `turns_bytes`."""
+    turns_but: int = 0
+    turns_bytes: int = 0
 
 
 Record = (
@@ -135,13 +140,17 @@ class Store(Protocol):
     async def runs(
         self, space_id: str = "", *, live: bool = False, limit: int = 100
     ) -> Sequence[RunRecord]:
-        """Newest first; with `live` only those that have not ended."""
+        """Newest first, as far as a list may be long; with `live` all that have not ended."""
         ...
 
     async def turn(self, run_id: str) -> Turn | None: ...
 
     async def turns(self, space_id: str, *, limit: int = 100) -> Sequence[Turn]:
-        """Newest first."""
+        """Newest first, as far as a list may be long."""
+        ...
+
+    async def usages(self, space_id: str) -> Sequence[Turn]:
+        """All turns of a space, without what was said in them."""
         ...
 
     async def live_turns(self) -> Sequence[Turn]:

@@ -36,6 +36,10 @@ class VisibleSpaces(Protocol):
         """Whether it may answer what Carrel itself asks a person there."""
         ...
 
+    def account(self, space_id: str) -> str:
+        """Whose share it takes."""
+        ...
+
 
 @dataclass(frozen=True)
 class Identity:

@@ -123,6 +123,11 @@ def _kept(name: str) -> types.Type:
 # Questions to a person
 
 
+SPACES = 5
+"""All spaces of one account together may have so many times as many as one: each is in memory, and
+all are told at once."""
+
+
 class PersonQuestions:
     """The ids of those that nobody has answered, by space."""
 
@@ -151,8 +156,18 @@ class PersonQuestions:
                 f"{len(known)} questions of this space wait for an answer already.",
                 hint="Wait until some are answered: `carrel inbox`.",
             )
+        if asked and self._of_account(space) + len(asked) > SPACES * self._most:
+            raise TooManyQuestions(
+                "Too many questions of this and related spaces wait for an answer already.",
+                hint="Wait until some are answered: `carrel inbox`.",
+            )
         known |= asked
         return asked
+
+    def _of_account(self, space: str) -> int:
+        account = self._spaces.account(space)
+        others = ((one, ids) for one, ids in self._open.items() if ids)
+        return sum(len(ids) for one, ids in others if self._spaces.account(one) == account)
 
     def take_back(self, space: str, asked: set[str]) -> None:
         self._open.get(space, set()).difference_update(asked)

@@ -48,7 +48,14 @@ EXECUTING = b"x"
 Fork = Callable[[], int]
 
 
+MOST_TEXT = 300
+"""Characters of what went wrong: the name of a file in it can be as long as a caller likes, and
+more than `loop.MOST_BYTES`, of a warm process 4096 bytes, the launcher does not hear."""
+
+
 def report(status: int, message: dict[str, Any]) -> None:
+    if "text" in message:
+        message = {**message, "text": str(message["text"])[:MOST_TEXT]}
     os.write(status, json.dumps(message).encode() + b"\n")
 
 

@@ -413,12 +413,22 @@ class LinePipe:
             return
         self._left -= len(chunk)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._on_line(line)
-            if not self._open:
-                return
-        if not chunk or not self._left:
-            self.close()
+        try:
+            for line in lines:
+                self._on_line(line)
+                if not self._open:
+                    return
+        finally:
+            # Whatever became of a line: who waits for the end is told.
+            if not chunk or not self._left:
+                self._last()
+
+    def _last(self) -> None:
+        if not self._open:
+            return
+        self.close()
+        try:
             if self._rest:
                 self._on_line(self._rest)
+        finally:
             self._on_end()

@@ -10,6 +10,7 @@ The daemon's side imports this for its types only.
 # Without `from __future__ import annotations`: Python 3.11 would take what is not required for
 # required.
 
+import json
 from collections.abc import Callable
 from typing import Any, NotRequired, TypedDict
 
@@ -27,6 +28,25 @@ class LauncherProblem(TypedDict):
 
 def failure(step: str, text: str, number: int = 0) -> LauncherProblem:
     return {"step": step, "errno": number, "text": text}
+
+
+def told(line: bytes, *wanted: str) -> dict[str, Any]:
+    """What a child of ours says in a line: what is `wanted`, or a problem. Foreign code may have
+    come to its pipe, so what makes no sense is a problem too."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict) or not (
+        all(type(message.get(one, 0)) is int for one in _NUMBERS)
+        and all(type(message.get(one, "")) is str for one in ("step", "text"))
+        and ("step" in message or (wanted and message.keys() >= set(wanted)))
+    ):
+        return dict(failure("ending", "it said what makes no sense"))
+    return message
+
+
+_NUMBERS = ("pid", "keeper", "errno", "ended", "rss")
 
 
 # Sandboxes and commands

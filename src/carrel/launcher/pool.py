@@ -14,18 +14,24 @@ killed or stopped from inside, and then the next command takes a fresh one.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from carrel.launcher import child, wire
 from carrel.launcher.loop import LinePipe, Loop, OnExit
-from carrel.launcher.messages import CommandPlan, LauncherProblem, Orders, SandboxBase, failure
+from carrel.launcher.messages import (
+    CommandPlan,
+    LauncherProblem,
+    Orders,
+    SandboxBase,
+    failure,
+    told,
+)
 from carrel.linux import processes
 from carrel.linux.processes import remove_group
 
@@ -259,7 +265,7 @@ class Standby:
             processes.send_signal(self.pid, signal.SIGKILL)
 
     def _on_status(self, line: bytes) -> None:
-        message = json.loads(line)
+        message = told(line, "pid")
         if "pid" in message:
             if self.pid:
                 # Once is enough: what a call loads has this pipe too, and we kill that number.
@@ -268,7 +274,7 @@ class Standby:
             self._loop.on_exit(self.pid, self._exited)
             self._tell_ready()
         else:
-            self._problem = message
+            self._problem = cast(LauncherProblem, message)
 
     def _tell_ready(self) -> None:
         ready, self._ready = self._ready, []

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import signal
 import socket
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from carrel.launcher import wire
 from carrel.launcher.loop import LinePipe, Loop
@@ -29,6 +28,7 @@ from carrel.launcher.messages import (
     SandboxBase,
     WarmRequest,
     failure,
+    told,
 )
 from carrel.launcher.pool import Standby
 from carrel.launcher.recorder import Recorder
@@ -311,9 +311,9 @@ class LaunchedRuns:
         self._close(run, streams)
 
     def _on_status(self, run: LaunchedRun, line: bytes) -> None:
-        message = json.loads(line)
+        message = told(line, "pid")
         if "pid" not in message:
-            run.problem = message
+            run.problem = cast(LauncherProblem, message)
             return
         if run.pid:
             return
@@ -386,7 +386,10 @@ class LaunchedRuns:
     # Ending
 
     def _on_kept(self, run: LaunchedRun, line: bytes) -> None:
-        message = json.loads(line)
+        message = told(line, "ended", "cpu", "rss")
+        if "ended" not in message:
+            # Its end says the rest.
+            return
         self._on_exit(run, message["ended"], {"cpu": message["cpu"], "rss": message["rss"]})
 
     def _on_keeper_gone(self, run: LaunchedRun) -> None:

@@ -7,10 +7,17 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from carrel.launcher.loop import LinePipe, Loop, Timer
-from carrel.launcher.messages import LauncherProblem, Orders, SandboxPlan, UserMap, failure
+from carrel.launcher.messages import (
+    LauncherProblem,
+    Orders,
+    SandboxPlan,
+    UserMap,
+    failure,
+    told,
+)
 from carrel.launcher.pool import Standby
 from carrel.linux import ids, namespaces, processes
 
@@ -98,7 +105,7 @@ class SandboxStart:
         self._deadline = self._loop.after(READY_S, self._too_late)
 
     def _on_status(self, line: bytes) -> None:
-        self._problem = json.loads(line)
+        self._problem = cast(LauncherProblem, told(line))
 
     def _on_complaint(self, line: bytes) -> None:
         self._complaints = [*self._complaints, line.decode(errors="replace")][-5:]

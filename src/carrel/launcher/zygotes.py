@@ -6,7 +6,6 @@ as root, and end with us. What is forked from one outlives it.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ from carrel.launcher.messages import (
     SandboxBase,
     ZygoteRequest,
     failure,
+    told,
 )
 from carrel.launcher.pool import ChildPool, ForkedChild, Standby
 from carrel.launcher.wire import close_all
@@ -177,7 +177,7 @@ class Zygotes:
             zygote.channel.close()
             self._end(zygote, lambda: None)
         elif said.startswith(b"{"):
-            self._on_state(zygote, json.loads(said))
+            self._on_state(zygote, told(said, "ready"))
         elif zygote.awaited:
             zygote.awaited.popleft().tell(int(said))
 

@@ -268,7 +268,7 @@ def as_error(problem: messages.LauncherProblem, command: Command | None = None) 
         return _cannot_execute(number, text, command)
     if step == "interpreter" and command is not None:
         return CommandNotFound(
-            f"{command.argv[0]!r} is a script for {text!r}, which is not in the sandbox.",
+            f"{_named(command)!r} is a script for {text!r}, which is not in the sandbox.",
             hint="Show the sandbox the folder that it is in (--show), or change the first line.",
         )
     if step == "cwd" and command is not None:
@@ -319,7 +319,7 @@ def container_gone(why: str) -> ContainerGone:
 
 
 def _cannot_execute(number: int, text: str, command: Command) -> CarrelError:
-    name = command.argv[0]
+    name = _named(command)
     if number in _MISSING:
         return CommandNotFound(
             f"There is no command {name!r} in the sandbox.",
@@ -334,6 +334,16 @@ def _cannot_execute(number: int, text: str, command: Command) -> CarrelError:
         f"{name!r} cannot be executed: {os.strerror(number) if number else text}.",
         hint="Make it executable, and give a script a first line such as #!/bin/sh.",
     )
+
+
+def _named(command: Command) -> str:
+    """Somebody may have passed a whole script as the name of a program."""
+    name = command.argv[0]
+    return name if len(name) <= MOST_NAME else f"{name[:MOST_NAME]}…"
+
+
+MOST_NAME = 200
+"""Characters of a name that are shown."""
 
 
 # What no sandbox could run

@@ -285,14 +285,15 @@ class Family:
         failed or removed. Gives the space, and its newest turn if that has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while (found := await self._rested(target.space_id)) is None:
+                while (found := await self._rested(target)) is None:
                     pass
                 gone = dataclasses.replace(target, state=SpaceState.REMOVED)
                 return found[0] or gone, found[1]
         return self._journal.get(target.space_id) or target, None
 
-    async def _rested(self, space_id: str) -> tuple[Space | None, Turn | None] | None:
+    async def _rested(self, target: Space) -> tuple[Space | None, Turn | None] | None:
         """None: something has changed."""
+        space_id = target.space_id
         after = await self._feed.last()
         if pending := self._turns.pending(space_id):
             await self._turns.wait(LOCAL, pending)
@@ -303,7 +304,7 @@ class Family:
         if space is None or space.state in _AT_REST or (newest is not None and newest.ended):
             return space, newest
         query = EventQuery(after, frozenset({space_id}), frozenset({_STATE}))
-        async for _event in self._feed.follow(LOCAL, query):
+        async for _event in self._feed.follow(_reader(target), query):
             break
         return None
 
@@ -314,7 +315,7 @@ class Family:
         if space.state in wanted:
             return space
         query = EventQuery(after, frozenset({target.space_id}), frozenset({_STATE}))
-        async for event in self._feed.follow(LOCAL, query):
+        async for event in self._feed.follow(_reader(target), query):
             if event.data["to"] in wanted:
                 break
         gone = dataclasses.replace(target, state=SpaceState.REMOVED)
@@ -341,6 +342,11 @@ _AT_REST = frozenset({SpaceState.STOPPED, SpaceState.FAILED, SpaceState.REMOVED}
 def _caller(space: Space, *, owner: bool) -> Caller:
     """Imports are given to the owner's turns, and code in the space may be anybody's."""
     return LOCAL if owner else Caller(LOCAL.name, Scope(ScopeKind.SPACE, space.space_id))
+
+
+def _reader(space: Space) -> Caller:
+    """Of its log, in the share of whose it is: hundreds may wait for it."""
+    return Caller(space.counts_for, Scope(ScopeKind.SPACE, space.space_id))
 
 
 def _stricter(*found: Permission | None) -> Permission | None:

@@ -44,6 +44,8 @@ TYPES = frozenset({QUESTION, ANSWER, SIGNAL, SEEN})
 BATCH = 500
 MOST_SIGNALS = 100
 """Words to the user that are shown of one space; the newest."""
+MOST_OF_ACCOUNT = 5 * MOST_SIGNALS
+"""… and of all spaces of one account together."""
 MOST_ANSWERED = 10_000
 """Questions of which is known that they were answered, for a better word to who is too late."""
 _SPENT = "spent-"
@@ -242,6 +244,7 @@ class Inbox:
             for one in found:
                 if self._journal.get(one.space_id) is not None:
                     self._apply(one)
+            self._share_signals()
             self._place = found[-1].place if found else last
 
     def _apply(self, placed: Placed) -> None:
@@ -268,8 +271,30 @@ class Inbox:
         if not item.question:
             signals = self._signals.setdefault(placed.space_id, deque())
             signals.append(key)
-            while len(signals) > MOST_SIGNALS:
-                self._forget_signal(signals.popleft(), item.seq - 1)
+            self._shorten(signals, MOST_SIGNALS)
+
+    def _shorten(self, signals: deque[tuple[str, str]], most: int) -> None:
+        """To the newest."""
+        while len(signals) > most:
+            key = signals.popleft()
+            item = self._open.get(key)
+            # What has this name now may be newer, or a question.
+            if item is not None and not item.question and key not in signals:
+                del self._open[key]
+
+    def _share_signals(self) -> None:
+        """Who has many spaces has no more that is kept of them together: in turn, so that a loud
+        one pushes out its own."""
+        accounts: dict[str, list[deque[tuple[str, str]]]] = {}
+        for space_id, signals in self._signals.items():
+            space = self._journal.get(space_id)
+            accounts.setdefault(space.counts_for if space else "", []).append(signals)
+        for several in accounts.values():
+            each = MOST_SIGNALS
+            while each > 1 and sum(min(len(one), each) for one in several) > MOST_OF_ACCOUNT:
+                each -= 1
+            for signals in several:
+                self._shorten(signals, each)
 
     def _forget_signals(self, space_id: str, seq: int) -> None:
         signals = self._signals.get(space_id, deque())

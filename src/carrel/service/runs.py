@@ -40,6 +40,9 @@ KEEP_RUNS = 500
 """Of each space so many are kept, the newest; older ones go with their output."""
 PRUNE_EVERY = 50
 """Ended runs between two looks for those that are too many."""
+MOST_NOTED = 4096
+"""Characters of its words that the record of a command has. It may have 2 MiB of them, and hundreds
+of records are kept of each space, and read for one list."""
 LOST = Exit(ExitReason.LOST, None, None, 0.0, 0.0, 0.0, 0)
 
 
@@ -62,6 +65,18 @@ class RunKeeping:
     drop: Callable[[Path, str], None]
     stream_bytes: int = 16 << 20
     runs: int = KEEP_RUNS
+
+
+def _noted(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """As far as they are kept, and how many words were there if that is not all."""
+    kept, left = list[str](), MOST_NOTED
+    for word in argv:
+        if len(word) >= left:
+            cut = f"{word[:left]}… ({len(argv)} words, {sum(map(len, argv))} characters)"
+            return (*kept, cut)
+        kept.append(word)
+        left -= len(word) + 1
+    return argv
 
 
 class Runs:
@@ -113,7 +128,7 @@ class Runs:
             record = RunRecord(
                 run_id=run_id,
                 space_id=space_id,
-                argv=command.argv,
+                argv=_noted(command.argv),
                 state=RunState.STARTING,
                 created_at=self._journal.clock(),
                 cwd=command.cwd,
@@ -158,6 +173,7 @@ class Runs:
             record, state=RunState.FAILED, failure=str(error), failure_code=code
         )
         await self._journal.write(failed, *self._without(record))
+        await self._prune(record.space_id)
 
     # Watching
 

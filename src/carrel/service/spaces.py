@@ -321,7 +321,7 @@ class Spaces:
             changes["labels"] = dict(update.labels)
             after = dataclasses.replace(space, labels=dict(update.labels))
             check_relabel(caller, space, after)
-            await self._tokens.check_relabel(space, after)
+            await self._tokens.check_relabel(caller, space, after)
         if update.retention is not None:
             creation.check_retention(update.retention)
             changes["retention"] = update.retention

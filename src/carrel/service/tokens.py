@@ -22,7 +22,7 @@ from carrel.domain.errors import (
 from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
 from carrel.domain.store import Store
-from carrel.service.access import check_scope_value, may_see, require_admin
+from carrel.service.access import check_scope_value, is_owner, may_see, require_admin
 from carrel.service.journal import Journal
 
 PREFIX = "crl_"
@@ -102,15 +102,17 @@ class Tokens:
         space = self._journal.get(space_id) if space_id else None
         return self._opens(token) and (space is None or may_see(Caller(caller, token.scope), space))
 
-    async def check_relabel(self, before: Space, after: Space) -> None:
+    async def check_relabel(self, caller: Caller, before: Space, after: Space) -> None:
         """What a token has, or has had, stays within its label: with the space it had commands,
-        servers' own tokens, turns that wait, relatives. Raises `StateConflict`."""
+        servers' own tokens, turns that wait, relatives. Raises `StateConflict`. How tokens are
+        called is told to the owner only."""
         for token in (await self._all()).values():
-            caller = Caller(token.token_id, token.scope)
+            theirs = Caller(token.token_id, token.scope)
             counts = self._opens(token) or token.used_at is not None
-            if counts and may_see(caller, before) and not may_see(caller, after):
+            if counts and may_see(theirs, before) and not may_see(theirs, after):
+                named = f"The token {token.name or token.token_id}"
                 raise StateConflict(
-                    f"The token {token.name or token.token_id} has {before.name} by the label"
+                    f"{named if is_owner(caller) else 'Somebody'} has {before.name} by the label"
                     f" {token.scope.value}, which therefore stays.",
                     hint=f"Make another space of it: carrel cp {before.name}:. FOLDER;"
                     " carrel new FOLDER",

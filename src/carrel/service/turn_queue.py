@@ -8,7 +8,7 @@ conversation before it, as what is said to an agent that works does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from carrel.domain.access import Caller
@@ -26,6 +26,8 @@ from carrel.service.access import is_owner
 
 MOST_QUEUED = 16
 """Of one space: nobody knows what the first of more has done when the last begins."""
+WAITING_CHARACTERS = 10_000_000
+"""Of what the waiting turns of one account's spaces say, which is in memory until they begin."""
 
 
 @dataclass
@@ -38,7 +40,9 @@ class QueuedTurn:
 class TurnQueue:
     """In the order in which they came, by space."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: Callable[[str], str]) -> None:
+        """`account` says whose a space is."""
+        self._account = account
         self._waiting: dict[str, list[QueuedTurn]] = {}
 
     def of(self, space_id: str) -> Sequence[QueuedTurn]:
@@ -63,6 +67,14 @@ class TurnQueue:
                 f"{MOST_QUEUED} turns wait in {space_id} already.",
                 hint=f"Let them begin, or remove them: carrel interrupt {space_id} --queued",
             )
+        account = self._account(space_id)
+        theirs = (some for one, some in self._waiting.items() if self._account(one) == account)
+        said = sum(_length(one.turn) for some in theirs for one in some)
+        if said and said + _length(request) > WAITING_CHARACTERS:
+            raise StateConflict(
+                f"Turns with {said} characters wait in your spaces already.",
+                hint="Let them begin, or put what is long into files of the space.",
+            )
 
     def add(self, turn: Turn) -> None:
         self._waiting.setdefault(turn.space_id, []).append(QueuedTurn(turn))
@@ -81,6 +93,10 @@ class TurnQueue:
         """The space is gone, and their records with it."""
         for one in self._waiting.pop(space_id, ()):
             one.begun.set()
+
+
+def _length(one: Turn | TurnRequest) -> int:
+    return len(one.prompt) + len(one.system_prompt)
 
 
 def drafted(

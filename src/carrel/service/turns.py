@@ -40,7 +40,7 @@ from carrel.domain.ids import new_id
 from carrel.domain.pauses import pauses
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.spaces import Space
-from carrel.domain.store import Store
+from carrel.domain.store import Forget, Store
 from carrel.domain.systems import CommandPlace
 from carrel.domain.turns import (
     NOTHING_SPENT,
@@ -75,6 +75,11 @@ from carrel.service.turn_follower import Followed, Following, plus
 from carrel.service.turn_queue import QueuedTurn, TurnQueue
 from carrel.service.turn_setup import TurnSetup, place_of, request_of, resolved
 
+KEEP_TURNS, KEEP_BYTES = 1000, 64 << 20
+"""Of each space that have ended, the newest. Those that ran go with their runs, but of those that
+were taken out of the queue there would be no end."""
+PRUNE_EVERY = 20
+"""Ended turns between two looks for those that are too many."""
 GIVEN_S = 2.0
 """For an agent to take its prompt: one that is larger than a pipe waits for it to read."""
 LOOKED_AT = 20
@@ -118,7 +123,7 @@ class Turns:
         self._parts = parts
         self._setup = TurnSetup(parts.agent_folders, parts.keys)
         self._inputs = Inputs(parts.runs)
-        self._queue = TurnQueue()
+        self._queue = TurnQueue(self._account)
         self._beginning: dict[str, QueuedTurn] = {}
         """Out of the queue, and do not run yet."""
         self._starting: set[asyncio.Task[None]] = set()
@@ -126,10 +131,16 @@ class Turns:
         self._live: dict[str, LiveTurn] = {}
         self._of_space: dict[str, str] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._since_prune: dict[str, int] = {}
+        """Turns that have ended, by space."""
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         """What is done after the last turn of a space, before its next one begins."""
         self.after_turn: Callable[[Turn], Awaitable[None]] | None = None
         """Never raises."""
+
+    def _account(self, space_id: str) -> str:
+        space = self._parts.journal.get(space_id)
+        return space_id if space is None else space.counts_for
 
     # Starting
 
@@ -443,13 +454,24 @@ class Turns:
             ended_at=journal.clock(),
             first=b"",
         )
+        surplus = self._surplus(turn.space_id)
         for pause_s in pauses():
             try:
-                await journal.write(ended, *self._spent(ended))
+                await journal.write(ended, *self._spent(ended), *surplus)
                 break
             except CarrelError:
                 await asyncio.sleep(pause_s)
         return ended
+
+    def _surplus(self, space_id: str) -> Sequence[Forget]:
+        """In whose place comes what has just ended."""
+        journal, count = self._parts.journal, self._since_prune.pop(space_id, 0) + 1
+        if count < PRUNE_EVERY:
+            self._since_prune[space_id] = count
+            return ()
+        known = self._since_prune.items()
+        self._since_prune = {one: count for one, count in known if journal.get(one) is not None}
+        return (Forget(turns_of=space_id, turns_but=KEEP_TURNS, turns_bytes=KEEP_BYTES),)
 
     async def _forget(self, space_id: str, paths: Sequence[str]) -> None:
         """No login stays in a space when its agent does not work."""
@@ -469,7 +491,7 @@ class Turns:
     async def _earlier(self, turn: Turn, events: Events) -> Usage:
         """What the conversation had used before this turn of it."""
         spent = NOTHING_SPENT
-        for other in await self._parts.store.turns(turn.space_id, limit=1 << 20):
+        for other in await self._parts.store.usages(turn.space_id):
             same = other.continuation is not None and other.continuation == events.continuation
             if same and other.run_id != turn.run_id:
                 spent = plus(spent, other.usage)

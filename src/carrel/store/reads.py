@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from carrel.domain.access import TokenRecord
 from carrel.domain.checkpoints import Checkpoint
@@ -26,6 +27,10 @@ from carrel.store.writes import GREATEST, Unreadable, as_event, column, dump, lo
 
 FEW = 10
 """As many as `find` gives at most: enough to say which ones a short word may mean."""
+
+LIST_BYTES = 16 << 20
+"""Of what is read for one list. Prompts, arguments and results have a megabyte each, and a list has
+a thousand records: whoever wrote them would have the memory of all."""
 
 _ALL = SpaceQuery()
 _AFTER_ALL = "\U0010ffff"
@@ -125,7 +130,9 @@ def runs(
         " ORDER BY created_at DESC, run_id DESC LIMIT ?"
     )
     named = (column(space_id),) if space_id else ()
-    return _all(connection, RunRecord, sql, *named, _checked(limit))
+    # Of those that have not ended each counts.
+    read = _all if live else _newest
+    return read(connection, RunRecord, sql, *named, _checked(limit))
 
 
 def turn(connection: sqlite3.Connection, run_id: str) -> Turn | None:
@@ -137,7 +144,16 @@ def turns(connection: sqlite3.Connection, space_id: str, limit: int) -> Sequence
         "SELECT document FROM turns INDEXED BY turns_of WHERE space_id = ?"
         " ORDER BY created_at DESC, run_id DESC LIMIT ?"
     )
-    return _all(connection, Turn, sql, column(space_id), _checked(limit))
+    return _newest(connection, Turn, sql, column(space_id), _checked(limit))
+
+
+def usages(connection: sqlite3.Connection, space_id: str) -> Sequence[Turn]:
+    bare = (
+        "json_set(json_remove(document, '$.system_prompt', '$.first', '$.attachments',"
+        " '$.result', '$.notes'), '$.prompt', '')"
+    )
+    sql = f"SELECT {bare} FROM turns INDEXED BY turns_of WHERE space_id = ?"
+    return _all(connection, Turn, sql, column(space_id))
 
 
 def live_turns(connection: sqlite3.Connection) -> Sequence[Turn]:
@@ -313,6 +329,32 @@ def _all(
     connection: sqlite3.Connection, kind: type[Kind], sql: str, *values: str | bytes | float
 ) -> list[Kind]:
     return [load(kind, row[0]) for row in connection.execute(sql, values).fetchall()]
+
+
+def _newest(
+    connection: sqlite3.Connection, kind: type[Kind], sql: str, *values: str | bytes | float
+) -> list[Kind]:
+    """The first rows, as far as `LIST_BYTES` go."""
+    found = within_bytes(connection.execute(sql, values))
+    return [load(kind, document) for document in found.documents]
+
+
+class Documents(NamedTuple):
+    documents: list[str]
+    more: bool
+    """There are others behind them."""
+
+
+def within_bytes(rows: sqlite3.Cursor) -> Documents:
+    """The first, as far as `LIST_BYTES` go; one in any case."""
+    found, size = list[str](), 0
+    with contextlib.closing(rows):
+        for (document,) in rows:
+            size += len(document)
+            if found and size > LIST_BYTES:
+                return Documents(found, more=True)
+            found.append(document)
+    return Documents(found, more=False)
 
 
 def _checked(limit: int) -> int:

@@ -143,6 +143,9 @@ class SqliteStore:
     async def turns(self, space_id: str, *, limit: int = 100) -> Sequence[Turn]:
         return await self._read(partial(reads.turns, space_id=space_id, limit=limit))
 
+    async def usages(self, space_id: str) -> Sequence[Turn]:
+        return await self._read(partial(reads.usages, space_id=space_id))
+
     async def live_turns(self) -> Sequence[Turn]:
         return await self._read(reads.live_turns)
 
@@ -287,12 +290,12 @@ def page(connection: sqlite3.Connection, query: SpaceQuery) -> SpacePage:
     connection.execute("BEGIN")
     try:
         total = connection.execute(plan.total_sql(), plan.values).fetchone()[0]
-        rows = connection.execute(plan.page_sql(), plan.values).fetchall()
+        read = reads.within_bytes(connection.execute(plan.page_sql(), plan.values))
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-    spaces = tuple(load(Space, row[0]) for row in rows[: query.limit])
-    more = len(rows) > query.limit and bool(spaces)
+    spaces = tuple(load(Space, document) for document in read.documents[: query.limit])
+    more = (read.more or len(read.documents) > query.limit) and bool(spaces)
     after = to_cursor(spaces[-1].created_at, spaces[-1].space_id) if more else ""
     return SpacePage(spaces, after, total)
 

@@ -116,6 +116,14 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET live = excluded.live, bare = excluded.bare,
     document = excluded.document
 """
+PRUNE_TURNS = """
+DELETE FROM turns WHERE run_id IN (
+    SELECT run_id FROM (
+        SELECT run_id, row_number() OVER newest AS place, sum(length(document)) OVER newest AS size
+        FROM turns WHERE space_id = ? AND live = 0
+        WINDOW newest AS (ORDER BY created_at DESC, run_id DESC))
+    WHERE place > ? OR (place > 1 AND size > ?))
+"""
 PRUNE_REQUESTS = """
 DELETE FROM requests WHERE bare = 1 AND key IN (
     SELECT key FROM (
@@ -357,6 +365,9 @@ def _forget(what: Forget) -> list[RecordStatement]:
         for table in ("runs", "turns"):
             one = RecordStatement(f"DELETE FROM {table} WHERE run_id = ?", (column(what.run_id),))
             statements.append(one)
+    if what.turns_of:
+        bounds = (column(what.turns_of), what.turns_but, what.turns_bytes)
+        statements.append(RecordStatement(PRUNE_TURNS, bounds))
     if what.comment_id:
         gone = "DELETE FROM comments WHERE comment_id = ?"
         statements.append(RecordStatement(gone, (column(what.comment_id),)))

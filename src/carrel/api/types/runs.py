@@ -145,6 +145,7 @@ class RunInfo(Answer, frozen=True, kw_only=True):
     id: str
     space: str
     argv: tuple[str, ...]
+    """What is longer than 4096 characters is cut, and says how long it was."""
     display_command: str = ""
     """For people: `argv` as a shell would take it, or what it stands for."""
     cwd: Annotated[str, Meta(max_length=MAX_PATH, extra=OS_TEXT)]

@@ -74,6 +74,10 @@ DIFFS = 4
 OUTCOMES = 4
 """Outcomes of requests, of some megabytes, that are made and read at the same time."""
 
+LISTS = 8
+"""Lists of records that are read, made and sent at the same time, for others than the owner: each
+can have some ten megabytes of what they wrote."""
+
 BODY_BYTES = 64 << 20
 """Of small files of one account at the same time."""
 
@@ -89,6 +93,7 @@ class ApiContext:
     archives: CallerSlots = field(default_factory=lambda: CallerSlots(ARCHIVES, TURN_S))
     diffs: CallerSlots = field(default_factory=lambda: CallerSlots(DIFFS, TURN_S))
     outcomes: CallerSlots = field(default_factory=lambda: CallerSlots(OUTCOMES, TURN_S))
+    lists: CallerSlots = field(default_factory=lambda: CallerSlots(LISTS, TURN_S))
     bodies: Counter[str] = field(default_factory=Counter)
     """Bytes of small files that are in memory, by account."""
 
