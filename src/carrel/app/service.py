@@ -101,6 +101,7 @@ from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.services import ServiceOperations
 from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
 from carrel.service.ports import Ports
 from carrel.service.queue import LandingQueue
@@ -110,6 +111,7 @@ from carrel.service.removal import Remover
 from carrel.service.requests import Requests
 from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
+from carrel.service.services import Services as SpaceServices
 from carrel.service.setup import Setups, SetupTools
 from carrel.service.shared import CallerPolicy, Errands, Shared
 from carrel.service.space_config import SpaceConfigs
@@ -159,6 +161,7 @@ class Services:
     reconciler: Reconciler
     instances: Instances
     space_servers: SpaceServers
+    space_services: SpaceServices
     requests: Requests
     landings: Landings
     takes: Takes
@@ -207,6 +210,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.instances.take_up(rebooted=rebooted)
         # A daemon may have ended between a removal and this.
         await services.spaces.refresh_seers()
+        await services.space_services.take_up()
         services.space_servers.begin_all(journal.all())
         await services.turns.take_up()
         await services.requests.take_up()
@@ -226,6 +230,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await services.space_services.close()
             await services.ports.close()
             await services.collector.close()
             await services.reconciler.close()
@@ -289,6 +294,9 @@ def _assemble(
         *(app.identities, open_spaces, journal, reviews, trash, downloads, images, remove_tree),
         locks=shared.locks,
     )
+    keeping = RunKeeping(_drop_run, settings.output_bytes)
+    runs = Runs(store, journal, open_spaces, shared, recordings, keeping)
+    services = SpaceServices(store, journal, open_spaces, runs, shared, _drop_run)
     creator = Creator(
         *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
         disk=records.reserve,
@@ -298,14 +306,13 @@ def _assemble(
         downloads=downloads,
         images=images,
         systems=systems,
+        services=services,
         show=tuple(map(str, settings.sandbox.show)),
         bases_going=shared.bases_going,
         disk_for=settings.disk_for,
         most_of_caller=settings.spaces_per_caller,
         clone_hosts=settings.clone_hosts,
     )
-    keeping = RunKeeping(_drop_run, settings.output_bytes)
-    runs = Runs(store, journal, open_spaces, shared, recordings, keeping)
     policy = CallerPolicy(settings.project_roots)
     frontends = agents.registry
     known = open_servers(settings)
@@ -486,7 +493,8 @@ def _assemble(
         queue=QueueOperations(queue),
         races=RaceOperations(races),
         ports=PortOperations(ports),
-        ps=PsOperations(spaces, views, runs, ports, space_operations, run_operations),
+        services=ServiceOperations(spaces, services),
+        ps=PsOperations(spaces, views, runs, ports, space_operations, run_operations, services),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -513,6 +521,7 @@ def _assemble(
         reconciler=reconciler,
         instances=servers.instances,
         space_servers=servers,
+        space_services=services,
         requests=requests,
         landings=landings,
         takes=takes,
@@ -534,8 +543,8 @@ def _tell_landed(inbox: Inbox, errands: Errands, events: Sequence[Event]) -> Non
 
 
 def _with_images(journal: Journal) -> list[str]:
-    """The spaces that hold one."""
-    return [space.space_id for space in journal.all() if space.image is not None]
+    """The spaces that hold some."""
+    return [space.space_id for space in journal.all() if space.image is not None or space.services]
 
 
 def _has_run(folder: Path, run_id: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -35,6 +36,11 @@ class PlanRequest:
     dockerfile: str = ""
     devcontainer: str = ""
     by_devcontainer: bool = False
+    services: str = ""
+    """auto: those of the project's compose file; none; or the path of a compose file. Empty: those
+    that go with the image, where that is chosen by the project's files."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of the space, which compose files may refer to."""
 
     @property
     def automatic(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carrel.domain.environments import Port, SetupCommand
+from carrel.domain.services import PlannedService, ServiceSpec
 from carrel.domain.trees import Owner
 
 
@@ -103,6 +104,26 @@ class SpaceImage:
 
 
 @dataclass(frozen=True)
+class SpaceService:
+    """One of a space, as it was resolved when the space was made."""
+
+    spec: ServiceSpec
+    image: SpaceImage
+    argv: tuple[str, ...]
+    folder: str = "/"
+    stop_number: int = 15
+    """The signal that asks it to end."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.spec.name, *self.spec.names)
+
+
+@dataclass(frozen=True)
 class SpaceEnvironment:
     """What was found for a new space before it is made. `image_id` is empty where it has the host's
     toolchain."""
@@ -119,6 +140,8 @@ class SpaceEnvironment:
     ports: tuple[Port, ...] = ()
     notes: tuple[str, ...] = ()
     """What was decided and why, and what of the project's wishes was left out, in sentences."""
+    services: tuple[PlannedService, ...] = ()
+    """In the order in which they start."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +165,11 @@ class SystemMounts(Protocol):
 
     def ensure(self, system: System) -> None:
         """Makes and mounts it; idempotent. Raises `TreeDamaged`, `TreeUnavailable`."""
+        ...
+
+    def make_volume(self, system: System, volume: Path, target: str) -> None:
+        """A folder that begins with what the image has there; idempotent. Raises
+        `TreeUnavailable`."""
         ...
 
     def drop(self, system: System) -> None:

@@ -24,6 +24,7 @@ from carrel.domain.errors import (
 from carrel.domain.images import ImageImport, Images, RootImage
 from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
 from carrel.domain.projects import OnProgress, Progress, ignore_progress
+from carrel.domain.services import PlannedService, StackPlan
 from carrel.service.access import require_admin
 from carrel.service.shared import CallerSlots, Locks
 
@@ -104,10 +105,22 @@ class ImageLibrary:
         plan, key = await self._watched(look, on_progress)
         if plan.kind is PlanKind.HOST:
             return plan, None
-        # Nobody waits for others' builds who has an image, and nobody builds it twice.
+        try:
+            return plan, await self._of_plan(folder, plan, key, on_progress)
+        except (EngineUnavailable, ImageNotInEngine):
+            # That it can be had was taken for granted: whoever asked for it is told why not.
+            again = await asyncio.to_thread(self.maker.plan, folder, asked, self._kept, name=name)
+            if again.kind is not PlanKind.HOST:
+                raise
+            return again, None
+
+    async def _of_plan(
+        self, folder: Path, plan: EnvironmentPlan, key: str, on_progress: OnProgress
+    ) -> RootImage:
+        """Nobody waits for others' builds who has an image, and nobody builds it twice."""
         image = await asyncio.to_thread(self._found, key)
         if image is not None:
-            return plan, image
+            return image
 
         def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
             if (found := self._found(key)) is not None:
@@ -116,16 +129,29 @@ class ImageLibrary:
                 return self._keep(made, "", f"built from {plan.path}", tell)
 
         async with self.locks.alone(key):
-            try:
-                return plan, await self._work(LOCAL, work, on_progress)
-            except (EngineUnavailable, ImageNotInEngine):
-                # That it can be had was taken for granted: whoever asked for it is told why not.
-                again = await asyncio.to_thread(
-                    self.maker.plan, folder, asked, self._kept, name=name
-                )
-                if again.kind is not PlanKind.HOST:
-                    raise
-                return again, None
+            return await self._work(LOCAL, work, on_progress)
+
+    async def services_of(
+        self, folder: Path, asked: PlanRequest, plan: EnvironmentPlan, on_progress: OnProgress
+    ) -> tuple[StackPlan, tuple[PlannedService, ...]]:
+        """For a space of the owner's with this plan: the services of its project, and their images.
+        Raises what `build` does."""
+        stack = await asyncio.to_thread(self.maker.stack, folder, asked, plan, self._kept)
+        planned = []
+        for spec in stack.services:
+            kind = PlanKind.IMAGE if spec.build is None else PlanKind.BUILD
+            path = "" if spec.build is None else spec.build.dockerfile
+            of_one = EnvironmentPlan(kind, "", path, spec.image, spec.build)
+
+            def look(
+                _tell: OnProgress, watch: EngineWatch, of_one: EnvironmentPlan = of_one
+            ) -> str:
+                return self.maker.key(folder, of_one, LOCAL_ONLY, watch) or of_one.image
+
+            key = await self._watched(look, on_progress)
+            image = await self._of_plan(folder, of_one, key, on_progress)
+            planned.append(PlannedService(spec, image.image_id))
+        return stack, tuple(planned)
 
     async def nearby(self, name: str, on_progress: OnProgress) -> RootImage:
         """For a space of the owner's: kept already, or taken from one of the owner's engines; no

@@ -211,8 +211,9 @@ class Remover:
     def _clear(self, space: Space) -> None:
         """The user is given back last: until then nobody else gets it."""
         self.remove_folder(self.open_spaces.folder(space.space_id))
-        if space.image is not None:
-            self.images.release(space.space_id, space.image.image_id)
+        held = [one.image for one in space.services]
+        for image in {one.image_id for one in (space.image, *held) if one is not None}:
+            self.images.release(space.space_id, image)
         owner = self._owner(space)
         if owner is not None:
             self.users.give_back(space.space_id, owner)

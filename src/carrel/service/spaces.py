@@ -377,6 +377,7 @@ class Spaces:
 
     async def _stop_now(self, space_id: str, grace_s: float) -> Space:
         await self._servers.leave(space_id)
+        await self._creator.services.stop(self._journal.current(space_id))
         operation = self._journal.operation(space_id, "stop")
         stopped = await self._remover.stop(space_id, grace_s, operation)
         await self._runs.settled(space_id)
@@ -516,6 +517,7 @@ class Spaces:
                     # What ran may have written on its way out.
                     await self._reviews.check_taken(self._journal.current(space_id))
             await self._servers.leave(space_id)
+            await self._creator.services.forget(space_id)
             operation = self._journal.operation(space_id, "remove")
             return await self._remover.remove(space_id, operation)
 

@@ -13,9 +13,11 @@ from carrel.domain.runtimes import Listening
 from carrel.domain.spaces import Space
 from carrel.lifecycle.table import LIVE
 from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.services import services_of
 from carrel.service.operations.spaces import AT_ONCE, SpaceOperations, SpaceViews
 from carrel.service.ports import Ports
 from carrel.service.runs import Runs
+from carrel.service.services import Services
 from carrel.service.spaces import Spaces
 
 
@@ -52,7 +54,9 @@ class PsOperations:
         ports: Ports,
         of_spaces: SpaceOperations,
         of_runs: RunOperations,
+        services: Services,
     ) -> None:
+        self._services = services
         self._spaces = spaces
         self._views = views
         self._runs = runs
@@ -90,6 +94,7 @@ class PsOperations:
             listening=_ports(listening),
             caution=listening.caution,
             forwards=forwards_of(self._ports, space),
+            services=services_of(self._services, space),
             usage=usage,
         )
 
