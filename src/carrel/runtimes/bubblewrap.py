@@ -313,7 +313,7 @@ def confine_system(
         uid=system.uid,
         gid=system.gid,
         confined=True,
-        cwd=working_folder(command.cwd),
+        cwd=working_folder(command.cwd, WORKSPACE if spec.service is None else "/"),
         env=systems.environment(spec, command, system),
         scope_sockets=spec.network is Network.OPEN and _can_scope(),
         seccomp=policy.program(policy.SYSTEM if own_ids else policy.DEFAULT),
@@ -472,11 +472,11 @@ def uncovered_attempts(network: Network) -> tuple[str, ...]:
     return ()
 
 
-def working_folder(cwd: str) -> str:
+def working_folder(cwd: str, begins: str = WORKSPACE) -> str:
     """In the sandbox's own words. Only names: whether it is there, the sandbox will say."""
     if "\0" in cwd:
         raise CommandInvalid("A folder's name cannot hold NUL.", hint="Remove it.")
-    return os.path.normpath(os.path.join(WORKSPACE, cwd))
+    return os.path.normpath(os.path.join(begins, cwd))
 
 
 def _remedy(kernel: Path = Path("/proc/sys/kernel")) -> str:

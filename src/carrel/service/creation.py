@@ -757,7 +757,7 @@ def check_services(runtime: Runtime) -> None:
         )
     if runtime.capabilities.needs_image:
         raise SpaceInvalid(
-            f"Services run beside sandboxes of bubblewrap, not beside a container of {runtime.name}.",
+            f"Services run beside bubblewrap, and not beside a container of {runtime.name}.",
             hint="Leave --runtime out, or leave the services out: --services none",
         )
 
