@@ -428,7 +428,7 @@ class ServiceVetting:
                 self._drop(f"hostname: {name[:80]}", "it cannot be a name in a network")
 
     def _signal(self) -> str:
-        word = self._text("stop_signal").upper()
+        word = self._text("stop_signal")
         found = signal_number(word)
         if word and found is None:
             self._drop(f"stop_signal: {word[:40]}", "there is no such signal")
@@ -437,7 +437,8 @@ class ServiceVetting:
 
 
 def signal_number(word: str) -> int | None:
-    """Of `SIGINT`, `INT` or `2`; None: there is none."""
+    """Of `SIGINT`, `int` or `2`; None: there is none."""
+    word = word.upper()
     try:
         if word.isascii() and word.isdigit() and len(word) < 4:
             return int(signal.Signals(int(word)))
