@@ -87,9 +87,7 @@ def test_services_go_on_when_the_daemon_is_killed(tmp_path: Path) -> None:
         before = services(own.local(), space)
         assert {one["state"] for one in before.values()} == {"running"}
         runs = {name: one["run"] for name, one in before.items()}
-        pids = {
-            name: good(own.local().get(f"/v1/runs/{run}"))["pid"] for name, run in runs.items()
-        }
+        pids = {name: good(own.local().get(f"/v1/runs/{run}"))["pid"] for name, run in runs.items()}
         own.kill()
         os.kill(pids["again"], signal.SIGKILL)
         os.kill(pids["once"], signal.SIGKILL)
