@@ -70,9 +70,11 @@ class OpenSpace:
             raise no_service(self.space, service)
         return self.dev if place is CommandPlace.DEV and self.dev is not None else self.sandbox
 
-    async def stop(self, grace_s: float = 2.0) -> None:
-        """As `Runtime.stop`, all of it."""
-        await asyncio.gather(*(self.runtime.stop(one, grace_s) for one in self.sandboxes))
+    async def stop(self, grace_s: float = 2.0, *, services: bool = True) -> None:
+        """As `Runtime.stop`, all of it; or without its services, which show nothing that could have
+        to be shown anew."""
+        found = [one for one in self.sandboxes if services or one not in self.services]
+        await asyncio.gather(*(self.runtime.stop(one, grace_s) for one in found))
 
 
 @dataclass(frozen=True)

@@ -483,7 +483,7 @@ class Spaces:
             before = await self._open_spaces.of(space) if space.state in LIVE else None
             if before is not None:
                 await self._servers.leave(space_id)
-                await before.stop(grace_s)
+                await before.stop(grace_s, services=False)
             left = {
                 place: each
                 for place, each in space.sees.items()
