@@ -154,7 +154,7 @@ def run_signal(call: VerbCall) -> None:
 @Verb(
     Argument("space", completes="spaces"),
     Option("--run RUN", "Print the output of this run."),
-    Option("--in SERVICE", "Print what this service of the space has said.", to="place"),
+    Option("--in SERVICE", "Print what this service of the space has said."),
     Option("-f, --follow", "Follow the output to the command's end."),
     Option("--raw", "Print the output as it is: no transcript, and escape sequences too."),
     *TRANSCRIPT_OPTIONS,
@@ -236,7 +236,7 @@ def _newest(call: VerbCall) -> dict[str, Any] | None:
     if word := call.text("run") or (named if _is_run(named) else ""):
         found: dict[str, Any] = call.ask("runs.show", word)
         return found
-    if service := call.text("place"):
+    if service := call.text("in"):
         return _of_service(call, space["id"], service)
     runs = call.ask("runs.list", space["id"], query=[("limit", NEWEST)])["runs"]
     return next((run for run in runs if not run["service"]), runs[0] if runs else None)
