@@ -17,9 +17,11 @@ from carrel.domain.access import LOCAL
 from carrel.domain.errors import CommandInvalid, EnvironmentRefused, ServiceFailed, SpaceInvalid
 from carrel.domain.events import EventQuery
 from carrel.domain.images import ImageImport
+from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.services import ServiceState
 from carrel.domain.spaces import Space
+from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.service.checkpoints import ForkRequest
 from tests.accounts import Account
 from tests.busybox import busybox_image
@@ -406,3 +408,21 @@ def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> Non
     """With one id, and sandboxes in the launcher's namespace."""
     names = "beside_the_commands or postgresql or sees_of_the_project or ten_copies"
     run_again(__file__, ordinary_user, data, "-k", names, timeout_s=300.0)
+
+
+HOG = "i=0; a=x; while [ $i -lt 27 ]; do a=$a$a; i=$((i+1)); done; touch /grown; sleep 1000"
+
+
+async def test_the_limits_of_a_space_hold_for_its_services(data: Path, tmp_path: Path) -> None:
+    if not any(one.enforced for one in Cgroups().support() if one.kind is LimitKind.MEMORY):
+        pytest.skip("no memory limits can be enforced here")
+    grown = {"test": "test -e /grown", "interval": "1s", "retries": 120}
+    script = HOG.replace("$", "$$")
+    hog = {"image": "box:1", "command": ["sh", "-c", script], "healthcheck": grown}
+    project = compose(tmp_path, {"hog": hog})
+    async with with_box(data) as services:
+        with pytest.raises(ServiceFailed, match="signal 9"):
+            await new(services, project, limits=Limits(memory_bytes=64 << 20))
+        assert leftovers(data) == []
+        fits = await new(services, project, limits=Limits(memory_bytes=1 << 30))
+        assert states(services, fits) == {"hog": ServiceState.RUNNING}
