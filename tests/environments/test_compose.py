@@ -19,7 +19,7 @@ from carrel.domain.services import (
     Dependency,
     HealthCheck,
     MountKind,
-    Restart,
+    RestartPolicy,
     ServiceMount,
     ServiceSpec,
     StackPlan,
@@ -117,7 +117,7 @@ def test_a_service_as_most_files_have_it(tmp_path: Path) -> None:
     }
     check = HealthCheck(("/bin/sh", "-c", "pg_isready"), 90.0, 30.0, 5, 0.0)
     assert spec.health == check
-    assert (spec.restart, spec.restarts) == (Restart.ON_FAILURE, 3)
+    assert (spec.restart, spec.restarts) == (RestartPolicy.ON_FAILURE, 3)
     assert spec.ports == (5432, 80, 443, 3000)
     assert spec.names == ("database", "pg")
     assert spec.stop_grace_s == 60.0

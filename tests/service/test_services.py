@@ -19,7 +19,7 @@ from carrel.domain.events import EventQuery
 from carrel.domain.images import ImageImport
 from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.runtimes import Command, Network
-from carrel.domain.services import ServiceState
+from carrel.domain.services import ServicePhase
 from carrel.domain.spaces import Space
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.service.checkpoints import ForkRequest
@@ -56,7 +56,7 @@ def compose(folder: Path, services: Mapping[str, object], **top: object) -> Path
     return project
 
 
-def states(services: Services, space: Space) -> dict[str, ServiceState]:
+def states(services: Services, space: Space) -> dict[str, ServicePhase]:
     return {one.name: one.state for one in services.space_services.of(space)}
 
 
@@ -76,7 +76,7 @@ async def test_a_service_runs_beside_the_commands_of_its_space(data: Path, tmp_p
     project = compose(tmp_path, {"greeter": server("hello")})
     async with with_box(data) as services:
         space = await new(services, project, image="box:1")
-        assert states(services, space) == {"greeter": ServiceState.RUNNING}
+        assert states(services, space) == {"greeter": ServicePhase.RUNNING}
         assert space.state == "ready"
         record, said = await run(services, space, "nc greeter 8080 </dev/null")
         assert record.exit is not None
@@ -138,7 +138,7 @@ async def test_postgresql_and_redis_serve_a_space_and_keep_their_data(
     project = compose(tmp_path, stack, volumes={"pgdata": None, "redisdata": None})
     async with with_servers(data) as services:
         space = await new(services, project)
-        healthy = dict.fromkeys(("db", "cache"), ServiceState.RUNNING)
+        healthy = dict.fromkeys(("db", "cache"), ServicePhase.RUNNING)
         assert states(services, space) == healthy
         assert {one.health for one in services.space_services.of(space)} == {"healthy"}
         assert await query(services, space, "create table t (n int)") == "CREATE TABLE\n"
@@ -149,7 +149,7 @@ async def test_postgresql_and_redis_serve_a_space_and_keep_their_data(
             "redisdata",
         }
         await services.spaces.stop(LOCAL, space.space_id)
-        assert states(services, space) == dict.fromkeys(healthy, ServiceState.STOPPED)
+        assert states(services, space) == dict.fromkeys(healthy, ServicePhase.STOPPED)
         space = await services.spaces.start(LOCAL, space.space_id)
         assert states(services, space) == healthy
         assert await query(services, space, "select n from t") == "7\n"
@@ -202,8 +202,8 @@ async def test_services_wait_for_those_that_they_depend_on(data: Path, tmp_path:
         space = await new(services, project)
         assert [one.name for one in space.services] == ["job", "web"]
         assert states(services, space) == {
-            "job": ServiceState.EXITED,
-            "web": ServiceState.RUNNING,
+            "job": ServicePhase.EXITED,
+            "web": ServicePhase.RUNNING,
         }
         stack["job"] = {**job, "command": ["false"]}
         with pytest.raises(ServiceFailed, match="job ended with 1"):
@@ -271,17 +271,17 @@ async def test_what_ends_is_started_again_and_given_up_in_the_end(
         first = services.space_services.of(space)[0].run_id
         await services.runs.signal(first, 9)
         await until(lambda: services.space_services.of(space)[0].run_id not in ("", first))
-        await until(lambda: states(services, space) == {"web": ServiceState.RUNNING})
+        await until(lambda: states(services, space) == {"web": ServicePhase.RUNNING})
         await in_service(services, space, "web", "touch /kept/crash")
         await services.runs.signal(services.space_services.of(space)[0].run_id, 9)
-        await until(lambda: states(services, space) == {"web": ServiceState.FAILED})
+        await until(lambda: states(services, space) == {"web": ServicePhase.FAILED})
         (found,) = services.space_services.of(space)
         assert (found.code, found.restarts) == (9, 5)
         assert "times in a row" in found.problem
         assert services.journal.current(space.space_id).state == "ready"
         await in_service(services, space, "web", "rm /kept/crash")
         again = await services.space_services.restart(space, "web")
-        assert (again.state, again.restarts) == (ServiceState.RUNNING, 0)
+        assert (again.state, again.restarts) == (ServicePhase.RUNNING, 0)
         with pytest.raises(CommandInvalid, match="no service 'nobody'"):
             await services.space_services.restart(space, "nobody")
         with pytest.raises(CommandInvalid, match="no service 'nobody'"):
@@ -305,9 +305,9 @@ async def test_a_service_that_gets_ill_is_told(data: Path, tmp_path: Path) -> No
     async with with_box(data) as services:
         space = await new(services, project)
         await in_service(services, space, "ill", "rm /well")
-        await until(lambda: states(services, space) == {"ill": ServiceState.UNHEALTHY})
+        await until(lambda: states(services, space) == {"ill": ServicePhase.UNHEALTHY})
         await in_service(services, space, "ill", "touch /well")
-        await until(lambda: states(services, space) == {"ill": ServiceState.RUNNING})
+        await until(lambda: states(services, space) == {"ill": ServicePhase.RUNNING})
         found = await services.store.events(EventQuery(space_ids=frozenset({space.space_id})))
         told = [one.data["to"] for one in found if one.type == "service.state"]
         assert told == ["starting", "running", "unhealthy", "running"]
@@ -367,7 +367,7 @@ async def test_an_image_by_the_project_brings_its_services(data: Path, tmp_path:
     project = compose(tmp_path, {"web": server("hello")})
     async with with_box(data) as services:
         space = await new(services, project, services="", image="auto")
-        assert states(services, space) == {"web": ServiceState.RUNNING}
+        assert states(services, space) == {"web": ServicePhase.RUNNING}
         (_, said) = await run(services, space, "cat /etc/hosts")
         assert "127.0.0.1 web" in said
         none = await new(services, project, services="none", image="auto")
@@ -380,7 +380,7 @@ async def test_an_image_by_the_project_brings_its_services(data: Path, tmp_path:
         content = {"dockerComposeFile": "compose.yaml", "service": "dev", "runServices": ["db"]}
         (project / ".devcontainer.json").write_text(json.dumps(content))
         space = await new(services, project, services="", by_devcontainer=True)
-        assert states(services, space) == {"db": ServiceState.RUNNING}
+        assert states(services, space) == {"db": ServicePhase.RUNNING}
         (_, said) = await run(services, space, "echo $DB; nc db 8080 </dev/null")
         assert said == "db\nhello\n"
 
@@ -396,11 +396,11 @@ async def test_forks_and_what_is_brought_back_have_services_of_their_own(
         await run(services, space, "echo changed > new.txt")
         asked = ForkRequest(name="fork")
         (fork,) = (await services.checkpoints.fork(LOCAL, space.space_id, asked)).spaces
-        assert states(services, fork) == {"web": ServiceState.RUNNING}
+        assert states(services, fork) == {"web": ServicePhase.RUNNING}
         assert fork.services[0].image.image_id == space.services[0].image.image_id
         await services.spaces.remove(LOCAL, space.space_id, force=True)
         back = await services.spaces.undelete(LOCAL, space.space_id)
-        assert states(services, back) == {"web": ServiceState.RUNNING}
+        assert states(services, back) == {"web": ServicePhase.RUNNING}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
@@ -425,4 +425,4 @@ async def test_the_limits_of_a_space_hold_for_its_services(data: Path, tmp_path:
             await new(services, project, limits=Limits(memory_bytes=64 << 20))
         assert leftovers(data) == []
         fits = await new(services, project, limits=Limits(memory_bytes=1 << 30))
-        assert states(services, fits) == {"hog": ServiceState.RUNNING}
+        assert states(services, fits) == {"hog": ServicePhase.RUNNING}

@@ -111,7 +111,7 @@ from carrel.service.removal import Remover
 from carrel.service.requests import Requests
 from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
-from carrel.service.services import Services as SpaceServices
+from carrel.service.services import SpaceServices
 from carrel.service.setup import Setups, SetupTools
 from carrel.service.shared import CallerPolicy, Errands, Shared
 from carrel.service.space_config import SpaceConfigs

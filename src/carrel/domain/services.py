@@ -21,7 +21,7 @@ class Condition(StrEnum):
     COMPLETED = "service_completed_successfully"
 
 
-class Restart(StrEnum):
+class RestartPolicy(StrEnum):
     NO = "no"
     ON_FAILURE = "on-failure"
     ALWAYS = "always"
@@ -86,7 +86,7 @@ class ServiceSpec:
     mounts: tuple[ServiceMount, ...] = ()
     depends_on: tuple[Dependency, ...] = ()
     health: HealthCheck | None = None
-    restart: Restart = Restart.NO
+    restart: RestartPolicy = RestartPolicy.NO
     restarts: int = 0
     """With `on-failure`, so often at most; 0: as often as others."""
     ports: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ class PlannedService:
     image_id: str
 
 
-class ServiceState(StrEnum):
+class ServicePhase(StrEnum):
     WAITING = "waiting"
     """For those that it depends on."""
     STARTING = "starting"
@@ -142,7 +142,7 @@ class ServiceStatus:
     """How one is now."""
 
     name: str
-    state: ServiceState
+    state: ServicePhase
     image: str
     health: str = ""
     """healthy, unhealthy or starting; empty without a check."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from carrel.domain.plans import DroppedRequest
 from carrel.domain.services import MOST_SERVICES, ServiceSpec
-from carrel.environments.compose_vetting import ServiceVetting, Stack
+from carrel.environments.compose_vetting import ComposeScope, ServiceVetting
 from carrel.environments.files import MalformedFile, ProjectReader
 from carrel.environments.yaml_files import interpolated, parse_yaml, variables_in
 
@@ -119,7 +119,7 @@ class _Reading:
         return self._vetted(whole, services)
 
     def _vetted(self, whole: Fields, services: Mapping[str, object]) -> ComposeStack:
-        stack = Stack(
+        stack = ComposeScope(
             self.reader, self.folder, self._variables, frozenset(services), self.drop,
             *(_mapping(whole.get(name)) for name in ("volumes", "secrets", "configs")),
         )  # fmt: skip

@@ -20,7 +20,7 @@ from carrel.domain.services import (
     Dependency,
     HealthCheck,
     MountKind,
-    Restart,
+    RestartPolicy,
     ServiceMount,
     ServiceSpec,
 )
@@ -78,7 +78,7 @@ Drop = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
-class Stack:
+class ComposeScope:
     """What is around a service."""
 
     reader: ProjectReader
@@ -100,7 +100,7 @@ class Stack:
 
 
 class ServiceVetting:
-    def __init__(self, stack: Stack, name: str, fields: Mapping[str, object]) -> None:
+    def __init__(self, stack: ComposeScope, name: str, fields: Mapping[str, object]) -> None:
         if not SERVICE.fullmatch(name):
             raise MalformedFile(f"{name[:80]!r} cannot be the name of a service.")
         self._stack = stack
@@ -392,17 +392,17 @@ class ServiceVetting:
             return ("/bin/sh", "-c", words[1])
         return ()
 
-    def _restart(self) -> tuple[Restart, int]:
+    def _restart(self) -> tuple[RestartPolicy, int]:
         value = self._fields.get("restart")
         if value is None or isinstance(value, bool):
-            return Restart.NO, 0
+            return RestartPolicy.NO, 0
         word, _, count = str(value).partition(":")
         try:
             most = int(count) if count.isascii() and count.isdigit() and len(count) < 9 else 0
-            return Restart(word), most
+            return RestartPolicy(word), most
         except ValueError:
             self._drop(f"restart: {str(value)[:40]}", "it is not supported")
-            return Restart.NO, 0
+            return RestartPolicy.NO, 0
 
     def _ports(self) -> Iterator[int]:
         seen = set()

@@ -69,7 +69,7 @@ from carrel.domain.trees import (
 )
 from carrel.service.journal import Journal, JournaledOperation, plain
 from carrel.service.open_spaces import OpenSpace, OpenSpaces, is_below, own_path, without_project
-from carrel.service.services import Services
+from carrel.service.services import SpaceServices
 from carrel.service.shared import TURN_S, CallerSlots
 from carrel.service.space_config import asked_for
 
@@ -321,7 +321,7 @@ class Creator:
     """Of so much free room, how much a space may use that was given no limit; 0: all."""
     images: Images
     systems: SystemMounts
-    services: Services
+    services: SpaceServices
     show: tuple[str, ...] = ()
     """What the settings have shown to all spaces of the owner."""
     most_of_caller: int = 0

@@ -23,7 +23,13 @@ from carrel.domain.ids import new_id
 from carrel.domain.projects import OnProgress, Progress, ignore_progress
 from carrel.domain.runs import RunRecord, RunState, Stream
 from carrel.domain.runtimes import Command, Output
-from carrel.domain.services import Condition, HealthCheck, Restart, ServiceState, ServiceStatus
+from carrel.domain.services import (
+    Condition,
+    HealthCheck,
+    RestartPolicy,
+    ServicePhase,
+    ServiceStatus,
+)
 from carrel.domain.spaces import Space
 from carrel.domain.store import Store
 from carrel.domain.systems import CommandPlace, SpaceService
@@ -51,7 +57,7 @@ CHECK_MARGIN_S = 15.0
 LAST_LINES, LAST_BYTES = 12, 4096
 MOST_RUNS = 1000
 """Among which the last ones of services are looked for."""
-_BAD = (ServiceState.FAILED, ServiceState.UNHEALTHY)
+_BAD = (ServicePhase.FAILED, ServicePhase.UNHEALTHY)
 _WELL = "healthy"
 
 
@@ -63,7 +69,7 @@ class LiveService:
     service: SpaceService
     moved: asyncio.Condition
     """Of all services of the space."""
-    state: ServiceState = ServiceState.WAITING
+    state: ServicePhase = ServicePhase.WAITING
     health: str = ""
     run_id: str = ""
     restarts: int = 0
@@ -81,25 +87,25 @@ class LiveService:
     @property
     def is_there(self) -> bool:
         """Whoever waits for no more than that goes on."""
-        return self.state is ServiceState.RUNNING or self.ended_well
+        return self.state is ServicePhase.RUNNING or self.ended_well
 
     def satisfies(self, condition: Condition) -> bool:
         if condition is Condition.COMPLETED:
             return self.ended_well
         if condition is Condition.HEALTHY:
-            return self.state is ServiceState.RUNNING
-        return self.is_there or self.state is ServiceState.STARTING
+            return self.state is ServicePhase.RUNNING
+        return self.is_there or self.state is ServicePhase.STARTING
 
     @property
     def hopeless(self) -> bool:
         """It will not become what others wait for by itself."""
         if self.state in _BAD:
             return True
-        ended = self.state is ServiceState.EXITED and not self.ended_well
+        ended = self.state is ServicePhase.EXITED and not self.ended_well
         return ended and not _again(self)
 
 
-class Services:
+class SpaceServices:
     def __init__(
         self,
         store: Store,
@@ -148,7 +154,7 @@ class Services:
             async with one.moved:
                 await one.moved.wait_for(decided)
             if not before.satisfies(other.condition):
-                await self._move(one, ServiceState.FAILED, problem=f"{before.name} is not there.")
+                await self._move(one, ServicePhase.FAILED, problem=f"{before.name} is not there.")
                 return
         await self._look_after(one)
 
@@ -214,7 +220,7 @@ class Services:
                 await self._over(one)
                 return
             one.restarts += 1
-            await self._move(one, ServiceState.RESTARTING)
+            await self._move(one, ServicePhase.RESTARTING)
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (one.restarts - 1))
 
     async def _launch(self, one: LiveService) -> RunRecord:
@@ -228,7 +234,7 @@ class Services:
                 one.launching = None
         one.run_id = record.run_id
         one.health = "starting" if one.service.spec.health is not None else ""
-        await self._move(one, ServiceState.STARTING)
+        await self._move(one, ServicePhase.STARTING)
         return record
 
     async def _until_end(self, one: LiveService, record: RunRecord) -> None:
@@ -250,22 +256,22 @@ class Services:
     async def _ended(self, one: LiveService, code: int | None, how: str) -> None:
         one.code, one.health = code, ""
         one.ended_well = code == 0
-        await self._move(one, ServiceState.EXITED, problem=how)
+        await self._move(one, ServicePhase.EXITED, problem=how)
 
     async def _over(self, one: LiveService) -> None:
         if one.restarts >= MOST_IN_A_ROW:
             how = f"{one.problem.rstrip('.')}, {one.restarts + 1} times in a row."
-            await self._move(one, ServiceState.FAILED, problem=how)
+            await self._move(one, ServicePhase.FAILED, problem=how)
         else:
             problem = "" if one.ended_well else one.problem
-            await self._move(one, ServiceState.EXITED, problem=problem)
+            await self._move(one, ServicePhase.EXITED, problem=problem)
 
     async def _watch_health(self, one: LiveService) -> None:
         check = one.service.spec.health
         loop = asyncio.get_running_loop()
         if check is None:
             await asyncio.sleep(STEADY_S)
-            await self._move(one, ServiceState.RUNNING)
+            await self._move(one, ServicePhase.RUNNING)
             return
         began, failures, pause = loop.time(), 0, FIRST_LOOK_S
         most_s = min(check.most_s, MOST_START_S)
@@ -273,7 +279,7 @@ class Services:
             if await self._is_healthy(one, check):
                 failures, pause = 0, check.interval_s
                 one.health = _WELL
-                await self._move(one, ServiceState.RUNNING)
+                await self._move(one, ServicePhase.RUNNING)
             elif one.health == "starting":
                 pause = min(2 * pause, MOST_LOOK_S, check.interval_s)
                 if loop.time() - began > most_s:
@@ -281,13 +287,13 @@ class Services:
             else:
                 failures += 1
                 pause = check.interval_s
-                if failures >= check.retries and one.state is ServiceState.RUNNING:
+                if failures >= check.retries and one.state is ServicePhase.RUNNING:
                     await self._unhealthy(one, "is not healthy any more.")
             await asyncio.sleep(pause)
 
     async def _unhealthy(self, one: LiveService, problem: str) -> None:
         one.health = "unhealthy"
-        await self._move(one, ServiceState.UNHEALTHY, problem=problem)
+        await self._move(one, ServicePhase.UNHEALTHY, problem=problem)
 
     async def _is_healthy(self, one: LiveService, check: HealthCheck) -> bool:
         """Its check leaves no record."""
@@ -319,12 +325,12 @@ class Services:
             with contextlib.suppress(OSError, CarrelError):
                 await asyncio.to_thread(self._drop_run, folder, run_id)
 
-    async def _move(self, one: LiveService, state: ServiceState, *, problem: str = "") -> None:
+    async def _move(self, one: LiveService, state: ServicePhase, *, problem: str = "") -> None:
         """Told, if it is another state. What cannot be written down now is so all the same."""
         before, one.state = one.state, state
         if problem:
             one.problem = problem
-        elif state is ServiceState.RUNNING:
+        elif state is ServicePhase.RUNNING:
             one.problem = ""
         async with one.moved:
             one.moved.notify_all()
@@ -333,11 +339,11 @@ class Services:
         data: dict[str, object] = {"service": one.name, "to": str(state), "run_id": one.run_id}
         if one.health:
             data["health"] = one.health
-        if state is ServiceState.EXITED:
+        if state is ServicePhase.EXITED:
             data["code"] = one.code
         if one.restarts:
             data["restarts"] = one.restarts
-        if one.problem and state is not ServiceState.RUNNING:
+        if one.problem and state is not ServicePhase.RUNNING:
             data["problem"] = one.problem
         event = self._journal.event(EventType.SERVICE_STATE, one.space_id, **data)
         with contextlib.suppress(CarrelError):
@@ -366,14 +372,14 @@ class Services:
 
     async def _go_on(self, one: LiveService, record: RunRecord | None) -> None:
         if record is not None and self._runs.live(record.run_id) is not None:
-            one.state = ServiceState.STARTING
+            one.state = ServicePhase.STARTING
             one.health = "starting" if one.service.spec.health is not None else ""
             await self._look_after(one, record)
             return
         if record is None:
             await self._look_after(one)
             return
-        one.run_id, one.state = record.run_id, ServiceState.EXITED
+        one.run_id, one.state = record.run_id, ServicePhase.EXITED
         one.code = None if record.exit is None else record.exit.code
         one.ended_well = one.code == 0
         one.problem = "" if one.ended_well else "ended while no daemon ran."
@@ -471,11 +477,11 @@ class Services:
 
 def _stopped(service: SpaceService) -> ServiceStatus:
     spec = service.spec
-    return ServiceStatus(spec.name, ServiceState.STOPPED, service.image.name, ports=spec.ports)
+    return ServiceStatus(spec.name, ServicePhase.STOPPED, service.image.name, ports=spec.ports)
 
 
 def _decided(one: LiveService, condition: Condition) -> bool:
-    return one.satisfies(condition) or one.hopeless or one.state is ServiceState.EXITED
+    return one.satisfies(condition) or one.hopeless or one.state is ServicePhase.EXITED
 
 
 def _done(one: LiveService, condition: Condition) -> bool:
@@ -499,9 +505,9 @@ def _again(one: LiveService) -> bool:
     spec = one.service.spec
     if one.restarts >= MOST_IN_A_ROW:
         return False
-    if spec.restart is Restart.ON_FAILURE:
+    if spec.restart is RestartPolicy.ON_FAILURE:
         return not one.ended_well and (not spec.restarts or one.restarts < spec.restarts)
-    return spec.restart is not Restart.NO
+    return spec.restart is not RestartPolicy.NO
 
 
 def _levels(services: tuple[SpaceService, ...]) -> Iterator[list[SpaceService]]:

@@ -67,6 +67,8 @@ ROUTES = [
     Route("GET", "/v1/usage", "own"),
     Route("GET", "/v1/spaces/{space}/ps", "hidden"),
     Route("GET", "/v1/ps", "own"),
+    Route("GET", "/v1/spaces/{space}/services", "hidden"),
+    Route("POST", "/v1/spaces/{space}/services/{service}/restart", "hidden"),
     Route("GET", "/v1/spaces/{space}/ports", "hidden"),
     Route("POST", "/v1/spaces/{space}/ports", "admin", body={"port": 3000}),
     Route("DELETE", "/v1/spaces/{space}/ports/{port}", "admin"),

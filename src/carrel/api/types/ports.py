@@ -10,7 +10,7 @@ from carrel.api.types.common import Answer, Body, Moment
 from carrel.api.types.runs import RunInfo
 from carrel.api.types.spaces import SpaceInfo, UsageInfo
 from carrel.domain.ports import MAX_PORT
-from carrel.domain.services import ServiceState
+from carrel.domain.services import ServicePhase
 
 
 class NewForward(Body, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ServiceInfo(Answer, frozen=True, kw_only=True):
     """What runs beside a space's commands, by a compose file of its project."""
 
     name: str
-    state: ServiceState
+    state: ServicePhase
     image: str
     health: str = ""
     """healthy, unhealthy or starting; empty: it has no check."""

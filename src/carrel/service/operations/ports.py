@@ -17,7 +17,7 @@ from carrel.service.operations.services import services_of
 from carrel.service.operations.spaces import AT_ONCE, SpaceOperations, SpaceViews
 from carrel.service.ports import Ports
 from carrel.service.runs import Runs
-from carrel.service.services import Services
+from carrel.service.services import SpaceServices
 from carrel.service.spaces import Spaces
 
 
@@ -54,7 +54,7 @@ class PsOperations:
         ports: Ports,
         of_spaces: SpaceOperations,
         of_runs: RunOperations,
-        services: Services,
+        services: SpaceServices,
     ) -> None:
         self._services = services
         self._spaces = spaces

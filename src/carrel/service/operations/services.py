@@ -7,12 +7,12 @@ from carrel.api.types.common import shared
 from carrel.domain.access import Caller
 from carrel.domain.services import ServiceStatus
 from carrel.domain.spaces import Space
-from carrel.service.services import Services
+from carrel.service.services import SpaceServices
 from carrel.service.spaces import Spaces
 
 
 class ServiceOperations:
-    def __init__(self, spaces: Spaces, services: Services) -> None:
+    def __init__(self, spaces: Spaces, services: SpaceServices) -> None:
         self._spaces = spaces
         self._services = services
 
@@ -25,7 +25,7 @@ class ServiceOperations:
         return _info(await self._services.restart(found, service))
 
 
-def services_of(services: Services, space: Space) -> tuple[types.ServiceInfo, ...]:
+def services_of(services: SpaceServices, space: Space) -> tuple[types.ServiceInfo, ...]:
     return tuple(map(_info, services.of(space)))
 
 
