@@ -279,7 +279,7 @@ def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
     words |= {"image": "no/such"}
     words |= {"comment": "co_none", "entry": "qe_x", "race": "rc_aaaaaaaaaaaa"}
-    words |= {"space": ABSENT["space"], "port": "3000"}
+    words |= {"space": ABSENT["space"], "port": "3000", "service": "db"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}
