@@ -157,7 +157,7 @@ DEVCONTAINERS = [
         '{"dockerComposeFile": "compose.yml", "service": "app", "runServices": ["db"]}',
         files={
             ".devcontainer/compose.yml": "services:\n"
-            "  app: {image: 'dev:1', command: sleep infinity, volumes: ['..:/workspaces/a:cached']}\n"
+            "  app: {image: 'dev:1', command: sleep 1, volumes: ['..:/workspaces/a:cached']}\n"
             "  db: {image: 'postgres:16', restart: unless-stopped}\n"
         },
     ),
