@@ -426,3 +426,25 @@ async def test_the_limits_of_a_space_hold_for_its_services(data: Path, tmp_path:
         assert leftovers(data) == []
         fits = await new(services, project, limits=Limits(memory_bytes=1 << 30))
         assert states(services, fits) == {"hog": ServicePhase.RUNNING}
+
+
+LEAVES = (
+    "test -e /kept/left && test -d /proc/$$(cat /kept/left) && touch /kept/bad; "
+    "setsid sleep 1000 & echo $$! > /kept/left; exec sleep 1001"
+)
+
+
+async def test_what_a_service_leaves_running_ends_with_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carrel.service.services.FIRST_PAUSE_S", 0.001)
+    web = {"image": "box:1", "restart": "always", "volumes": ["/kept"]}
+    project = compose(tmp_path, {"web": {**web, "command": ["sh", "-c", LEAVES]}})
+    async with with_box(data) as services:
+        space = await new(services, project)
+        first = services.space_services.of(space)[0].run_id
+        await services.runs.signal(first, 9)
+        await until(lambda: services.space_services.of(space)[0].run_id not in ("", first))
+        await until(lambda: states(services, space) == {"web": ServicePhase.RUNNING})
+        said = await in_service(services, space, "web", "ls /kept")
+        assert said == "left\n"

@@ -17,6 +17,7 @@ from carrel.domain.images import Images
 from carrel.domain.keys import looks_like_key
 from carrel.domain.spaces import AUTO, Removal, Space, SpaceState
 from carrel.domain.store import Forget
+from carrel.domain.systems import SpaceService
 from carrel.domain.trees import Owner, Review, ReviewQuery
 from carrel.service.journal import Journal, JournaledOperation, problem_of
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
@@ -168,6 +169,7 @@ class Remover:
             plain = [one for one in space.env.items() if not looks_like_key(*one)]
             packages = NO_SETTINGS if space.packages.credentials else space.packages
             bare = dataclasses.replace(space, env=dict(plain), packages=packages)
+            bare = dataclasses.replace(bare, services=_without_keys(space))
             opened = await self.open_spaces.of(space)
             kept = await self.open_spaces.look(
                 opened, lambda: self.trash.keep(bare, opened.tree, driver)
@@ -226,9 +228,14 @@ class Remover:
     async def _gone(self, space_id: str, operation: JournaledOperation) -> None:
         now = self.journal.clock()
         before = self.journal.current(space_id)
-        had_values = bool(before.env) or before.packages.credentials
+        had_values = bool(before.env) or before.packages.credentials or bool(before.services)
         space, event = self.journal.moved(
-            space_id, SpaceState.REMOVED, removed_at=now, env={}, packages=NO_SETTINGS
+            space_id,
+            SpaceState.REMOVED,
+            removed_at=now,
+            env={},
+            packages=NO_SETTINGS,
+            services=(),
         )
         gone = (space_id,) if space.transient else ()
         forgotten = Forget(
@@ -240,3 +247,14 @@ class Remover:
             values=had_values,
         )
         await operation.end(space, event, forgotten)
+
+
+def _without_keys(space: Space) -> tuple[SpaceService, ...]:
+    """Its services, without the keys of the space that their file referred to."""
+    keys = {value for name, value in space.env.items() if looks_like_key(name, value)}
+    found = []
+    for one in space.services:
+        kept = {name: value for name, value in one.spec.environment.items() if value not in keys}
+        spec = dataclasses.replace(one.spec, environment=kept)
+        found.append(dataclasses.replace(one, spec=spec))
+    return tuple(found)

@@ -173,6 +173,10 @@ class SpaceServices:
                     raise await self._failure(_first_cause(failed, live))
                 if _done(one, condition):
                     break
+                if one.task is not None and one.task.done():
+                    # What it raised, if anything: nobody will move it any more.
+                    one.task.result()
+                    raise await self._failure(one)
                 on_progress(Progress(f"service {one.name}: {one.state}", 0, 0))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TELL_S), one.moved:
@@ -209,8 +213,8 @@ class SpaceServices:
             began = asyncio.get_running_loop().time()
             try:
                 record = record or await self._launch(one)
-            except CarrelError as error:
-                await self._ended(one, None, f"cannot start: {error.message}")
+            except (CarrelError, OSError) as error:
+                await self._ended(one, None, f"cannot start: {error}")
             else:
                 await self._until_end(one, record)
             if asyncio.get_running_loop().time() - began >= SETTLED_S:
@@ -246,12 +250,20 @@ class SpaceServices:
         finally:
             looking.cancel()
             await asyncio.wait({looking})
+        await self._clear(one, record)
         found = ended.exit
         code = None if found is None else found.code
         how = f"ended with {code}." if code is not None else "was ended."
         if found is not None and found.signal is not None:
             how = f"was ended by signal {found.signal}."
         await self._ended(one, code, how)
+
+    async def _clear(self, one: LiveService, record: RunRecord) -> None:
+        """What it has left running would be in the way of the next."""
+        with contextlib.suppress(CarrelError):
+            opened = await self._open_spaces.of(self._journal.current(one.space_id))
+            sandbox = opened.at(CommandPlace.DEV, one.name)
+            await opened.runtime.kill(sandbox, record.run_id)
 
     async def _ended(self, one: LiveService, code: int | None, how: str) -> None:
         one.code, one.health = code, ""

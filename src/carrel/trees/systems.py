@@ -70,7 +70,7 @@ class Systems:
         if volume.is_dir():
             return
         with tree_errors("make the volume"):
-            draft = volume.with_name(f"{volume.name}.new")
+            draft = volume.with_name(f".{volume.name}.new")
             if draft.is_dir():
                 remove_tree(draft)
             draft.mkdir(mode=0o755)

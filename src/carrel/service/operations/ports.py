@@ -84,7 +84,8 @@ class PsOperations:
         return types.PsList(spaces=tuple(one for one in found if one is not None))
 
     async def _info(self, caller: Caller, space: Space) -> types.PsInfo:
-        runs = [one for one in self._runs.alive() if one.space_id == space.space_id]
+        alive = [one for one in self._runs.alive() if one.space_id == space.space_id]
+        runs = [one for one in alive if not one.entry]
         live = space.state in LIVE
         usage = await self._of_spaces.used(caller, space) if live else None
         listening = await self._ports.look(space)
