@@ -79,6 +79,8 @@ def plan(folder: Path, request: PlanRequest = AUTO, means: Means | None = None) 
 
 
 def test_a_service_as_most_files_have_it(tmp_path: Path) -> None:
+    write(tmp_path, init__first="", a__sql="")
+    (tmp_path / "a.sql").write_text("")
     write(tmp_path, db__env="EXTRA=1\nPASSWORD=file\n# no\nexport QUOTED='a b' # c\n")
     spec, dropped = one(
         tmp_path,
@@ -89,7 +91,13 @@ def test_a_service_as_most_files_have_it(tmp_path: Path) -> None:
             "env_file": ["db/env"],
             "user": "postgres",
             "working_dir": "/srv/",
-            "volumes": ["data:/var/lib/data", "./init:/init:ro", "/cache", "./a.sql:/b/a.sql"],
+            "volumes": [
+                "data:/var/lib/data",
+                "./init:/init:ro",
+                "/cache",
+                "./a.sql:/b/a.sql",
+                "./new:/n",
+            ],
             "tmpfs": "/run:size=1m",
             "healthcheck": {"test": "pg_isready", "interval": "1m30s", "retries": 5},
             "restart": "on-failure:3",
@@ -107,11 +115,13 @@ def test_a_service_as_most_files_have_it(tmp_path: Path) -> None:
     assert spec.environment == {**environment, "GIVEN": "by the space"}
     assert spec.command == ("postgres", "-c", "a b=c")
     assert (spec.user, spec.folder, spec.stop_signal) == ("postgres", "/srv", "SIGINT")
-    assert spec.mounts[0] == ServiceMount(MountKind.MEMORY, "/run")
+    sources = {mount.target: mount.source for mount in spec.mounts}
+    assert sources["/n"] != sources["/cache"]
     assert {mount.target: (mount.kind, mount.source, mount.read_only) for mount in spec.mounts} == {
         "/run": (MountKind.MEMORY, "", False),
         "/init": (MountKind.TREE, "init", True),
-        "/cache": (MountKind.VOLUME, spec.mounts[2].source, False),
+        "/cache": (MountKind.VOLUME, sources["/cache"], False),
+        "/n": (MountKind.VOLUME, sources["/n"], False),
         "/b/a.sql": (MountKind.TREE, "a.sql", False),
         "/var/lib/data": (MountKind.VOLUME, "data", False),
     }
@@ -245,6 +255,7 @@ def test_a_mount_in_another_is_left_out(tmp_path: Path) -> None:
 
 
 def test_files_of_the_project_can_be_secrets(tmp_path: Path) -> None:
+    write(tmp_path, conf__key="")
     spec, dropped = one(tmp_path, {"secrets": ["key"]}, secrets={"key": {"file": "./conf/key.txt"}})
     mount = ServiceMount(MountKind.TREE, "/run/secrets/key", "conf/key.txt", read_only=True)
     assert (spec.mounts, dropped) == ((mount,), [])

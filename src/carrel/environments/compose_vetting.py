@@ -98,6 +98,12 @@ class ComposeScope:
         clean = posixpath.normpath(posixpath.join(self.folder, path))
         return "" if clean.startswith(("/", "../")) or clean == ".." else clean
 
+    def is_there(self, path: str) -> bool:
+        """A file or a folder of the project."""
+        above, name = posixpath.split(path)
+        there = path == "." or name in self.reader.listing(above or ".").folders
+        return there or self.reader.exists(path)
+
 
 class ServiceVetting:
     def __init__(self, stack: ComposeScope, name: str, fields: Mapping[str, object]) -> None:
@@ -291,10 +297,13 @@ class ServiceVetting:
                 yield ServiceMount(MountKind.MEMORY, target)
             elif asked.get("type") == "bind":
                 path = self._stack.inside(source)
-                if path:
+                if not path:
+                    self._drop(f"volumes: {source[:80]}", "a space sees nothing of the host")
+                elif self._stack.is_there(path):
                     yield ServiceMount(MountKind.TREE, target, path, read_only)
                 else:
-                    self._drop(f"volumes: {source[:80]}", "a space sees nothing of the host")
+                    # Engines make the folder; it is for what the service itself writes.
+                    yield from self._volume("", target, read_only)
             elif asked.get("type") in (None, "volume"):
                 yield from self._volume(source, target, read_only)
             else:
