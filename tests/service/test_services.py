@@ -410,7 +410,7 @@ def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> Non
     run_again(__file__, ordinary_user, data, "-k", names, timeout_s=300.0)
 
 
-HOG = "i=0; a=x; while [ $i -lt 27 ]; do a=$a$a; i=$((i+1)); done; touch /grown; sleep 1000"
+HOG = "i=0; a=x; while [ $i -lt 25 ]; do a=$a$a; i=$((i+1)); done; touch /grown; sleep 1000"
 
 
 async def test_the_limits_of_a_space_hold_for_its_services(data: Path, tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ async def test_the_limits_of_a_space_hold_for_its_services(data: Path, tmp_path:
     project = compose(tmp_path, {"hog": hog})
     async with with_box(data) as services:
         with pytest.raises(ServiceFailed, match="signal 9"):
-            await new(services, project, limits=Limits(memory_bytes=64 << 20))
+            await new(services, project, limits=Limits(memory_bytes=48 << 20))
         assert leftovers(data) == []
         fits = await new(services, project, limits=Limits(memory_bytes=1 << 30))
         assert states(services, fits) == {"hog": ServicePhase.RUNNING}
