@@ -205,6 +205,7 @@ async def test_services_wait_for_those_that_they_depend_on(data: Path, tmp_path:
             "job": ServicePhase.EXITED,
             "web": ServicePhase.RUNNING,
         }
+        assert [one.problem for one in services.space_services.of(space)] == ["", ""]
         stack["job"] = {**job, "command": ["false"]}
         with pytest.raises(ServiceFailed, match="job ended with 1"):
             await new(services, compose(tmp_path, stack, volumes={"shared": None}))

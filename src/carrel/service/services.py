@@ -268,15 +268,13 @@ class SpaceServices:
     async def _ended(self, one: LiveService, code: int | None, how: str) -> None:
         one.code, one.health = code, ""
         one.ended_well = code == 0
-        await self._move(one, ServicePhase.EXITED, problem=how)
+        await self._move(one, ServicePhase.EXITED, problem="" if one.ended_well else how)
 
     async def _over(self, one: LiveService) -> None:
-        if one.restarts >= MOST_IN_A_ROW:
-            how = f"{one.problem.rstrip('.')}, {one.restarts + 1} times in a row."
+        if one.restarts >= MOST_IN_A_ROW or (one.restarts and not one.ended_well):
+            how = one.problem.rstrip(".") or "ended with 0"
+            how = f"{how}, {one.restarts + 1} times in a row."
             await self._move(one, ServicePhase.FAILED, problem=how)
-        else:
-            problem = "" if one.ended_well else one.problem
-            await self._move(one, ServicePhase.EXITED, problem=problem)
 
     async def _watch_health(self, one: LiveService) -> None:
         check = one.service.spec.health
