@@ -449,3 +449,16 @@ async def test_what_a_service_leaves_running_ends_with_it(
         await until(lambda: states(services, space) == {"web": ServicePhase.RUNNING})
         said = await in_service(services, space, "web", "ls /kept")
         assert said == "left\n"
+
+
+async def test_the_isolation_holds_in_services_as_well(data: Path, tmp_path: Path) -> None:
+    volumes = ["./compose.yaml:/etc/x.yaml", "kept:/kept"]
+    project = compose(tmp_path, {"web": server("a", volumes=volumes)}, volumes={"kept": None})
+    async with with_box(data) as services:
+        space = await new(services, project)
+        proof = await services.spaces.verify(LOCAL, space.space_id)
+        assert proof.holds
+        keys = [system.key for system in services.open_spaces.systems(space)]
+        assert [key[:3] for key in keys] == ["va_"]
+        (volume,) = services.open_spaces.volumes(space)
+        assert volume.is_dir()
