@@ -47,6 +47,7 @@ LIBRARIES: dict[str, set[str]] = {
     "store": {"msgspec"},
     "hub": {"msgspec"},
     "agents": {"acp", "anyio", "claude_agent_sdk", "mcp", "msgspec"},
+    "environments": {"yaml"},
     "instances": {"httptools", "msgspec"},
     "mcp": {"anyio", "mcp", "mcp_types", "msgspec", "psutil", "starlette", "uvicorn"},
     "interfaces": {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +25,7 @@ from carrel.domain.events import EventType
 from carrel.domain.hub import ANSWER, HUB_SOCKET, MESSAGE, QUESTION, SEEN, SIGNAL, Keep
 from carrel.hub import hub as hub_room
 from carrel.hub.log import DROPPED, compact
+from tests.busybox import busybox_image
 from tests.daemon.hub_examples import HEARD, Speaker, Tape, section_of
 from tests.daemon.rig import Daemon, good
 from tests.hub.rig import NOTE, SPACE, Envelope, HubRig, LineWire, open_rig, options
@@ -352,6 +355,22 @@ async def of_a_landing(talk: Talk, told: Told) -> None:
     await of_ports(talk, told)
     await of_ssh(talk, told)
     await of_a_take(talk, told, space)
+    await of_a_service(talk, told)
+
+
+async def of_a_service(talk: Talk, told: Told) -> None:
+    """At once it has said that it starts; after a moment, that it runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        box, project = busybox_image(Path(folder)), Path(folder) / "shop"
+        good(talk.api("POST", "images", {"name": "box:1", "path": str(box)}))
+        project.mkdir()
+        db = {"image": "box:1", "command": ["sleep", "1000"]}
+        (project / "compose.yaml").write_text(json.dumps({"services": {"db": db}}))
+        kind = {"kind": "folder", "location": str(project)}
+        shop = talk.make(name="shop", project=kind, services="auto")
+        [one] = good(talk.api("GET", f"spaces/{shop}/services"))["services"]
+        talk.tape.name(one["run"], "ru_…")
+        await told(EventType.SERVICE_STATE, to="running")
 
 
 async def of_a_take(talk: Talk, told: Told, space: str) -> None:

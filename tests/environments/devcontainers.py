@@ -153,6 +153,30 @@ DEVCONTAINERS = [
         refused="compose",
     ),
     Devcontainer(
+        "a service of a compose file",
+        '{"dockerComposeFile": "compose.yml", "service": "app", "runServices": ["db"]}',
+        files={
+            ".devcontainer/compose.yml": "services:\n"
+            "  app: {image: 'dev:1', command: sleep 1, volumes: ['..:/workspaces/a:cached']}\n"
+            "  db: {image: 'postgres:16', restart: unless-stopped}\n"
+        },
+    ),
+    Devcontainer(
+        "a service that is built",
+        '{"dockerComposeFile": ["../compose.yaml"], "service": "app", "remoteUser": "dev"}',
+        "build",
+        files={
+            "compose.yaml": "services: {app: {build: {context: ., dockerfile: dev/Dockerfile}}}\n",
+            "dev/Dockerfile": DOCKERFILE,
+        },
+    ),
+    Devcontainer(
+        "a service that is not there",
+        '{"dockerComposeFile": "compose.yml", "service": "app"}',
+        files={".devcontainer/compose.yml": "services: {db: {image: 'p:1'}}\n"},
+        refused="the service app, which has no image",
+    ),
+    Devcontainer(
         "all of the hooks",
         """{"image": "dev:1", "onCreateCommand": "a", "updateContentCommand": ["b", "c"],
   "postCreateCommand": {"server": "npm ci", "db": ["make", "db"]}, "postStartCommand": "d",

@@ -146,7 +146,7 @@ def test_compose() -> None:
     assert report.image.compose is not None
     assert report.image.compose.files == ("compose.yaml", ".devcontainer/extra.yaml")
     assert report.image.compose.service == "app"
-    assert "which was not read" in report.decided.why
+    assert "the service app of compose.yaml" in report.decided.why
 
 
 def test_where_they_are_looked_for() -> None:

@@ -186,6 +186,7 @@ OPERATIONS = (
         streams="`progress`, then `space` or `problem`",
         errors=(
             *("space_invalid", "name_taken", "idempotency_key_reused", "setup_failed"),
+            "service_failed",
             "too_many_spaces",
             *("server_not_found", "server_not_installed", *PROJECT, *BACK_ENDS),
         ),
@@ -223,6 +224,7 @@ OPERATIONS = (
         again=True,
         long=True,
         errors=(
+            "service_failed",
             *(*SPACE, *CHANGING, "launcher_unavailable"),
             *("limits_unavailable", "isolation_unproven"),
         ),
@@ -234,6 +236,7 @@ OPERATIONS = (
         answer="SpaceInfo",
         long=True,
         errors=(
+            "service_failed",
             *(*SPACE, *CHANGING, "launcher_unavailable"),
             *("limits_unavailable", "isolation_unproven"),
         ),
@@ -287,6 +290,19 @@ OPERATIONS = (
         answer="PsList",
         again=True,
         long=True,
+    ),
+    Operation(
+        *("services.list", "GET", "/v1/spaces/{space}/services", "hidden"),
+        answer="ServiceList",
+        again=True,
+        errors=SPACE,
+    ),
+    Operation(
+        *("services.restart", "POST", "/v1/spaces/{space}/services/{service}/restart", "hidden"),
+        answer="ServiceInfo",
+        again=True,
+        long=True,
+        errors=(*COMMAND, "service_failed"),
     ),
     Operation(
         *("ports.list", "GET", "/v1/spaces/{space}/ports", "hidden"),

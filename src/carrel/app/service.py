@@ -104,6 +104,7 @@ from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.services import ServiceOperations
 from carrel.service.operations.spaces import SpaceOperations, SpaceViews, TrashOperations
 from carrel.service.ports import Ports
 from carrel.service.queue import LandingQueue
@@ -113,6 +114,7 @@ from carrel.service.removal import Remover
 from carrel.service.requests import Requests
 from carrel.service.reviews import SpaceReviews
 from carrel.service.runs import Hangups, RunKeeping, Runs
+from carrel.service.services import SpaceServices
 from carrel.service.setup import Setups, SetupTools
 from carrel.service.shared import CallerPolicy, Errands, Shared
 from carrel.service.space_config import SpaceConfigs
@@ -167,6 +169,7 @@ class Services:
     reconciler: Reconciler
     instances: Instances
     space_servers: SpaceServers
+    space_services: SpaceServices
     requests: Requests
     landings: Landings
     takes: Takes
@@ -216,6 +219,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
         await services.instances.take_up(rebooted=rebooted)
         # A daemon may have ended between a removal and this.
         await services.spaces.refresh_seers()
+        await services.space_services.take_up()
         services.space_servers.begin_all(journal.all())
         await services.turns.take_up()
         await services.requests.take_up()
@@ -236,6 +240,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            await services.space_services.close()
             await services.ports.close()
             await services.ssh.close()
             await services.collector.close()
@@ -306,6 +311,9 @@ def _assemble(
         states_of=states_of,
         locks=shared.locks,
     )
+    keeping = RunKeeping(_drop_run, settings.output_bytes)
+    runs = Runs(store, journal, open_spaces, shared, recordings, keeping)
+    services = SpaceServices(store, journal, open_spaces, runs, shared, _drop_run)
     creator = Creator(
         *(app.bases, machine, app.identities, open_spaces, journal, remover.undo),
         disk=records.reserve,
@@ -315,14 +323,13 @@ def _assemble(
         downloads=downloads,
         images=images,
         systems=systems,
+        services=services,
         show=tuple(map(str, settings.sandbox.show)),
         bases_going=shared.bases_going,
         disk_for=settings.disk_for,
         most_of_caller=settings.spaces_per_caller,
         clone_hosts=settings.clone_hosts,
     )
-    keeping = RunKeeping(_drop_run, settings.output_bytes)
-    runs = Runs(store, journal, open_spaces, shared, recordings, keeping)
     policy = CallerPolicy(settings.project_roots)
     frontends = agents.registry
     known = open_servers(settings)
@@ -510,7 +517,10 @@ def _assemble(
         queue=QueueOperations(queue),
         races=RaceOperations(races),
         ports=PortOperations(ports),
-        ps=PsOperations(spaces, views, runs, ports, ssh, space_operations, run_operations),
+        services=ServiceOperations(spaces, services),
+        ps=PsOperations(
+            spaces, views, runs, ports, ssh, space_operations, run_operations, services
+        ),
         ssh=SshOperations(ssh),
         requests=RequestOperations(requests, str(settings.data)),
     )
@@ -538,6 +548,7 @@ def _assemble(
         reconciler=reconciler,
         instances=servers.instances,
         space_servers=servers,
+        space_services=services,
         requests=requests,
         landings=landings,
         takes=takes,
@@ -560,8 +571,8 @@ def _tell_landed(inbox: Inbox, errands: Errands, events: Sequence[Event]) -> Non
 
 
 def _with_images(journal: Journal) -> list[str]:
-    """The spaces that hold one."""
-    return [space.space_id for space in journal.all() if space.image is not None]
+    """The spaces that hold some."""
+    return [space.space_id for space in journal.all() if space.image is not None or space.services]
 
 
 def _has_run(folder: Path, run_id: str) -> bool:

@@ -21,7 +21,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "runs": ("runs", "logs", "run show", "run attach", "run wait", "run signal"),
         "hub": ("events",),
         "machine": ("top",),
-        "ports": ("ps", "port"),
+        "ports": ("ps", "services", "port"),
         "ssh": ("ssh", "ssh-config", "ssh-proxy"),
     },
     "Agents": {

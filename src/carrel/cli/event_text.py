@@ -125,6 +125,7 @@ _EVENTS: dict[str, Callable[[Data], str]] = {
     "run.started": _run_started,
     "run.ended": _run_ended,
     "limit.hit": _text("reached a limit:", "message"),
+    "service.state": lambda data: f"service {data.get('service')} is {data.get('to')}{_why(data)}",
     "instance.state": lambda data: (
         f"instance {data.get('instance_id')} ({data.get('server')}) is {data.get('to')}{_why(data)}"
     ),

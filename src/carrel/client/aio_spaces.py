@@ -310,7 +310,15 @@ class AsyncSpace:
         """What is at work in it: commands, ports, and what they use."""
         return await self._link.call(models.Ps, "ps.show", self.id)
 
-    # Ports
+    # Services and ports
+
+    async def services(self) -> models.ServiceList:
+        """What runs beside its commands, by a compose file of its project."""
+        return await self._link.call(models.ServiceList, "services.list", self.id)
+
+    async def restart_service(self, name: str) -> models.Service:
+        """Ends it and starts it again. Raises `ServiceFailed`."""
+        return await self._link.call(models.Service, "services.restart", self.id, name)
 
     async def ports(self) -> models.PortList:
         """What listens in it, and what is forwarded. For half a minute its events tell what

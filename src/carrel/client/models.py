@@ -29,7 +29,14 @@ from carrel.api.types.checkpoints import CheckpointInfo, ForkList
 from carrel.api.types.comments import CommentInfo
 from carrel.api.types.images import ImageInfo
 from carrel.api.types.landings import LandingInfo, QueueEntryInfo, TakeInfo
-from carrel.api.types.ports import ForwardInfo, PortList, PsInfo, SpacePort
+from carrel.api.types.ports import (
+    ForwardInfo,
+    PortList,
+    PsInfo,
+    ServiceInfo,
+    ServiceList,
+    SpacePort,
+)
 from carrel.api.types.races import RaceInfo, RacerInfo
 from carrel.api.types.review import DiffSummary
 from carrel.api.types.runs import ExitInfo, File, RunInfo
@@ -92,6 +99,8 @@ __all__ = [
     "Resident",
     "Retention",
     "RunInfo",
+    "Service",
+    "ServiceList",
     "SpaceInfo",
     "SpacePort",
     "Take",
@@ -118,6 +127,7 @@ QueueEntry = QueueEntryInfo
 NewToken = TokenWithSecret
 Proof = ProofInfo
 Ps = PsInfo
+Service = ServiceInfo
 Race = RaceInfo
 Racer = RacerInfo
 Removal = RemovalInfo

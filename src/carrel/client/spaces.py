@@ -300,7 +300,15 @@ class Space:
         """What is at work in it: commands, ports, and what they use."""
         return self._link.call(models.Ps, "ps.show", self.id)
 
-    # Ports
+    # Services and ports
+
+    def services(self) -> models.ServiceList:
+        """What runs beside its commands, by a compose file of its project."""
+        return self._link.call(models.ServiceList, "services.list", self.id)
+
+    def restart_service(self, name: str) -> models.Service:
+        """Ends it and starts it again. Raises `ServiceFailed`."""
+        return self._link.call(models.Service, "services.restart", self.id, name)
 
     def ports(self) -> models.PortList:
         """What listens in it, and what is forwarded. For half a minute its events tell what

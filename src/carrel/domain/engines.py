@@ -12,6 +12,7 @@ from typing import BinaryIO, Protocol
 from carrel.domain.availability import Availability
 from carrel.domain.environments import Feature
 from carrel.domain.plans import EnvironmentPlan, PlanRequest
+from carrel.domain.services import StackPlan
 
 
 class BuildNetwork(StrEnum):
@@ -146,6 +147,16 @@ class ImageMaker(Protocol):
     ) -> EnvironmentPlan:
         """`name` is the project's, where the folder has another. Without `try_engine` it is as if
         one were there: `make` needs none for what was built before."""
+        ...
+
+    def stack(
+        self,
+        project: Path,
+        request: PlanRequest,
+        plan: EnvironmentPlan,
+        kept: Callable[[str], bool],
+    ) -> StackPlan:
+        """The services of a space with this plan. Raises `EnvironmentRefused`."""
         ...
 
     def make(

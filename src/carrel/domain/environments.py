@@ -74,10 +74,11 @@ class Build:
 
 @dataclass(frozen=True)
 class Compose:
-    """A service of compose files, which are not read further."""
+    """A service of compose files, and the others that are to run; empty: all."""
 
     files: tuple[str, ...]
     service: str
+    started: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

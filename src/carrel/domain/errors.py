@@ -443,6 +443,13 @@ class SetupFailed(CommandError):
     kind = UNUSABLE
 
 
+class ServiceFailed(CommandError):
+    """A service of a space did not start, or did not become healthy."""
+
+    code = "service_failed"
+    kind = UNUSABLE
+
+
 class RunNotFound(CommandError):
     code = "run_not_found"
     kind = NOT_FOUND

@@ -28,6 +28,9 @@ class EventType(StrEnum):
     """`instance_id`, `server`, `to`; with `problem` when something was wrong with it."""
     SERVER_FAILED = "server.failed"
     """`server`, `problem`: one that the space was made with could not be started."""
+    SERVICE_STATE = "service.state"
+    """`service`, `to`: one that runs beside a space's commands; with `run_id`, `code`, `restarts`
+    or `problem`."""
     REQUEST_STATE = "request.state"
     """`request_id`, `key`, `to`; on its way `progress` and `message`."""
     LANDED = "landing.landed"

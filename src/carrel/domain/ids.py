@@ -6,7 +6,9 @@ import base64
 import re
 import secrets
 
-_PATTERN = re.compile(r"(sp|de|ru|sh|ss|in|ld|co|tk|ck|qe)_[a-z2-7]{12}")
+_PATTERN = re.compile(r"(sp|de|v[a-z]|ru|sh|ss|in|ld|co|tk|ck|qe)_[a-z2-7]{12}")
+_BESIDE = re.compile(r"(?:de|v[a-z])_")
+"""How the sandboxes of a space begin that are not its first."""
 
 
 def new_id(prefix: str) -> str:
@@ -21,7 +23,12 @@ def dev_id(space_id: str) -> str:
 
 def space_of(sandbox_id: str) -> str:
     """Whose sandbox it is; for others than spaces', itself."""
-    return f"sp_{sandbox_id[3:]}" if sandbox_id.startswith("de_") else sandbox_id
+    return f"sp_{sandbox_id[3:]}" if _BESIDE.match(sandbox_id) else sandbox_id
+
+
+def service_id(space_id: str, index: int) -> str:
+    """Of the sandbox of a space's service, by its place among them."""
+    return f"v{chr(ord('a') + index)}_{space_id.removeprefix('sp_')}"
 
 
 def is_id(text: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -42,6 +43,11 @@ class PlanRequest:
     """Nobody said anything: what fails leaves the host's toolchain too."""
     only_ready: bool = False
     """And nobody would see a build: only an image that is there counts."""
+    services: str = ""
+    """auto: those of the project's compose file; none; or the path of a compose file. Empty: those
+    that go with the image, where that is chosen by the project's files."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of the space, which compose files may refer to."""
 
     @property
     def automatic(self) -> bool:

@@ -49,6 +49,10 @@ class RunRecord:
     display: str = ""
     """What people are shown instead of `argv`, where that says little."""
     place: CommandPlace = CommandPlace.AGENT
+    service: str = ""
+    """The service in whose sandbox it runs, instead."""
+    entry: bool = False
+    """It is that service itself."""
     pid: int = 0
     exit: Exit | None = None
     failure: str = ""

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from carrel.domain.availability import Availability
 from carrel.domain.limits import NO_LIMITS, LimitKind, Limits, LimitSupport, ResourceUsage
+from carrel.domain.services import ServiceView
 from carrel.domain.systems import System
 from carrel.domain.trees import Owner, TreeMount
 
@@ -89,6 +90,8 @@ class SandboxSpec:
     """Its root is this, instead of the host's toolchain."""
     pod: str = ""
     """Sandboxes of one pod have one network, where that is nobody else's."""
+    service: ServiceView | None = None
+    """It is a service's: of the space it shows nothing else."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from carrel.domain.environments import NO_SETTINGS, NO_TOOLS, HomeTools, Package
 from carrel.domain.limits import NO_LIMITS, Limits, LimitSupport
 from carrel.domain.projects import Project
 from carrel.domain.runtimes import Network
-from carrel.domain.systems import SpaceEnvironment, SpaceImage
+from carrel.domain.systems import SpaceEnvironment, SpaceImage, SpaceService
 from carrel.domain.trees import Owner, Skipped
 from carrel.domain.turns import NOTHING_SPENT, Continuation, Turn
 from carrel.domain.turns import Usage as AgentUsage
@@ -138,6 +138,9 @@ class SpaceRequest:
     """Instead: by this devcontainer.json of the project."""
     by_devcontainer: bool = False
     """Instead: by the first devcontainer.json of the project."""
+    services: str = ""
+    """Which services it is to have: `auto`, those of the project's compose file; `none`; or the
+    path of a compose file. Empty: those that go with an image that the project's files name."""
     environment: SpaceEnvironment | None = None
     """What was found for these. Never a caller's own word."""
     guest: bool = False
@@ -218,6 +221,8 @@ class Space:
     """What its commands have instead of the host's toolchain."""
     image_notes: tuple[str, ...] = ()
     """Why it has an image or none, and what was left out, in sentences."""
+    services: tuple[SpaceService, ...] = ()
+    """What runs beside its commands, in the order in which it is started."""
     downloads: str = ""
     """The key of the packages that it shares with other spaces of its project; empty: none."""
     setup: tuple[str, ...] = ()

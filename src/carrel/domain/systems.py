@@ -10,6 +10,7 @@ from typing import Protocol
 
 from carrel.domain.environments import Port, SetupCommand
 from carrel.domain.plans import EnvironmentPlan
+from carrel.domain.services import PlannedService, ServiceSpec
 from carrel.domain.trees import Change, Owner, TreeLayer, TreeUsage
 
 MOST_IDS = 65_536
@@ -144,6 +145,26 @@ class SpaceImage:
 
 
 @dataclass(frozen=True)
+class SpaceService:
+    """One of a space, as it was resolved when the space was made."""
+
+    spec: ServiceSpec
+    image: SpaceImage
+    argv: tuple[str, ...]
+    folder: str = "/"
+    stop_number: int = 15
+    """The signal that asks it to end."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.spec.name, *self.spec.names)
+
+
+@dataclass(frozen=True)
 class SpaceEnvironment:
     """What was found for a new space before it is made. `image_id` is empty where it has the host's
     toolchain."""
@@ -165,6 +186,8 @@ class SpaceEnvironment:
     plan: EnvironmentPlan | None = None
     definition: str = ""
     """The text of the Dockerfile that its image was built from."""
+    services: tuple[PlannedService, ...] = ()
+    """In the order in which they start."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +220,11 @@ class SystemMounts(Protocol):
 
     def usage(self, system: System) -> TreeUsage:
         """What it costs beside its image. Raises `TreeUnavailable`."""
+        ...
+
+    def make_volume(self, system: System, volume: Path, target: str) -> None:
+        """A folder that begins with what the image has there; idempotent. Raises
+        `TreeUnavailable`."""
         ...
 
     def drop(self, system: System) -> None:

@@ -205,8 +205,9 @@ class _Devcontainer:
         paths = tuple(filter(None, (self._beside(name) for name in files)))
         if not service:
             self._note("It has a dockerComposeFile, but names no service.")
-        why = f"the service {service} of {', '.join(paths)}, which was not read."
-        return Image(compose=Compose(paths, service), why=why)
+        why = f"the service {service} of {', '.join(paths)}."
+        started = self._taken("runServices", as_strings)
+        return Image(compose=Compose(paths, service, tuple(started)), why=why)
 
     def _build(self) -> Image | None:
         name = self._string("build", "dockerfile") or self._string("dockerFile")

@@ -11,7 +11,14 @@ import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carrel.domain.environments import EnvironmentReport, Feature, Image, ReadFiles, Rule
+from carrel.domain.environments import (
+    EnvironmentReport,
+    Feature,
+    Image,
+    ReadFiles,
+    Rule,
+    Variable,
+)
 from carrel.domain.errors import EnvironmentRefused
 from carrel.domain.plans import (
     HOST,
@@ -21,6 +28,7 @@ from carrel.domain.plans import (
     PlanKind,
     PlanRequest,
 )
+from carrel.environments.compose import read_stack
 from carrel.environments.devcontainer import (
     devcontainer_config,
     devcontainer_places,
@@ -29,7 +37,7 @@ from carrel.environments.devcontainer import (
 from carrel.environments.discovery import inspect_files
 from carrel.environments.dockerfile import ContainerFound, dockerfile_found
 from carrel.environments.engines.features import is_feature
-from carrel.environments.files import ProjectReader, open_folder
+from carrel.environments.files import MalformedFile, ProjectReader, open_folder
 from carrel.environments.programs import HostPrograms
 from carrel.environments.vetting import Vetting
 
@@ -72,7 +80,7 @@ class _Planning:
                 hint="Say one of --image, --dockerfile and --devcontainer.",
             )
         if asked.dockerfile:
-            return self._dockerfile(_inside(asked.dockerfile))
+            return self._dockerfile(inside(asked.dockerfile))
         if asked.devcontainer or asked.by_devcontainer:
             return self._devcontainer(asked.devcontainer)
         if asked.image == "none":
@@ -110,14 +118,15 @@ class _Planning:
         return self._of(found)
 
     def _devcontainer(self, path: str) -> EnvironmentPlan:
-        places = [_inside(path)] if path else list(devcontainer_places(self.reader))
+        places = [inside(path)] if path else list(devcontainer_places(self.reader))
         for place in places:
             for candidate in (place, posixpath.join(place, "devcontainer.json")):
                 if self.reader.exists(candidate):
                     found = read_devcontainer(self.reader, candidate)
                     if found is None:
                         raise self._unusable(candidate, "devcontainer.json")
-                    problem = self._problem(found)
+                    found, problem = self._with_service(found)
+                    problem = problem or self._problem(found)
                     if problem:
                         raise EnvironmentRefused(
                             f"{candidate} {problem}", hint="Name an image with --image."
@@ -155,7 +164,8 @@ class _Planning:
             return self._by_language(report)
         if found is None:  # It is read a second time; between, it may have changed.
             return EnvironmentPlan(PlanKind.HOST, "The project's files are changing.")
-        why = self._missing(found)
+        found, problem = self._with_service(found)
+        why = f"{found.match.path} {problem}" if problem else self._missing(found)
         plan = self._of(found)
         if not why:
             return plan
@@ -191,13 +201,32 @@ class _Planning:
         why = f"{report.decided.why} The host's toolchain is used."
         return EnvironmentPlan(PlanKind.HOST, why, **shared)  # type: ignore[arg-type]
 
+    def _with_service(self, found: ContainerFound) -> tuple[ContainerFound, str]:
+        """With the image of the service that a devcontainer.json names, and why there is none."""
+        image = found.image
+        if image is None or image.compose is None:
+            return found, ""
+        name, path = image.compose.service, found.match.path
+        try:
+            stack = read_stack(self.reader, image.compose.files, self.request.variables)
+            spec = stack.services.get(name)
+        except MalformedFile as error:
+            return found, f"names compose files that cannot be used: {error.message}"
+        if spec is None or not (spec.image or spec.build):
+            return found, f"names the service {name[:80]}, which has no image in its compose files."
+        variables = tuple(Variable(key, text, path) for key, text in spec.environment.items())
+        own = {one.name for one in found.variables}
+        kept = tuple(one for one in variables if one.name not in own)
+        resolved = replace(
+            image, reference=spec.image, build=spec.build, user=image.user or spec.user
+        )
+        return replace(found, image=resolved, variables=(*kept, *found.variables)), ""
+
     def _problem(self, found: ContainerFound) -> str:
         """Why no image comes of a file, to be read after its name; empty: one does."""
         image = found.image
         if image is None:
             return "names no image and no Dockerfile that is inside the project."
-        if image.compose is not None:
-            return "names a service of compose files, which Carrel does not run yet."
         if image.build is not None and not self.reader.exists(image.build.dockerfile):
             return f"names the Dockerfile {image.build.dockerfile}, which is not there."
         if image.build is None and "${" in image.reference:
@@ -257,7 +286,7 @@ class _Planning:
         return tuple(kept), dropped
 
 
-def _inside(path: str) -> str:
+def inside(path: str) -> str:
     """A path of the project, as a person gave it. Raises `EnvironmentRefused`."""
     clean = posixpath.normpath(path)
     if clean.startswith(("/", "../")) or clean == ".." or "\0" in clean:

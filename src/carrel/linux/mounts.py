@@ -244,6 +244,28 @@ def make_mount_point(above: str, path: str, *, folder: bool, uid: int, gid: int)
         os.close(here)
 
 
+def make_link(above: str, path: str, target: str, *, uid: int, gid: int) -> None:
+    """As `make_mount_point`, a symlink; one that is there already stays."""
+    *way, name = path.split("/")
+    here = os.open(above, _FOLDER)
+    try:
+        for part in way:
+            _allow(here)
+            below = _enter(here, part, uid, gid)
+            os.close(here)
+            here = below
+        _allow(here)
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=here, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode) and os.readlink(name, dir_fd=here) == target:
+                return
+            _put_aside(here, name)
+        os.symlink(target, name, dir_fd=here)
+        _give(here, name, uid, gid)
+    finally:
+        os.close(here)
+
+
 def _enter(above: int, name: str, uid: int, gid: int) -> int:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):

@@ -201,6 +201,7 @@ class BubblewrapRuntime(EngineRuntime):
         paths = {name: str(source) for name, source in found.items()}
         staged: dict[str, int] = {}
         pod = pod_of(spec, tree)
+        systems.make_links(spec, system)
         owner = Owner(*system.shown(0, 0))
         points = systems.mount_points(spec, binds, system)
         if os.geteuid() == 0:
@@ -209,7 +210,9 @@ class BubblewrapRuntime(EngineRuntime):
                 mounts.make_mount_point(**point, uid=owner.uid, gid=owner.gid)
             points = []
             real = {name for name, bind in named.items() if bind.if_real}
-            detached = {} if tree.detached is None else {"tree": tree.detached}
+            detached = {}
+            if tree.detached is not None and "tree" in found:
+                detached = {"tree": tree.detached}
             users = {systems.USERS: partial(open_ids, *system.ids)}
             staged = stage({**found, **detached, **users}, real, ())
             paths = {name: f"{STAGE}/{name}" for name in found}
@@ -318,7 +321,7 @@ def confine_system(
         uid=system.uid,
         gid=system.gid,
         confined=True,
-        cwd=working_folder(command.cwd),
+        cwd=working_folder(command.cwd, WORKSPACE if spec.service is None else "/"),
         env=systems.environment(spec, command, system),
         scope_sockets=spec.network is Network.OPEN and _can_scope(),
         seccomp=policy.program(policy.SYSTEM if own_ids else policy.DEFAULT),
@@ -328,6 +331,8 @@ def confine_system(
 
 
 def system_binds(spec: SandboxSpec, tree: TreeMount) -> list[Bind]:
+    if spec.service is not None:
+        return systems.shown_binds(_there(spec.binds), service=True)
     shown = (*_there(spec.binds), *(Bind(path, str(path)) for path in tree.read_only))
     return systems.shown_binds(shown)
 
@@ -475,11 +480,11 @@ def uncovered_attempts(network: Network) -> tuple[str, ...]:
     return ()
 
 
-def working_folder(cwd: str) -> str:
+def working_folder(cwd: str, begins: str = WORKSPACE) -> str:
     """In the sandbox's own words. Only names: whether it is there, the sandbox will say."""
     if "\0" in cwd:
         raise CommandInvalid("A folder's name cannot hold NUL.", hint="Remove it.")
-    return os.path.normpath(os.path.join(WORKSPACE, cwd))
+    return os.path.normpath(os.path.join(begins, cwd))
 
 
 def _remedy(kernel: Path = Path("/proc/sys/kernel")) -> str:

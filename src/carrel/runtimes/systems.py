@@ -18,8 +18,9 @@ from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.runtimes import Bind, Command, Network, SandboxSpec
 from carrel.domain.systems import System
 from carrel.domain.trees import TreeMount
+from carrel.linux import mounts
 from carrel.linux.libc import MACHINE
-from carrel.runtimes.arguments import devices, held_by
+from carrel.runtimes.arguments import devices, held_by, memory_files
 from carrel.runtimes.sandbox import (
     FILTERED,
     HUB,
@@ -59,6 +60,18 @@ def capabilities(system: System) -> int:
 
 def places(spec: SandboxSpec) -> list[str]:
     """Where it shows its tree."""
+    return [place for place, _writable in _places(spec)]
+
+
+def _places(spec: SandboxSpec) -> list[tuple[str, bool]]:
+    """With whether it may be written there."""
+    if spec.service is None:
+        return [(place, True) for place in _free_places(spec)]
+    linked = [(WORKSPACE, not spec.service.read_only)] if spec.service.links else []
+    return [*linked, *spec.service.tree_at]
+
+
+def _free_places(spec: SandboxSpec) -> list[str]:
     also = spec.also_at
     free = also.startswith("/") and os.path.normpath(also) == also and also != "/"
     if not free or any(
@@ -68,18 +81,38 @@ def places(spec: SandboxSpec) -> list[str]:
     return [WORKSPACE, also]
 
 
-def shown_binds(binds: Iterable[Bind]) -> list[Bind]:
+def shown_binds(binds: Iterable[Bind], *, service: bool = False) -> list[Bind]:
+    """Those of a service were looked at when its file was read."""
+    if service:
+        return list(binds)
     return [bind for bind in binds if not any(is_below(bind.target, one) for one in _KEPT_OUT)]
 
 
 def mount_points(spec: SandboxSpec, binds: list[Bind], system: System) -> list[MountPoint]:
     """All that something is mounted on: a link of the image would lead it elsewhere."""
-    above = str(system.root if os.geteuid() == 0 else system.folder / "upper")
-    wanted = [(name, True) for name in (*_FOLDERS, HUB[1:])]
+    above = _above(system)
+    wanted = [(name, True) for name in _FOLDERS]
+    if spec.service is None:
+        wanted.append((HUB[1:], True))
+    else:
+        wanted += [(place[1:], True) for place in spec.service.memory]
     wanted += [(f"etc/{name}", False) for name in OWN_ETC]
     wanted += [(place[1:], True) for place in places(spec)]
     wanted += [(bind.target[1:], bind.source.is_dir()) for bind in binds]
     return [{"above": above, "path": path, "folder": folder} for path, folder in wanted]
+
+
+def _above(system: System) -> str:
+    """Where what is made is seen in it: an ordinary user's is mounted in the launcher's own."""
+    return str(system.root if os.geteuid() == 0 else system.folder / "upper")
+
+
+def make_links(spec: SandboxSpec, system: System) -> None:
+    """What of the tree a service sees elsewhere. By a mount the host would have to follow a path
+    that others write; a link is followed inside. Raises OSError."""
+    uid, gid = system.shown(0, 0)
+    for place, target in spec.service.links.items() if spec.service is not None else ():
+        mounts.make_link(_above(system), place[1:], f"{WORKSPACE}/{target}", uid=uid, gid=gid)
 
 
 def arguments(
@@ -112,9 +145,18 @@ def arguments(
 
 def _shown(spec: SandboxSpec, paths: dict[str, str], binds: list[Bind]) -> list[list[str]]:
     shown = [["--ro-bind", f"{paths['etc']}/{name}", f"/etc/{name}"] for name in OWN_ETC]
-    # What an agent leaves there for its commands, they find.
-    shown += [["--ro-bind", paths["hub"], HUB], ["--bind", paths["tmp"], "/tmp"]]
-    shown += [["--bind", paths["tree"], place] for place in places(spec)]
+    if spec.service is None:
+        # What an agent leaves there for its commands, they find.
+        shown += [["--ro-bind", paths["hub"], HUB], ["--bind", paths["tmp"], "/tmp"]]
+    else:
+        size = str(memory_files(spec.limits))
+        shown += [
+            ["--perms", "1777", "--size", size, "--tmpfs", place] for place in spec.service.memory
+        ]
+    shown += [
+        ["--bind" if writable else "--ro-bind", paths["tree"], place]
+        for place, writable in _places(spec)
+    ]
     shown += [
         ["--bind" if bind.writable else "--ro-bind", paths[f"bind{number}"], bind.target]
         for number, bind in enumerate(binds)
@@ -233,4 +275,6 @@ def sources(spec: SandboxSpec, tree: TreeMount, data: Path, etc: Path) -> dict[s
     assert system is not None
     folders = SandboxFolders(spec.folder)
     own = {"hub": folders.hub, "tmp": folders.tmp, "tree": tree.path}
+    if spec.service is not None:
+        own = {"tree": tree.path} if _places(spec) else {}
     return {"system": system.root, "etc": etc, "hold": holder(data), **own}

@@ -215,7 +215,8 @@ def _narrowed(request: SpaceRequest, roots: tuple[Path, ...]) -> SpaceRequest:
 def names_files(request: SpaceRequest) -> bool:
     """Whether its image is to be made of something."""
     by_file = request.dockerfile or request.devcontainer or request.by_devcontainer
-    return bool(by_file) or request.image == AUTO or request.image.startswith("/")
+    services = request.services not in ("", "none")
+    return bool(by_file) or services or request.image == AUTO or request.image.startswith("/")
 
 
 def check_relabel(caller: Caller, before: Space, space: Space) -> None:

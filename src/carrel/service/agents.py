@@ -64,11 +64,17 @@ class AgentSpaces:
         async with self._locks.alone(space_id):
             space = self._journal.current(space_id)
             self._check(space)
+            network = network_for(frontend, space.network, space.network_asked)
+            if space.services and network is not space.network:
+                raise StateConflict(
+                    f"{frontend.name} needs the machine's network, and the services of {space.name}"
+                    " are in one of their own.",
+                    hint=f"Make a space for it: carrel new --agent {frontend.name} --services auto",
+                )
             before = await self._open_spaces.of(space)
             await self._servers.leave(space_id)
-            await before.stop()
+            await before.stop(services=False)
             self._open_spaces.make_agent_folders(space_id, before.sandbox.spec.owner)
-            network = network_for(frontend, space.network, space.network_asked)
             equipped = self._journal.amend(space_id, agent=frontend.name, network=network)
             await self._journal.write(equipped)
             return await self._open_spaces.of(equipped)

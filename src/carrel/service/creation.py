@@ -9,7 +9,9 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import posixpath
 import re
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from math import inf
@@ -30,7 +32,13 @@ from carrel.domain.collaborators import (
     Users,
 )
 from carrel.domain.environments import NO_SETTINGS, NO_TOOLS, SetupStage
-from carrel.domain.errors import ImageNeeded, InsufficientDisk, SpaceInvalid, TooManySpaces
+from carrel.domain.errors import (
+    ImageNeeded,
+    InsufficientDisk,
+    ServiceFailed,
+    SpaceInvalid,
+    TooManySpaces,
+)
 from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
 from carrel.domain.images import ImageImport, Images
@@ -45,9 +53,16 @@ from carrel.domain.projects import (
 )
 from carrel.domain.races import RACE
 from carrel.domain.runtimes import EagerRuntime, Network, Runtime
+from carrel.domain.services import PlannedService
 from carrel.domain.spaces import Retention, Space, SpaceRequest, SpaceState
 from carrel.domain.store import Record
-from carrel.domain.systems import Part, SpaceEnvironment, SpaceImage, SystemMounts
+from carrel.domain.systems import (
+    Part,
+    SpaceEnvironment,
+    SpaceImage,
+    SpaceService,
+    SystemMounts,
+)
 from carrel.domain.trees import (
     DIRECT,
     Base,
@@ -60,6 +75,7 @@ from carrel.domain.trees import (
 )
 from carrel.service.journal import Journal, JournaledOperation, plain
 from carrel.service.open_spaces import OpenSpace, OpenSpaces, is_below, own_path, without_project
+from carrel.service.services import SpaceServices
 from carrel.service.shared import TURN_S, CallerSlots
 from carrel.service.space_config import asked_for
 
@@ -206,10 +222,16 @@ def environment_of(space: Space) -> SpaceEnvironment | None:
     """For another space with the same image. Nothing is built or looked for, and no commands of the
     project run."""
     image = space.image
+    services = tuple(PlannedService(one.spec, one.image.image_id) for one in space.services)
     if image is None:
-        return None
+        return SpaceEnvironment(services=services) if services else None
     return SpaceEnvironment(
-        image.image_id, image.name, image.asked_user, image.variables, ports=image.ports
+        image.image_id,
+        image.name,
+        image.asked_user,
+        image.variables,
+        ports=image.ports,
+        services=services,
     )
 
 
@@ -262,8 +284,8 @@ def _shown(text: str) -> str:
 # Nothing of a space that could not be made is left: its record says `removed`, and why.
 
 OPERATION = "create"
-BASE, TREE, FILL, SANDBOX = "base", "tree", "fill", "sandbox"
-STEPS = (BASE, TREE, FILL, SANDBOX)
+BASE, TREE, FILL, SANDBOX, SERVICES = "base", "tree", "fill", "sandbox", "services"
+STEPS = (BASE, TREE, FILL, SANDBOX, SERVICES)
 _SHOWN = 20
 """So many things that a space does not have are named in its record."""
 _MOVED = "something kept writing to it; the space has it as it was at one moment"
@@ -306,6 +328,7 @@ class Creator:
     """Of so much free room, how much a space may use that was given no limit; 0: all."""
     images: Images
     systems: SystemMounts
+    services: SpaceServices
     show: tuple[str, ...] = ()
     """What the settings have shown to all spaces of the owner."""
     most_of_caller: int = 0
@@ -333,6 +356,7 @@ class Creator:
             "labels": dict(request.labels),
             "env": dict(request.env),
             "image": None,
+            "services": (),
             "image_notes": request.environment.notes if request.environment else (),
             "asked": asked_for(request),
         }
@@ -370,6 +394,7 @@ class Creator:
                 "default_disk_bytes": self._default_disk(space, base),
                 "downloads": self._downloads_of(space, request, runtime, base),
                 "image": await self._image(space, request, runtime, on_progress),
+                "services": await self._services(space, request, runtime, driver),
             }
             space = self.journal.amend(space_id, **resolved)
             await operation.begin(TREE, space)
@@ -396,7 +421,7 @@ class Creator:
                 await operation.begin(FILL, space)
                 await asyncio.to_thread(fill, driver, tree, self.open_spaces.parts(space))
             await operation.begin(SANDBOX, space)
-            return await self._start(space, runtime, driver, tree, operation, home)
+            return await self._start(space, tree, operation, home, on_progress)
         except BaseException as error:
             told = plain(error)
             await self.undo(space_id, operation, told)
@@ -448,6 +473,58 @@ class Creator:
             ports=found.ports,
             at_start=tuple(one for one in found.hooks if one.stage is SetupStage.START),
         )
+
+    async def _services(
+        self, space: Space, request: SpaceRequest, runtime: Runtime, driver: TreeDriver
+    ) -> tuple[SpaceService, ...]:
+        planned = request.environment.services if request.environment else ()
+        if not planned:
+            return ()
+        check_services(runtime)
+        if os.geteuid() != 0 and driver.name != "overlay":
+            raise SpaceInvalid(
+                f"With the tree driver {driver.name} the sandboxes of a space cannot share a"
+                " network as an ordinary user, and services are reached by that.",
+                hint="Leave --driver out, or leave the services out: --services none",
+            )
+        return await asyncio.to_thread(self._held_services, space, planned)
+
+    def _held_services(
+        self, space: Space, planned: tuple[PlannedService, ...]
+    ) -> tuple[SpaceService, ...]:
+        found = []
+        first = self.users.take_range(space.space_id)
+        for one in planned:
+            spec = one.spec
+            held = self.images.hold(one.image_id, space.space_id)
+            config, env = held.config, dict(held.config.env)
+            account = self.systems.account(held.folder, spec.user or config.user)
+            image = SpaceImage(
+                image_id=held.image_id,
+                name=spec.image or f"built by {spec.build.dockerfile if spec.build else ''}",
+                folder=str(held.folder),
+                first_id=first,
+                uid=account.uid,
+                gid=account.gid,
+                user=account.name,
+                home=account.home,
+                shell=account.shell,
+                env=env,
+            )
+            entry = config.entrypoint if spec.entrypoint is None else spec.entrypoint
+            # Another entry point makes the image's words its own no more.
+            words = config.cmd if spec.entrypoint is None else ()
+            argv = (*entry, *(words if spec.command is None else spec.command))
+            if not argv:
+                raise ServiceFailed(
+                    f"The service {spec.name} has no command, and neither has its image.",
+                    hint="Give it a command in its compose file.",
+                    service=spec.name,
+                )
+            folder = spec.folder or config.workdir or "/"
+            number = signal_number(spec.stop_signal or config.stop_signal)
+            found.append(SpaceService(spec, image, argv, posixpath.join("/", folder), number))
+        return tuple(found)
 
     async def _check_seen(self, space: Space, runtime: Runtime, owner: Owner) -> None:
         """Raises `SpaceInvalid` where a space cannot be shown others without more than that."""
@@ -597,6 +674,7 @@ class Creator:
         """Its user, and what its home begins with, as a `SandboxSpec` has it."""
         self.open_spaces.folder(space.space_id).mkdir(mode=0o700)
         owner = self.users.take(space.space_id)
+        self.open_spaces.make_services(dataclasses.replace(space, owner=owner))
         if space.agent:
             self.open_spaces.make_agent_folders(space.space_id, owner)
         settings = {name: text.encode() for name, text in space.packages.files.items()}
@@ -633,18 +711,20 @@ class Creator:
     async def _start(
         self,
         space: Space,
-        runtime: Runtime,
-        driver: TreeDriver,
         tree: Tree,
         operation: JournaledOperation,
         home: Mapping[str, Any],
+        on_progress: OnProgress,
     ) -> Space:
         opened = await self.open_spaces.of(space)
         spec = dataclasses.replace(opened.first.spec, **home)
-        with driver.mount(tree) as mount:
-            sandbox = await runtime.start(spec, mount, wait=False)
+        with opened.driver.mount(tree) as mount:
+            sandbox = await opened.runtime.start(spec, mount, wait=False)
         self.open_spaces.begun(opened)
         enforced = sandbox.limits
+        if space.services:
+            await operation.begin(SERVICES, space)
+            await self.services.begin(space, on_progress)
         space, event = self.journal.moved(space.space_id, SpaceState.READY, enforced=enforced)
         await operation.end(space, event)
         return space
@@ -658,6 +738,13 @@ class Creator:
         opened = await self.open_spaces.of(space)
         await self.open_spaces.mend(opened)
         sandbox = await self.open_spaces.start(opened)
+        if space.services:
+            await operation.begin(SERVICES)
+            try:
+                await self.services.begin(space)
+            except BaseException:
+                await asyncio.shield(opened.stop(0.0))
+                raise
         space, event = self.journal.moved(
             space_id,
             SpaceState.READY,
@@ -668,6 +755,31 @@ class Creator:
         )
         await operation.end(space, event)
         return space
+
+
+def check_services(runtime: Runtime) -> None:
+    """Raises `SpaceInvalid`."""
+    if not runtime.capabilities.systems:
+        raise SpaceInvalid(
+            f"The runtime {runtime.name} has no images, and services need them.",
+            hint="Use the runtime bubblewrap, or leave the services out: --services none",
+        )
+    if runtime.capabilities.needs_image:
+        raise SpaceInvalid(
+            f"Services run beside bubblewrap, and not beside a container of {runtime.name}.",
+            hint="Leave --runtime out, or leave the services out: --services none",
+        )
+
+
+def signal_number(word: str) -> int:
+    """Of a name or a number; SIGTERM for what is none."""
+    word = word.upper()
+    try:
+        if word.isascii() and word.isdigit():
+            return int(signal.Signals(int(word[:4])))
+        return int(signal.Signals[word if word.startswith("SIG") else f"SIG{word}"])
+    except (KeyError, ValueError):
+        return int(signal.SIGTERM)
 
 
 def check_systems(runtime: Runtime) -> None:

@@ -27,9 +27,11 @@ from carrel.domain.errors import (
 from carrel.domain.images import RootImage
 from carrel.domain.plans import HOST, EnvironmentPlan, PlanKind, PlanRequest
 from carrel.domain.projects import OnProgress, ProjectKind, ignore_progress
+from carrel.domain.runtimes import Network
+from carrel.domain.services import PlannedService, StackPlan
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.systems import SpaceEnvironment
-from carrel.service.creation import Creator, check_environment, check_systems
+from carrel.service.creation import Creator, check_environment, check_services, check_systems
 from carrel.service.images import ImageLibrary
 from carrel.service.journal import Journal
 from carrel.service.space_config import write_plan
@@ -45,6 +47,16 @@ MOST_LINES = 10
 LINE = 500
 SEE_BUILD = "`carrel image build` tries it again and says all; `--image none` leaves it out."
 SET_UP = "The space is there, but it was not set up as its project says."
+OPEN = (
+    "They do not run, because the space has the machine's own network, where everybody on it could"
+    " reach them: --services auto runs them all the same."
+)
+UNASKED = "They do not run unless you ask for them: --services auto"
+SHARED = (
+    "The space has the machine's own network: its services listen there, and other programs and"
+    " spaces can reach them, or have their ports already."
+)
+NO_PLAN = EnvironmentPlan(PlanKind.HOST, "")
 
 
 @dataclass(frozen=True)
@@ -63,22 +75,32 @@ class SpaceEnvironments:
         `SpaceInvalid`; what nobody asked for and cannot be had is no error, and then nobody is kept
         from working by what fails."""
         asked = self._asked(request)
-        if request.environment is not None or asked is None:
+        if request.environment is not None or (asked is None and not request.services):
             return request
-        if request.image == "none" and not _by_file(asked):
-            return dataclasses.replace(request, environment=SpaceEnvironment())
+        asked = asked or PlanRequest("none")
+        asked = dataclasses.replace(asked, services=request.services, variables=request.env)
+        found, plan = await self._with_image(request, asked, on_progress)
+        if request.guest or request.services == "none":
+            return found
+        return await self._with_services(found, asked, plan, on_progress)
+
+    async def _with_image(
+        self, request: SpaceRequest, asked: PlanRequest, on_progress: OnProgress
+    ) -> tuple[SpaceRequest, EnvironmentPlan]:
+        if asked.image == "none" and not _by_file(asked):
+            return dataclasses.replace(request, environment=SpaceEnvironment()), NO_PLAN
         if request.guest:
             # What it may name is there already.
-            return request
+            return request, NO_PLAN
         # Beside one of the files, a name is what a plan refuses.
         if asked.image not in ("auto", "none") and not _by_file(asked):
-            return await self._named(request, on_progress)
+            return await self._named(request, on_progress), NO_PLAN
         try:
             runtime = await self.creator.machine.runtime(request.runtime)
             check_systems(runtime)
         except SpaceInvalid as error:
             if asked.automatic:
-                return _without(request, HOST + _small(error.message))
+                return _without(request, HOST + _small(error.message)), NO_PLAN
             raise
         if runtime.capabilities.needs_image:
             asked = dataclasses.replace(asked, unasked=False)
@@ -87,7 +109,58 @@ class SpaceEnvironments:
         except CarrelError as error:
             if not asked.unasked:
                 raise
-            return _without(request, *_failure(error))
+            return _without(request, *_failure(error)), NO_PLAN
+
+    async def _with_services(
+        self,
+        request: SpaceRequest,
+        asked: PlanRequest,
+        plan: EnvironmentPlan,
+        on_progress: OnProgress,
+    ) -> SpaceRequest:
+        """Those that go along with an image of the project's files, or were asked for."""
+        by_files = asked.image == "auto" or _by_file(asked)
+        if not (asked.services or by_files):
+            return request
+        strict = bool(asked.services) or not asked.automatic
+        try:
+            check_services(await self.creator.machine.runtime(request.runtime))
+        except SpaceInvalid:
+            if not asked.services:
+                return request
+            raise
+        folder = await self._folder(request, on_progress)
+        if folder is None:
+            if asked.services:
+                raise EnvironmentRefused(
+                    "There are no files of a project, and so no compose file.",
+                    hint="Leave the services out: --services none",
+                )
+            return request
+        if asked.unasked and not asked.services:
+            return await self._left_out(request, folder, asked, plan, UNASKED)
+        if request.network is not Network.NONE and not strict:
+            return await self._left_out(request, folder, asked, plan, OPEN)
+        stack, planned = await self.library.services_of(folder, asked, plan, on_progress)
+        if not stack.why:
+            return request
+        return _served(request, stack, planned)
+
+    async def _left_out(
+        self,
+        request: SpaceRequest,
+        folder: Path,
+        asked: PlanRequest,
+        plan: EnvironmentPlan,
+        why: str,
+    ) -> SpaceRequest:
+        """What nobody asked for takes no memory, and does not listen on the machine's addresses."""
+        maker, kept = self.library.maker, lambda _name: True
+        stack = await asyncio.to_thread(maker.stack, folder, asked, plan, kept)
+        if not stack.services:
+            return request
+        note = f"{stack.why} {why}"
+        return _served(request, dataclasses.replace(stack, why=note, dropped=()), ())
 
     def _asked(self, request: SpaceRequest) -> PlanRequest | None:
         files = (request.dockerfile, request.devcontainer, request.by_devcontainer)
@@ -108,11 +181,12 @@ class SpaceEnvironments:
 
     async def _planned(
         self, request: SpaceRequest, asked: PlanRequest, on_progress: OnProgress
-    ) -> SpaceRequest:
+    ) -> tuple[SpaceRequest, EnvironmentPlan]:
         folder = await self._folder(request, on_progress)
         if folder is None:
             if asked.automatic:
-                return _without(request, HOST + "there are no files of a project to look at.")
+                why = HOST + "there are no files of a project to look at."
+                return _without(request, why), NO_PLAN
             raise EnvironmentRefused(
                 "There are no files of a project to build from.",
                 hint="Name an image with --image, or build one first: carrel image build",
@@ -124,7 +198,7 @@ class SpaceEnvironments:
             more = (f"The commands of {plan.path} were not run.",) if hooks else ()
             # Nothing is to be said of files of which none asks for anything.
             silent = asked.unasked and not plan.path
-            return _without(request, *() if silent else (plan.why, *more))
+            return _without(request, *() if silent else (plan.why, *more)), plan
         text = await asyncio.to_thread(self.library.maker.definition, folder, plan)
         environment = _environment(plan, image, request)
         environment = dataclasses.replace(environment, plan=plan, definition=text)
@@ -133,7 +207,7 @@ class SpaceEnvironments:
             user = environment.user or image.config.user
             await asyncio.to_thread(self.creator.systems.account, image.folder, user)
             environment = dataclasses.replace(environment, unasked=True)
-        return dataclasses.replace(request, environment=environment)
+        return dataclasses.replace(request, environment=environment), plan
 
     async def _folder(self, request: SpaceRequest, on_progress: OnProgress) -> Path | None:
         """With the files of the project, as far as they are in one folder."""
@@ -275,6 +349,39 @@ def _lines(message: str) -> list[str]:
     """The first, and the last of what a program has said."""
     first, *said = [line[:LINE] for line in message.splitlines()] or [""]
     return [first, *(f"  {line}" for line in said[-MOST_LINES:])]
+
+
+def _served(
+    request: SpaceRequest, stack: StackPlan, planned: tuple[PlannedService, ...]
+) -> SpaceRequest:
+    """Beside what was found of its image."""
+    before = request.environment or SpaceEnvironment(request.image, request.image)
+    dropped = [f"{one.what} was left out: {one.why}." for one in stack.dropped]
+    if planned and request.network is not Network.NONE:
+        dropped.insert(0, SHARED)
+    dropped += _same_ports(planned)
+    if len(dropped) > MOST_NOTES:
+        dropped[MOST_NOTES:] = [f"{len(dropped) - MOST_NOTES} more were left out."]
+    variables = {**stack.variables, **before.variables} if before.image_id else before.variables
+    environment = dataclasses.replace(
+        before,
+        services=planned,
+        variables=variables,
+        notes=(*before.notes, stack.why, *dropped),
+    )
+    return dataclasses.replace(request, environment=environment)
+
+
+def _same_ports(planned: tuple[PlannedService, ...]) -> Iterator[str]:
+    owner: dict[int, str] = {}
+    for one in planned:
+        for port in one.spec.ports:
+            other = owner.setdefault(port, one.spec.name)
+            if other != one.spec.name:
+                yield (
+                    f"{other} and {one.spec.name} both name the port {port}: they share one "
+                    "network, and only one of them can have it."
+                )
 
 
 def _what(plan: EnvironmentPlan) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from carrel.domain.errors import (
 from carrel.domain.images import ImageImport, Images, RootImage
 from carrel.domain.plans import HOST, EnvironmentPlan, PlanKind, PlanRequest
 from carrel.domain.projects import OnProgress, Progress, ignore_progress
+from carrel.domain.services import PlannedService, StackPlan
 from carrel.service.access import require_admin
 from carrel.service.shared import CallerSlots, Locks
 
@@ -132,9 +134,7 @@ class ImageLibrary:
             why = f"{HOST}the image of {plan.path} is not there yet. {BUILD.format(folder)}"
             return EnvironmentPlan(PlanKind.HOST, why, plan.path), None
 
-        def work(tell: OnProgress, watch: EngineWatch) -> RootImage:
-            with self.maker.make(folder, plan, LOCAL_ONLY, self._kept, watch) as made:
-                return self._keep(made, "", f"built from {plan.path}", tell)
+        work = partial(self._make, folder, plan)
 
         def tell_build(step: Progress) -> None:
             on_progress(replace(step, building=plan.path))
@@ -177,6 +177,43 @@ class ImageLibrary:
         if failed is not None and time.monotonic() - failed.at < AGAIN_S:
             raise failed.error.with_traceback(None)
         self.failed.pop(key, None)
+
+    async def services_of(
+        self, folder: Path, asked: PlanRequest, plan: EnvironmentPlan, on_progress: OnProgress
+    ) -> tuple[StackPlan, tuple[PlannedService, ...]]:
+        """For a space of the owner's with this plan: the services of its project, and their images.
+        Raises what `build` does."""
+        stack = await asyncio.to_thread(self.maker.stack, folder, asked, plan, self._kept)
+        planned = []
+        for spec in stack.services:
+            kind = PlanKind.IMAGE if spec.build is None else PlanKind.BUILD
+            path = "" if spec.build is None else spec.build.dockerfile
+            of_one = EnvironmentPlan(kind, "", path, spec.image, spec.build)
+
+            def look(
+                _tell: OnProgress, watch: EngineWatch, of_one: EnvironmentPlan = of_one
+            ) -> str:
+                return self.maker.key(folder, of_one, LOCAL_ONLY, watch) or of_one.image
+
+            key = await self._watched(look, on_progress)
+            image = await self._of_service(folder, of_one, key, on_progress)
+            planned.append(PlannedService(spec, image.image_id))
+        return stack, tuple(planned)
+
+    def _make(
+        self, folder: Path, plan: EnvironmentPlan, tell: OnProgress, watch: EngineWatch
+    ) -> RootImage:
+        with self.maker.make(folder, plan, LOCAL_ONLY, self._kept, watch) as made:
+            return self._keep(made, "", f"built from {plan.path}", tell)
+
+    async def _of_service(
+        self, folder: Path, plan: EnvironmentPlan, key: str, on_progress: OnProgress
+    ) -> RootImage:
+        async with self.locks.alone(key):
+            image = await asyncio.to_thread(self._found, key)
+            if image is not None:
+                return image
+            return await self._work(LOCAL, partial(self._make, folder, plan), on_progress)
 
     async def nearby(self, name: str, on_progress: OnProgress) -> RootImage:
         """For a space of the owner's: kept already, or taken from one of the owner's engines; no

@@ -16,8 +16,13 @@ from typing import TypeVar
 from carrel.domain.agents import AgentFolders
 from carrel.domain.collaborators import Downloads, Edits, Machine
 from carrel.domain.environments import HomeTools
-from carrel.domain.errors import LauncherUnavailable, StateConflict, TreeDamaged
-from carrel.domain.ids import dev_id
+from carrel.domain.errors import (
+    CommandInvalid,
+    LauncherUnavailable,
+    StateConflict,
+    TreeDamaged,
+)
+from carrel.domain.ids import dev_id, service_id
 from carrel.domain.limits import Limits
 from carrel.domain.projects import ProjectKind
 from carrel.domain.runtimes import (
@@ -29,14 +34,18 @@ from carrel.domain.runtimes import (
     SandboxSpec,
     StillRuntime,
 )
+from carrel.domain.services import MountKind, ServiceView
 from carrel.domain.spaces import Space
-from carrel.domain.systems import CommandPlace, Part, System, SystemMounts
+from carrel.domain.systems import CommandPlace, Part, SpaceImage, System, SystemMounts, Volume
 from carrel.domain.trees import Change, Owner, Tree, TreeDriver, TreeLayer, TreeMount, TreeUsage
 
 T = TypeVar("T")
 STILL_S = 30.0
 """So long a space stands still at most for a copy of its files: what waits there is waited for by
 clients of its own."""
+SERVICES, VOLUMES, HOSTS = "services", "volumes", "hosts"
+"""In the folder of a space that has services."""
+LOCAL_HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,8 @@ class OpenSpace:
     """The agent's, with the host's toolchain."""
     dev: Sandbox | None = None
     """The one with the space's image, if it has one."""
+    services: tuple[Sandbox, ...] = ()
+    """Those of the space's services, in their order."""
 
     @property
     def first(self) -> Sandbox:
@@ -59,14 +70,23 @@ class OpenSpace:
 
     @property
     def sandboxes(self) -> tuple[Sandbox, ...]:
-        return (self.sandbox,) if self.dev is None else (self.sandbox, self.dev)
+        own = (self.sandbox,) if self.dev is None else (self.sandbox, self.dev)
+        return (*own, *self.services)
 
-    def at(self, place: CommandPlace) -> Sandbox:
+    def at(self, place: CommandPlace, service: str = "") -> Sandbox:
+        """That of the service of this name, if one is given. Raises `CommandInvalid`."""
+        if service:
+            for one, sandbox in zip(self.space.services, self.services, strict=True):
+                if one.name == service:
+                    return sandbox
+            raise no_service(self.space, service)
         return self.dev if place is CommandPlace.DEV and self.dev is not None else self.sandbox
 
-    async def stop(self, grace_s: float = 2.0) -> None:
-        """As `Runtime.stop`, all of it."""
-        await asyncio.gather(*(self.runtime.stop(one, grace_s) for one in self.sandboxes))
+    async def stop(self, grace_s: float = 2.0, *, services: bool = True) -> None:
+        """As `Runtime.stop`, all of it; or without its services, which show nothing that could have
+        to be shown anew."""
+        found = [one for one in self.sandboxes if services or one not in self.services]
+        await asyncio.gather(*(self.runtime.stop(one, grace_s) for one in found))
 
 
 @dataclass(frozen=True)
@@ -121,22 +141,49 @@ class OpenSpaces:
         spec = self.spec(space)
         sandbox = Sandbox(runtime.name, spec, space.enforced)
         system = self.system(space)
+        services = tuple(
+            Sandbox(runtime.name, self._service_spec(space, spec, index), space.enforced)
+            for index in range(len(space.services))
+        )
         if system is None:
-            return OpenSpace(space, driver, runtime, tree, sandbox)
+            return OpenSpace(space, driver, runtime, tree, sandbox, None, services)
         dev = Sandbox(runtime.name, self._dev_spec(space, spec, system), space.enforced)
-        return OpenSpace(space, driver, runtime, tree, sandbox, dev)
+        return OpenSpace(space, driver, runtime, tree, sandbox, dev, services)
 
     def system(self, space: Space) -> System | None:
         """That of its image."""
-        image = space.image
-        if image is None or space.owner is None:
+        if space.image is None or space.owner is None:
             return None
+        folder = self.folder(space.space_id) / "system"
+        mounted = self._mounted(space)
+        return self._system(space, space.image, dev_id(space.space_id), folder, mounted)
+
+    def systems(self, space: Space) -> tuple[System, ...]:
+        """All of the space's: that of its image, then one for each service. What was written in
+        each is below its `folder`."""
+        own = self.system(space)
+        found = () if own is None else (own,)
+        if space.owner is None:
+            return found
+        return (*found, *(self._service_system(space, at) for at in range(len(space.services))))
+
+    def _service_system(self, space: Space, index: int) -> System:
+        service = space.services[index]
+        folder = self.folder(space.space_id) / SERVICES / service.name
+        key = service_id(space.space_id, index)
+        mounted = tuple(one.target.lstrip("/") for one in service.spec.mounts)
+        return self._system(space, service.image, key, folder, mounted)
+
+    def _system(
+        self, space: Space, image: SpaceImage, key: str, folder: Path, mounted: tuple[str, ...]
+    ) -> System:
+        assert space.owner is not None
         return System(
-            key=dev_id(space.space_id),
+            key=key,
             beside=space.space_id if space.driver == "overlay" else "",
             image_id=image.image_id,
             image=Path(image.folder),
-            folder=self.folder(space.space_id) / "system",
+            folder=folder,
             owner=space.owner,
             first_id=image.first_id,
             uid=image.uid,
@@ -145,13 +192,8 @@ class OpenSpaces:
             home=image.home,
             shell=image.shell,
             env=image.env,
-            mounted=self._mounted(space),
+            mounted=mounted,
         )
-
-    def systems(self, space: Space) -> tuple[System, ...]:
-        """All of its systems, first that of its image."""
-        system = self.system(space)
-        return () if system is None else (system,)
 
     def disk_use(self, opened: OpenSpace) -> TreeUsage:
         """What the space has written: in its tree, and in its systems. Blocking."""
@@ -162,13 +204,24 @@ class OpenSpaces:
         return TreeUsage(sum(one.bytes_used for one in found), files)
 
     def system_changes(self, space: Space) -> Iterator[Change]:
-        """How the first of them differs from its image. Blocking."""
-        systems = self.systems(space)
-        return self._systems.changes(systems[0]) if systems and self._systems else iter(())
+        """How that of its image differs from it. Blocking."""
+        system = self.system(space)
+        return self._systems.changes(system) if system and self._systems else iter(())
 
     def parts(self, space: Space) -> tuple[Part, ...]:
-        """What it has beside its tree, and belongs to its work."""
-        return self.systems(space)
+        """What it has beside its tree, and belongs to its work: its systems, and the volumes of its
+        services, each with the ids of the first that has it."""
+        return (*self.systems(space), *self.volumes(space))
+
+    def volumes(self, space: Space) -> Iterator[Volume]:
+        """Those that its services share; they are there once it was made."""
+        seen: set[str] = set()
+        for index, service in enumerate(space.services if space.owner is not None else ()):
+            for one in service.spec.mounts:
+                if one.kind is MountKind.VOLUME and one.source not in seen:
+                    seen.add(one.source)
+                    folder = self.folder(space.space_id) / VOLUMES / one.source
+                    yield Volume(folder, self._service_system(space, index))
 
     def _mounted(self, space: Space) -> tuple[str, ...]:
         """Where its sandbox shows the tree, and folders of the host."""
@@ -186,7 +239,7 @@ class OpenSpaces:
             spec,
             sandbox_id=system.key,
             system=system,
-            binds=tuple(shown),
+            binds=(*shown, *self._names(space)),
             hidden=(),
             carrel=(),
             shells=(),
@@ -194,6 +247,63 @@ class OpenSpaces:
             path_first=(),
             path_last=(),
         )
+
+    def _service_spec(self, space: Space, spec: SandboxSpec, index: int) -> SandboxSpec:
+        """Nothing of the space, but its network, its limits, and what the service's file names."""
+        service = space.services[index]
+        system = self._service_system(space, index)
+        mounts = service.spec.mounts
+        volumes = self.folder(space.space_id) / VOLUMES
+        of_tree = [one for one in mounts if one.kind is MountKind.TREE]
+        linked = [one for one in of_tree if one.source != "."]
+        return dataclasses.replace(
+            spec,
+            sandbox_id=system.key,
+            system=system,
+            binds=(
+                *self._names(space),
+                *(
+                    Bind(volumes / one.source, one.target, writable=not one.read_only)
+                    for one in mounts
+                    if one.kind is MountKind.VOLUME
+                ),
+            ),
+            hidden=(),
+            carrel=(),
+            shells=(),
+            env=service.spec.environment,
+            path_first=(),
+            path_last=(),
+            also_at="",
+            service=ServiceView(
+                tuple((one.target, not one.read_only) for one in of_tree if one.source == "."),
+                {one.target: one.source for one in linked},
+                all(one.read_only for one in linked),
+                tuple(one.target for one in mounts if one.kind is MountKind.MEMORY),
+            ),
+        )
+
+    def _names(self, space: Space) -> tuple[Bind, ...]:
+        """Where the names of its services are found, by all in it."""
+        if not space.services:
+            return ()
+        return (Bind(self.folder(space.space_id) / HOSTS, "/etc/hosts"),)
+
+    def make_services(self, space: Space) -> None:
+        """What its sandboxes show for its services; idempotent, blocking. Its owner is known."""
+        if not space.services:
+            return
+        folder = self.folder(space.space_id)
+        names = dict.fromkeys(name for one in space.services for name in one.names)
+        (folder / HOSTS).write_text(LOCAL_HOSTS + "".join(f"127.0.0.1 {one}\n" for one in names))
+        (folder / HOSTS).chmod(0o644)
+        (folder / SERVICES).mkdir(mode=0o700, exist_ok=True)
+        (folder / VOLUMES).mkdir(mode=0o700, exist_ok=True)
+        for index, service in enumerate(space.services):
+            system = self._service_system(space, index)
+            for one in service.spec.mounts:
+                if one.kind is MountKind.VOLUME and self._systems is not None:
+                    self._systems.make_volume(system, folder / VOLUMES / one.source, one.target)
 
     async def back_ends(self, space: Space) -> tuple[Runtime, TreeDriver]:
         """Raises `SandboxUnavailable` and `TreeUnavailable` for those that this daemon lacks."""
@@ -220,7 +330,7 @@ class OpenSpaces:
             account=space.counts_for,
             also_at=own_path(space),
             and_at=space.named,
-            pod=space.space_id if space.image is not None else "",
+            pod=space.space_id if space.image is not None or space.services else "",
             shells=self._program.shell if space.image is not None else (),
         )
 
@@ -237,7 +347,7 @@ class OpenSpaces:
         if space.downloads and self._downloads is not None:
             shared = (self._downloads.shown(space.downloads),)
         found: dict[str, Bind] = {}
-        for bind in (*seen, *shows, *shared):
+        for bind in (*seen, *shows, *shared, *self._names(space)):
             found.setdefault(bind.target, bind)
         for target, other in self._seen(space):
             found.setdefault(target, Bind(self._tree_folder(other), target))
@@ -344,11 +454,15 @@ class OpenSpaces:
             yield mount
 
     async def run(
-        self, opened: OpenSpace, command: Command, place: CommandPlace = CommandPlace.AGENT
+        self,
+        opened: OpenSpace,
+        command: Command,
+        place: CommandPlace = CommandPlace.AGENT,
+        service: str = "",
     ) -> Run:
         """A command in its sandbox. A tree that turns out to be without its mount gets it again:
         nothing has run then."""
-        sandbox = opened.at(place)
+        sandbox = opened.at(place, service)
         await self.prepare(opened, sandbox)
         try:
             async with self.mounted(opened) as mount:
@@ -381,10 +495,13 @@ class OpenSpaces:
         """Its tree, and its systems, as far as they were made."""
         for one in opened.sandboxes:
             self._late.pop(one.spec.sandbox_id, None)
-        for system in self.systems(opened.space):
-            if self._systems is not None:
-                await asyncio.to_thread(self._systems.drop, system)
+        await asyncio.to_thread(self._drop_systems, opened.space)
         await asyncio.to_thread(opened.driver.drop, opened.tree)
+
+    def _drop_systems(self, space: Space) -> None:
+        if self._systems is not None:
+            for system in self.systems(space):
+                self._systems.drop(system)
 
     async def pause(self, opened: OpenSpace) -> None:
         """Has all that runs in it stand still, where that can be done, until `resume`; not for
@@ -415,6 +532,14 @@ class OpenSpaces:
         self._usable.discard(space_id)
         if self._edits is not None:
             self._edits.forget(space_id)
+
+
+def no_service(space: Space, name: str) -> CommandInvalid:
+    known = ", ".join(one.name for one in space.services)
+    return CommandInvalid(
+        f"{space.name} has no service {name[:80]!r}.",
+        hint=f"It has: {known}." if known else "carrel new --services makes a space with services.",
+    )
 
 
 def own_path(space: Space) -> str:

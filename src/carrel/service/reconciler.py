@@ -138,6 +138,12 @@ class Reconciler:
             action = Action("stop", space_id, "its stop was interrupted")
         if mine:
             await self._take_up(space_id, mine)
+        if mine and state in (SpaceState.STOPPED, SpaceState.FAILED):
+            # Its services were being started when the daemon ended, and nobody heard of it.
+            opened = await self._open_spaces.of(self._journal.current(space_id))
+            await opened.stop(STOP_GRACE_S)
+            await self._runs.settled(space_id)
+            action = Action("stop", space_id, "its start was interrupted")
         if rebooted and state in LIVE:
             return await self._stopped_by_reboot(space_id)
         if state is SpaceState.RUNNING and not self._runs.live_of(space_id):

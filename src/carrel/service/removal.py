@@ -18,6 +18,7 @@ from carrel.domain.images import Images
 from carrel.domain.keys import looks_like_key
 from carrel.domain.spaces import AUTO, Removal, Space, SpaceState, Trashed
 from carrel.domain.store import Forget
+from carrel.domain.systems import SpaceService
 from carrel.domain.trees import Owner, Review, ReviewQuery
 from carrel.service.journal import Journal, JournaledOperation, problem_of
 from carrel.service.open_spaces import OpenSpace, OpenSpaces
@@ -176,6 +177,7 @@ class Remover:
             plain = [one for one in space.env.items() if not looks_like_key(*one)]
             packages = NO_SETTINGS if space.packages.credentials else space.packages
             bare = dataclasses.replace(space, env=dict(plain), packages=packages)
+            bare = dataclasses.replace(bare, services=_without_keys(space))
             lost = ""
             try:
                 kept = await self._kept(opened, bare, parts)
@@ -243,8 +245,9 @@ class Remover:
     def _clear(self, space: Space) -> None:
         """The user is given back last: until then nobody else gets it."""
         self.remove_folder(self.open_spaces.folder(space.space_id))
-        if space.image is not None:
-            self.images.release(space.space_id, space.image.image_id)
+        held = [one.image for one in space.services]
+        for image in {one.image_id for one in (space.image, *held) if one is not None}:
+            self.images.release(space.space_id, image)
         owner = self._owner(space)
         if owner is not None:
             self.users.give_back(space.space_id, owner)
@@ -257,9 +260,14 @@ class Remover:
     async def _gone(self, space_id: str, operation: JournaledOperation) -> None:
         now = self.journal.clock()
         before = self.journal.current(space_id)
-        had_values = bool(before.env) or before.packages.credentials
+        had_values = bool(before.env) or before.packages.credentials or bool(before.services)
         space, event = self.journal.moved(
-            space_id, SpaceState.REMOVED, removed_at=now, env={}, packages=NO_SETTINGS
+            space_id,
+            SpaceState.REMOVED,
+            removed_at=now,
+            env={},
+            packages=NO_SETTINGS,
+            services=(),
         )
         gone = (space_id,) if space.transient else ()
         forgotten = Forget(
@@ -271,3 +279,14 @@ class Remover:
             values=had_values,
         )
         await operation.end(space, event, forgotten)
+
+
+def _without_keys(space: Space) -> tuple[SpaceService, ...]:
+    """Its services, without the keys of the space that their file referred to."""
+    keys = {value for name, value in space.env.items() if looks_like_key(name, value)}
+    found = []
+    for one in space.services:
+        kept = {name: value for name, value in one.spec.environment.items() if value not in keys}
+        spec = dataclasses.replace(one.spec, environment=kept)
+        found.append(dataclasses.replace(one, spec=spec))
+    return tuple(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import posixpath
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
@@ -30,10 +31,10 @@ from carrel.domain.runs import Piece, Recordings, RunRecord, RunState, Stream
 from carrel.domain.runtimes import Command, Exit, ExitReason, Output, Run, host_pid
 from carrel.domain.spaces import Space, SpaceState
 from carrel.domain.store import Forget, Record, Store
-from carrel.domain.systems import CommandPlace
+from carrel.domain.systems import CommandPlace, SpaceService
 from carrel.lifecycle.table import LIVE
 from carrel.service.journal import Journal
-from carrel.service.open_spaces import OpenSpace, OpenSpaces
+from carrel.service.open_spaces import OpenSpace, OpenSpaces, no_service
 from carrel.service.shared import Shared
 
 KEEP_RUNS = 500
@@ -110,46 +111,68 @@ class Runs:
         *,
         hangup: bool = False,
         place: CommandPlace | None = None,
+        service: str = "",
     ) -> RunRecord:
-        """Without a `place` where its image is, if it has one. `run_id` is from who has written it
-        down already; for `hangup` see `Hangups`. Raises `StateConflict`, `CommandError`s and
-        `SandboxUnavailable`."""
+        """In the sandbox of a `service`, or without a `place` where its image is, if it has one.
+        `run_id` is from who has written it down already; for `hangup` see `Hangups`. Raises
+        `StateConflict`, `CommandError`s and `SandboxUnavailable`."""
         if command.output is Output.PIPES:
             raise CommandInvalid("The output of a run is recorded.", hint="Ask for files or a pty.")
-        return await self._tasks.see_through(self._start(space_id, command, run_id, hangup, place))
+        command = dataclasses.replace(command, run_id=run_id or new_id("ru"))
+        work = self._start(space_id, command, hangup, place, service)
+        return await self._tasks.see_through(work)
 
     async def _start(
-        self, space_id: str, command: Command, run_id: str, hangup: bool, place: CommandPlace | None
+        self,
+        space_id: str,
+        command: Command,
+        hangup: bool,
+        place: CommandPlace | None,
+        service: str,
     ) -> RunRecord:
         async with self._locks.shared(space_id):
             opened = await self._open_spaces.of(self._live_space(space_id))
+            if service:
+                command = _in_service(opened, service, command)
+            record = self._record(space_id, command)
             place = _place(opened, place)
-            run_id = run_id or new_id("ru")
-            record = RunRecord(
-                run_id=run_id,
-                space_id=space_id,
-                argv=_noted(command.argv),
-                state=RunState.STARTING,
-                created_at=self._journal.clock(),
-                cwd=command.cwd,
-                terminal=command.output is Output.PTY,
-                stdin=command.stdin,
-                timeout_s=command.timeout_s,
-                hangup=hangup,
-                display=command.display,
-                place=place,
-            )
-            self._of_space.setdefault(space_id, set()).add(run_id)
-            await self._journal.write(record, *self._becomes_running(space_id))
-            command = dataclasses.replace(
-                command, run_id=run_id, keep_bytes=self._keeping.stream_bytes
-            )
-            try:
-                run = await self._open_spaces.run(opened, command, place)
-            except BaseException as error:
-                await self._never_ran(record, error)
-                raise
-            return self._watch(record, run).record
+            record = dataclasses.replace(record, hangup=hangup, place=place, service=service)
+            self._of_space.setdefault(space_id, set()).add(record.run_id)
+            return await self._launch(opened, record, command, self._becomes_running(space_id))
+
+    async def start_service(self, opened: OpenSpace, service: SpaceService) -> RunRecord:
+        """The service itself, which is none of the commands that make a space `running`. Whoever
+        calls sees to it that the space stays. Raises as `start` does."""
+        command = Command(service.argv, cwd=service.folder, run_id=new_id("ru"))
+        record = self._record(opened.space.space_id, command)
+        record = dataclasses.replace(record, service=service.name, entry=True)
+        return await self._tasks.see_through(self._launch(opened, record, command, ()))
+
+    def _record(self, space_id: str, command: Command) -> RunRecord:
+        return RunRecord(
+            run_id=command.run_id,
+            space_id=space_id,
+            argv=_noted(command.argv),
+            state=RunState.STARTING,
+            created_at=self._journal.clock(),
+            cwd=command.cwd,
+            terminal=command.output is Output.PTY,
+            stdin=command.stdin,
+            timeout_s=command.timeout_s,
+            display=command.display,
+        )
+
+    async def _launch(
+        self, opened: OpenSpace, record: RunRecord, command: Command, records: tuple[Record, ...]
+    ) -> RunRecord:
+        await self._journal.write(record, *records)
+        command = dataclasses.replace(command, keep_bytes=self._keeping.stream_bytes)
+        try:
+            run = await self._open_spaces.run(opened, command, record.place, record.service)
+        except BaseException as error:
+            await self._never_ran(record, error)
+            raise
+        return self._watch(record, run).record
 
     def _live_space(self, space_id: str) -> Space:
         space = self._journal.current(space_id)
@@ -181,7 +204,8 @@ class Runs:
         known = dataclasses.replace(record, state=RunState.RUNNING, pid=host_pid(run))
         live = WatchedRun(known, run, asyncio.Event())
         self._live[record.run_id] = live
-        self._of_space.setdefault(record.space_id, set()).add(record.run_id)
+        if not record.entry:
+            self._of_space.setdefault(record.space_id, set()).add(record.run_id)
         live.task = asyncio.create_task(self._see_to_end(live, new=record.pid == 0))
         return live
 
@@ -251,6 +275,8 @@ class Runs:
     def _without(self, record: RunRecord) -> tuple[Record, ...]:
         """When that was the last command, the space becomes ready. An operation that moves
         it elsewhere says so itself."""
+        if record.entry:
+            return ()
         others = self._of_space.get(record.space_id, set())
         others.discard(record.run_id)
         if others:
@@ -268,7 +294,8 @@ class Runs:
         """A run of an earlier daemon: one that goes on is watched again, of one that ended
         the end is written down."""
         try:
-            run = await opened.runtime.attach(opened.at(record.place), record.run_id)
+            sandbox = opened.at(record.place, record.service)
+            run = await opened.runtime.attach(sandbox, record.run_id)
         except RunNotFound:
             unknown = record.state is RunState.STARTING
             failure = "It never started: the daemon ended before." if unknown else ""
@@ -321,9 +348,8 @@ class Runs:
 
     async def settled(self, space_id: str) -> None:
         """When the ends of all that was stopped are written down."""
-        for run_id in list(self._of_space.get(space_id, ())):
-            live = self._live.get(run_id)
-            if live is not None:
+        for live in list(self._live.values()):
+            if live.record.space_id == space_id:
                 await live.ended.wait()
 
     async def signal(self, run_id: str, number: int) -> None:
@@ -590,6 +616,14 @@ class Inputs:
         if known is None:
             known = self._known[run_id] = Input(live)
         return known
+
+
+def _in_service(opened: OpenSpace, name: str, command: Command) -> Command:
+    """Where that begins itself: it need not see the tree. Raises `CommandInvalid`."""
+    found = next((one for one in opened.space.services if one.name == name), None)
+    if found is None:
+        raise no_service(opened.space, name)
+    return dataclasses.replace(command, cwd=posixpath.join(found.folder, command.cwd))
 
 
 def _place(opened: OpenSpace, asked: CommandPlace | None) -> CommandPlace:

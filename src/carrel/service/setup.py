@@ -118,8 +118,13 @@ class Setups:
                 hint="Leave the set-up out.",
             )
         base = await self.creator.found_base(request, on_progress)
+        environment = request.environment
+        if environment is not None:
+            # Spaces that begin with the result start their own.
+            environment = dataclasses.replace(environment, services=())
         first = dataclasses.replace(
             request,
+            environment=environment,
             base_id=base.base_id,
             name="",
             space_id="",

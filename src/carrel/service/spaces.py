@@ -382,6 +382,7 @@ class Spaces:
 
     async def _stop_now(self, space_id: str, grace_s: float) -> Space:
         await self._servers.leave(space_id)
+        await self._creator.services.stop(self._journal.current(space_id))
         operation = self._journal.operation(space_id, "stop")
         stopped = await self._remover.stop(space_id, grace_s, operation)
         await self._runs.settled(space_id)
@@ -487,7 +488,7 @@ class Spaces:
             before = await self._open_spaces.of(space) if space.state in LIVE else None
             if before is not None:
                 await self._servers.leave(space_id)
-                await before.stop(grace_s)
+                await before.stop(grace_s, services=False)
             left = {
                 place: each
                 for place, each in space.sees.items()
@@ -529,6 +530,7 @@ class Spaces:
                     # What ran may have written on its way out.
                     await self._reviews.check_taken(self._journal.current(space_id))
             await self._servers.leave(space_id)
+            await self._creator.services.forget(space_id)
             operation = self._journal.operation(space_id, "remove")
             return await self._remover.remove(space_id, operation, ended=lives)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carrel.domain.cleanup import Stray
 from carrel.domain.errors import SpaceInvalid
-from carrel.domain.ids import dev_id, is_id, space_of
+from carrel.domain.ids import is_id, space_of
 from carrel.domain.launching import MountHelper
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
@@ -69,7 +69,9 @@ def remove_stray(stray: Stray, data: Path, helper: MountHelper | None = None) ->
     with tree_errors(f"remove the {stray.kind} {stray.path!r}"):
         if stray.kind == HELD:
             if helper is not None:
-                helper.release(dev_id(stray.space_id))
+                for key in sorted(helper.held()):
+                    if space_of(key) == stray.space_id != key:
+                        helper.release(key)
                 helper.release(stray.space_id)
         elif stray.kind == MOUNT:
             _unmount(spaces, stray.path)
@@ -91,7 +93,7 @@ def _is_space(name: str) -> bool:
 
 
 def _held(spaces: Path, helper: MountHelper) -> Iterator[Stray]:
-    # A space has up to two: its tree's, and its system's.
+    # A space may have several: its tree's, and those of its systems.
     for space_id in sorted(set(map(space_of, helper.held()))):
         yield Stray(HELD, space_id, str(spaces / space_id / "project"))
 

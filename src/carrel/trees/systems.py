@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from carrel.domain.trees import Change, TreeLayer, TreeUsage
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import RANGE, open_ids
-from carrel.linux.mounts import Overlay
+from carrel.linux.mounts import Overlay, descriptor_path
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.drivers.common import all_blocks, measure, tree_errors
 from carrel.trees.drivers.overlay import BackgroundCloser, attached, no_id_maps
@@ -31,6 +32,10 @@ from carrel.trees.parts import BELOW, UPPER, SpacePart, SystemPart, part_of
 from carrel.trees.removal import remove_tree
 from carrel.trees.shared_layers import SharedLayers
 
+MOST_FILLED = 20_000
+"""Entries of an image that a new volume begins with. Those that images have there are few."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 WORK, LOWER = "work", "lower"
 _OPTIONS = (("redirect_dir", "on"), ("metacopy", "on"), ("index", "off"), ("nfs_export", "off"))
 
@@ -77,6 +82,26 @@ class Systems:
         """The uppermost first."""
         below = self._layers.of(system.folder / BELOW)
         return (system.image,) if below is None else (below, system.image)
+
+    def make_volume(self, system: System, volume: Path, target: str) -> None:
+        if volume.is_dir():
+            return
+        with tree_errors("make the volume"):
+            draft = volume.with_name(f".{volume.name}.new")
+            if draft.is_dir():
+                remove_tree(draft)
+            draft.mkdir(mode=0o755)
+            if os.geteuid() == 0:
+                os.chown(draft, *system.shown(0, 0))
+            with (
+                Descriptor(
+                    os.open(system.image, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                ) as root,
+                contextlib.suppress(OSError),
+                Descriptor(open_beneath(root, os.fsencode(target.lstrip("/")))) as source,
+            ):
+                _fill(system, source, draft, [MOST_FILLED])
+            draft.rename(volume)
 
     def _hold(self, system: System) -> None:
         if system.key not in self._helper.held():
@@ -125,6 +150,45 @@ class Systems:
             finally:
                 if held is not None:
                     self._closer.close(held)
+
+
+def _fill(system: System, source: int, folder: Path, left: list[int]) -> None:
+    """As the image has that folder, with the ids of the space. Raises OSError where it is none."""
+    found = os.fstat(source)
+    if not stat.S_ISDIR(found.st_mode):
+        return
+    _as_it_is(system, found, folder)
+    with os.scandir(descriptor_path(source)) as entries:
+        names = sorted(entries, key=lambda one: one.name)
+    for entry in names:
+        left[0] -= 1
+        if left[0] < 0:
+            return
+        info, target = entry.stat(follow_symlinks=False), folder / entry.name
+        if stat.S_ISDIR(info.st_mode):
+            target.mkdir(mode=0o700)
+            with Descriptor(os.open(entry.name, _FOLDER, dir_fd=source)) as below:
+                _fill(system, below, target, left)
+        elif stat.S_ISLNK(info.st_mode):
+            target.symlink_to(os.readlink(entry.name, dir_fd=source))
+            _own(system, info, target)
+        elif stat.S_ISREG(info.st_mode):
+            with (
+                open(os.open(entry.name, _FILE, dir_fd=source), "rb") as old,
+                open(target, "xb") as new,
+            ):
+                shutil.copyfileobj(old, new)
+            _as_it_is(system, info, target)
+
+
+def _as_it_is(system: System, info: os.stat_result, path: Path) -> None:
+    _own(system, info, path)
+    os.chmod(path, stat.S_IMODE(info.st_mode) & 0o1777)
+
+
+def _own(system: System, info: os.stat_result, path: Path) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, *system.shown(info.st_uid, info.st_gid), follow_symlinks=False)
 
 
 def _make_folders(system: System) -> None:

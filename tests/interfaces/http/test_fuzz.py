@@ -62,6 +62,8 @@ PLAIN = {
     "POST /v1/queue/{entry}/cancel",
     "GET /v1/races/{race}",
     "GET /v1/spaces/{space}",
+    "GET /v1/spaces/{space}/services",
+    "POST /v1/spaces/{space}/services/{service}/restart",
     "GET /v1/spaces/{space}/ports",
     "DELETE /v1/spaces/{space}/ports/{port}",
     "GET /v1/spaces/{space}/ps",

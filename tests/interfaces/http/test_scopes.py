@@ -67,6 +67,8 @@ ROUTES = [
     Route("GET", "/v1/usage", "own"),
     Route("GET", "/v1/spaces/{space}/ps", "hidden"),
     Route("GET", "/v1/ps", "own"),
+    Route("GET", "/v1/spaces/{space}/services", "hidden"),
+    Route("POST", "/v1/spaces/{space}/services/{service}/restart", "hidden"),
     Route("GET", "/v1/spaces/{space}/ports", "hidden"),
     Route("POST", "/v1/spaces/{space}/ports", "admin", body={"port": 3000}),
     Route("DELETE", "/v1/spaces/{space}/ports/{port}", "admin"),
@@ -278,7 +280,7 @@ def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
     words |= {"image": "no/such"}
     words |= {"comment": "co_none", "entry": "qe_x", "race": "rc_aaaaaaaaaaaa"}
-    words |= {"space": ABSENT["space"], "port": "3000"}
+    words |= {"space": ABSENT["space"], "port": "3000", "service": "db"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)
     more: dict[str, Any] = {} if route.body is None else {"json": _filled(route.body, words)}

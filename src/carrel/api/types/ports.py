@@ -10,6 +10,7 @@ from carrel.api.types.common import Answer, Body, Moment
 from carrel.api.types.runs import RunInfo
 from carrel.api.types.spaces import SpaceInfo, UsageInfo
 from carrel.domain.ports import MAX_PORT
+from carrel.domain.services import ServicePhase
 
 
 class NewForward(Body, frozen=True, kw_only=True):
@@ -76,6 +77,31 @@ class SshSessionInfo(Answer, frozen=True, kw_only=True):
     begun_at: Moment
 
 
+class ServiceInfo(Answer, frozen=True, kw_only=True):
+    """What runs beside a space's commands, by a compose file of its project."""
+
+    name: str
+    state: ServicePhase
+    image: str
+    health: str = ""
+    """healthy, unhealthy or starting; empty: it has no check."""
+    run: str = ""
+    """Its last run, whose output is what it said."""
+    restarts: int = 0
+    """In a row, because it ended."""
+    ports: tuple[int, ...] = ()
+    """That its file names."""
+    code: int | None = None
+    """With which it ended."""
+    problem: str = ""
+
+
+class ServiceList(Answer, frozen=True, kw_only=True):
+    space: str
+    services: tuple[ServiceInfo, ...]
+    """In the order in which they start."""
+
+
 class PsInfo(Answer, frozen=True, kw_only=True):
     """All that is at work in a space; its agent and its servers are with the space."""
 
@@ -85,6 +111,7 @@ class PsInfo(Answer, frozen=True, kw_only=True):
     caution: str
     forwards: tuple[ForwardInfo, ...]
     ssh: tuple[SshSessionInfo, ...] = ()
+    services: tuple[ServiceInfo, ...] = ()
     usage: UsageInfo | None
     """None of one that does not run."""
 

@@ -35,6 +35,7 @@ SignalName = Literal[
 ]
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Side = Annotated[int, Meta(ge=1, le=65_535)]
+PlaceName = Annotated[str, Meta(pattern=rf"^([A-Za-z0-9][A-Za-z0-9_.-]{{0,62}})?{END}")]
 ReaderName = Annotated[str, Meta(max_length=64, pattern=rf"^[A-Za-z0-9_-]*{END}")]
 Argv = Annotated[tuple[WordText, ...], Meta(min_length=1, max_length=262_144)]
 """Each costs the kernel ten bytes at least, of the 2 MiB that it takes."""
@@ -47,9 +48,9 @@ class CommandBody(Body, frozen=True, kw_only=True):
     env: Environment = field(default_factory=dict)
     cwd: PathText = "."
     timeout_s: Span | None = None
-    place: Literal["", "agent", "dev"] = ""
-    """`dev`: with the space's image; `agent`: with the host's toolchain, as its agent. Empty: with
-    the image, if the space has one."""
+    place: PlaceName = ""
+    """`dev`: with the space's image; `agent`: with the host's toolchain, as its agent; or the name
+    of one of its services. Empty: with the image, if the space has one."""
 
 
 class CommandOptions(TypedDict, total=False):
@@ -153,6 +154,8 @@ class RunInfo(Answer, frozen=True, kw_only=True):
     terminal: bool
     place: CommandPlace = CommandPlace.AGENT
     """Where in the space it runs."""
+    service: str = ""
+    """In whose sandbox, instead."""
     created_at: Moment
     pid: int = 0
     exit: ExitInfo | None = None

@@ -126,6 +126,10 @@ class NewSpace(Body, frozen=True, kw_only=True):
     """Instead: by this devcontainer.json of the project, or the one in this folder."""
     by_devcontainer: bool = False
     """Instead: by the first devcontainer.json of the project."""
+    services: PathInside = ""
+    """What runs beside its commands: `auto`, the services of the project's compose file; `none`; or
+    the path of a compose file in the project. Empty: those that go with an image that the project's
+    files describe."""
     tier: Literal["", "minimal", "default", "large"] = ""
     limits: LimitsBody = LimitsBody()
     labels: Labels = field(default_factory=dict)
@@ -166,6 +170,7 @@ class SpaceOptions(TypedDict, total=False):
     dockerfile: str
     devcontainer: str
     by_devcontainer: bool
+    services: str
 
 
 class SpaceListQuery(Query, frozen=True, kw_only=True):
@@ -316,6 +321,8 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     withheld: tuple[str, ...] = ()
     """What of those settings it was not given: credentials, and what could not be read."""
     image: ShownImage | None = None
+    services: tuple[str, ...] = ()
+    """What runs beside its commands, by a compose file of its project: see `services.list`."""
     """What its commands have instead of the host's toolchain."""
     downloads: str = ""
     """The name of the packages that it shares with other spaces of its project; empty: it shares

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 ENV = Option("-e, --env K=V", "Set a variable of its environment.", to="env")
 PLACE = Option(
-    "--in dev|agent",
-    "Where: with the space's image, or with the host's toolchain as its agent.",
+    "--in PLACE",
+    "Where: dev, with the space's image; agent, with the host's toolchain; or a service.",
     to="place",
 )
 SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; fi; exec sh -l"]

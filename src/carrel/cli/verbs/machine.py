@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from carrel.domain.plans import EnvironmentPlan
+    from carrel.domain.services import StackPlan
 
 MARKS = {"good": "ok", "warning": "!", "bad": "!!", "unused": "-"}
 USAGE = ("NAME", "STATE", "RUNTIME", "RUNS", "CPU%", "CPU", "MEMORY", "PEAK", "PROCS", "DISK")
@@ -222,6 +223,7 @@ def _top_table(
     Option("--image IMAGE", "auto, none, or a name, an archive or a folder."),
     Option("--dockerfile PATH", "This one, relative to the project."),
     Option("--devcontainer PATH", "This devcontainer.json, or its folder."),
+    Option("--services PATH", "auto, none, or a compose file of the project."),
 )
 def inspect(call: VerbCall) -> None:
     """Say which toolchain a project needs, what of it is missing here, and with which image.
@@ -243,18 +245,20 @@ def inspect(call: VerbCall) -> None:
     root = Path(call.text("path") or ".")
     report = inspect_project(root, HostPrograms(search, shown))
     content = msgspec.to_builtins(report)
-    content["plan"] = msgspec.to_builtins(_plan(call, root))
+    plan, stack = _plan(call, root)
+    content |= {"plan": msgspec.to_builtins(plan), "services": msgspec.to_builtins(stack)}
     if call.json:
         call.show({**content, "missing": [one.name for one in report.toolchain.missing]})
         return
-    for line in (*_report_lines(content), *_plan_lines(content["plan"])):
+    lines = (*_plan_lines(content["plan"]), *_stack_lines(content["services"]))
+    for line in (*_report_lines(content), *lines):
         call.say(line)
     packages = report.toolchain.packages
     if packages:
         call.say(f"install: sudo apt-get install {' '.join(packages)}")
 
 
-def _plan(call: VerbCall, root: Path) -> EnvironmentPlan:
+def _plan(call: VerbCall, root: Path) -> tuple[EnvironmentPlan, StackPlan]:
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
@@ -262,14 +266,26 @@ def _plan(call: VerbCall, root: Path) -> EnvironmentPlan:
     from carrel.environments.engines.catalogue import Engines
     from carrel.environments.engines.maker import EngineMeans
     from carrel.environments.plans import plan_project
+    from carrel.environments.stacks import plan_stack
 
     asked = PlanRequest(
-        call.text("image") or "auto", call.text("dockerfile"), call.text("devcontainer")
+        call.text("image") or "auto",
+        call.text("dockerfile"),
+        call.text("devcontainer"),
+        services=call.text("services"),
     )
     # The images that the daemon keeps are its own; engines are asked here.
     with TemporaryDirectory(prefix="carrel-inspect-") as folder:
         means = EngineMeans(Engines(Path(folder)), lambda _name: False)
-        return plan_project(root, asked, means)
+        plan = plan_project(root, asked, means)
+        return plan, plan_stack(root, asked, plan, means)
+
+
+def _stack_lines(stack: dict[str, Any]) -> Iterator[str]:
+    if stack["why"]:
+        yield clean(f"services: {stack['why']}")
+    for dropped in stack["dropped"]:
+        yield clean(f"services: without {dropped['what']}: {dropped['why']}")
 
 
 def _plan_lines(plan: dict[str, Any]) -> Iterator[str]:

@@ -72,6 +72,12 @@ BUILDING = (
         "--devcontainer PATH", "Or by this devcontainer.json, or its folder.", to="devcontainer"
     ),
     Option("--by-devcontainer", "Or by the project's devcontainer.json.", to="by_devcontainer"),
+    Option(
+        "--services auto|none|PATH",
+        "Run the services of the project's compose file, or of the one at PATH, beside it.",
+        kind="text",
+        to="services",
+    ),
     Option("--driver TEXT", "Choose how its tree is made; otherwise the best.", to="driver"),
     NETWORK,
     Option("--tier minimal|default|large", "Use this set of limits.", to="tier"),

@@ -92,6 +92,7 @@ def _describe(one: dict[str, Any]) -> str:
         ("servers", clean(_servers(one))),
     ]
     pairs += _several("runs", [_run(run) for run in one["runs"]])
+    pairs += _several("services", [_service(service) for service in one.get("services", ())])
     pairs.append(("its ports", clean(named_ports(space))))
     pairs += _several("listens", [_listening(port) for port in one["listening"]])
     pairs += _several("forwards", [_forward(forward) for forward in one["forwards"]])
@@ -112,6 +113,14 @@ def _session(one: dict[str, Any]) -> str:
     return f"{one['session']}  {age_of(one['begun_at'])}  {where}, from process {one['client']}"
 
 
+def _service(one: dict[str, Any]) -> str:
+    health = f", {one['health']}" if one["health"] else ""
+    ports = f"  {', '.join(map(str, one['ports']))}" if one["ports"] else ""
+    again = f", started {one['restarts']} times again" if one["restarts"] else ""
+    why = f"  {clean(one['problem'])}" if one["problem"] else ""
+    return f"{clean(one['name'])}  {one['state']}{health}{again}{ports}  {one['run']}{why}".rstrip()
+
+
 def _listening(port: dict[str, Any]) -> str:
     program = clean(port["program"]) + (f" ({port['pid']})" if port["pid"] else "")
     where = "" if port["host"] in ANYWHERE else f" on {port['host']}"
@@ -127,6 +136,46 @@ def _forward(forward: dict[str, Any]) -> str:
 
 def _here(forward: dict[str, Any]) -> str:
     return f"127.0.0.1:{forward['local']}"
+
+
+# Services
+
+SERVICES = AnswerTable(
+    "services",
+    {
+        "SERVICE": lambda one: one["name"],
+        "STATE": lambda one: one["state"],
+        "HEALTH": lambda one: one["health"] or "-",
+        "PORTS": lambda one: ", ".join(map(str, one["ports"])) or "-",
+        "RESTARTS": lambda one: str(one["restarts"] or "-"),
+        "IMAGE": lambda one: one["image"],
+        "RUN": lambda one: one["run"] or "-",
+        "PROBLEM": lambda one: one["problem"] or "-",
+    },
+    shrink=("PROBLEM", "IMAGE"),
+    empty="It has no services: see `carrel new --services`.",
+)
+
+
+@Verb(
+    SPACE,
+    Argument("service", required=False, many=True),
+    Option("--restart", "End these, or all of them, and start them again."),
+)
+def services(call: VerbCall) -> None:
+    """Show the services of a space: what its project's compose file runs beside it.
+
+    `carrel exec --in SERVICE` runs a command in the sandbox of one, and `carrel logs --in SERVICE`
+    prints what one has said.
+    """
+    space, names = call.text("space"), call.texts("service")
+    if call.flag("restart"):
+        known = [one["name"] for one in call.ask("services.list", space)["services"]]
+        for name in names or known:
+            call.ask("services.restart", space, name)
+    found = call.ask("services.list", space)
+    wanted = [one for one in found["services"] if not names or one["name"] in names]
+    call.answer({**found, "services": wanted}, SERVICES)
 
 
 # Ports here

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from carrel.cli.call import VerbCall
+from carrel.cli.call import VerbCall, invalid
 from carrel.cli.output import AnswerTable, Shown, clean, fields, flush, is_terminal, tell
 from carrel.cli.spec import RUN, SPACE, Argument, Option, Verb
 from carrel.cli.terminal import missing, write_all
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 30.0
 """So long one request waits for the end of a command; then it is asked again."""
+NEWEST = 50
+"""Runs among which the newest command is: those of services are none."""
 OVER = ("ended", "failed")
 ID_LENGTH = 15
 """Of a run's id, `ru_` and twelve characters."""
@@ -152,6 +154,7 @@ def run_signal(call: VerbCall) -> None:
 @Verb(
     Argument("space", completes="spaces"),
     Option("--run RUN", "Print the output of this run."),
+    Option("--in SERVICE", "Print what this service of the space has said."),
     Option("-f, --follow", "Follow the output to the command's end."),
     Option("--raw", "Print the output as it is: no transcript, and escape sequences too."),
     *TRANSCRIPT_OPTIONS,
@@ -233,8 +236,20 @@ def _newest(call: VerbCall) -> dict[str, Any] | None:
     if word := call.text("run") or (named if _is_run(named) else ""):
         found: dict[str, Any] = call.ask("runs.show", word)
         return found
-    runs = call.ask("runs.list", space["id"], query=[("limit", 1)])["runs"]
-    return runs[0] if runs else None
+    if service := call.text("in"):
+        return _of_service(call, space["id"], service)
+    runs = call.ask("runs.list", space["id"], query=[("limit", NEWEST)])["runs"]
+    return next((run for run in runs if not run["service"]), runs[0] if runs else None)
+
+
+def _of_service(call: VerbCall, space: str, name: str) -> dict[str, Any] | None:
+    for one in call.ask("services.list", space)["services"]:
+        if one["name"] == name and one["run"]:
+            found: dict[str, Any] = call.ask("runs.show", one["run"])
+            return found
+    raise invalid(
+        f"{clean(name)!r} is no service that has run there.", hint="`carrel services` lists them."
+    )
 
 
 def _is_run(word: str) -> bool:

@@ -172,6 +172,7 @@ def describe(space: dict[str, Any], changed: str = "") -> str:
         ("agent", _agent(space)),
         ("sees", clean(_sees(space))),
         ("image", clean(image_of(space))),
+        ("services", clean(", ".join(space.get("services", ())))),
         ("its ports", clean(named_ports(space))),
         ("set up", clean("; ".join(space.get("setup", ())))),
         ("packages", clean(", ".join(space.get("packages", ())))),

@@ -18,11 +18,13 @@ from carrel.domain.engines import (
 from carrel.domain.environments import Build
 from carrel.domain.errors import EngineUnavailable, EnvironmentRefused, ImageNotInEngine
 from carrel.domain.plans import EnvironmentPlan, PlanKind, PlanRequest
+from carrel.domain.services import StackPlan
 from carrel.environments.engines.catalogue import Engines, check_image_name
 from carrel.environments.engines.contents import build_key
 from carrel.environments.engines.staging import stage_project
 from carrel.environments.files import ProjectReader, open_folder
 from carrel.environments.plans import plan_project
+from carrel.environments.stacks import plan_stack
 
 Kept = Callable[[str], bool]
 
@@ -79,6 +81,11 @@ class ProjectImages:
     ) -> EnvironmentPlan:
         means = EngineMeans(self.engines, kept, try_engine)
         return plan_project(project, request, means, name=name)
+
+    def stack(
+        self, project: Path, request: PlanRequest, plan: EnvironmentPlan, kept: Kept
+    ) -> StackPlan:
+        return plan_stack(project, request, plan, EngineMeans(self.engines, kept))
 
     @contextlib.contextmanager
     def make(

@@ -347,7 +347,7 @@ class Equipping:
             missing = self._missing(space, paths)
             self._check(space)
             opened = await self._open_spaces.of(space)
-            await opened.stop()
+            await opened.stop(services=False)
             shows = (*space.shows, *missing)
             await self._journal.write(self._journal.amend(space_id, shows=shows))
 

@@ -31,6 +31,7 @@ from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.services import ServiceOperations
 from carrel.service.operations.spaces import SpaceOperations, TrashOperations
 from carrel.service.tokens import Tokens
 
@@ -65,4 +66,5 @@ class Operations:
     ports: PortOperations
     ps: PsOperations
     ssh: SshOperations
+    services: ServiceOperations
     requests: RequestOperations

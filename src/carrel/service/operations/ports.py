@@ -14,9 +14,11 @@ from carrel.domain.spaces import Space
 from carrel.domain.ssh import SshSession
 from carrel.lifecycle.table import LIVE
 from carrel.service.operations.runs import RunOperations
+from carrel.service.operations.services import services_of
 from carrel.service.operations.spaces import AT_ONCE, SpaceOperations, SpaceViews
 from carrel.service.ports import Ports
 from carrel.service.runs import Runs
+from carrel.service.services import SpaceServices
 from carrel.service.spaces import Spaces
 from carrel.service.ssh import SshSessions
 
@@ -69,7 +71,9 @@ class PsOperations:
         sessions: SshSessions,
         of_spaces: SpaceOperations,
         of_runs: RunOperations,
+        services: SpaceServices,
     ) -> None:
+        self._services = services
         self._spaces = spaces
         self._views = views
         self._runs = runs
@@ -98,7 +102,8 @@ class PsOperations:
         return types.PsList(spaces=tuple(one for one in found if one is not None))
 
     async def _info(self, caller: Caller, space: Space) -> types.PsInfo:
-        runs = [one for one in self._runs.alive() if one.space_id == space.space_id]
+        alive = [one for one in self._runs.alive() if one.space_id == space.space_id]
+        runs = [one for one in alive if not one.entry]
         live = space.state in LIVE
         usage = await self._of_spaces.used(caller, space) if live else None
         listening = await self._ports.look(space)
@@ -109,6 +114,7 @@ class PsOperations:
             caution=listening.caution,
             forwards=forwards_of(self._ports, space),
             ssh=tuple(map(_session, self._sessions.of(space.space_id))),
+            services=services_of(self._services, space),
             usage=usage,
         )
 

@@ -50,7 +50,8 @@ class RunOperations:
             timeout_s=new.timeout_s,
             may_make_room=is_owner(caller),
         )
-        record = await self._runs.start(found.space_id, command, place=_place(new.place))
+        place, service = _place(new.place)
+        record = await self._runs.start(found.space_id, command, place=place, service=service)
         target = None if given is None else self.inputs.of(record.run_id)
         if target is not None:
             target.push(given)
@@ -73,8 +74,9 @@ class RunOperations:
             reader=reader,
             may_make_room=is_owner(caller),
         )
+        place, service = _place(new.place)
         return await self._runs.start(
-            found.space_id, command, hangup=new.hangup, place=_place(new.place)
+            found.space_id, command, hangup=new.hangup, place=place, service=service
         )
 
     async def list(self, caller: Caller, space: str, asked: types.RunListQuery) -> types.RunList:
@@ -110,6 +112,7 @@ class RunOperations:
             state=record.state,
             terminal=record.terminal,
             place=record.place,
+            service=record.service,
             created_at=moment(record.created_at),
             pid=record.pid,
             exit=None if record.exit is None else _exit(record.exit),
@@ -118,8 +121,10 @@ class RunOperations:
         )
 
 
-def _place(word: str) -> CommandPlace | None:
-    return CommandPlace(word) if word else None
+def _place(word: str) -> tuple[CommandPlace | None, str]:
+    """One of the space's own, or the name of a service."""
+    own = not word or word in {*CommandPlace}
+    return (CommandPlace(word) if word and own else None), ("" if own else word)
 
 
 def _exit(ended: Exit) -> types.ExitInfo:

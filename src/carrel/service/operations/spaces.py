@@ -119,6 +119,7 @@ class SpaceViews:
             "tools": () if hidden else tuple(map(_tool, space.tools.tools)),
             "shown": () if hidden else tuple(space.shown),
             "image": _image(space),
+            "services": tuple(one.name for one in space.services),
             "packages": () if hidden else _given(space.packages),
             "withheld": () if hidden else space.packages.withheld,
         }
