@@ -65,6 +65,11 @@ async def new(app: Services, project: Path | None, **options: object) -> Space:
     return await app.spaces.create(LOCAL, asked)
 
 
+def _left(data: Path) -> list[str]:
+    """But for what the trash keeps of their data."""
+    return [one for one in leftovers(data) if not one.startswith("trash ")]
+
+
 async def in_service(services: Services, space: Space, name: str, script: str) -> str:
     record = await services.runs.start(
         space.space_id, Command(("sh", "-c", script), timeout_s=30), service=name
@@ -83,7 +88,7 @@ async def test_a_service_runs_beside_the_commands_of_its_space(data: Path, tmp_p
         assert (record.exit.code, said) == (0, "hello\n")
         assert "bin" in await in_service(services, space, "greeter", "ls /")
         await services.spaces.remove(LOCAL, space.space_id, force=True)
-        assert leftovers(data) == []
+        assert _left(data) == []
 
 
 POSTGRES = {
@@ -155,7 +160,7 @@ async def test_postgresql_and_redis_serve_a_space_and_keep_their_data(
         assert await query(services, space, "select n from t") == "7\n"
         assert await in_service(services, space, "cache", "redis-cli get a") == "b\n"
         await services.spaces.remove(LOCAL, space.space_id, force=True)
-        assert leftovers(data) == []
+        assert _left(data) == []
 
 
 async def test_a_service_that_never_gets_healthy_leaves_nothing(data: Path, tmp_path: Path) -> None:
@@ -168,7 +173,7 @@ async def test_a_service_that_never_gets_healthy_leaves_nothing(data: Path, tmp_
             await new(services, project)
         assert "web did not become healthy" in caught.value.message
         assert "I will not listen" in caught.value.message
-        assert leftovers(data) == []
+        assert _left(data) == []
         assert services.runs.alive() == []
 
 
@@ -186,7 +191,7 @@ async def test_a_service_that_ends_at_once_is_told_with_its_last_lines(
         project = compose(tmp_path, {"web": {"image": "box:1", "command": ["/no/such/program"]}})
         with pytest.raises(ServiceFailed, match="cannot start"):
             await new(services, project)
-        assert leftovers(data) == []
+        assert _left(data) == []
 
 
 async def test_services_wait_for_those_that_they_depend_on(data: Path, tmp_path: Path) -> None:
@@ -210,7 +215,7 @@ async def test_services_wait_for_those_that_they_depend_on(data: Path, tmp_path:
         with pytest.raises(ServiceFailed, match="job ended with 1"):
             await new(services, compose(tmp_path, stack, volumes={"shared": None}))
         await services.spaces.remove(LOCAL, space.space_id, force=True)
-        assert leftovers(data) == []
+        assert _left(data) == []
 
 
 async def test_a_service_sees_of_the_project_what_its_file_names(
@@ -332,7 +337,7 @@ async def test_ten_copies_of_a_stack_have_the_same_ports_at_once(
         assert len(set(networks)) == 10
         for one in spaces:
             await services.spaces.remove(LOCAL, one.space_id, force=True)
-        assert leftovers(data) == []
+        assert _left(data) == []
 
 
 async def test_runtimes_without_images_say_that_services_need_one(
@@ -375,7 +380,10 @@ async def test_an_image_by_the_project_brings_its_services(data: Path, tmp_path:
         assert none.services == ()
         opened_up = await new(services, project, services="", image="auto", network=Network.OPEN)
         assert opened_up.services == ()
-        assert any("--services runs them all the same" in one for one in opened_up.image_notes)
+        assert any("--services auto runs them all the same" in one for one in opened_up.image_notes)
+        unasked = await new(services, project, services="")
+        assert unasked.services == ()
+        assert any("unless you ask for them: --services auto" in one for one in unasked.image_notes)
         stack = {"dev": {"image": "box:1", "environment": {"DB": "db"}}, "db": server("hello")}
         compose(tmp_path, {**stack, "more": server("y", port=8081)})
         content = {"dockerComposeFile": "compose.yaml", "service": "dev", "runServices": ["db"]}
@@ -395,13 +403,35 @@ async def test_forks_and_what_is_brought_back_have_services_of_their_own(
     async with with_box(data) as services:
         space = await new(services, project)
         await run(services, space, "echo changed > new.txt")
+        await in_service(services, space, "web", "echo first > /kept/data; echo first > /etc/own")
         asked = ForkRequest(name="fork")
         (fork,) = (await services.checkpoints.fork(LOCAL, space.space_id, asked)).spaces
         assert states(services, fork) == {"web": ServicePhase.RUNNING}
         assert fork.services[0].image.image_id == space.services[0].image.image_id
+        look = "cat /kept/data /etc/own"
+        await in_service(services, space, "web", "echo second > /kept/data")
+        assert await in_service(services, fork, "web", look) == "first\nfirst\n"
         await services.spaces.remove(LOCAL, space.space_id, force=True)
         back = await services.spaces.undelete(LOCAL, space.space_id)
         assert states(services, back) == {"web": ServicePhase.RUNNING}
+        assert await in_service(services, back, "web", look) == "second\nfirst\n"
+
+
+async def test_a_rewind_takes_the_data_of_services_back(data: Path, tmp_path: Path) -> None:
+    """They do not go on in files that were replaced."""
+    volumes = ["kept:/kept"]
+    project = compose(tmp_path, {"web": server("hello", volumes=volumes)}, volumes={"kept": {}})
+    async with with_box(data) as services:
+        space = await new(services, project)
+        await in_service(services, space, "web", "echo first > /kept/data; echo first > /etc/own")
+        (before,) = services.space_services.of(space)
+        taken = await services.checkpoints.take(LOCAL, space.space_id, "")
+        await in_service(services, space, "web", "echo second > /kept/data; rm /etc/own")
+        await services.checkpoints.rewind(LOCAL, space.space_id, taken.checkpoint_id)
+        (now,) = services.space_services.of(space)
+        assert now.state is ServicePhase.RUNNING and now.run_id != before.run_id
+        look = "cat /kept/data /etc/own"
+        assert await in_service(services, space, "web", look) == "first\nfirst\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
@@ -424,7 +454,7 @@ async def test_the_limits_of_a_space_hold_for_its_services(data: Path, tmp_path:
     async with with_box(data) as services:
         with pytest.raises(ServiceFailed, match="signal 9"):
             await new(services, project, limits=Limits(memory_bytes=48 << 20))
-        assert leftovers(data) == []
+        assert _left(data) == []
         fits = await new(services, project, limits=Limits(memory_bytes=1 << 30))
         assert states(services, fits) == {"hog": ServicePhase.RUNNING}
 

@@ -450,6 +450,7 @@ def _assemble(
     checkpoints = Checkpoints(
         *(store, journal, spaces, open_spaces, shared, turns),
         states_of,
+        services,
         CheckpointBudget(settings.checkpoints, settings.checkpoint_bytes),
     )
     turns.after_turn = checkpoints.after_turn

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,9 +35,11 @@ from carrel.domain.store import Forget, Store
 from carrel.domain.systems import Part
 from carrel.domain.trees import Tree, TreeDriver, TreeLayer
 from carrel.domain.turns import Continuation, Turn
+from carrel.lifecycle.table import LIVE
 from carrel.service.access import realm_of
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import STILL_S, OpenSpace, OpenSpaces
+from carrel.service.services import SpaceServices
 from carrel.service.shared import Shared, files_key
 from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
@@ -99,6 +101,7 @@ class Checkpoints:
         shared: Shared,
         turns: Turns,
         states_of: StatesOf,
+        services: SpaceServices,
         budget: CheckpointBudget,
     ) -> None:
         self._store = store
@@ -109,6 +112,7 @@ class Checkpoints:
         self._tasks = shared.tasks
         self._turns = turns
         self._states_of = states_of
+        self._services = services
         self._budget = budget
         self._for_agents: set[str] = set()
         self._bytes: dict[str, int] = {}
@@ -403,7 +407,10 @@ class Checkpoints:
         """Files first: who died between both does all of it again. Without `parts` the system
         stays as it is: nobody could bring back what it was."""
         states = self._states(opened)
-        with_agent = await self._open_spaces.look(opened, lambda: states.put_back(to, parts=parts))
+        async with self._without_services(opened.space):
+            with_agent = await self._open_spaces.look(
+                opened, lambda: states.put_back(to, parts=parts)
+            )
         done = dataclasses.replace(before, rewinding=False, undone=undone)
         space_id = opened.space.space_id
         undo = {"undo": True} if undone else {}
@@ -418,6 +425,20 @@ class Checkpoints:
             is_as["goes_on_with"] = target.continuation if target else None
         await self._journal.write(done, self._journal.amend(space_id, **is_as), event)
         return done
+
+    @asynccontextmanager
+    async def _without_services(self, space: Space) -> AsyncIterator[None]:
+        """They do not go on in files that are replaced: they end, and begin anew on what is there
+        then. `carrel services` says of one that cannot."""
+        run = bool(space.services) and space.state in LIVE
+        if run:
+            await self._services.stop(space)
+        try:
+            yield
+        finally:
+            if run:
+                with contextlib.suppress(CarrelError):
+                    await self._services.begin(space)
 
     async def undo(self, checkpoint_id: str) -> Checkpoint:
         """Takes back the rewind before which this one was taken. What was done since is kept in a
