@@ -51,6 +51,9 @@ class Means:
     def has(self, image: str) -> bool:
         return self._images
 
+    def keeps(self, image: str) -> bool:
+        return self._images
+
 
 def write(folder: Path, **files: object) -> Path:
     for name, content in files.items():
