@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.client import AsyncClient, AsyncRunHandle
-from carrel.client.exchange import STDOUT
+from carrel.client.exchange import STDOUT, RetryDelay
 from carrel.daemon import control, places
 from carrel.domain.errors import DaemonRunning, DaemonUnavailable
 from carrel.domain.spaces import SpaceState
@@ -258,6 +258,8 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     given = parser.parse_args()
+    # Clients wait for the next daemon, and where a machine is emulated that takes its time.
+    RetryDelay.TOTAL_S *= SLOWER
     print(f"{given.moments} moments, {given.clients} clients, seed {given.seed}", flush=True)
     try:
         with soaked() as (data, project):
