@@ -122,5 +122,7 @@ async def _receive(connection: socket.socket) -> tuple[SshRequest, socket.socket
             asked = msgspec.json.decode(body, type=SshRequest)
         except msgspec.MsgspecError:
             raise MessageInvalid("This is no request.", hint="Use carrel ssh-proxy.") from None
-        given = socket.socket(fileno=os.dup(found[0]))
+        given = socket.socket(fileno=found[0])
+        # What is no socket has been closed by now, with the others.
+        stack.pop_all()
     return asked, given

@@ -94,7 +94,15 @@ class SshFiles:
             f"UserKnownHostsFile {_quoted(known)}",
             "StrictHostKeyChecking yes",
             "CheckHostIP no",
+            # Who is at the other end may be a hostile agent that has taken over the sshd. So what
+            # it must not have is refused on this side, whatever the rest of the configuration says.
+            "UpdateHostKeys no",
+            # Nobody is asked for a password, and no ticket is handed over.
+            "PreferredAuthentications publickey",
             "ForwardAgent no",
+            # Then -A has nothing to forward either.
+            "IdentityAgent none",
+            "ForwardX11 no",
         )
         return "\n  ".join((f"Host *{DOMAIN}", *lines)) + "\n"
 
@@ -152,19 +160,21 @@ class SshFiles:
         """Its certificate is for the names that the space has now."""
         key, signed = folder / "host_key", folder / "host_names"
         principals = ",".join(names)
+        # One that another key has signed is believed by nobody: the owner may have removed all.
+        wanted = f"{principals} {self._public('hosts')}\n"
         if not key.exists():
             _make_key(key, "host")
             if os.geteuid() == 0:
                 # It belongs to nobody in there; the folders around it let nobody else in.
                 key.chmod(0o644)
             signed.unlink(missing_ok=True)
-        if signed.exists() and signed.read_text() == principals:
+        if signed.exists() and signed.read_text() == wanted:
             return
         _keygen(
             *("-s", str(self._folder / "hosts"), "-I", "carrel", "-h", "-n", principals),
             str(folder / "host_key.pub"),
         )
-        _put(signed, principals, 0o644)
+        _put(signed, wanted, 0o644)
 
     def _settings(self, service: SshService) -> str:
         at = self._shown_at
@@ -256,10 +266,11 @@ def _conversation(how: Attaching) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """As in a configuration of ssh, which has no way to write a quotation mark."""
+    """As in a configuration of ssh. Its versions differ in how they read a quotation mark or a
+    backslash, and it fills in variables."""
     # A percent sign begins what ssh fills in.
     text = str(path).replace("%", "%%")
-    if '"' in text or "\n" in text:
+    if any(one in text for one in ('"', "\n", "\\", "${")):
         raise SshUnavailable(
             "The name of the data folder cannot be written in a configuration of ssh.",
             hint="Choose another one: CARREL_DATA.",

@@ -39,7 +39,8 @@ def ssh(call: VerbCall) -> int:
         raise invalid(f"{host!r} is no space.", hint="`carrel ls` lists them.")
     options = ["-t"] if call.flag("tty") else []
     if call.flag("agent"):
-        host += "-agent"
+        # By its id: another space may be called as this one with `-agent`.
+        host = call.ask("spaces.show", host)["id"] + "-agent"
     words = ["ssh", "-F", found["config"], *options, f"{host}{DOMAIN}"]
     if command := call.texts("command"):
         import shlex
