@@ -142,8 +142,10 @@ class SshSessions:
                 self._journal.clock(),
             )
             run = await self._start(opened, session, conversation, connection)
-        await self._tell(EventType.SSH_BEGUN, session, {"place": str(place), "from": LOCALLY})
-        self._watch(opened, session, run)
+        try:
+            await self._tell(EventType.SSH_BEGUN, session, {"place": str(place), "from": LOCALLY})
+        finally:
+            self._watch(opened, session, run)
         return session
 
     async def _find(self, host: str) -> tuple[Space, SshTarget]:
@@ -189,7 +191,15 @@ class SshSessions:
         )
         argv = await asyncio.to_thread(self._keys.serve, service)
         folder = self._folder(session.space_id)
-        said = await asyncio.to_thread(_note, folder, session)
+        try:
+            said = await asyncio.to_thread(_note, folder, session)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(_forget, folder, session.run_id)
+            raise SshUnavailable(
+                f"The connection cannot be written down: {error.strerror or error}.",
+                hint="Look at the data folder and the room on its disk.",
+            ) from error
         command = Command(
             argv=tuple(argv),
             output=Output.GIVEN,
@@ -223,15 +233,12 @@ class SshSessions:
                 await asyncio.wait({ending}, timeout=LOOK_S)
                 await self._hear(live, said)
                 await self._use(session.space_id)
-        except asyncio.CancelledError:
-            self._live.pop(session.run_id, None)
-            raise
         finally:
+            self._live.pop(session.run_id, None)
             ending.cancel()
             run.close()
             if said is not None:
                 os.close(said)
-        self._live.pop(session.run_id, None)
         with contextlib.suppress(OSError):
             await asyncio.to_thread(_forget, folder, session.run_id)
             await asyncio.to_thread(self._drop, opened.sandbox.spec.folder, session.run_id)
@@ -331,8 +338,8 @@ def _pipe(folder: Path, run_id: str) -> int:
 
 
 def _forget(folder: Path, run_id: str) -> None:
-    for end in ("json", "log"):
-        (folder / f"{run_id}.{end}").unlink(missing_ok=True)
+    for name in (f"{run_id}.json", f"{run_id}.log", f".{run_id}.new"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _noted(folder: Path) -> Iterator[SshSession]:

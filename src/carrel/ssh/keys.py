@@ -65,12 +65,12 @@ class SshFiles:
         with self._lock, _as_unavailable():
             self._make_own()
             known = self._folder / "known_hosts"
+            block = self._block(known)
             _put(known, f"@cert-authority *{DOMAIN} {self._public('hosts')}\n")
             words = shlex.join([*self._program, "--data", str(self._data), "ssh-proxy"])
             # A configuration of ssh has no words of several lines.
             _put(self._folder / "proxy", f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
             config = self._folder / "config"
-            block = self._block(known)
             _put(config, block)
             return SshAccess(config, block, self._folder / "id_ed25519", known)
 
@@ -147,9 +147,9 @@ class SshFiles:
             if part.name.startswith("ld-"):
                 loader = part.name
             kept = at / part.name
-            if not kept.exists() or kept.stat().st_size != part.stat().st_size:
+            if not kept.exists() or _version(kept) != _version(part):
                 draft = at / f".{part.name}.new"
-                shutil.copyfile(part, draft)
+                shutil.copy2(part, draft)
                 draft.chmod(0o755)
                 draft.rename(kept)
         there = f"{self._shown_at}/server"
@@ -245,6 +245,11 @@ def _parts(program: Path) -> list[Path]:
     return found if any(one.name.startswith("ld-") for one in found) else []
 
 
+def _version(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
 def _exports(service: SshService) -> str:
     return "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in service.environment.items()
@@ -270,12 +275,21 @@ def _quoted(path: Path) -> str:
     backslash, and it fills in variables."""
     # A percent sign begins what ssh fills in.
     text = str(path).replace("%", "%%")
-    if any(one in text for one in ('"', "\n", "\\", "${")):
+    unclear = any(one in text for one in ('"', "\n", "\\", "${"))
+    if unclear or not _is_text(text):
         raise SshUnavailable(
             "The name of the data folder cannot be written in a configuration of ssh.",
             hint="Choose another one: CARREL_DATA.",
         )
     return f'"{text}"'
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _make_key(path: Path, comment: str) -> None:
