@@ -99,7 +99,7 @@ def test_nobody_is_asked_for_a_password(hostile: Hostile, clients: Clients, tmp_
     """A person might type it."""
     asked = tmp_path / "asked"
     ask = tmp_path / "ask"
-    ask.write_text(f"#!/bin/sh\necho \"$@\" > {shlex.quote(str(asked))}\necho secret\n")
+    ask.write_text(f'#!/bin/sh\necho "$@" > {shlex.quote(str(asked))}\necho secret\n')
     ask.chmod(0o700)
     clients.env.update(SSH_ASKPASS=str(ask), SSH_ASKPASS_REQUIRE="force")
     said = hostile.ssh(keys="/dev/null")

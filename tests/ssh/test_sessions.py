@@ -326,9 +326,7 @@ def test_a_configuration_that_is_a_link(carrel: Program, home: Path) -> None:
 
 def test_two_installs_at_once(carrel: Program, home: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        done = list(
-            threads.map(lambda _: carrel("ssh-config", "--install", "--yes"), range(8))
-        )
+        done = list(threads.map(lambda _: carrel("ssh-config", "--install", "--yes"), range(8)))
     assert [one.code for one in done] == [0] * 8, done
     assert (home / ".ssh/config").read_text() == "Include ~/.ssh/carrel.conf\n"
     assert sorted(one.name for one in (home / ".ssh").iterdir()) == ["carrel.conf", "config"]
