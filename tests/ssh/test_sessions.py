@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,36 @@ def test_odd_names_of_data_folders(data: Path, tmp_path: Path, name: str) -> Non
 def test_the_proxy_is_for_ssh_alone(carrel: Program, space: str) -> None:
     assert "ProxyCommand" in carrel.bad(2, "ssh-proxy", f"{space}.carrel")
     _until(lambda: not carrel.json("ps", space)["ssh"])
+
+
+def test_a_daemon_that_does_not_answer(daemon: Daemon, carrel: Program) -> None:
+    """Nobody waits for ever, and a sentence says why."""
+    script = (
+        "import sys; from carrel.cli.verbs import ssh; ssh.ANSWER_S = 0.2;"
+        "from carrel.cli import main; sys.argv[0] = 'carrel'; main.main()"
+    )
+    carrel.good("ls")
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script, "ssh-proxy", "x.carrel"],
+            env=carrel.env,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    assert b"The daemon does not answer" in done.stderr, done
+
+
+def test_what_another_daemon_says_is_not_followed(daemon: Daemon, carrel: Program) -> None:
+    """A configuration names programs, which would run here."""
+    url = f"http://127.0.0.1:{daemon.port}"
+    env = {"CARREL_URL": url, "CARREL_TOKEN": daemon.token("admin")}
+    for words in (("ssh-config",), ("ssh-config", "--install", "--yes"), ("ssh", "x")):
+        done = carrel(*words, env=env)
+        assert done.code == 2 and "on another machine" in done.err, done
 
 
 # The user's own configuration
