@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -353,11 +352,3 @@ def test_a_configuration_that_is_a_link(carrel: Program, home: Path) -> None:
     after = real.stat()
     assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
     assert sorted(one.name for one in home.iterdir()) == [".ssh", "dotfiles"]
-
-
-def test_two_installs_at_once(carrel: Program, home: Path) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        done = list(threads.map(lambda _: carrel("ssh-config", "--install", "--yes"), range(8)))
-    assert [one.code for one in done] == [0] * 8, done
-    assert (home / ".ssh/config").read_text() == "Include ~/.ssh/carrel.conf\n"
-    assert sorted(one.name for one in (home / ".ssh").iterdir()) == ["carrel.conf", "config"]
