@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from carrel.domain.ssh import TAKEN
+from carrel.service.dev_shells import MOST
 from tests.cli.program import PROGRAM, TIMEOUT_S, Program
 from tests.ssh.conftest import Clients
+from tests.ssh.test_sessions import _until
 
 SERVER = """HostKey /run/carrel/ssh/host_key
 HostCertificate /run/carrel/ssh/host_key-cert.pub
@@ -166,3 +169,16 @@ def test_another_space_is_not_taken_for_the_agents_terminal(
         assert carrel.good(*asked).strip() == mine
     finally:
         carrel("rm", "--force", name)
+
+
+def test_commands_that_were_left_keep_no_agent_waiting(
+    carrel: Program, clients: Clients, imaged: str
+) -> None:
+    """A connection that breaks leaves its command there, as with every sshd. These begin as they
+    do behind one."""
+    one = f"{TAKEN}=1 /run/carrel/dev/bash -c 'sleep 1000' < /dev/null &"
+    script = f"for i in $(seq {MOST}); do {one} done; wait"
+    inside = ("exec", "--in", "agent", imaged, "--")
+    carrel.good("exec", "-d", *inside[1:], "sh", "-c", script)
+    _until(lambda: clients.ssh(imaged, "true").returncode == 126)
+    assert carrel.good(*inside, "/run/carrel/dev/bash", "-c", "echo on") == "on\n"
