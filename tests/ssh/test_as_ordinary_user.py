@@ -21,6 +21,8 @@ SAMPLE = (
     "test_clients.py::test_an_image_is_what_one_comes_into",
     "test_clients.py::test_forwards_to_the_space",
     "test_sessions.py::test_it_is_told_who_is_there",
+    "test_hostile.py::test_it_fills_no_disk",
+    "test_hostile.py::test_it_gets_no_agent_of_keys",
 )
 MOUNTED = 'mount --bind "$1" /etc/passwd && shift && exec "$@"'
 
@@ -34,7 +36,7 @@ def test_without_root(ordinary_user: Account, data: Path, tmp_path: Path) -> Non
     os.chown(data, *ordinary_user)
     interpreter = interpreter_for(ordinary_user)
     folder = Path(__file__).parent
-    tests = ("test_clients.py", "test_sessions.py") if EXHAUSTIVE else SAMPLE
+    tests = ("test_clients.py", "test_sessions.py", "test_hostile.py") if EXHAUSTIVE else SAMPLE
     done = subprocess.run(
         [
             *("unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED, "sh"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from carrel.daemon import places
 from tests.accounts import Account, run_as
 from tests.cli.program import TIMEOUT_S, Program
-from tests.daemon.rig import Daemon
+from tests.daemon.rig import Daemon, daemon_in
 from tests.ssh.conftest import Clients, as_root
 
 
@@ -192,9 +194,86 @@ def test_what_is_no_request(daemon: Daemon, carrel: Program) -> None:
             assert one.recv(4096) == b""
 
 
+def test_what_is_no_connection(daemon: Daemon, carrel: Program, space: str) -> None:
+    """It is closed again."""
+    path = f"{places.folder(daemon.data)}/ssh"
+    before = len(os.listdir(f"/proc/{daemon.pid}/fd"))
+    for _ in range(50):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+            one.settimeout(TIMEOUT_S)
+            one.connect(path)
+            with open(os.devnull) as file:
+                asked = json.dumps({"host": space}).encode()
+                socket.send_fds(one, [asked], [file.fileno()])
+            assert one.recv(4096) == b""
+    assert len(os.listdir(f"/proc/{daemon.pid}/fd")) < before + 20
+
+
+def test_keys_that_were_removed(carrel: Program, clients: Clients, space: str) -> None:
+    """Are made again, and the new ones are good for every space."""
+    assert clients.ssh(space, "true").returncode == 0
+    before = (carrel.data / "ssh/hosts.pub").read_text()
+    shutil.rmtree(carrel.data / "ssh")
+    done = carrel("ssh", space, "--", "echo here")
+    assert done.out == "here\n", done
+    assert (carrel.data / "ssh/hosts.pub").read_text() != before
+
+
+def test_a_connection_that_cannot_be_noted(carrel: Program, clients: Clients, space: str) -> None:
+    """The reason is told."""
+    folder = carrel.data / "spaces" / carrel.json("show", space)["id"] / "ssh"
+    folder.write_text("in the way")
+    done = clients.ssh(space, "true")
+    assert done.returncode == 255 and b"cannot be written down" in done.stderr, done
+    folder.unlink()
+    assert clients.ssh(space, "true").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["o dd'%h #x=y,*$HOME;\u00e9", "a\\b", "a${HOME}", "a\udcff"])
+def test_odd_names_of_data_folders(data: Path, tmp_path: Path, name: str) -> None:
+    with daemon_in(data / name) as daemon:
+        carrel = Program(daemon.data, tmp_path)
+        if name.startswith("a"):
+            assert "data folder" in carrel.bad(None, "ssh-config")
+            return
+        space = carrel.good("new", "--empty").strip()
+        assert Clients(carrel).ssh(space, "echo here").stdout == b"here\n"
+        carrel.good("rm", "--force", space)
+
+
 def test_the_proxy_is_for_ssh_alone(carrel: Program, space: str) -> None:
     assert "ProxyCommand" in carrel.bad(2, "ssh-proxy", f"{space}.carrel")
     _until(lambda: not carrel.json("ps", space)["ssh"])
+
+
+def test_a_daemon_that_does_not_answer(daemon: Daemon, carrel: Program) -> None:
+    """Nobody waits for ever, and a sentence says why."""
+    script = (
+        "import sys; from carrel.cli.verbs import ssh; ssh.ANSWER_S = 0.2;"
+        "from carrel.cli import main; sys.argv[0] = 'carrel'; main.main()"
+    )
+    carrel.good("ls")
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script, "ssh-proxy", "x.carrel"],
+            env=carrel.env,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    assert b"The daemon does not answer" in done.stderr, done
+
+
+def test_what_another_daemon_says_is_not_followed(daemon: Daemon, carrel: Program) -> None:
+    """A configuration names programs, which would run here."""
+    url = f"http://127.0.0.1:{daemon.port}"
+    env = {"CARREL_URL": url, "CARREL_TOKEN": daemon.token("admin")}
+    for words in (("ssh-config",), ("ssh-config", "--install", "--yes"), ("ssh", "x")):
+        done = carrel(*words, env=env)
+        assert done.code == 2 and "on another machine" in done.err, done
 
 
 # The user's own configuration
@@ -233,3 +312,43 @@ def test_a_home_without_any(carrel: Program, home: Path) -> None:
     assert (home / ".ssh/config").stat().st_mode & 0o777 == 0o600
     carrel.good("ssh-config", "--remove", "--yes")
     assert (home / ".ssh/config").read_text() == ""
+
+
+def test_lines_end_as_they_did(carrel: Program, home: Path) -> None:
+    config = home / ".ssh/config"
+    config.parent.mkdir(mode=0o700)
+    config.write_bytes(b"Host other\r\n  User me")
+    carrel.good("ssh-config", "--install", "--yes")
+    assert config.read_bytes() == b"Include ~/.ssh/carrel.conf\nHost other\r\n  User me"
+    config.write_bytes(config.read_bytes().replace(b"conf\n", b"conf\r\n"))
+    assert carrel.good("ssh-config", "--install", "--yes") == ""
+    carrel.good("ssh-config", "--remove", "--yes")
+    assert config.read_bytes() == b"Host other\r\n  User me"
+
+
+def test_a_configuration_that_cannot_be_changed(carrel: Program, home: Path) -> None:
+    """What is to be done is told, and nothing is left."""
+    folder = home / ".ssh"
+    folder.mkdir(mode=0o700)
+    (folder / "config").symlink_to(home / "nowhere/config")
+    said = carrel.bad(2, "ssh-config", "--install", "--yes")
+    assert "cannot be changed" in said and "by hand" in said
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+    assert "cannot be read" in carrel.bad(2, "ssh-config", "--install", "--yes")
+
+
+def test_a_configuration_that_is_a_link(carrel: Program, home: Path) -> None:
+    """It stays one, and what it leads to keeps its owner: ssh refuses another one's."""
+    (home / ".ssh").mkdir(mode=0o700)
+    real = home / "dotfiles"
+    real.write_text("Host other\n")
+    if os.geteuid() == 0:
+        os.chown(real, 1000, 1000)
+    before = real.stat()
+    (home / ".ssh/config").symlink_to(real)
+    carrel.good("ssh-config", "--install", "--yes")
+    assert (home / ".ssh/config").is_symlink() and real.read_text().endswith("Host other\n")
+    after = real.stat()
+    assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+    assert sorted(one.name for one in home.iterdir()) == [".ssh", "dotfiles"]

@@ -45,7 +45,8 @@ class DevShell:
         self._argv = argv
         self._run = ""
         self._connection: socket.socket | None = None
-        self._terminal = bool(os.environ.get(TAKEN)) and os.isatty(0)
+        self._person = bool(os.environ.get(TAKEN))
+        self._terminal = self._person and os.isatty(0)
         self._wanted: list[int] = []
         """Signals that came while no daemon was there."""
 
@@ -81,7 +82,7 @@ class DevShell:
             if not self._run:
                 env = {name: one for name, one in os.environ.items() if self._passes(name)}
                 asked = {"argv": self._argv, "env": env, "cwd": os.getcwd()}
-                asked["terminal"] = self._terminal
+                asked |= {"terminal": self._terminal, "person": self._person}
             body = json.dumps(asked).encode()
             streams = [] if self._run else [0, 1, 2]
             socket.send_fds(connection, [struct.pack("!I", len(body))], streams)

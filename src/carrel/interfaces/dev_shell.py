@@ -27,7 +27,7 @@ MOST_BYTES = 2 << 20
 ASK_S = 20.0
 """From the connection to the whole request."""
 MOST_LINE = 256
-MOST_OPEN = 2 * MOST
+MOST_OPEN = 4 * MOST
 """Connections of one space: each may bring a request of that size, or take up one that runs."""
 _SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 15, 18, 19, 20, 28})
 _log = logging.getLogger("carrel")
@@ -38,6 +38,7 @@ class ShellRequest(msgspec.Struct):
     env: dict[str, str] = {}
     cwd: str = ""
     terminal: bool = False
+    person: bool = False
     attach: str = ""
     """A run that an earlier daemon began; then the others are empty."""
 
@@ -105,7 +106,7 @@ class DevShellListener:
         if asked.attach:
             begun = self._shells.taken_up(space_id, asked.attach)
         elif len(streams) == 3:
-            call = ShellCall(asked.argv, asked.env, asked.cwd, asked.terminal)
+            call = ShellCall(asked.argv, asked.env, asked.cwd, asked.terminal, asked.person)
             begun = self._shells.running(space_id, call, (streams[0], streams[1], streams[2]))
         else:
             raise EOFError

@@ -89,18 +89,31 @@ class SshListener:
             try:
                 async with asyncio.timeout(ASK_S):
                     asked, given = await _receive(connection)
-                with given:
-                    await self._sessions.begin(asked.host, given.fileno(), client)
-                answer: dict[str, object] = {"ok": True}
-            except CarrelError as error:
-                answer = {"ok": False, "message": error.message, "hint": error.hint}
             except (OSError, TimeoutError, EOFError):
                 return
-            except Exception:
-                _log.exception("a connection by ssh")
-                answer = {"ok": False, "message": "It went wrong.", "hint": "Look at the log."}
+            except CarrelError as error:
+                answer = _refusal(error)
+            else:
+                with given:
+                    answer = await self._begin(asked, given, client)
             with contextlib.suppress(OSError):
                 connection.send(msgspec.json.encode(answer))
+
+    async def _begin(
+        self, asked: SshRequest, given: socket.socket, client: int
+    ) -> dict[str, object]:
+        try:
+            await self._sessions.begin(asked.host, given.fileno(), client)
+        except CarrelError as error:
+            return _refusal(error)
+        except Exception:
+            _log.exception("a connection by ssh")
+            return {"ok": False, "message": "It went wrong.", "hint": "Look at the log."}
+        return {"ok": True}
+
+
+def _refusal(error: CarrelError) -> dict[str, object]:
+    return {"ok": False, "message": error.message, "hint": error.hint}
 
 
 async def _receive(connection: socket.socket) -> tuple[SshRequest, socket.socket]:
@@ -122,5 +135,7 @@ async def _receive(connection: socket.socket) -> tuple[SshRequest, socket.socket
             asked = msgspec.json.decode(body, type=SshRequest)
         except msgspec.MsgspecError:
             raise MessageInvalid("This is no request.", hint="Use carrel ssh-proxy.") from None
-        given = socket.socket(fileno=os.dup(found[0]))
+        given = socket.socket(fileno=found[0])
+        # What is no socket has been closed by now, with the others.
+        stack.pop_all()
     return asked, given

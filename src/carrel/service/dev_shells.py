@@ -46,6 +46,9 @@ class ShellCall:
     cwd: str
     terminal: bool = False
     """Its standard input is a terminal that is nobody's, which it takes for its own."""
+    person: bool = False
+    """Who asks came by SSH. They are counted apart: a connection that broke may leave a command,
+    and the agent is not to wait for that."""
 
 
 class DevShells:
@@ -64,7 +67,7 @@ class DevShells:
         self._locks = shared.locks
         self._has = has
         self._drop = drop
-        self._count: Counter[str] = Counter()
+        self._count: Counter[tuple[str, bool]] = Counter()
 
     @asynccontextmanager
     async def running(
@@ -74,11 +77,11 @@ class DevShells:
         `Runtime.run` does."""
         if not call.argv or not (_SHELL.fullmatch(call.argv[0]) or call.argv[0] == _GIT):
             raise CommandInvalid("Only shells and git come this way.", hint="Run: bash -c COMMAND")
-        if self._count[space_id] >= MOST:
-            raise RateLimited(
-                f"{MOST} commands of the agent run already.", hint="Let some of them end."
-            )
-        self._count[space_id] += 1
+        counted = (space_id, call.person)
+        if self._count[counted] >= MOST:
+            whose = "that came by SSH" if call.person else "of the agent"
+            raise RateLimited(f"{MOST} commands {whose} run already.", hint="Let some of them end.")
+        self._count[counted] += 1
         try:
             async with self._locks.shared(space_id):
                 opened = await self._opened(space_id)
@@ -86,7 +89,7 @@ class DevShells:
             async with self._watched(opened, run):
                 yield run
         finally:
-            self._count[space_id] -= 1
+            self._count[counted] -= 1
             self._count += Counter()
 
     @asynccontextmanager

@@ -4,7 +4,8 @@ That is the host's program, so it runs where the host's toolchain is; in a space
 commands go on to that by the agent's shell, as the agent's own do.
 The launcher starts it on the connection and keeps it alive, so the daemon may end meanwhile; each
 is written down in the folder `ssh` of its space, and the next daemon takes it up. What `sshd` says
-goes into a file there: from it the daemon knows what somebody does.
+goes into a named pipe there: from it the daemon knows what somebody does. It is a pipe, since
+whoever has taken over the `sshd` could fill the disk by a file, beyond the limits of the space.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ MOST = 200
 LOOK_S = 1.0
 """Between two looks at what the `sshd` of a connection says."""
 MOST_SAID = 1 << 16
-"""Bytes of that which are kept: nobody needs it later."""
+"""Bytes of that in one look; a pipe holds no more."""
+MOST_DID = 1000
+"""Events of one connection that tell what somebody does: who has taken over the `sshd` may make it
+say anything."""
 USED_S = 60.0
 """A space with a connection is in use; it is written down so often."""
 _BEGAN = re.compile(rb"Starting session: (shell|command|forced-command|subsystem '([\w-]{1,40})')")
@@ -72,6 +76,10 @@ Environment = Callable[[Sandbox], Mapping[str, str]]
 class LiveSession:
     session: SshSession
     task: asyncio.Task[None] | None = None
+    unfinished: bytes = b""
+    """The line that `sshd` has begun."""
+    told: int = 0
+    """Events of what somebody did."""
 
 
 class SshSessions:
@@ -134,8 +142,10 @@ class SshSessions:
                 self._journal.clock(),
             )
             run = await self._start(opened, session, conversation, connection)
-        await self._tell(EventType.SSH_BEGUN, session, {"place": str(place), "from": LOCALLY})
-        self._watch(opened, session, run)
+        try:
+            await self._tell(EventType.SSH_BEGUN, session, {"place": str(place), "from": LOCALLY})
+        finally:
+            self._watch(opened, session, run)
         return session
 
     async def _find(self, host: str) -> tuple[Space, SshTarget]:
@@ -181,7 +191,15 @@ class SshSessions:
         )
         argv = await asyncio.to_thread(self._keys.serve, service)
         folder = self._folder(session.space_id)
-        said = await asyncio.to_thread(_note, folder, session)
+        try:
+            said = await asyncio.to_thread(_note, folder, session)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(_forget, folder, session.run_id)
+            raise SshUnavailable(
+                f"The connection cannot be written down: {error.strerror or error}.",
+                hint="Look at the data folder and the room on its disk.",
+            ) from error
         command = Command(
             argv=tuple(argv),
             output=Output.GIVEN,
@@ -200,40 +218,47 @@ class SshSessions:
 
     def _watch(self, opened: OpenSpace, session: SshSession, run: Run) -> None:
         live = self._live[session.run_id] = LiveSession(session)
-        live.task = asyncio.create_task(self._follow(opened, session, run))
+        live.task = asyncio.create_task(self._follow(opened, live, run))
 
-    async def _follow(self, opened: OpenSpace, session: SshSession, run: Run) -> None:
+    async def _follow(self, opened: OpenSpace, live: LiveSession, run: Run) -> None:
         """To its end. A daemon that ends leaves it to the next one."""
+        session = live.session
         folder = self._folder(session.space_id)
-        path = folder / f"{session.run_id}.log"
         ending = asyncio.ensure_future(run.wait())
-        heard = 0
+        said: int | None = None
         try:
+            with contextlib.suppress(OSError):
+                said = await asyncio.to_thread(_pipe, folder, session.run_id)
             while not ending.done():
                 await asyncio.wait({ending}, timeout=LOOK_S)
-                heard = await self._hear(session, path, heard)
+                await self._hear(live, said)
                 await self._use(session.space_id)
-        except asyncio.CancelledError:
-            self._live.pop(session.run_id, None)
-            raise
         finally:
+            self._live.pop(session.run_id, None)
             ending.cancel()
             run.close()
-        self._live.pop(session.run_id, None)
+            if said is not None:
+                os.close(said)
         with contextlib.suppress(OSError):
             await asyncio.to_thread(_forget, folder, session.run_id)
             await asyncio.to_thread(self._drop, opened.sandbox.spec.folder, session.run_id)
         await self._tell(EventType.SSH_ENDED, session)
 
-    async def _hear(self, session: SshSession, path: Path, heard: int) -> int:
+    async def _hear(self, live: LiveSession, said: int | None) -> None:
+        if said is None:
+            return
         try:
-            said, heard = await asyncio.to_thread(_read_on, path, heard)
+            new = live.unfinished + os.read(said, MOST_SAID)
         except OSError:
-            return heard
-        for kind, subsystem in _BEGAN.findall(said):
+            # Nothing came.
+            return
+        lines, _, rest = new.rpartition(b"\n")
+        # What is longer than a pipe is no line of an `sshd`.
+        live.unfinished = rest if len(rest) < MOST_SAID else b""
+        for kind, subsystem in _BEGAN.findall(lines)[: MOST_DID - live.told]:
+            live.told += 1
             what = {"what": (subsystem or kind).decode()}
-            await self._tell(EventType.SSH_DID, session, what)
-        return heard
+            await self._tell(EventType.SSH_DID, live.session, what)
 
     async def _use(self, space_id: str) -> None:
         now = self._journal.clock()
@@ -296,19 +321,25 @@ def _names(space: Space) -> tuple[str, ...]:
 
 
 def _note(folder: Path, session: SshSession) -> int:
-    """Answers where its `sshd` says what it does. Whoever writes there appends, wherever it has
-    been cut meanwhile."""
+    """Answers where its `sshd` says what it does."""
     folder.mkdir(mode=0o700, exist_ok=True)
     draft = folder / f".{session.run_id}.new"
     draft.write_text(json.dumps(dataclasses.asdict(session)))
     draft.rename(folder / f"{session.run_id}.json")
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-    return os.open(folder / f"{session.run_id}.log", flags, 0o600)
+    os.mkfifo(folder / f"{session.run_id}.log", 0o600)
+    return _pipe(folder, session.run_id)
+
+
+def _pipe(folder: Path, run_id: str) -> int:
+    """For both directions: it keeps what was said while no daemon was there, and nobody who writes
+    is killed by that. Whoever writes into a full one loses it, and does not wait."""
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(folder / f"{run_id}.log", flags)
 
 
 def _forget(folder: Path, run_id: str) -> None:
-    for end in ("json", "log"):
-        (folder / f"{run_id}.{end}").unlink(missing_ok=True)
+    for name in (f"{run_id}.json", f"{run_id}.log", f".{run_id}.new"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _noted(folder: Path) -> Iterator[SshSession]:
@@ -326,16 +357,3 @@ def _session(path: Path) -> SshSession | None:
         return SshSession(**{**found, "place": CommandPlace(found["place"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _read_on(path: Path, heard: int) -> tuple[bytes, int]:
-    """Whole lines that came since. A file that grew large begins anew."""
-    with open(path, "rb+") as file:
-        file.seek(heard)
-        said = file.read(MOST_SAID)
-        said = said[: said.rfind(b"\n") + 1]
-        heard += len(said)
-        if heard >= MOST_SAID:
-            file.truncate(0)
-            heard = 0
-    return said, heard

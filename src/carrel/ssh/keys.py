@@ -65,12 +65,12 @@ class SshFiles:
         with self._lock, _as_unavailable():
             self._make_own()
             known = self._folder / "known_hosts"
+            block = self._block(known)
             _put(known, f"@cert-authority *{DOMAIN} {self._public('hosts')}\n")
             words = shlex.join([*self._program, "--data", str(self._data), "ssh-proxy"])
             # A configuration of ssh has no words of several lines.
             _put(self._folder / "proxy", f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
             config = self._folder / "config"
-            block = self._block(known)
             _put(config, block)
             return SshAccess(config, block, self._folder / "id_ed25519", known)
 
@@ -94,7 +94,15 @@ class SshFiles:
             f"UserKnownHostsFile {_quoted(known)}",
             "StrictHostKeyChecking yes",
             "CheckHostIP no",
+            # Who is at the other end may be a hostile agent that has taken over the sshd. So what
+            # it must not have is refused on this side, whatever the rest of the configuration says.
+            "UpdateHostKeys no",
+            # Nobody is asked for a password, and no ticket is handed over.
+            "PreferredAuthentications publickey",
             "ForwardAgent no",
+            # Then -A has nothing to forward either.
+            "IdentityAgent none",
+            "ForwardX11 no",
         )
         return "\n  ".join((f"Host *{DOMAIN}", *lines)) + "\n"
 
@@ -139,9 +147,9 @@ class SshFiles:
             if part.name.startswith("ld-"):
                 loader = part.name
             kept = at / part.name
-            if not kept.exists() or kept.stat().st_size != part.stat().st_size:
+            if not kept.exists() or _version(kept) != _version(part):
                 draft = at / f".{part.name}.new"
-                shutil.copyfile(part, draft)
+                shutil.copy2(part, draft)
                 draft.chmod(0o755)
                 draft.rename(kept)
         there = f"{self._shown_at}/server"
@@ -152,19 +160,21 @@ class SshFiles:
         """Its certificate is for the names that the space has now."""
         key, signed = folder / "host_key", folder / "host_names"
         principals = ",".join(names)
+        # One that another key has signed is believed by nobody: the owner may have removed all.
+        wanted = f"{principals} {self._public('hosts')}\n"
         if not key.exists():
             _make_key(key, "host")
             if os.geteuid() == 0:
                 # It belongs to nobody in there; the folders around it let nobody else in.
                 key.chmod(0o644)
             signed.unlink(missing_ok=True)
-        if signed.exists() and signed.read_text() == principals:
+        if signed.exists() and signed.read_text() == wanted:
             return
         _keygen(
             *("-s", str(self._folder / "hosts"), "-I", "carrel", "-h", "-n", principals),
             str(folder / "host_key.pub"),
         )
-        _put(signed, principals, 0o644)
+        _put(signed, wanted, 0o644)
 
     def _settings(self, service: SshService) -> str:
         at = self._shown_at
@@ -235,6 +245,11 @@ def _parts(program: Path) -> list[Path]:
     return found if any(one.name.startswith("ld-") for one in found) else []
 
 
+def _version(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
 def _exports(service: SshService) -> str:
     return "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in service.environment.items()
@@ -256,15 +271,25 @@ def _conversation(how: Attaching) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """As in a configuration of ssh, which has no way to write a quotation mark."""
+    """As in a configuration of ssh. Its versions differ in how they read a quotation mark or a
+    backslash, and it fills in variables."""
     # A percent sign begins what ssh fills in.
     text = str(path).replace("%", "%%")
-    if '"' in text or "\n" in text:
+    unclear = any(one in text for one in ('"', "\n", "\\", "${"))
+    if unclear or not _is_text(text):
         raise SshUnavailable(
             "The name of the data folder cannot be written in a configuration of ssh.",
             hint="Choose another one: CARREL_DATA.",
         )
     return f'"{text}"'
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _make_key(path: Path, comment: str) -> None:

@@ -33,13 +33,15 @@ def ssh(call: VerbCall) -> int:
     It needs no configuration. `carrel ssh-config` prints what makes `ssh SPACE.carrel`, sftp, scp,
     rsync, git and editors find spaces, too.
     """
+    _own(call)
     found = call.ask("ssh.access")
     host = call.text("space").removesuffix(DOMAIN)
     if not host or host.startswith("-"):
         raise invalid(f"{host!r} is no space.", hint="`carrel ls` lists them.")
     options = ["-t"] if call.flag("tty") else []
     if call.flag("agent"):
-        host += "-agent"
+        # By its id: another space may be called as this one with `-agent`.
+        host = call.ask("spaces.show", host)["id"] + "-agent"
     words = ["ssh", "-F", found["config"], *options, f"{host}{DOMAIN}"]
     if command := call.texts("command"):
         import shlex
@@ -69,6 +71,7 @@ def ssh_config(call: VerbCall) -> int:
         raise invalid("Only one of --install and --remove can be done.")
     if call.flag("remove"):
         return remove(call)
+    _own(call)
     found = call.ask("ssh.access")
     if call.flag("install"):
         return install(call, found["block"])
@@ -82,12 +85,7 @@ def ssh_proxy(call: VerbCall) -> int:
 
     It hands the connection over to ssh on its standard output (`ProxyUseFdpass`), and ends.
     """
-    place = call.place
-    if not place.data:
-        raise invalid(
-            "The daemon of --url is on another machine, or is not yours.",
-            hint="Come in on that machine: ssh -J MACHINE is a way.",
-        )
+    place = _own(call)
     control = _connect(place, autostart=not call.flag("no_start"))
     ours, theirs = _socket.socketpair()
     try:
@@ -96,7 +94,7 @@ def ssh_proxy(call: VerbCall) -> int:
         asked = dumps({"host": call.text("host")}).encode()
         _send(control, asked, theirs.fileno())
         theirs.close()
-        answer = loads(control.recv(MOST_ANSWER) or b'{"message": "The daemon hung up."}')
+        answer = loads(_answer(control) or b'{"message": "The daemon hung up."}')
         if not answer.get("ok"):
             from carrel.domain.errors import SshUnavailable
 
@@ -106,6 +104,29 @@ def ssh_proxy(call: VerbCall) -> int:
         ours.close()
         control.close()
     return 0
+
+
+def _own(call: VerbCall) -> Address:
+    """Where one's own daemon is. What another one says of ssh is not followed here: a
+    configuration names programs that run on this machine."""
+    place = call.place
+    if not place.data:
+        raise invalid(
+            "The daemon of --url is on another machine, or is not yours.",
+            hint="Come in on that machine: ssh -J MACHINE is a way.",
+        )
+    return place
+
+
+def _answer(control: _socket.socket) -> bytes:
+    try:
+        return control.recv(MOST_ANSWER)
+    except OSError as error:
+        from carrel.domain.errors import DaemonUnavailable
+
+        raise DaemonUnavailable(
+            f"The daemon does not answer: {error}.", hint="Look at it: carrel status"
+        ) from None
 
 
 def _hand_over(connection: _socket.socket) -> None:
