@@ -434,6 +434,57 @@ async def test_a_rewind_takes_the_data_of_services_back(data: Path, tmp_path: Pa
         assert await in_service(services, space, "web", look) == "first\nfirst\n"
 
 
+async def test_after_a_rewind_all_are_looked_after_though_one_fails(
+    data: Path, tmp_path: Path
+) -> None:
+    script = "test ! -e /kept/bad || { echo bad data; exit 3; }; exec sleep 1000"
+    picky = {"image": "box:1", "command": ["sh", "-c", script], "volumes": ["kept:/kept"]}
+    project = compose(tmp_path, {"picky": picky, "web": server("hello")}, volumes={"kept": {}})
+    async with with_box(data) as services:
+        space = await new(services, project)
+        await in_service(services, space, "picky", "touch /kept/bad")
+        taken = await services.checkpoints.take(LOCAL, space.space_id, "")
+        await in_service(services, space, "picky", "rm /kept/bad")
+        await services.checkpoints.rewind(LOCAL, space.space_id, taken.checkpoint_id)
+        picky_now, web = services.space_services.of(space)
+        assert (picky_now.state, picky_now.code) == (ServicePhase.EXITED, 3)
+        assert web.run_id
+        again = await services.space_services.restart(space, "web")
+        assert again.state is ServicePhase.RUNNING and again.run_id != web.run_id
+
+
+async def test_who_restarts_a_service_at_the_same_time_leaves_one_of_it(
+    data: Path, tmp_path: Path
+) -> None:
+    project = compose(tmp_path, {"web": server("hello", stop_grace_period="0s")})
+    async with with_box(data) as services:
+        space = await new(services, project)
+        restarts = (services.space_services.restart(space, "web") for _ in range(3))
+        await asyncio.gather(*restarts, return_exceptions=True)
+        alive = [one.run_id for one in services.runs.alive() if one.service == "web"]
+        assert alive == [one.run_id for one in services.space_services.of(space)]
+
+
+async def test_a_chain_that_ignores_its_signals_is_stopped_in_bounded_time(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carrel.service.services.MOST_STOP_S", 1.0, raising=False)
+    deaf = ["sh", "-c", "trap '' TERM; while true; do sleep 1000; done"]
+    chain = {
+        name: {
+            "image": "box:1",
+            "command": deaf,
+            "stop_grace_period": "1m",
+            "depends_on": [above] if above else [],
+        }
+        for name, above in (("a", ""), ("b", "a"), ("c", "b"))
+    }
+    async with with_box(data) as services:
+        space = await new(services, compose(tmp_path, chain))
+        async with asyncio.timeout(45):
+            await services.spaces.stop(LOCAL, space.space_id)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     """With one id, and sandboxes in the launcher's namespace."""

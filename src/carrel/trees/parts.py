@@ -168,7 +168,7 @@ class VolumePart:
     """Nothing is below it: all that is in it is its own."""
 
     base_id = ""
-    stays: frozenset[str] = frozenset()
+    stays = frozenset({""})
     layered = False
 
     def __init__(self, volume: Volume, name: str) -> None:
@@ -185,7 +185,9 @@ class VolumePart:
         yield None
 
     def now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
-        return ((path, status) for path, status in walk(root))
+        # Servers ask for a mode and an owner of the folder itself.
+        yield "", root.status("")
+        yield from walk(root)
 
 
 def part_of(part: Part, space: Path, layers: SharedLayers, helper: MountHelper) -> SpacePart:
