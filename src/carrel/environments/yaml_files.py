@@ -152,6 +152,8 @@ class ReplacedTexts:
         if self._size > MOST_REPLACED:
             raise BoundReached("Its values with their variables are longer than is read.")
         return found
+
+
 MOST_NESTED = 8
 
 
