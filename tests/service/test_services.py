@@ -434,6 +434,23 @@ async def test_a_rewind_takes_the_data_of_services_back(data: Path, tmp_path: Pa
         assert await in_service(services, space, "web", look) == "first\nfirst\n"
 
 
+async def test_the_trash_keeps_no_key_that_a_compose_file_refers_to(
+    data: Path, tmp_path: Path
+) -> None:
+    key = "hunter2-9f8a7b6c5d"
+    web = server("hello", environment={"OWN": "${DB_PASSWORD}", "URL": "db://u:${DB_PASSWORD}@db"})
+    web["command"] = ["sh", "-c", ": ${DB_PASSWORD}; exec sleep 1000"]
+    web["healthcheck"] = {"test": "test -n '${DB_PASSWORD}'", "interval": "1s"}
+    async with with_box(data) as services:
+        env = {"DB_PASSWORD": key}
+        space = await new(services, compose(tmp_path, {"web": web}), env=env)
+        await in_service(services, space, "web", "echo own > /own")
+        await services.spaces.remove(LOCAL, space.space_id, force=True)
+        (kept,) = await services.spaces.trashed(LOCAL)
+        assert key not in repr(kept)
+        assert kept.space.services[0].spec.environment == {"URL": "db://u:@db"}
+
+
 async def test_after_a_rewind_all_are_looked_after_though_one_fails(
     data: Path, tmp_path: Path
 ) -> None:
