@@ -14,6 +14,7 @@ import yaml
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
+from carrel.domain.checkpoints import START
 from carrel.domain.errors import CommandInvalid, EnvironmentRefused, ServiceFailed, SpaceInvalid
 from carrel.domain.events import EventQuery
 from carrel.domain.images import ImageImport
@@ -451,6 +452,29 @@ async def test_the_trash_keeps_no_key_that_a_compose_file_refers_to(
         assert kept.space.services[0].spec.environment == {"URL": "db://u:@db"}
 
 
+async def test_a_rewind_to_the_start_gives_volumes_what_they_began_with(
+    data: Path, tmp_path: Path
+) -> None:
+    stack = {"web": server("hello", volumes=["programs:/bin"])}
+    async with with_box(data) as services:
+        space = await new(services, compose(tmp_path, stack, volumes={"programs": {}}))
+        look = "ls -ln /bin"
+        before = await in_service(services, space, "web", look)
+        await in_service(services, space, "web", "echo own > /bin/own; rm /bin/nc")
+        rewound = await services.checkpoints.rewind(LOCAL, space.space_id, START)
+        assert states(services, space) == {"web": ServicePhase.RUNNING}
+        again = await in_service(services, space, "web", look)
+        assert [line.split()[:4] for line in again.splitlines()[1:]] == [
+            line.split()[:4] for line in before.splitlines()[1:]
+        ]
+        assert "own" in await _after_undo(services, space, rewound.checkpoint_id, look)
+
+
+async def _after_undo(services: Services, space: Space, rewind: str, script: str) -> str:
+    await services.checkpoints.undo(rewind)
+    return await in_service(services, space, "web", script)
+
+
 async def test_after_a_rewind_all_are_looked_after_though_one_fails(
     data: Path, tmp_path: Path
 ) -> None:
@@ -505,7 +529,7 @@ async def test_a_chain_that_ignores_its_signals_is_stopped_in_bounded_time(
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     """With one id, and sandboxes in the launcher's namespace."""
-    names = "beside_the_commands or postgresql or sees_of_the_project or ten_copies"
+    names = "beside_the_commands or postgresql or sees_of_the_project or ten_copies or to_the_start"
     run_again(__file__, ordinary_user, data, "-k", names, timeout_s=300.0)
 
 
