@@ -251,6 +251,47 @@ def test_a_volume_with_options_is_a_folder_of_the_space(tmp_path: Path) -> None:
     assert dropped == ["a: the volume v: driver_opts"]
 
 
+@pytest.mark.parametrize("where", ["compose", "env", "env_file"])
+def test_a_long_variable_is_not_repeated_without_an_end(tmp_path: Path, where: str) -> None:
+    """A page of text would take gigabytes of the daemon's memory."""
+    long = "A=" + "x" * 60_000 + "\n"
+    many = "".join(f"B{number}=y$A\n" for number in range(200))
+    lines = ["y$A"] * 200 if where == "compose" else []
+    write(tmp_path, more__env=long + many)
+    (tmp_path / ".env").write_text(long + (many if where == "env" else ""))
+    fields = {"image": "i", "env_file": "more/env"} if where == "env_file" else {"image": "i"}
+    with pytest.raises(MalformedFile, match="longer than is read"):
+        read(tmp_path, {"a": fields}, **{"x-lines": lines})
+
+
+def test_an_environment_longer_than_a_command_can_have_is_refused(tmp_path: Path) -> None:
+    many = {f"V{number}": "x" * 30_000 for number in range(5)}
+    with pytest.raises(MalformedFile, match="its environment is longer"):
+        one(tmp_path, {"environment": many})
+
+
+def test_places_with_two_slashes_are_the_same_places(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("")
+    spec, dropped = one(
+        tmp_path,
+        {
+            "tmpfs": ["//", "//proc", "//run/own"],
+            "secrets": [{"source": "s", "target": "//workspace"}],
+            "configs": [{"source": "s", "target": "//etc/hosts"}],
+        },
+        secrets={"s": {"file": "secret"}},
+        configs={"s": {"file": "secret"}},
+    )
+    assert [mount.target for mount in spec.mounts] == ["/run/own"]
+    wrong = ("/", "/proc", "/workspace", "/etc/hosts")
+    assert dropped == [f"a: volumes: {place}" for place in wrong]
+
+
+def test_a_health_check_costs_the_daemon_little(tmp_path: Path) -> None:
+    spec, _ = one(tmp_path, {"healthcheck": {"test": "true", "interval": "1ms"}})
+    assert spec.health is not None and spec.health.interval_s == 1.0
+
+
 def test_a_mount_in_another_is_left_out(tmp_path: Path) -> None:
     spec, dropped = one(tmp_path, {"volumes": [".:/app", "/app/node_modules"]})
     assert [mount.target for mount in spec.mounts] == ["/app"]

@@ -14,6 +14,7 @@ import yaml
 
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
+from carrel.domain.checkpoints import START
 from carrel.domain.errors import CommandInvalid, EnvironmentRefused, ServiceFailed, SpaceInvalid
 from carrel.domain.events import EventQuery
 from carrel.domain.images import ImageImport
@@ -434,10 +435,101 @@ async def test_a_rewind_takes_the_data_of_services_back(data: Path, tmp_path: Pa
         assert await in_service(services, space, "web", look) == "first\nfirst\n"
 
 
+async def test_the_trash_keeps_no_key_that_a_compose_file_refers_to(
+    data: Path, tmp_path: Path
+) -> None:
+    key = "hunter2-9f8a7b6c5d"
+    web = server("hello", environment={"OWN": "${DB_PASSWORD}", "URL": "db://u:${DB_PASSWORD}@db"})
+    web["command"] = ["sh", "-c", ": ${DB_PASSWORD}; exec sleep 1000"]
+    web["healthcheck"] = {"test": "test -n '${DB_PASSWORD}'", "interval": "1s"}
+    async with with_box(data) as services:
+        env = {"DB_PASSWORD": key}
+        space = await new(services, compose(tmp_path, {"web": web}), env=env)
+        await in_service(services, space, "web", "echo own > /own")
+        await services.spaces.remove(LOCAL, space.space_id, force=True)
+        (kept,) = await services.spaces.trashed(LOCAL)
+        assert key not in repr(kept)
+        assert kept.space.services[0].spec.environment == {"URL": "db://u:@db"}
+
+
+async def test_a_rewind_to_the_start_gives_volumes_what_they_began_with(
+    data: Path, tmp_path: Path
+) -> None:
+    stack = {"web": server("hello", volumes=["programs:/bin"])}
+    async with with_box(data) as services:
+        space = await new(services, compose(tmp_path, stack, volumes={"programs": {}}))
+        look = "ls -ln /bin"
+        before = await in_service(services, space, "web", look)
+        await in_service(services, space, "web", "echo own > /bin/own; rm /bin/nc")
+        rewound = await services.checkpoints.rewind(LOCAL, space.space_id, START)
+        assert states(services, space) == {"web": ServicePhase.RUNNING}
+        again = await in_service(services, space, "web", look)
+        assert [line.split()[:4] for line in again.splitlines()[1:]] == [
+            line.split()[:4] for line in before.splitlines()[1:]
+        ]
+        assert "own" in await _after_undo(services, space, rewound.checkpoint_id, look)
+
+
+async def _after_undo(services: Services, space: Space, rewind: str, script: str) -> str:
+    await services.checkpoints.undo(rewind)
+    return await in_service(services, space, "web", script)
+
+
+async def test_after_a_rewind_all_are_looked_after_though_one_fails(
+    data: Path, tmp_path: Path
+) -> None:
+    script = "test ! -e /kept/bad || { echo bad data; exit 3; }; exec sleep 1000"
+    picky = {"image": "box:1", "command": ["sh", "-c", script], "volumes": ["kept:/kept"]}
+    project = compose(tmp_path, {"picky": picky, "web": server("hello")}, volumes={"kept": {}})
+    async with with_box(data) as services:
+        space = await new(services, project)
+        await in_service(services, space, "picky", "touch /kept/bad")
+        taken = await services.checkpoints.take(LOCAL, space.space_id, "")
+        await in_service(services, space, "picky", "rm /kept/bad")
+        await services.checkpoints.rewind(LOCAL, space.space_id, taken.checkpoint_id)
+        picky_now, web = services.space_services.of(space)
+        assert (picky_now.state, picky_now.code) == (ServicePhase.EXITED, 3)
+        assert web.run_id
+        again = await services.space_services.restart(space, "web")
+        assert again.state is ServicePhase.RUNNING and again.run_id != web.run_id
+
+
+async def test_who_restarts_a_service_at_the_same_time_leaves_one_of_it(
+    data: Path, tmp_path: Path
+) -> None:
+    project = compose(tmp_path, {"web": server("hello", stop_grace_period="0s")})
+    async with with_box(data) as services:
+        space = await new(services, project)
+        restarts = (services.space_services.restart(space, "web") for _ in range(3))
+        await asyncio.gather(*restarts, return_exceptions=True)
+        alive = [one.run_id for one in services.runs.alive() if one.service == "web"]
+        assert alive == [one.run_id for one in services.space_services.of(space)]
+
+
+async def test_a_chain_that_ignores_its_signals_is_stopped_in_bounded_time(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carrel.service.services.MOST_STOP_S", 1.0, raising=False)
+    deaf = ["sh", "-c", "trap '' TERM; while true; do sleep 1000; done"]
+    chain = {
+        name: {
+            "image": "box:1",
+            "command": deaf,
+            "stop_grace_period": "1m",
+            "depends_on": [above] if above else [],
+        }
+        for name, above in (("a", ""), ("b", "a"), ("c", "b"))
+    }
+    async with with_box(data) as services:
+        space = await new(services, compose(tmp_path, chain))
+        async with asyncio.timeout(45):
+            await services.spaces.stop(LOCAL, space.space_id)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     """With one id, and sandboxes in the launcher's namespace."""
-    names = "beside_the_commands or postgresql or sees_of_the_project or ten_copies"
+    names = "beside_the_commands or postgresql or sees_of_the_project or ten_copies or to_the_start"
     run_again(__file__, ordinary_user, data, "-k", names, timeout_s=300.0)
 
 

@@ -52,7 +52,7 @@ class Desk:
 
     def look(self) -> dict[str, tuple[int, int, tuple[int, int], str]]:
         found = {}
-        for path in sorted(self.volume.folder.rglob("*")):
+        for path in sorted((self.volume.folder, *self.volume.folder.rglob("*"))):
             status = path.lstat()
             owner = self.system.inside(status.st_uid, status.st_gid)
             text = path.read_text() if path.is_file() else ""
@@ -69,6 +69,9 @@ def desks(copy_rig: Rig) -> tuple[Desk, Desk]:
 
 
 def fill(desk: Desk) -> None:
+    if ROOT:
+        os.chown(desk.volume.folder, *desk.system.shown(999, 999))
+    desk.volume.folder.chmod(0o700)
     desk.write("base/1", "one", 999, 0o600)
     desk.write("base/2", "two", 70, 0o4750 if ROOT else 0o750)
     os.link(desk.volume.folder / "base/1", desk.volume.folder / "also")
@@ -86,7 +89,9 @@ def test_there_and_back(desks: tuple[Desk, Desk]) -> None:
     later = desk.look()
     second = desk.states.take("second", agent=False, max_bytes=BIG)
     assert set(second.named) == {f"volumes/data:/{name}" for name in ("also", "base/1", "base/2")}
-    for name, wanted in (("first", much), ("second", later), (START, {}), ("first", much)):
+    top = {".": much["."]}
+    desk.volume.folder.chmod(0o755)
+    for name, wanted in (("first", much), ("second", later), (START, top), ("first", much)):
         desk.states.put_back(name)
         assert desk.look() == wanted, name
     assert (desk.volume.folder / "also").samefile(desk.volume.folder / "base/1")

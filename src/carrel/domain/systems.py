@@ -102,6 +102,8 @@ class Volume:
     """Below the space's folder."""
     system: System
     """Whose ids it has."""
+    target: str = ""
+    """Where its service has it: it begins with what the image has there."""
 
 
 Part = System | Volume

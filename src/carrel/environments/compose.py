@@ -15,7 +15,7 @@ from carrel.domain.plans import DroppedRequest
 from carrel.domain.services import MOST_SERVICES, ServiceSpec
 from carrel.environments.compose_vetting import ComposeScope, ServiceVetting
 from carrel.environments.files import MalformedFile, ProjectReader
-from carrel.environments.yaml_files import interpolated, parse_yaml, variables_in
+from carrel.environments.yaml_files import ReplacedTexts, parse_yaml, variables_in
 
 OWN_FILES = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml")
 _OVERRIDES = tuple(
@@ -97,6 +97,7 @@ class _Reading:
     dropped: dict[DroppedRequest, None] = field(default_factory=dict)
     _loaded: dict[str, Fields] = field(default_factory=dict)
     _variables: dict[str, str] = field(default_factory=dict)
+    _replaced: ReplacedTexts = field(default_factory=ReplacedTexts)
 
     @property
     def folder(self) -> str:
@@ -150,7 +151,7 @@ class _Reading:
 
     def _interpolated(self, value: object, path: str) -> object:
         if isinstance(value, str):
-            return interpolated(value, self._variables, lambda name: self._unset(name, path))
+            return self._replaced.of(value, self._variables, lambda name: self._unset(name, path))
         if isinstance(value, list):
             return [self._interpolated(one, path) for one in value]
         if isinstance(value, dict):

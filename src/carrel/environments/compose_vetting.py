@@ -12,7 +12,7 @@ import re
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from carrel.domain.environments import Build
 from carrel.domain.services import (
@@ -67,10 +67,16 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>us|ms|s|m|h|d)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MOST_SECONDS = 3600.0
+LEAST_INTERVAL_S = 1.0
+"""Of a health check: each is a sandboxed command, of which a space with many services would start
+hundreds in a second."""
 MOST_GRACE_S = 60.0
 """A person waits for it."""
 MOST_WORDS = 1000
 MOST_TEXT = 32 << 10
+MOST_ENVIRONMENT = 128 << 10
+"""Names and values of a service together: they are in the record of its space, and the kernel takes
+two megabytes with a command."""
 _KEPT_OUT = ("/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 """Carrel's own in every sandbox."""
 
@@ -247,6 +253,8 @@ class ServiceVetting:
                 kept[name] = text
             else:
                 self._drop(f"environment: {name[:80]}", "it cannot be set")
+        if sum(len(name) + len(text) for name, text in kept.items()) > MOST_ENVIRONMENT:
+            raise MalformedFile(f"{self._name}: its environment is longer than a command can have.")
         return kept
 
     def _folder(self) -> str:
@@ -273,7 +281,9 @@ class ServiceVetting:
                 yield found[target]
 
     def _put(self, found: dict[str, ServiceMount], mount: ServiceMount) -> None:
-        target = mount.target
+        # A path that begins with two slashes is left so by `normpath`.
+        target = f"/{mount.target.lstrip('/')}" if mount.target.startswith("/") else mount.target
+        mount = replace(mount, target=target)
         if not target.startswith("/") or target == "/" or len(target) > 1024 or "\0" in target:
             self._drop(f"volumes: {target[:80]}", "it is no place in the service")
         elif any(_is_below(target, one) or _is_below(one, target) for one in _KEPT_OUT):
@@ -290,7 +300,6 @@ class ServiceVetting:
                 self._drop(f"volumes: {str(one)[:80]}", "it is no volume")
                 continue
             target = posixpath.normpath(_plain(asked.get("target")) or "")
-            target = f"/{target.lstrip('/')}" if target.startswith("/") else target
             source = _plain(asked.get("source")) or ""
             read_only = asked.get("read_only") is True
             if asked.get("type") == "tmpfs":
@@ -385,7 +394,7 @@ class ServiceVetting:
 
         return HealthCheck(
             argv,
-            max(seconds("interval", 30.0), 0.1) if seconds("interval", 30.0) else 30.0,
+            max(seconds("interval", 30.0), LEAST_INTERVAL_S) if seconds("interval", 30.0) else 30.0,
             max(seconds("timeout", 30.0), 0.1) if seconds("timeout", 30.0) else 30.0,
             min(max(retries, 1), 1000) if isinstance(retries, int) and usable else 3,
             seconds("start_period", 0.0),

@@ -8,7 +8,6 @@ base sixty, and `on` is a word.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -134,6 +133,27 @@ _REFERENCE = re.compile(
 _OPERATOR = re.compile(r":?[-?+]")
 MOST_TEXT = 64 << 10
 """Of one value with its references replaced."""
+MOST_REPLACED = MOST_BYTES
+"""Of all values of a file together that have references: each may repeat a long one."""
+
+
+class ReplacedTexts:
+    """Replaces references in the values of a file, until they are larger than is read."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def of(self, text: str, variables: Mapping[str, str], unset: Callable[[str], None]) -> str:
+        """As `interpolated`."""
+        if "$" not in text:
+            return text
+        found = interpolated(text, variables, unset)
+        self._size += len(found)
+        if self._size > MOST_REPLACED:
+            raise BoundReached("Its values with their variables are longer than is read.")
+        return found
+
+
 MOST_NESTED = 8
 
 
@@ -216,12 +236,13 @@ _VARIABLE = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)\s*[=:]
 
 
 def variables_in(text: str) -> dict[str, str]:
-    """Of a `.env` file. Lines that are none are left out."""
+    """Of a `.env` file. Lines that are none are left out. Raises `BoundReached`."""
     return dict(_lines(text))
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
     known: dict[str, str] = {}
+    replaced = ReplacedTexts()
     for line in text.splitlines():
         match = _VARIABLE.fullmatch(line.strip())
         if match is None:
@@ -235,7 +256,12 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
         if "\0" in value:
             continue
         if quoted is None or quoted["quote"] == '"':
-            with contextlib.suppress(MalformedFile):
-                value = interpolated(value, known, lambda _name: None)
+            try:
+                value = replaced.of(value, known, lambda _name: None)
+            except BoundReached:
+                raise
+            except MalformedFile:
+                # It is as it is written.
+                pass
         known[match["name"]] = value
         yield match["name"], value

@@ -438,7 +438,7 @@ class Checkpoints:
         finally:
             if run:
                 with contextlib.suppress(CarrelError):
-                    await self._services.begin(space)
+                    await self._services.begin(space, stays=True)
 
     async def undo(self, checkpoint_id: str) -> Checkpoint:
         """Takes back the rewind before which this one was taken. What was done since is kept in a

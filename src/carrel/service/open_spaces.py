@@ -221,7 +221,7 @@ class OpenSpaces:
                 if one.kind is MountKind.VOLUME and one.source not in seen:
                     seen.add(one.source)
                     folder = self.folder(space.space_id) / VOLUMES / one.source
-                    yield Volume(folder, self._service_system(space, index))
+                    yield Volume(folder, self._service_system(space, index), one.target)
 
     def _mounted(self, space: Space) -> tuple[str, ...]:
         """Where its sandbox shows the tree, and folders of the host."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from carrel.domain.checkpoints import PartStates, PartStatesOf
@@ -36,6 +36,8 @@ STEPS = (STOP, KEEP, TREE, FOLDER)
 KEEP_AGAIN = "keep again"
 """After a crash in the middle of keeping. Who ends there once more goes on without: else what
 strangers wrote in a tree could end every daemon that starts."""
+LEAST_KEY = 8
+"""Characters of a key that is looked for inside of other texts."""
 UNDO_GRACE_S = 0.5
 """For what runs in a space that goes anyway; those who stop it with care ask for more."""
 
@@ -286,7 +288,30 @@ def _without_keys(space: Space) -> tuple[SpaceService, ...]:
     keys = {value for name, value in space.env.items() if looks_like_key(name, value)}
     found = []
     for one in space.services:
-        kept = {name: value for name, value in one.spec.environment.items() if value not in keys}
-        spec = dataclasses.replace(one.spec, environment=kept)
-        found.append(dataclasses.replace(one, spec=spec))
+        spec = one.spec
+        kept = {
+            name: _without(value, keys)
+            for name, value in spec.environment.items()
+            if value not in keys
+        }
+        health = spec.health
+        if health is not None:
+            health = dataclasses.replace(health, argv=_all_without(health.argv, keys))
+        command = None if spec.command is None else _all_without(spec.command, keys)
+        entrypoint = None if spec.entrypoint is None else _all_without(spec.entrypoint, keys)
+        spec = dataclasses.replace(
+            spec, environment=kept, health=health, command=command, entrypoint=entrypoint
+        )
+        found.append(dataclasses.replace(one, spec=spec, argv=_all_without(one.argv, keys)))
     return tuple(found)
+
+
+def _all_without(words: tuple[str, ...], keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(_without(word, keys) for word in words)
+
+
+def _without(text: str, keys: Collection[str]) -> str:
+    """A key may be in a URL or in a command. Shorter ones are part of other words."""
+    for key in sorted(keys, key=len, reverse=True):
+        text = text.replace(key, "") if len(key) >= LEAST_KEY else text
+    return text

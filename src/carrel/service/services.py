@@ -50,6 +50,8 @@ FIRST_LOOK_S, MOST_LOOK_S = 0.1, 2.0
 """Between two looks at a service that was not healthy yet: its own interval is for later."""
 MOST_START_S = 900.0
 """Until it is healthy, whatever its check allows: somebody waits for the space."""
+MOST_STOP_S = 60.0
+"""For all services of a space together: in a chain, each waits for those that depend on it."""
 TELL_S = 15.0
 """Clients give up on a daemon that is silent for some minutes."""
 CHECK_MARGIN_S = 15.0
@@ -79,6 +81,8 @@ class LiveService:
     problem: str = ""
     task: asyncio.Task[None] | None = None
     launching: asyncio.Future[RunRecord] | None = None
+    turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+    """Of those who restart it: the next one has the same."""
 
     @property
     def name(self) -> str:
@@ -126,16 +130,19 @@ class SpaceServices:
 
     # Starting
 
-    async def begin(self, space: Space, on_progress: OnProgress = ignore_progress) -> None:
+    async def begin(
+        self, space: Space, on_progress: OnProgress = ignore_progress, *, stays: bool = False
+    ) -> None:
         """Returns when all are ready. Raises `ServiceFailed` for the first that will not be; nobody
-        looks after the others then, and they end with their sandboxes."""
+        looks after the others then, and they end with their sandboxes, unless the space `stays`."""
         live = self._know(space)
         for one in live.values():
             one.task = asyncio.create_task(self._begin_one(one, live))
         try:
             await self._all_ready(live, on_progress)
-        except BaseException:
-            await self.forget(space.space_id)
+        except BaseException as error:
+            if not (stays and isinstance(error, ServiceFailed)):
+                await self.forget(space.space_id)
             raise
 
     def _know(self, space: Space) -> dict[str, LiveService]:
@@ -174,6 +181,8 @@ class SpaceServices:
                 if _done(one, condition):
                     break
                 if one.task is not None and one.task.done():
+                    if one.task.cancelled():
+                        raise _stopped_meanwhile(one)
                     # What it raised, if anything: nobody will move it any more.
                     one.task.result()
                     raise await self._failure(one)
@@ -399,14 +408,20 @@ class SpaceServices:
     # Stopping
 
     async def stop(self, space: Space, most_s: float | None = None) -> None:
-        """By its own signal and within its own time, those first that others do not depend on."""
+        """By its own signal and within its own time, those first that others do not depend on; all
+        of them within `most_s`, or a minute."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + (MOST_STOP_S if most_s is None else most_s)
         await self.forget(space.space_id)
         if space.services and space.owner is not None and space.base_id:
             for level in _levels(space.services):
-                ending = [self._stop_one(space, one, most_s) for one in level]
+                left_s = max(ends - loop.time(), 0.0)
+                ending = [self._stop_one(space, one, left_s) for one in level]
                 await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _stop_one(self, space: Space, service: SpaceService, most_s: float | None) -> None:
+    async def _stop_one(
+        self, space: Space, service: SpaceService, most_s: float = MOST_STOP_S
+    ) -> None:
         opened = await self._open_spaces.of(space)
         sandbox = opened.at(CommandPlace.DEV, service.name)
         grace_s = service.spec.stop_grace_s
@@ -416,9 +431,7 @@ class SpaceServices:
             if not record.entry:
                 continue
             await opened.runtime.signal(sandbox, record.run_id, service.stop_number)
-            ended = await self._runs.wait(
-                record.run_id, grace_s if most_s is None else min(grace_s, most_s)
-            )
+            ended = await self._runs.wait(record.run_id, min(grace_s, most_s))
             if ended.state is RunState.RUNNING:
                 await opened.runtime.kill(sandbox, record.run_id)
 
@@ -451,10 +464,17 @@ class SpaceServices:
                     hint=f"Start it: carrel start {space.name}",
                     state=str(space.state),
                 )
-            await _ended_task(before)
-            await self._stop_one(space, service, None)
-            one = live[name] = LiveService(space.space_id, service, before.moved)
-            one.task = asyncio.create_task(self._look_after(one))
+            async with before.turn:
+                # Somebody else may have restarted it meanwhile.
+                before = live[name]
+                await _ended_task(before)
+                await self._stop_one(space, service)
+                if self._of_space.get(space.space_id) is not live:
+                    # A rewind has stopped them all, and begins them anew.
+                    raise _stopped_meanwhile(before)
+                one = LiveService(space.space_id, service, before.moved, turn=before.turn)
+                live[name] = one
+                one.task = asyncio.create_task(self._look_after(one))
         await self._all_ready({name: one}, ignore_progress)
         return self._status(one)
 
@@ -483,6 +503,13 @@ class SpaceServices:
             code=one.code,
             problem=one.problem,
         )
+
+
+def _stopped_meanwhile(one: LiveService) -> StateConflict:
+    return StateConflict(
+        f"The service {one.name} was stopped by somebody else meanwhile.",
+        hint="Look at it, and try again: carrel services SPACE",
+    )
 
 
 def _stopped(service: SpaceService) -> ServiceStatus:

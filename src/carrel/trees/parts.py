@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +21,7 @@ from carrel.domain.launching import MountHelper
 from carrel.domain.systems import MOUNTED, Part, System, Volume
 from carrel.domain.trees import Change, ChangeKind, EntryType, Owner
 from carrel.linux import mounts
+from carrel.linux.openat2 import open_beneath
 from carrel.trees.changes import Comparison, PathTest, every_path
 from carrel.trees.drivers.common import note_prefix, open_roots
 from carrel.trees.folders import Root, split, walk
@@ -96,6 +98,10 @@ class SpacePart(Protocol):
         """What it has where nothing is said of it."""
         ...
 
+    def began(self) -> AbstractContextManager[Layers | None]:
+        """What it began with, where that is not its base."""
+        ...
+
     def now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
         """What differs from the base, as it is; of a folder that went only the folder, unless
         `whole`."""
@@ -133,6 +139,10 @@ class SystemPart:
         with open_roots((self.system.image,)) as roots:
             yield Layers(roots, note_prefix())
 
+    @contextlib.contextmanager
+    def began(self) -> Iterator[Layers | None]:
+        yield None
+
     def now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
         gone: set[str] = set()
         for change in self.changes(links=True, renames=None):
@@ -168,11 +178,12 @@ class VolumePart:
     """Nothing is below it: all that is in it is its own."""
 
     base_id = ""
-    stays: frozenset[str] = frozenset()
+    stays = frozenset({""})
     layered = False
 
     def __init__(self, volume: Volume, name: str) -> None:
         self.own = volume.folder
+        self._volume = volume
         self.ids: Ids = _IdsOf(volume.system)
         self.name = name
 
@@ -184,8 +195,24 @@ class VolumePart:
     def base(self) -> Iterator[Layers | None]:
         yield None
 
+    @contextlib.contextmanager
+    def began(self) -> Iterator[Layers | None]:
+        """What the image has at its place, by no link that leads out of it."""
+        image, target = self._volume.system.image, os.fsencode(self._volume.target.lstrip("/"))
+        with contextlib.ExitStack() as stack:
+            found = None
+            if target:
+                with contextlib.suppress(OSError), Root.at(image) as whole:
+                    place = open_beneath(whole.folder(""), target)
+                    found = stack.enter_context(Root(place, loosens=False))
+            top = found.status("") if found is not None else None
+            is_folder = top is not None and stat.S_ISDIR(top.st_mode)
+            yield Layers([found], None) if found is not None and is_folder else None
+
     def now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
-        return ((path, status) for path, status in walk(root))
+        # Servers ask for a mode and an owner of the folder itself.
+        yield "", root.status("")
+        yield from walk(root)
 
 
 def part_of(part: Part, space: Path, layers: SharedLayers, helper: MountHelper) -> SpacePart:

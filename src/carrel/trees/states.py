@@ -37,7 +37,7 @@ from carrel.trees.drivers.common import (
     settle,
     tree_errors,
 )
-from carrel.trees.folders import Root, split, walk
+from carrel.trees.folders import Root, join, split, walk
 from carrel.trees.kept import (
     VERSION,
     FilesState,
@@ -252,9 +252,14 @@ class SpaceStates:
     def _restored_part(
         self, part: SpacePart, wanted: Iterable[StateEntry], objects: Path | None = None
     ) -> tuple[StateEntry, ...]:
-        with part.base() as base:
+        wanted = tuple(wanted)
+        with part.base() as base, part.began() as began:
             with Root(part.open_root()) as root:
                 now = dict(part.now(root, whole=True))
+            if began is not None and not wanted:
+                # As at the start: a state that was kept names the folder itself.
+                base = began
+                now = dict.fromkeys(_paths(began)) | now
             entries = KeptEntries(wanted, base)
             return self._restored(part.open_root(), now, entries, part, objects)
 
@@ -506,6 +511,16 @@ def _layer(
     if not entries:
         return None
     return TreeLayer(sha256(msgspec.msgpack.encode(said)).hexdigest()[:32], fill)
+
+
+def _paths(layers: Layers) -> Iterator[str]:
+    folders = [("", layers.top())]
+    while folders:
+        above, folder = folders.pop()
+        for name, entry in layers.children(folder).items():
+            yield join(above, name)
+            if entry.is_folder:
+                folders.append((join(above, name), entry))
 
 
 def _all_parts(state: FilesState) -> Iterator[StateEntry]:
