@@ -114,10 +114,10 @@ class Stage:
         os.truncate(large, large.stat().st_size - left * MIB)
 
     def filling(self, real: Callable[..., Any], left: int) -> Callable[..., Any]:
-        def late(*told: Any) -> Any:
+        def late(*told: Any, **named: Any) -> Any:
             if not (self.folder / "large").exists():
                 self.fill(left)
-            return real(*told)
+            return real(*told, **named)
 
         return late
 

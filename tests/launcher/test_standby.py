@@ -125,6 +125,8 @@ def test_who_is_not_given_a_processor_is_waited_for(monkeypatch: pytest.MonkeyPa
             assert made.inside.process.poll() is None
         made.much_later()
         assert made.inside.process.wait(30) == -signal.SIGKILL
+        made.inside.executed()
+        made.look()
     finally:
         made.close()
 

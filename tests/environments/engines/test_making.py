@@ -153,7 +153,8 @@ async def test_each_devcontainer_gives_an_image_or_a_reason(
     files = {name: _offline(text) for name, text in case.files.items()}
     place = project(tmp_path / "app", "FROM nothing\n", {PLACE: case.text, **files})
     (place / ".devcontainer/rootfs.tar").write_bytes(rootfs())
-    for name in re.findall(r'"image": "([^"$]+)"', case.text):
+    texts = "\n".join((case.text, *case.files.values()))
+    for name in re.findall(r"""\bimage"?: ["']([^"'$]+)["']""", texts):
         library.images.take(ImageImport(name, busybox_image(tmp_path)), lambda _step: None)
     before = len(await library.list())
     asked = PlanRequest(by_devcontainer=True)

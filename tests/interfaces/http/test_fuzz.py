@@ -68,6 +68,7 @@ PLAIN = {
     "DELETE /v1/spaces/{space}/ports/{port}",
     "GET /v1/spaces/{space}/ps",
     "GET /v1/ps",
+    "GET /v1/ssh",
     "GET /v1/spaces/{space}/context",
     "GET /v1/spaces/{space}/context/{name}",
     "DELETE /v1/spaces/{space}/context/{name}",
