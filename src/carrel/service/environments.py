@@ -82,7 +82,13 @@ class SpaceEnvironments:
         found, plan = await self._with_image(request, asked, on_progress)
         if request.guest or request.services == "none":
             return found
-        return await self._with_services(found, asked, plan, on_progress)
+        try:
+            return await self._with_services(found, asked, plan, on_progress)
+        except CarrelError:
+            if not asked.unasked or asked.services:
+                raise
+            # Nobody asked for them, and they would not run: there is nothing to say.
+            return found
 
     async def _with_image(
         self, request: SpaceRequest, asked: PlanRequest, on_progress: OnProgress
