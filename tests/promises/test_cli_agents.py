@@ -121,6 +121,15 @@ def test_permissions(carrel: Program, desk: str) -> None:
     assert carrel("exec", desk, "--", "cat", "b.txt").code == 1
 
 
+def test_more_for_the_agent_that_works(carrel: Program, desk: str) -> None:
+    turn = carrel.good("send", desk, "sleep 600", "--session", "mine").strip()
+    carrel.good("send", desk, "say later", "--queue")
+    carrel.good("interrupt", desk, "--queued")
+    assert carrel.json("show", desk)["working"] == turn, "it goes on"
+    carrel.good("interrupt", desk, "--kill")
+    carrel("run", "wait", turn)
+
+
 def test_interrupted(carrel: Program, desk: str) -> None:
     for more in ((), ("--stop",), ("--kill",)):
         turn = carrel.good("send", desk, "sleep 600").strip()
@@ -202,5 +211,9 @@ def test_the_hub(carrel: Program, desk: str) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
+    # In a space no --space is needed.
+    line = "carrel hub send buffer_custom_note '{\"n\": 3}'"
+    carrel.good("exec", desk, "--", "sh", "-c", line)
+    assert '"n": 3' in carrel.good("hub", "dump", "--space", desk)
     asked = ("hub", "request", "--space", desk, "ide_operation", '{"operation": "open"}')
     assert carrel(*asked, "--to", "ide", "--deadline", "1s").code == 3
