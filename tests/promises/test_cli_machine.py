@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,6 +227,21 @@ def test_requests_are_listed(carrel: Program) -> None:
     carrel.good("request", "rm", "cli-v1", "cli-v2")
 
 
+def heard_while(carrel: Program, desk: str, *words: str) -> dict[str, Any]:
+    """The first event that is printed while commands run."""
+    process = carrel.start("events", "-f", "--json", *words, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    until = time.monotonic() + TIMEOUT_S
+    while not select.select([process.stdout], [], [], 0.5)[0]:
+        assert time.monotonic() < until
+        carrel.good("exec", desk, "--", "true")
+    first: dict[str, Any] = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    return first
+
+
 def test_runs_and_events(carrel: Program, desk: str) -> None:
     words = ("exec", "-i", desk, "--", "sh", "-c", "echo begun; read x; echo got $x")
     left = carrel.start(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -241,11 +259,9 @@ def test_runs_and_events(carrel: Program, desk: str) -> None:
     assert [json.loads(line)["type"] for line in ended.splitlines()] == ["run.ended"]
     first = carrel.good("events", "--json", "--after", "0").splitlines()[0]
     assert json.loads(first)["type"]
-    process = carrel.start("events", "-f", "--json", "--after", "0", stdout=subprocess.PIPE)
-    assert process.stdout is not None and json.loads(process.stdout.readline())
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 130
+    assert heard_while(carrel, desk, "--after", "0")["seq"] == json.loads(first)["seq"]
+    last = json.loads(ended.splitlines()[-1])["seq"]
+    assert heard_while(carrel, desk, "--space", desk)["seq"] > last
     assert carrel("doctor").code in (0, 8)
     nowhere = ("--no-start", "--data", "nowhere", "inspect", "./greet")
     assert carrel(*nowhere).code == 0, "it needs no daemon"
