@@ -16,7 +16,7 @@ import pytest
 
 from carrel.daemon import control
 from tests.busybox import busybox_image
-from tests.cli.program import TIMEOUT_S, Program, in_terminal
+from tests.cli.program import PROGRAM, TIMEOUT_S, Program, in_terminal
 from tests.daemon.rig import Daemon
 from tests.instances.small import command, put_small
 
@@ -214,10 +214,11 @@ def test_instances(carrel: Program) -> None:
 
 
 def test_requests_are_listed(carrel: Program) -> None:
-    words = ("request", "--agent", "scripted", "--series", "cli", "write v.txt 1")
+    words = ("request", "--agent", "scripted", "--series", "cli")
     for number in (1, 2):
-        carrel.good(*words, "--request-id", f"cli-v{number}")
+        carrel.good(*words, f"write v.txt {number}", "--request-id", f"cli-v{number}")
     assert len(carrel.json("request", "versions", "cli")["versions"]) == 2
+    assert "v.txt" in carrel.good("request", "diff", "cli")
     assert "cli-v2" in carrel.good("request", "ls", "-q", "--series", "cli")
     assert carrel.json("request", "show", "cli-v1")["request_id"] == "cli-v1"
     slow = ("request", "--agent", "scripted", "--detach", "--request-id", "cli-slow", "sleep 600")
@@ -311,6 +312,16 @@ def test_the_daemon_comes_and_goes(tmp_path: Path) -> None:
         assert carrel("status").code == 0
     finally:
         control.stop(tmp_path / "data")
+
+
+def test_tracebacks_and_readers_that_go(carrel: Program) -> None:
+    told = carrel("show", "nobody", env={"CARREL_DEBUG": "1"})
+    assert told.code == 3 and "Traceback" in told.err
+    line = "set -o pipefail; carrel completion bash | true; carrel events --json | head -n 1"
+    folder = os.path.dirname(PROGRAM)
+    env = {**carrel.env, "PATH": f"{folder}:{carrel.env['PATH']}"}
+    done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, timeout=TIMEOUT_S)
+    assert done.returncode in (0, 141) and done.stderr == b""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
