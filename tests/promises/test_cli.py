@@ -144,6 +144,28 @@ def test_turns_and_their_exit_codes(carrel: Program) -> None:
     carrel("rm", "--force", space)
 
 
+def test_nothing_is_made_for_a_task_that_is_refused(carrel: Program) -> None:
+    task = ("new", "--empty", "-m", "say hello")
+    scripted = ("--agent", "scripted")
+    before = carrel("ls", "-q").out
+    for words, code in (
+        ((*scripted, "--model", "nope"), 2),
+        ((*scripted, "--model", "nope", "--turn-env", "A=b"), 2),
+        ((*scripted, "--context", "nowhere.md"), 1),
+        ((*scripted, "--attach", "nowhere.md"), 1),
+        ((*scripted, "--system-prompt", "@nowhere.md"), 1),
+        (("--agent", "nobody"), 2),
+        ((), 2),
+    ):
+        done = carrel(*task, *words)
+        assert done.code == code and done.out == "" and done.err, done
+    assert carrel("new", "--empty", "-m", " ", *scripted).code == 2
+    assert carrel("ls", "-q").out == before
+    good = carrel(*task, *scripted, "--model", "scripted", "--wait")
+    assert good.code == 0, good
+    carrel("rm", "--force", good.out.split()[0])
+
+
 def test_requests(carrel: Program) -> None:
     made = carrel("request", "--agent", "scripted", "--out", "made", "write hello.py print(1)")
     assert made.code == 0, made

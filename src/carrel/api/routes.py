@@ -186,8 +186,7 @@ OPERATIONS = (
         streams="`progress`, then `space` or `problem`",
         errors=(
             *("space_invalid", "name_taken", "idempotency_key_reused", "setup_failed"),
-            "service_failed",
-            "too_many_spaces",
+            *("service_failed", "too_many_spaces", "model_not_supported"),
             *("server_not_found", "server_not_installed", *PROJECT, *BACK_ENDS),
         ),
     ),

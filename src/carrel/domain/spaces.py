@@ -87,6 +87,8 @@ class SpaceRequest:
     """The space whose limits it shares; never a caller's own word."""
     agent: str = ""
     """The frontend that is to work in it."""
+    model: str = ""
+    """The model that its turns will name: looked at before anything is made, and not kept."""
     wake: bool = False
     """A message to it begins a turn of its agent while that does nothing."""
     network_asked: bool = False

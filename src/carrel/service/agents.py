@@ -133,9 +133,10 @@ def usual_agent(
 
 def resolve(frontends: Frontends, request: SpaceRequest) -> SpaceRequest:
     """What an agent makes of a request for a space. Nothing is made for one that is not here:
-    `UnsupportedFrontend`, `FrontendNotInstalled`."""
+    `UnsupportedFrontend`, `FrontendNotInstalled`, `ModelNotSupported`."""
     if not request.agent:
         return request
     frontend = frontends.require(request.agent)
+    frontends.check_model(request.agent, request.model, request.env)
     network = network_for(frontend, request.network, request.network_asked)
     return dataclasses.replace(request, network=network)

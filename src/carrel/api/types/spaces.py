@@ -112,6 +112,9 @@ class NewSpace(Body, frozen=True, kw_only=True):
     """Null: what the agent needs, and none without one."""
     agent: FrontendName | None = None
     """The frontend that is to work in it."""
+    model: Annotated[str, Meta(max_length=200)] = ""
+    """The model that its turns will ask for. If the agent certainly has none of that name, nothing
+    is made; it is not kept, so each turn names it."""
     wake: bool = False
     """A message to the space begins a turn of its agent while that does nothing."""
     mcp: Servers = ()
@@ -164,6 +167,7 @@ class SpaceOptions(TypedDict, total=False):
     retention: Retention
     description: str
     agent: str
+    model: str
     wake: bool
     mcp: Sequence[str]
     image: str

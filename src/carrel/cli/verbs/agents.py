@@ -206,7 +206,11 @@ def auth_set(call: VerbCall) -> None:
     name, endpoints = call.text("name"), call.texts("endpoint")
     value = _read_key(name, optional=bool(endpoints))
     said: dict[str, object] = {"endpoints": endpoints} if endpoints else {}
-    if value or not endpoints:
+    if not (value or endpoints):
+        raise invalid(
+            "The key is empty.", hint=f"Give it on standard input: carrel auth set {name} < FILE"
+        )
+    if value:
         said["value"] = value
     call.answer(call.ask("credentials.set", name, content=said))
 

@@ -306,9 +306,10 @@ def _publish_inside(call: VerbCall, type: str) -> None:
     Option("--after N", "Print only those after number N."),
 )
 def events(call: VerbCall) -> None:
-    """Print what happened to spaces, a line each; with -f, also what happens from now on.
+    """Print what happened to spaces, a line each; with -f, what happens from now on.
 
-    --json prints each event whole, with its number.
+    With -f and --after N, what happened after that number comes first. --json prints each
+    event whole, with its number.
     """
     from carrel.cli.event_text import EventLines
 

@@ -108,8 +108,7 @@ def new(call: VerbCall) -> int:
     and ignored files; with --ref it is read as a repository, at that ref. The name of the
     space is printed when it is ready.
     """
-    if call.text("message") and call.text("network") == "none":
-        _check_network(call)
+    turn = _turn(call)
     steps = SpaceSteps(call)
     try:
         space = create(call.link, _content(call), steps.show)
@@ -119,7 +118,7 @@ def new(call: VerbCall) -> int:
         call.show(space)
     else:
         _tell(call, space)
-    return _first_turn(call, space)
+    return _first_turn(call, space, turn)
 
 
 class SpaceSteps:
@@ -140,8 +139,30 @@ class SpaceSteps:
             self.line.show(_progress(step))
 
 
+def _turn(call: VerbCall) -> dict[str, Any]:
+    """The first turn as the API takes it; empty without one. Nothing is made for one that would be
+    refused."""
+    turns.check_files(call)
+    message = call.text("message")
+    if not message:
+        return {}
+    if not call.text("agent"):
+        from carrel.domain.errors import UnsupportedFrontend
+
+        raise UnsupportedFrontend("A task needs an agent.", hint="Say which: --agent NAME")
+    if call.text("network") == "none":
+        _check_network(call)
+    return turns.content(call, turns.prompt_of(message))
+
+
+def _names_service(call: VerbCall) -> bool:
+    """Whether the first turn has a service of its own, with models that only it knows."""
+    from carrel.domain.keys import names_service
+
+    return names_service(call.pairs("turn_env"))
+
+
 def _check_network(call: VerbCall) -> None:
-    """Nothing is made for a turn that would be refused."""
     for one in call.ask("agents.list")["frontends"]:
         named = any(name.endswith(("_URL", "_HOST", "_ENDPOINT")) for name in call.pairs("env"))
         if one["name"] == call.text("agent") and one["needs_network"] and not named:
@@ -182,10 +203,9 @@ def _progress(step: dict[str, Any]) -> str:
     return words
 
 
-def _first_turn(call: VerbCall, space: dict[str, Any]) -> int:
-    if call.text("message"):
-        content = turns.content(call, turns.prompt_of(call.text("message")))
-        return turns.run_turn(call, space["id"], content)
+def _first_turn(call: VerbCall, space: dict[str, Any], turn: dict[str, Any]) -> int:
+    if turn:
+        return turns.run_turn(call, space["id"], turn)
     turns.upload_files(call, space["id"])
     if call.flag("trust"):
         turns.set_trust(call, space["id"], turns.find_trust(call, space["id"], ""))
@@ -195,7 +215,9 @@ def _first_turn(call: VerbCall, space: dict[str, Any]) -> int:
 def _content(call: VerbCall) -> dict[str, Any]:
     """The space as the API takes it, without what is for its first turn."""
     content = {**call.content(), **_origin(call)}
-    content.pop("turn", None)
+    model = content.pop("turn", {}).get("model", "")
+    if model and not _names_service(call):
+        content["model"] = model
     if call.flag("no_home_tools"):
         content["home_tools"] = False
     if call.flag("no_setup"):

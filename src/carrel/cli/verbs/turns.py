@@ -114,6 +114,13 @@ def upload_files(call: VerbCall, space: str) -> dict[str, Any]:
     return {"attachments": [_attachment(name) for name in names]} if names else {}
 
 
+def check_files(call: VerbCall) -> None:
+    """Before anything is made for a turn: those that would be put into its space can be read."""
+    for path in (*call.texts("context"), *call.texts("attach")):
+        with open(path, "rb"):
+            pass
+
+
 def _attachment(name: str) -> dict[str, Any]:
     from mimetypes import guess_type
 
