@@ -277,3 +277,12 @@ def test_servers_of_a_space(carrel: Program, tmp_path: Path) -> None:
         carrel("rm", "--force", "served")
         carrel("instance", "remove", "tiny")
     assert "tiny" not in carrel.good("instance", "ls")
+
+
+@pytest.mark.parametrize("task", [(), ("-m", "hi")])
+def test_an_agent_that_is_missing_leaves_no_space(
+    carrel: Program, project: Path, task: tuple[str, ...]
+) -> None:
+    said = carrel.bad(7, "new", str(project), "--name", "lonely", "--agent", "goose", *task)
+    assert "not installed" in said
+    assert "lonely" not in [one["name"] for one in carrel.json("ls")["spaces"]]
