@@ -41,7 +41,7 @@ from carrel.domain.errors import (
 )
 from carrel.domain.events import EventType
 from carrel.domain.ids import new_id
-from carrel.domain.images import ImageImport, Images
+from carrel.domain.images import ImageImport, Images, RootImage
 from carrel.domain.limits import Limits
 from carrel.domain.projects import (
     BaseRequest,
@@ -454,24 +454,30 @@ class Creator:
             taken = self.images.take(ImageImport(image_name(path), path), on_progress)
             name = taken.image_id
         held = self.images.hold(name, space.space_id)
-        account = self.systems.account(held.folder, found.user or held.config.user)
-        first = self.users.take_range(space.space_id)
+        image = self._as_user(space, held, found.name, found.user)
+        return dataclasses.replace(
+            image,
+            notes=() if image.first_id is not None else (ONE_ID.format(image.user),),
+            asked_user=found.user,
+            variables=with_image(found.variables, dict(held.config.env)),
+            ports=found.ports,
+            at_start=tuple(one for one in found.hooks if one.stage is SetupStage.START),
+        )
+
+    def _as_user(self, space: Space, held: RootImage, name: str, wanted: str) -> SpaceImage:
+        """With one of its accounts; its own, where none is `wanted`. Raises `ImageInvalid`."""
+        account = self.systems.account(held.folder, wanted or held.config.user)
         return SpaceImage(
             image_id=held.image_id,
-            name=found.name,
+            name=name,
             folder=str(held.folder),
-            first_id=first,
+            first_id=self.users.take_range(space.space_id),
             uid=account.uid,
             gid=account.gid,
             user=account.name,
             home=account.home,
             shell=account.shell,
             env=dict(held.config.env),
-            notes=() if first is not None else (ONE_ID.format(account.name),),
-            asked_user=found.user,
-            variables=with_image(found.variables, dict(held.config.env)),
-            ports=found.ports,
-            at_start=tuple(one for one in found.hooks if one.stage is SetupStage.START),
         )
 
     async def _services(
@@ -493,24 +499,12 @@ class Creator:
         self, space: Space, planned: tuple[PlannedService, ...]
     ) -> tuple[SpaceService, ...]:
         found = []
-        first = self.users.take_range(space.space_id)
         for one in planned:
             spec = one.spec
             held = self.images.hold(one.image_id, space.space_id)
-            config, env = held.config, dict(held.config.env)
-            account = self.systems.account(held.folder, spec.user or config.user)
-            image = SpaceImage(
-                image_id=held.image_id,
-                name=spec.image or f"built by {spec.build.dockerfile if spec.build else ''}",
-                folder=str(held.folder),
-                first_id=first,
-                uid=account.uid,
-                gid=account.gid,
-                user=account.name,
-                home=account.home,
-                shell=account.shell,
-                env=env,
-            )
+            config = held.config
+            name = spec.image or f"built by {spec.build.dockerfile if spec.build else ''}"
+            image = self._as_user(space, held, name, spec.user)
             entry = config.entrypoint if spec.entrypoint is None else spec.entrypoint
             # Another entry point makes the image's words its own no more.
             words = config.cmd if spec.entrypoint is None else ()

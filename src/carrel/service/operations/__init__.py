@@ -26,12 +26,16 @@ from carrel.service.operations.files import FileOperations
 from carrel.service.operations.images import ImageOperations
 from carrel.service.operations.instances import InstanceOperations, ServerOperations
 from carrel.service.operations.landings import LandingOperations, QueueOperations
-from carrel.service.operations.ports import PortOperations, PsOperations, SshOperations
+from carrel.service.operations.ports import (
+    PortOperations,
+    PsOperations,
+    ServiceOperations,
+    SshOperations,
+)
 from carrel.service.operations.races import RaceOperations
 from carrel.service.operations.requests import RequestOperations
 from carrel.service.operations.review import ReviewOperations
 from carrel.service.operations.runs import RunOperations
-from carrel.service.operations.services import ServiceOperations
 from carrel.service.operations.spaces import SpaceOperations, TrashOperations
 from carrel.service.tokens import Tokens
 

@@ -1,4 +1,4 @@
-"""Ports of spaces and what is at work in them, as the contract has them."""
+"""What is at work in spaces, their ports and services, and SSH, as the contract has them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from carrel.domain.access import Caller
 from carrel.domain.errors import CarrelError, MessageInvalid
 from carrel.domain.ports import MAX_PORT, Forward
 from carrel.domain.runtimes import Listening
+from carrel.domain.services import ServiceStatus
 from carrel.domain.spaces import Space
 from carrel.domain.ssh import SshSession
 from carrel.lifecycle.table import LIVE
 from carrel.service.operations.runs import RunOperations
-from carrel.service.operations.services import services_of
 from carrel.service.operations.spaces import AT_ONCE, SpaceOperations, SpaceViews
 from carrel.service.ports import Ports
 from carrel.service.runs import Runs
@@ -45,6 +45,20 @@ class PortOperations:
                 f"{port[:20]!r} is no port.", hint=f"Use 1 to {MAX_PORT}.", field="path.port"
             )
         return _forward(await self._ports.stop(caller, space, int(port)))
+
+
+class ServiceOperations:
+    def __init__(self, spaces: Spaces, services: SpaceServices) -> None:
+        self._spaces = spaces
+        self._services = services
+
+    async def list(self, caller: Caller, space: str) -> types.ServiceList:
+        found = await self._spaces.existing(caller, space)
+        return types.ServiceList(space=found.space_id, services=services_of(self._services, found))
+
+    async def restart(self, caller: Caller, space: str, service: str) -> types.ServiceInfo:
+        found = await self._spaces.existing(caller, space)
+        return _service(await self._services.restart(found, service))
 
 
 class SshOperations:
@@ -121,6 +135,14 @@ class PsOperations:
 
 def forwards_of(ports: Ports, space: Space) -> tuple[types.ForwardInfo, ...]:
     return tuple(_forward(*one) for one in ports.forwards(space.space_id))
+
+
+def services_of(services: SpaceServices, space: Space) -> tuple[types.ServiceInfo, ...]:
+    return tuple(map(_service, services.of(space)))
+
+
+def _service(one: ServiceStatus) -> types.ServiceInfo:
+    return types.ServiceInfo(**{**shared(one, types.ServiceInfo), "run": one.run_id})
 
 
 def _ports(found: Listening) -> tuple[types.SpacePort, ...]:
