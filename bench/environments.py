@@ -1,6 +1,7 @@
 """How fast a space on an image is, beside one with the host's toolchain and beside containers.
 
-    python bench/environments.py [--files 1000] [--megabytes 121] [--rounds 5] [--json]
+    python bench/environments.py [--files 1000] [--megabytes 121] [--databases 20] [--rounds 5]
+        [--json]
 
 The image is the same for all: two programs of this machine, with their libraries; engines have the
 project in it, too. *By its Dockerfile* is a space of the folder itself, whose Dockerfile was built
@@ -23,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.containers import Engine, Unavailable, container_rivals, own_podman, write_image
+from bench.databases import databases
 from bench.measuring import Board, Spread, say, settle
 from bench.own_spaces import Daemon, open_daemon
 from bench.places import add_common_options, positive, run_main, workplace
@@ -89,7 +91,8 @@ def main() -> None:
                 report.skip(name, why)
             report.at_most("a second space's system", 128.0, "KiB", cost_of_another(daemon, image))
             processor_times(daemon, image, rivals, report)
-            services(daemon, report)
+            if options.databases:
+                databases(place, daemon, report, options.databases, min(options.rounds, 3))
             importing(options, place, daemon, report)
         report.show(as_json=options.json)
 
@@ -98,6 +101,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--files", type=positive, default=1000, help="in the project")
     parser.add_argument("--megabytes", type=positive, default=121, help="of the imported image")
+    parser.add_argument("--databases", type=int, default=20, help="spaces with PostgreSQL; 0: none")
     add_common_options(parser, rounds=5)
     return parser.parse_args()
 
@@ -175,10 +179,6 @@ def processor_times(daemon: Daemon, image: str, rivals: list[Rival], report: Rep
     for rival in rivals:
         own = ON_IMAGE if rival.name.endswith(" run") else EXEC_IMAGE
         report.add_ratio(board, PROCESSOR + rival.name, PROCESSOR + own)
-
-
-def services(_daemon: Daemon, report: Report) -> None:
-    report.skip("20 spaces with PostgreSQL each", "it joins here with the services of spaces")
 
 
 def exec_times(space: Space, name: str, board: Board, number: int) -> None:
